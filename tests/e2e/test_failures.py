@@ -1,7 +1,7 @@
 """The failure table, line by line, on the real stack under load: what happens, and what clients may see of it.
 
-What fails is told by when it began and by how much of it there is; a bound in seconds is judged last, and where the
-machine gave it a chance.
+What fails is told by when it began and by how much of it there is. How many seconds it takes depends on the machine:
+`python -m tests.bench.recovery` measures that.
 """
 
 from __future__ import annotations
@@ -13,17 +13,14 @@ import pytest
 from docker.models.containers import Container
 
 from tests.harness.load import PAUSE_S, Load
-from tests.harness.machine import Pace, judge
 from tests.harness.stack import Stack, address_of, request
-from tests.harness.waiting import eventually, seconds_until
+from tests.harness.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
 
 ECHO = "/echo?message=x"
 RECSYS = "/recsys/?user_id=1"
 CONNECTIONS = 50
-NOTICED_S = 8.0
-"""Callers give up a replica that says nothing after 5 s; the rest is what a busy machine may add."""
 
 
 def load_on(stack: Stack, *paths: str, connections: int = CONNECTIONS) -> Load:
@@ -78,19 +75,20 @@ def test_controller_process_killed(stack: Stack) -> None:
     started_at = controller.attrs["State"]["StartedAt"]
     with load_on(stack) as load:
         stack.kill_process(controller)
-        eventually(lambda: _started_again(stack, started_at), "Docker starts it again")
+        eventually(lambda: _runs_anew(stack, "controller", started_at), "Docker starts it again")
         stack.settle(ranker=2)
     load.assert_no_failure()
     assert stack.replica_ids() == replicas
     assert stack.haproxy_worker() == worker
 
 
-def _started_again(stack: Stack, before: str) -> bool:
-    state = stack.container("controller").attrs["State"]
+def _runs_anew(stack: Stack, compose_service: str, before: str) -> bool:
+    """Whether a container of the stack runs and was started at another time than `before`."""
+    state = stack.container(compose_service).attrs["State"]
     return bool(state["Running"]) and state["StartedAt"] != before
 
 
-def test_controller_stopped_for_good_until_somebody_starts_it(stack: Stack) -> None:
+def test_controller_killed_for_good_until_up_starts_it(stack: Stack) -> None:
     stack.scale("echo", 2)
     replicas, worker = stack.replica_ids(), stack.haproxy_worker()
     with load_on(stack) as load:
@@ -110,15 +108,8 @@ def test_haproxy_killed(stack: Stack) -> None:
     started_at = haproxy.attrs["State"]["StartedAt"]
     with load_on(stack) as load:
         killed_at = stack.kill_process(haproxy)
-        eventually(
-            lambda: (
-                (state := stack.container("haproxy").attrs["State"])["Running"] and state["StartedAt"] != started_at
-            ),
-            "Docker starts HAProxy again",
-            every_s=0.01,
-        )
-        with Pace() as pace:
-            took = seconds_until(lambda: _answers(stack, ECHO, RECSYS), "every server is back")
+        eventually(lambda: _runs_anew(stack, "haproxy", started_at), "Docker starts it again", every_s=0.01)
+        eventually(lambda: _answers(stack, ECHO, RECSYS), "every server is back", every_s=0.01)
         back_at = time.time()
         eventually(lambda: stack.plan_text() == "nothing to do", "the controller's plan is empty")
     failed = f"killed at {killed_at:.1f}, back at {back_at:.1f}: {load.result}\n{load.result.counts}"
@@ -127,34 +118,22 @@ def test_haproxy_killed(stack: Stack) -> None:
     assert load.result.failed <= CONNECTIONS * (2 + (back_at - killed_at) / PAUSE_S), failed
     assert stack.replica_ids() == replicas
     assert stack.get("/-/healthz").status == 200
-    judge(took < 2.0, f"every server is back within 2 s, and it was {took:.1f} s", pace)
 
 
 def test_haproxy_that_hangs_is_restarted(stack: Stack) -> None:
     started_at, replicas = stack.container("haproxy").attrs["State"]["StartedAt"], stack.replica_ids()
     with load_on(stack) as load:
-        with Pace() as until_restart:
-            hung_at = stack.hang_haproxy()
-            eventually(
-                lambda: (
-                    (state := stack.container("haproxy").attrs["State"])["Running"] and state["StartedAt"] != started_at
-                ),
-                "the controller starts HAProxy again",
-                every_s=0.01,
-            )
+        hung_at = stack.hang_haproxy()
+        eventually(lambda: _runs_anew(stack, "haproxy", started_at), "the controller starts it again", every_s=0.01)
         restarted_at = time.time()
-        with Pace() as until_back:
-            took = seconds_until(lambda: _answers(stack, ECHO, RECSYS), "every server is back")
+        eventually(lambda: _answers(stack, ECHO, RECSYS), "every server is back", every_s=0.01)
         back_at = time.time()
         eventually(lambda: stack.plan_text() == "nothing to do", "the controller's plan is empty")
     assert load.result.last_failed_begun_at <= back_at, f"back at {back_at:.1f}: {load.result.counts}"
     assert stack.replica_ids() == replicas
     [told] = stack.messages("restart_router")
     assert "HAProxy hangs: neither its runtime API nor its HTTP port has answered" in told
-    silent_s = restarted_at - hung_at
-    assert silent_s >= 10.0, "not before PIERHEAD_HAPROXY_SILENCE_S"
-    judge(silent_s < 13.0, f"it is restarted soon after 10 s, and it was {silent_s:.1f} s", until_restart)
-    judge(took < 2.0, f"every server is back within 2 s, and it was {took:.1f} s", until_back)
+    assert restarted_at - hung_at >= 10.0, "not before PIERHEAD_HAPROXY_SILENCE_S"
 
 
 def _answers(stack: Stack, *paths: str) -> bool:
@@ -187,18 +166,16 @@ def failures(stack: Stack, service: str) -> list[Any]:
 def test_replica_that_hangs_is_replaced(stack: Stack) -> None:
     stack.scale("echo-child", 2)
     victim = next(iter(stack.replicas("echo-child").values()))
-    with load_on(stack, ECHO, connections=10) as load, Pace() as pace:
-        stopped_at = stack.kill_process(victim, "STOP")
+    with load_on(stack, ECHO, connections=10) as load:
+        stack.kill_process(victim, "STOP")
         eventually(lambda: victim.id not in stack.replica_ids("echo-child"), "the hanging replica is gone", 120)
         gone_at = time.time()
         stack.wait_settled(**{"echo-child": 2})
-    assert load.result.last_failed_begun_at <= gone_at, "nobody calls it any more"
+    assert load.result.last_failed_begun_at <= gone_at, "no caller sends it calls any more"
     assert load.result.failed <= 10, "only what it had begun"
     with load_on(stack, ECHO, connections=10) as after:
         eventually(lambda: stack.get(ECHO).status == 200, "it answers")
     after.assert_no_failure()
-    last_s = load.result.last_failed_begun_at - stopped_at
-    judge(last_s <= NOTICED_S, f"callers gave it up within {NOTICED_S:g} s, and it was {last_s:.1f} s", pace)
 
 
 def test_replica_that_loses_its_network_is_replaced(stack: Stack) -> None:

@@ -1,6 +1,7 @@
-"""Ten times what the replicas can take, through HAProxy: as much is done as ever, the rest is told when to come back.
+"""Ten times what the replicas can take, through HAProxy: lines stay short, and the rest is told when to come back.
 
-tests/faults/test_overload.py does the same to the services alone, with more callers and stricter bounds.
+tests/faults/test_overload.py does the same to the services alone. That as much is done as at the peak depends on the
+machine: `python -m tests.bench.recovery` measures it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.harness.load import Load, LoadResult
-from tests.harness.machine import Pace, judge
 from tests.harness.shared_stacks import WrittenStack
 from tests.harness.stack import Answer, Stack, request
 from tests.harness.waiting import eventually
@@ -21,16 +21,9 @@ from tests.harness.waiting import eventually
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
 OVERLOAD = (Path(__file__).parent / "apps" / "overload.yaml").read_text()
-WORK_S = 0.2
 PLACES = 8
 QUEUE = 8
-CAPACITY = PLACES / WORK_S
-"""Requests a second. This and what it is made of is what tests/e2e/apps/overload.yaml says: so little that ten times as
-much is nothing to a slow machine."""
-TIMES = 10
 SECONDS = 5.0
-GOODPUT = 0.85
-"""Of what is done without overload, at least: clients, HAProxy and replicas share the processors."""
 ONE_TOO_MANY = 0.01
 """Of the requests of a load that has room in the line, at most: now and then HAProxy sends a server one more than its
 maxconn, when several arrive in the same instant. The replica refuses it before any work, and says when to come back."""
@@ -45,11 +38,6 @@ def measured(stack: Stack, connections: int) -> LoadResult:
     with load:
         eventually(lambda: time.monotonic() - began >= SECONDS, "the time is over", within_s=SECONDS + 60)
     return load.result
-
-
-def done(result: LoadResult) -> float:
-    """Requests a second that were answered with 200."""
-    return (result.requests - result.failed) / result.seconds
 
 
 def most(stack: Stack, metric: str) -> float:
@@ -68,10 +56,9 @@ def refused(stack: Stack) -> list[Answer]:
 def test_overload_is_refused_and_what_is_accepted_is_done(written: WrittenStack) -> None:
     written.become(OVERLOAD, worker=2)
     eventually(lambda: written.get("/faulty").status == 200, "it answers")
-    with Pace() as pace:
-        peak = measured(written, PLACES + QUEUE // 2)
-        over = measured(written, 80)
-    print(f"\npeak: {done(peak):.0f}/s, {peak}\nover: {done(over):.0f}/s, {over}")
+    peak = measured(written, PLACES + QUEUE // 2)
+    over = measured(written, 80)
+    print(f"\npeak: {peak}\nover: {over}")
     assert peak.kinds() <= {"429"}, peak.failures[:3]
     assert peak.failed <= ONE_TOO_MANY * peak.requests
     assert over.kinds() == {"429"}, over.failures[:3]
@@ -84,6 +71,3 @@ def test_overload_is_refused_and_what_is_accepted_is_done(written: WrittenStack)
     assert refusal.headers["retry-after"] == "2"
     assert json.loads(refusal.body)["error"]["code"] == "queue_full"
     assert measured(written, PLACES // 2).failed == 0, "everything is normal again"
-    came = over.requests / over.seconds
-    slow = [f"it was no overload: {came:.0f}/s came"] if came < TIMES * CAPACITY else []
-    judge(done(over) >= GOODPUT * done(peak), f"as much is done as ever: {over}; at the peak {peak}", pace, slow)

@@ -1,29 +1,26 @@
-"""Ten times the load that the replicas can take: as much is done as ever, the rest is refused at once and told when to
-come back, and when the load has gone everything is as before.
+"""Ten times the load that the replicas can take: the rest is refused at once and told when to come back, memory stays
+flat, and when the load has gone everything is as before.
 
 The work is time and not computation, and takes so long that ten times the capacity is a thousand requests a second: so
-there is processor time for the overload itself on a slow machine, too. What is said of states and of turns holds on any
-machine; what is said of times needs one that had the processors (tests/harness/machine.py).
+there is processor time for the overload itself on a slow machine, too.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 from tests.faults.load import arrivals, users
 from tests.faults.processes import Fleet, Running
-from tests.harness.machine import Cores, Watch, judge
 from tests.unit.runtime.harness import until
 
 TIMES = 10
 """How many times the capacity comes."""
-
-GOODPUT = 0.9
-"""Of the peak, at least."""
 
 AFTERWARDS_S = 1.0
 """What is looked at when the last request of the overload has been answered: all of it has to be normal. It is fewer
@@ -74,17 +71,25 @@ class Setting:
         return (self.ingresses * self.queue + 3 * places) * (1 if self.ingresses == 1 else 2)
 
 
-class Memory(Watch):
+class Memory:
     """The most that each process had while the block ran, beside what it had before."""
-
-    every_s = 0.1
 
     def __init__(self, processes: Sequence[Running]) -> None:
         self._before = {process: process.resident() for process in processes}
         self._peak = dict(self._before)
 
-    def look(self) -> None:
-        self._peak = {process: max(peak, process.resident()) for process, peak in self._peak.items()}
+    async def __aenter__(self) -> Self:
+        self._looking = asyncio.create_task(self._look())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._looking.cancel()
+        await asyncio.wait([self._looking])
+
+    async def _look(self) -> None:
+        while True:
+            self._peak = {process: max(peak, process.resident()) for process, peak in self._peak.items()}
+            await asyncio.sleep(0.1)
 
     def assert_flat(self) -> None:
         for process, before in self._before.items():
@@ -106,14 +111,12 @@ async def overload(fleet: Fleet, turns: Path, setting: Setting, seconds: float) 
         turns=turns,
     )
     addresses, processes = [ingress.address for ingress in ingresses], [*workers, *ingresses]
-    with Cores(process.pid for process in processes) as cores:
-        peak = await users(addresses, setting.path, 3 * setting.workers * setting.places, 4.0)
-        with Memory(processes) as memory:
-            over = await arrivals(addresses, setting.path, TIMES * setting.capacity, seconds)
-        after = await arrivals(addresses, setting.path, 0.1 * setting.capacity, AFTERWARDS_S)
+    peak = await users(addresses, setting.path, 3 * setting.workers * setting.places, 4.0)
+    async with Memory(processes) as memory:
+        over = await arrivals(addresses, setting.path, TIMES * setting.capacity, seconds)
+    after = await arrivals(addresses, setting.path, 0.1 * setting.capacity, AFTERWARDS_S)
     print(f"\npeak: {peak}\n{TIMES} times that: {over}\nrefused with {dict(over.refused_with)}\nafterwards: {after}")
     print(f"answered while one waits: p50 {over.answered_meanwhile(0.5)}, p99 {over.answered_meanwhile(0.99)}")
-    print(f"others took up to {cores.others:.2f} cores; ours ran {cores.ran} and waited {cores.waited}")
     memory.assert_flat()
     assert not peak.other + over.other + after.other
     assert set(over.refused_with) == {setting.status}, "the rest is refused, and told when to come back"
@@ -125,8 +128,6 @@ async def overload(fleet: Fleet, turns: Path, setting: Setting, seconds: float) 
     for process, name in [(each, "ongoing") for each in workers] + [(each, "queued") for each in ingresses]:
         gauge = f"pierhead_{name}_requests"
         await until(lambda: process.metric(gauge) == 0, f"{gauge} of {process.name} is 0", LEFT_S)  # noqa: B023
-    slow = [f"{over.unsent} were not sent, and the load was {over.late_s:.2f} s late"] if over.unsent else []
-    judge(over.rate() >= GOODPUT * peak.rate(), f"as much is done as ever: {over}; at the peak {peak}", cores, slow)
 
 
 @pytest.fixture
