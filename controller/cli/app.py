@@ -15,9 +15,9 @@ import typer
 
 from . import completion
 from . import output as out
-from .clone import stale_words
 from .commands import change, follow, llm, look, offline
 from .errors import EXIT_CODES, INTERRUPTED, BadInput, CommandError
+from .versions import mismatch, stale_words
 
 EPILOG = "\n\n".join(["\b\nExit codes:\n" + "\n".join(f"  {code:3}  {words}" for code, words in EXIT_CODES.items())])
 
@@ -52,7 +52,7 @@ def main() -> NoReturn:
     try:
         _begin()
         _check_encoding(sys.argv[1:])
-        code = app(args=sys.argv[1:] or ["--help"], prog_name="pierhead", standalone_mode=False)
+        code = _run(sys.argv[1:] or ["--help"])
         sys.stdout.flush()
     except SystemExit as error:
         # Typer takes a closed pipe for a failure.
@@ -84,8 +84,18 @@ def _begin() -> None:
         sys.stderr.write(f"{stale}\n")
 
 
+def _run(arguments: Sequence[str]) -> object:
+    """Run a command; return its exit code. Raises CommandError where a controller of another build answered."""
+    try:
+        return app(args=arguments, prog_name="pierhead", standalone_mode=False)
+    except (KeyError, TypeError) as error:
+        if other := mismatch(error):
+            raise other from error
+        raise
+
+
 def _end_unread() -> NoReturn:
-    """End after the reader closed the pipe (`| head`); the interpreter must not try to flush the output at exit."""
+    """End after the reader closed the pipe (`| head`); the interpreter must not flush the output at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)
 

@@ -13,31 +13,25 @@ SHELLS = ("bash", "zsh", "fish")
 
 def services(incomplete: str) -> list[str]:
     """Return the service names that begin with `incomplete`."""
-    try:
-        document = Client.from_environment(ANSWER_WITHIN_S).get("/api/v1/services")
-        return [row["name"] for row in document["services"] if row["name"].startswith(incomplete)]
-    except (CommandError, KeyError, TypeError):
-        return []
+    return _offered("/api/v1/services", "services", "name", incomplete)
 
 
 def versions(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the versions of the service named earlier in the command line, newest first."""
     # While the option's value is incomplete, the command's arguments are not parsed yet.
     service = ctx.params.get("service") or next(iter(ctx.args), "")
-    if not service:
-        return []
-    try:
-        document = Client.from_environment(ANSWER_WITHIN_S).get(service_path(service, "revisions"))
-        return [entry["version"] for entry in document["revisions"] if entry["version"].startswith(incomplete)]
-    except (CommandError, KeyError, TypeError):
-        return []
+    return _offered(service_path(service, "revisions"), "revisions", "version", incomplete) if service else []
 
 
 def kinds(incomplete: str) -> list[str]:
     """Return the kinds of all kept events."""
+    return sorted(set(_offered("/api/v1/events?limit=1000", "events", "kind", incomplete)))
+
+
+def _offered(path: str, listed: str, key: str, incomplete: str) -> list[str]:
     try:
-        document = Client.from_environment(ANSWER_WITHIN_S).get("/api/v1/events", {"limit": "1000"})
-        return sorted({event["kind"] for event in document["events"] if event["kind"].startswith(incomplete)})
+        entries = Client.from_environment(ANSWER_WITHIN_S).get(path)[listed]
+        return [entry[key] for entry in entries if entry[key].startswith(incomplete)]
     except (CommandError, KeyError, TypeError):
         return []
 

@@ -14,7 +14,7 @@ EXIT_CODES: Mapping[int, str] = {
     FAILED: "failed, or rolled back; also a wait that was given up with Ctrl-C",
     BAD_INPUT: "bad input: an argument, or the compose files; nothing was changed",
     UNREACHABLE: "the controller does not answer; the message says where a change may have been taken",
-    TIMED_OUT: "not there within --timeout; what was asked for goes on",
+    TIMED_OUT: "not done within --timeout; the change goes on",
     INTERRUPTED: "ended with Ctrl-C",
 }
 

@@ -44,8 +44,8 @@ def _answers(replicas: Sequence[tuple[str, str]], calls: Sequence[grpc.Future[Op
         try:
             call.result()
         except grpc.RpcError as error:
-            status, told = error.code(), " ".join((error.details() or "").split())
-            message = _WORDS.get(status, told or status.name)
+            status, words = error.code(), " ".join((error.details() or "").split())
+            message = _WORDS.get(status, words or status.name)
             if status is grpc.StatusCode.UNAVAILABLE:
                 message = f"{message} ({address} is reached from the controller's container: run the command there)"
             yield Answer(name, address, done=False, message=message, late=status is grpc.StatusCode.DEADLINE_EXCEEDED)

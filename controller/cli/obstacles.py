@@ -1,4 +1,4 @@
-"""The reasons why a service is not as wanted, read from its row of the API. Pure."""
+"""The reasons why a service has not converged, from its row of the API. Pure."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from types import TracebackType
 
 from rich import progress as bars
@@ -11,8 +10,6 @@ from rich.table import Column
 from rich.text import Text
 
 from .wait import Verdict
-
-COUNTDOWN = re.compile(r"\bin \d+ s\b")
 
 
 class Progress:
@@ -23,8 +20,8 @@ class Progress:
         self._quiet = quiet
         self._bars = _make_bars(console) if console.is_terminal and not quiet else None
         self._tasks: dict[str, bars.TaskID] = {}
-        self._last = ""
-        self._told: set[tuple[str, ...]] = set()
+        self._last: object = None
+        self._shown: set[tuple[str, ...]] = set()
 
     def __enter__(self) -> Progress:
         if self._bars:
@@ -45,13 +42,13 @@ class Progress:
             self._draw(self._bars, verdict)
             self._bars.refresh()
         elif not self._quiet:
-            self._write(verdict.message)
+            self._write(verdict)
 
     def _write_reasons(self, verdict: Verdict) -> None:
         for part in verdict.parts:
             for reason in part.reasons:
-                if (part.name, *reason.key) not in self._told:
-                    self._told.add((part.name, *reason.key))
+                if (part.name, *reason.key) not in self._shown:
+                    self._shown.add((part.name, *reason.key))
                     self._console.print(Text(f"  {part.name}: {reason.words}"), soft_wrap=True)
 
     def _draw(self, drawn: bars.Progress, verdict: Verdict) -> None:
@@ -71,11 +68,13 @@ class Progress:
             self._tasks[""] = drawn.add_task("", total=None, counted="", said="")
         drawn.update(self._tasks[""], said=verdict.message)
 
-    def _write(self, message: str) -> None:
-        essence = COUNTDOWN.sub("", message)
-        if essence != self._last:
-            self._last = essence
-            self._console.print(Text(message), soft_wrap=True)
+    def _write(self, verdict: Verdict) -> None:
+        """Write the message once for each state; times and loads in it change at every look."""
+        parts = [(part.name, part.ready, part.wanted, part.key) for part in verdict.parts]
+        state = (verdict.notices, parts) if parts else verdict.message
+        if state != self._last:
+            self._last = state
+            self._console.print(Text(verdict.message), soft_wrap=True)
 
 
 def _make_bars(console: Console) -> bars.Progress:

@@ -1,7 +1,7 @@
-"""What Prometheus knows of each service's traffic: one query, bounded in time, and nothing where it does not answer.
+"""Reads each service's traffic from Prometheus: one query with a time limit, and no numbers where it does not answer.
 
-The numbers are those of the dashboard: request rates and quantiles as the replicas themselves count them; for an image
-that exports nothing, HAProxy's rate and no quantiles.
+The numbers are those of the dashboard: request rates and quantiles as counted by the replicas; for an image without
+metrics, HAProxy's rate and no quantiles.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from .client import is_address
 
 STACK_URL = "http://prometheus:9090"
-"""As the controller's container knows it."""
+"""Its name on the controller's network."""
 TIMEOUT_S = 2.0
 
 _DURATIONS = "pierhead_request_duration_seconds_bucket"
@@ -30,7 +30,7 @@ _DURATIONS = "pierhead_request_duration_seconds_bucket"
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """One service: requests per second, and how long they took in seconds. None = not known."""
+    """One service: requests per second, and quantiles of their durations in seconds. None = not known."""
 
     rate: float | None = None
     p50_s: float | None = None
@@ -39,18 +39,18 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One answer; `problem` says why there is none."""
+    """One answer; `problem` is why there is none."""
 
     services: Mapping[str, Traffic] = field(default_factory=dict)
     problem: str = ""
 
     def of(self, service: str) -> Traffic:
-        """Return what is known of a service."""
+        """Return a service's traffic."""
         return self.services.get(service, Traffic())
 
 
 def address() -> str:
-    """Return where Prometheus is: PIERHEAD_PROMETHEUS_URL, else the stack's own; "" where the stack is elsewhere."""
+    """Return the address: PIERHEAD_PROMETHEUS_URL, else the stack's own; "" where the stack is on another machine."""
     named = os.environ.get("PIERHEAD_PROMETHEUS_URL")
     if named is not None:
         return named.rstrip("/")
@@ -71,12 +71,12 @@ def expression(window: str) -> str:
 
 
 def read(url: str, window: str = "1m", timeout_s: float = TIMEOUT_S) -> Reading:
-    """Ask once; returns within about `timeout_s` seconds, whatever the network does."""
+    """Ask once; return within about `timeout_s` seconds, whatever the network does."""
     if not url:
         return Reading(problem="PIERHEAD_PROMETHEUS_URL does not say where Prometheus is")
     if not is_address(url):
         return Reading(problem=f"PIERHEAD_PROMETHEUS_URL: expected http://host:port, found {url!r}")
-    # A socket's timeout does not cover looking up the name; the thread ends with the process at the latest.
+    # A socket's timeout does not cover the look-up of the name. The thread ends with the process at the latest.
     answers: queue.SimpleQueue[Reading] = queue.SimpleQueue()
     threading.Thread(target=lambda: answers.put(_ask(url, window, timeout_s)), daemon=True).start()
     try:

@@ -1,4 +1,4 @@
-"""What a service's row of the API says, in the words of the tables. Pure."""
+"""The cells and sentences of the tables, made from a service's row of the API. Pure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ def version(row: Document) -> str:
 
 
 def gpus(row: Document) -> str:
-    """Return how many GPUs its replicas hold; "-" for none."""
+    """Return how many GPUs the replicas hold; "-" for none."""
     held = {gpu for replica in row["replicas"] for gpu in replica["gpus"]}
     return str(len(held)) if held else "-"
 
 
 def in_flight(row: Document) -> str:
-    """Return the requests that its replicas work on; "-" where that is not known."""
+    """Return the requests in progress at the replicas; "-" where that is not known."""
     return "-" if row["in_flight"] is None else str(row["in_flight"])
 
 
 def waiting(row: Document) -> str:
-    """Return the requests that wait for one of its replicas; "-" where that is not known."""
+    """Return the requests that wait for a replica; "-" where that is not known."""
     return "-" if row["waiting"] is None else str(row["waiting"])
 
 
@@ -46,7 +46,7 @@ def who_decides(row: Document) -> str:
 
 
 def _what_it_finds(autoscale: Document) -> str:
-    """What an autoscaler goes by: a policy of the user's where there is one, else the load."""
+    """The basis of an autoscaler's number: the user's policy where there is one, else the load."""
     if autoscale["problem"]:
         return f"its policy gives no number: {autoscale['problem']}"
     if autoscale["basis"]:
@@ -63,7 +63,7 @@ def _unless_settled(autoscale: Document) -> str:
 
 
 def rollout_words(row: Document) -> str:
-    """Return the rollout that goes on, in one sentence; "" when there is none."""
+    """Return the rollout in progress in one sentence; "" when there is none."""
     rollout = row["rollout"]
     if not rollout:
         return ""
@@ -92,7 +92,7 @@ def rate(value: float | None) -> str:
 
 
 def age(since: float, now: float) -> str:
-    """Return how long ago something was: "8 s", "3 min", "2 h", "4 d"."""
+    """Return an age: "8 s", "3 min", "2 h", "4 d"."""
     passed = max(now - since, 0.0)
     for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
         if passed < limit:

@@ -1,8 +1,7 @@
 """The API's documents as tables. Pure: documents in, renderables out.
 
-A page is made for a width in columns. A table has narrow columns and at most one sentence a row; where there is room
-for them, sentences are the last column, else they stand below the table, each after the name of the row that it
-explains.
+A page has a width in columns. A table has narrow columns and at most one sentence a row. Where there is room, the
+sentences are the last column; else they stand below the table, each after the name of its row.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ STYLES = {
     "DOWN": "red",
 }
 SHORT_GPU = 12
-"""Characters of a GPU's UUID ("GPU-3f2c1b0a") that a narrow page gets."""
+"""Characters of a GPU's UUID ("GPU-3f2c1b0a") on a narrow page."""
 WHOLE_GPU_FROM = 150
 LEAST_FOR_SENTENCES = 36
 _GAP = 2
@@ -47,8 +46,8 @@ _GAP = 2
 
 @dataclass
 class Listing:
-    """Rows of cells, each with at most one sentence. `last` names the column of sentences; `optional` those columns
-    that a page without room for them goes without."""
+    """Rows of cells, each with at most one sentence. `last` is the title of the column of sentences; a page without
+    room leaves out the columns in `optional`."""
 
     columns: Sequence[str]
     last: str = ""
@@ -56,11 +55,11 @@ class Listing:
     rows: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
 
     def add(self, *cells: str, sentence: str = "") -> None:
-        """Add a row; its first cell is its name."""
+        """Add a row; its first cell is the row's name."""
         self.rows.append((cells, sentence))
 
     def render(self, width: int) -> Iterator[RenderableType]:
-        """Yield the table, and below it the sentences that it has no room for."""
+        """Yield the table, and below it the sentences where the table has no room for them."""
         shown = self._fitting(width)
         sentences = [sentence for _, sentence in self.rows if sentence]
         room = width - self._taken(shown) - _GAP
@@ -79,7 +78,7 @@ class Listing:
             yield from map(Text, dict.fromkeys(f"{cells[0]}: {said}" for cells, said in self.rows if said))
 
     def _fitting(self, width: int) -> list[int]:
-        """Numbers of the columns that are shown."""
+        """Return the numbers of the columns that are shown."""
         shown = list(range(len(self.columns)))
         for number in [number for number in shown if self.columns[number] in self.optional]:
             if self._taken(shown) > width:
@@ -93,7 +92,7 @@ class Listing:
 
 
 def status(document: Document, traffic: Reading, width: int) -> Iterator[RenderableType]:
-    """Yield what `pierhead status` shows."""
+    """Yield the page of `pierhead status`."""
     yield from complaints(document)
     if not document["settled"] or not document["services"]:
         return
@@ -138,7 +137,7 @@ def _services(document: Document, traffic: Reading) -> Listing:
 
 
 def going_on(row: Document) -> str:
-    """Return what there is to say of a service now: its rollout, its message, what was rejected."""
+    """Return the state of a service in words: its rollout, its message, the rejected version."""
     rollout, rejected, message = row["rollout"], row["rejected"], row["message"]
     if rollout and message == rollout["message"]:
         message = ""
@@ -166,7 +165,7 @@ def replicas(services: Sequence[Document], width: int) -> Listing:
 
 
 def gpus(document: Document, width: int) -> Iterator[RenderableType]:
-    """Yield every GPU with who holds it, or slots of it; its memory where the controller tells it."""
+    """Yield every GPU with its holders, and its memory where that is known."""
     found = document["gpus"]
     if not found:
         yield Text(
@@ -174,10 +173,10 @@ def gpus(document: Document, width: int) -> Iterator[RenderableType]:
         )
         return
     sizes = {"MEMORY": "memory_bytes", "IN USE": "used_bytes", "FREE": "free_bytes"}
-    told = {title: key for title, key in sizes.items() if any(gpu[key] is not None for gpu in found)}
-    listing = Listing(("GPU", "KIND", *told, "HELD BY"))
+    known = {title: key for title, key in sizes.items() if any(gpu[key] is not None for gpu in found)}
+    listing = Listing(("GPU", "KIND", *known, "HELD BY"))
     for gpu in found:
-        cells = [_size(gpu[key]) for key in told.values()]
+        cells = [_size(gpu[key]) for key in known.values()]
         listing.add(_gpu(gpu["uuid"], width), gpu["name"] or "-", *cells, _holders(gpu))
     yield from listing.render(width)
     if document["gpu_memory_problem"]:
@@ -185,9 +184,9 @@ def gpus(document: Document, width: int) -> Iterator[RenderableType]:
 
 
 def routes(document: Document, width: int) -> Iterator[RenderableType]:
-    """Yield what HAProxy sends where: the routes in the order in which it asks them, and the servers behind them."""
+    """Yield HAProxy's routes in the order in which it matches them, and the servers behind them."""
     if document["haproxy"] is None:
-        yield Text("HAProxy does not answer the controller: what it does is not known", style="red")
+        yield Text("HAProxy does not answer the controller: its routes and servers are not known", style="red")
     if not document["routes"]:
         yield Text("no service has a route or grpc_services: nothing is reachable from outside")
         return
@@ -237,7 +236,7 @@ def _route_words(route: Document, serves: bool, known: bool) -> str:
 
 
 def revisions(document: Document, now: float, width: int) -> Iterator[RenderableType]:
-    """Yield the versions of a service that the controller remembers, as it sends them."""
+    """Yield the versions of a service that the controller keeps, in its order."""
     if not document["revisions"]:
         yield Text(f"no version of {document['service']} is known yet")
         return

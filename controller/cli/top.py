@@ -1,4 +1,4 @@
-"""`pierhead top`: the traffic of every service, now. The page is pure; `live` draws it again and again."""
+"""`pierhead top`: the current traffic of every service. `page` is pure; `follow` draws it again and again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .prometheus import Reading
 Document = Mapping[str, Any]
 Page = list[RenderableType]
 Draw = Callable[[int], Page]
-"""Looks at the world and returns the page for a width."""
+"""Asks the API and Prometheus, and returns the page for a width."""
 
 
 def page(document: Document, traffic: Reading, width: int) -> Iterator[RenderableType]:
@@ -61,7 +61,7 @@ def _services(document: Document, traffic: Reading) -> tables.Listing:
 def follow(draw: Draw, count: int | None, interval_s: float) -> None:
     """Show `count` pictures, or until Ctrl-C; on a terminal each in the place of the one before.
 
-    Raises Unreachable when the first look finds nobody; later ones say so and look again.
+    Raises Unreachable when the controller does not answer the first time; later pictures say so.
     """
     console = output.console()
     try:
@@ -76,19 +76,19 @@ def follow(draw: Draw, count: int | None, interval_s: float) -> None:
 def _live(draw: Draw, console: Console, count: int | None, interval_s: float) -> None:
     first = draw(output.width(console))
     with Live(Group(*first), console=console, screen=count is None, auto_refresh=False) as live:
-        for shown in _looks(draw, console, count, interval_s, first):
+        for shown in _pages(draw, console, count, interval_s, first):
             live.update(Group(*shown), refresh=True)
 
 
 def _printed(draw: Draw, console: Console, count: int | None, interval_s: float) -> None:
     first = draw(output.width(console))
-    for number, shown in enumerate(_looks(draw, console, count, interval_s, first)):
+    for number, shown in enumerate(_pages(draw, console, count, interval_s, first)):
         if number:
             output.say("")
         output.show(shown, console)
 
 
-def _looks(draw: Draw, console: Console, count: int | None, interval_s: float, first: Page) -> Iterator[Page]:
+def _pages(draw: Draw, console: Console, count: int | None, interval_s: float, first: Page) -> Iterator[Page]:
     shown, number = first, 1
     yield shown
     while count is None or number < count:
@@ -102,7 +102,7 @@ def _looks(draw: Draw, console: Console, count: int | None, interval_s: float, f
 
 
 def json_lines(look: Callable[[], object], count: int | None, interval_s: float) -> None:
-    """Write `count` documents, one a line, or until Ctrl-C."""
+    """Write `count` documents, one on each line, or until Ctrl-C."""
     number = 0
     try:
         while count is None or number < count:

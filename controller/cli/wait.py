@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from .errors import BAD_INPUT, FAILED
@@ -13,21 +14,19 @@ from .rows import rollout_words, version
 Document = Mapping[str, Any]
 
 VIEWS_AFTER_A_REQUEST = 3
-"""The controller answers from what it published last. The first view seen after a request may be from before it, and
-the next one may have been begun before it; the third knows of it."""
-
-
+"""The controller answers from its last published view. The first view after a request may be older than the request,
+and the next one may have been begun before it; the third one contains it."""
 GIVE_UP_FAILURES = 6
-"""Half a minute of tries: what fails as often in a row needs somebody, though it is tried for ever."""
+"""Half a minute of tries. The controller goes on trying, but a replica that fails so often needs a user."""
 
 
 class TargetMovedError(Exception):
-    """Somebody else set another target meanwhile."""
+    """Another request set another target meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """How far one service is; `wanted` None = not countable now."""
+    """The progress of one service; `wanted` None = not known yet."""
 
     name: str
     ready: int
@@ -35,23 +34,25 @@ class Part:
     message: str = ""
     reasons: tuple[Obstacle, ...] = ()
     """Why it is not ready."""
+    key: Hashable = ""
+    """What else has to change for another line of progress: states, not the times and loads in `message`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one look brought: the message says what is waited for, or how it ended."""
+    """The result of one look: the message says what the command waits for, or how the wait ended."""
 
     message: str
     done: bool = False
     hopeless: bool = False
-    """Waiting will not help."""
+    """Waiting will not help; `exit_code` and `next_step` are for this case."""
     exit_code: int = FAILED
-    """Of a hopeless one."""
     next_step: str = ""
-    """What to do about a hopeless one."""
     ended: bool = False
-    """It is over: nothing goes on when nobody waits any more."""
+    """Nothing goes on after the command has ended."""
     parts: tuple[Part, ...] = ()
+    notices: int = 0
+    """How many of the controller's notices the message has."""
 
 
 class ScaleWait:
@@ -70,20 +71,20 @@ class ScaleWait:
         name = row["name"]
         self._views.add(row["at"])
         if row["wanted"] != self._wanted:
-            # Of two calls at once the controller may show only the later one, and never ours.
+            # Of two requests at once the controller may show only the later one, and never ours.
             if self._agreed or len(self._views) >= VIEWS_AFTER_A_REQUEST:
-                raise TargetMovedError(f"{name}: somebody else set the target to {row['wanted']} meanwhile")
-            untaken = Part(name, row["ready"], None, "the controller has not taken up the new target yet")
-            return Verdict(f"{name}: {untaken.message}", parts=(untaken,))
+                raise TargetMovedError(f"{name}: another request set the target to {row['wanted']} meanwhile")
+            not_yet = Part(name, row["ready"], None, "the controller has not taken up the new target yet")
+            return Verdict(f"{name}: {not_yet.message}", parts=(not_yet,))
         self._agreed = True
         return _verdict(row)
 
 
 def judge_all(document: Document, *, serving: bool = False) -> Verdict:
-    """Judge /api/v1/services: done when every service has what it wants; `serving`: when as many as wanted are ready,
-    whatever else goes on (a rollout, replicas that leave).
+    """Judge /api/v1/services: done when every service has converged; `serving`: when as many replicas as wanted are
+    ready, also during a rollout and while other replicas drain.
 
-    A service whose files ask for a version that was rolled back is not there, however well the former one serves.
+    A service whose files ask for a version that was rolled back is not done, although the former version serves.
     """
     reading = Verdict("the controller reads the compose files")
     if not document["files_current"]:
@@ -103,7 +104,7 @@ def judge_all(document: Document, *, serving: bool = False) -> Verdict:
         replicas = sum(row["ready"] for row in document["services"])
         ready = f"{len(document['services'])} services, {replicas} replicas, all ready"
         return Verdict("\n".join([ready, *_going_on(document["services"])]), done=True, parts=parts)
-    # Those that are only starting may still get there: the hopeless are told when nobody else is waited for.
+    # A service that is only starting may still become ready: hopeless services end the wait when they alone are left.
     lines = [*(verdict.message for verdict in waiting), *document["notices"]]
     steps = dict.fromkeys(verdict.next_step for verdict in waiting if verdict.next_step)
     return Verdict(
@@ -112,14 +113,15 @@ def judge_all(document: Document, *, serving: bool = False) -> Verdict:
         next_step="\n".join(steps),
         ended=all(verdict.ended for verdict in waiting),
         parts=parts,
+        notices=len(document["notices"]),
     )
 
 
 class RolloutWait:
-    """Waits until the rollouts of some services have ended, one way or the other.
+    """Waits until the rollouts of some services have ended, well or badly.
 
-    `before` is /api/v1/services as it was before the request: what it says was rejected is no outcome of this one.
-    `reverting`: the wanted end is the version of before (rollback, abort), so a rejected version is none either.
+    `before` is /api/v1/services as it was before the request: a version that it lists as rejected is no outcome of this
+    request. `reverting`: the former version is wanted (rollback, abort), so a rejected version is no failure either.
     """
 
     def __init__(self, services: Collection[str], before: Document, *, reverting: bool = False) -> None:
@@ -141,15 +143,13 @@ class RolloutWait:
         rows = {row["name"]: row for row in document["services"]}
         verdicts = [self._judge_row(rows[name]) for name in self._services if name in rows]
         parts = tuple(part for verdict in verdicts for part in verdict.parts)
-        waiting = [verdict for verdict in verdicts if not verdict.done and not verdict.hopeless]
-        failed = [verdict for verdict in verdicts if verdict.hopeless]
-        chosen = waiting or failed or verdicts
-        message = "\n".join(verdict.message for verdict in chosen) if not waiting else _joined(waiting)
+        waiting = [verdict.message for verdict in verdicts if not verdict.done and not verdict.hopeless]
         if waiting or not verdicts:
-            return Verdict(message or "nothing to roll out", done=not self._services, parts=parts)
+            return Verdict("; ".join(waiting) or "nothing to roll out", done=not self._services, parts=parts)
+        failed = [verdict for verdict in verdicts if verdict.hopeless]
         steps = dict.fromkeys(verdict.next_step for verdict in failed if verdict.next_step)
         return Verdict(
-            message,
+            "\n".join(verdict.message for verdict in failed or verdicts),
             done=not failed,
             hopeless=bool(failed),
             next_step=" ".join(steps),
@@ -161,12 +161,10 @@ class RolloutWait:
         name, rejected = row["name"], row["rejected"]
         if row["rollout"]:
             self._rolling.add(name)
-            words = rollout_words(row)
-            part = Part(name, row["rollout"]["ready"], row["rollout"]["wanted"], row["rollout"]["phase"])
-            if row["blocked"]:
-                return _blocked(row, part)
-            return Verdict(f"{name}: {words}", parts=(part,))
-        part = Part(name, row["ready"], row["wanted"], row["message"])
+            rollout = row["rollout"]
+            part = Part(name, rollout["ready"], rollout["wanted"], rollout["phase"], key=(rollout["phase"], _key(row)))
+            return _blocked(row, part) if row["blocked"] else Verdict(f"{name}: {rollout_words(row)}", parts=(part,))
+        part = _part(row)
         if name not in self._rolling and len(self._views) < VIEWS_AFTER_A_REQUEST:
             return Verdict(f"{name}: the controller has not taken it up yet", parts=(part,))
         if rejected and not self._was_rejected(name, rejected) and not self._reverting:
@@ -183,12 +181,12 @@ class RolloutWait:
         return _verdict(row)
 
     def _was_rejected(self, name: str, rejected: Document) -> bool:
-        """Whether it was already before the request."""
+        """Whether it was rejected before the request already."""
         before = self._before[name]["rejected"] if name in self._before else None
         return before is not None and bool(rejected["id"] == before["id"])
 
     def _came_back(self, row: Document) -> bool:
-        """Whether what was to be reverted is there again: the version that it was to go back to did not work."""
+        """Whether the reverted version serves again, because the version to go back to did not work."""
         before = self._before.get(row["name"])
         if before is None or before["rollout"] or not self._reverting or row["name"] not in self._rolling:
             return False
@@ -196,14 +194,14 @@ class RolloutWait:
 
 
 def _untried(row: Document) -> str:
-    """What a version that was taken while its service sleeps has proved: nothing yet."""
+    """That a version which became current while its service sleeps was not tried yet."""
     if not row["untried"] or row["wanted"]:
         return ""
     return ", not tried yet, as no replica is wanted now: it will be at the next wake"
 
 
 def _unseen_world(document: Document) -> Verdict | None:
-    """While the engine does not answer, what is shown is what was there before: it ends no wait, well or badly."""
+    """While the engine does not answer, rows are of what it said before: they end no wait."""
     if document["engine_reachable"]:
         return None
     return Verdict("the Docker Engine does not answer, so it is not known what runs")
@@ -239,43 +237,52 @@ def _deploy_failed(row: Document, part: Part) -> Verdict:
 
 
 def _ended_badly(part: Part, message: str, next_step: str) -> Verdict:
-    """The rollout has ended, and not as it was asked for."""
-    name = part.name
+    """The rollout has ended, and not as the user asked."""
     return Verdict(
-        f"{name}: {message}",
+        f"{part.name}: {message}",
         hopeless=True,
-        next_step=f"See `pierhead why {name}`; {next_step}.",
+        next_step=f"See `pierhead why {part.name}`; {next_step}.",
         ended=True,
         parts=(part,),
     )
 
 
+def _part(row: Document, reasons: tuple[Obstacle, ...] = ()) -> Part:
+    return Part(row["name"], row["ready"], row["wanted"], row["message"], reasons, _key(row))
+
+
+def _key(row: Document) -> Hashable:
+    states = Counter(replica["state"] for replica in row["replicas"])
+    applied = row["user_config"]["applied"] if row["user_config"] else 0
+    return row["state"], frozenset(states.items()), applied, tuple(obstacle.key for obstacle in obstacles(row))
+
+
 def _verdict(row: Document) -> Verdict:
     message = f"{row['name']}: {row['ready']} of {row['wanted']} ready"
-    part = Part(row["name"], row["ready"], row["wanted"], row["message"])
     if row["converged"]:
-        return Verdict(message, done=True, parts=(part,))
-    part = replace(part, reasons=tuple(obstacles(row)))
+        return Verdict(message, done=True, parts=(_part(row),))
+    part = _part(row, tuple(obstacles(row)))
     if row["blocked"]:
         return _blocked(row, part)
     return Verdict(f"{message}; {row['message']}" if row["message"] else message, parts=(part,))
 
 
 def _as_asked(row: Document, *, serving: bool) -> Verdict:
-    """Whether a service has what it wants, in the version that the files ask for."""
+    """Whether a service has the replicas that it wants, of the version that the files ask for."""
     enough = {**row, "converged": row["ready"] >= row["wanted"]} if serving else row
-    verdict = _failing(row) or _verdict(enough)
+    if _fails_repeatedly(row):
+        return _blocked(row, _part(row))
+    verdict = _verdict(enough)
     if not verdict.done:
         return verdict
-    part = Part(row["name"], row["ready"], row["wanted"], row["message"])
     if _is_rejected(row):
-        return _turned_down(row, part)
-    # All of it serves and nothing was rolled back: what has failed is a change that needs no new replicas.
-    return _config_refused(row, part) if row["state"] == "DEPLOY_FAILED" else verdict
+        return _turned_down(row, _part(row))
+    # All replicas serve and nothing was rolled back: the change that failed needs no new replicas.
+    return _config_refused(row, _part(row)) if row["state"] == "DEPLOY_FAILED" else verdict
 
 
 def _is_rejected(row: Document) -> bool:
-    """Whether what the files ask for was rolled back, and not because somebody wanted it so."""
+    """Whether the version that the files ask for was rolled back, and no operator asked for that."""
     rejected = row["rejected"]
     if not rejected or rejected["is_asked"]:
         return False
@@ -299,7 +306,7 @@ def _config_refused(row: Document, part: Part) -> Verdict:
 
 
 def _going_on(rows: Iterable[Document]) -> list[str]:
-    """The rollouts that nobody has waited for, in one sentence. Of a way back, `deploy` would not wait for the end."""
+    """The rollouts in progress, in one sentence. Rollbacks are left out: `deploy` does not wait for their end."""
     names = [row["name"] for row in rows if row["rollout"] and row["rollout"]["to"] == row["offered"]]
     if not names:
         return []
@@ -308,12 +315,9 @@ def _going_on(rows: Iterable[Document]) -> list[str]:
     return [f"{go}; `make deploy` (or `pierhead deploy {' '.join(names)}`) waits for {whose} end"]
 
 
-def _failing(row: Document) -> Verdict | None:
-    """Where replicas fail again and again: with a reason, and no end of it in sight."""
+def _fails_repeatedly(row: Document) -> bool:
     failure = row["failure"]
-    if not failure or failure["count"] < GIVE_UP_FAILURES or row["ready"] >= row["wanted"]:
-        return None
-    return _blocked(row, Part(row["name"], row["ready"], row["wanted"], row["message"]))
+    return bool(failure) and failure["count"] >= GIVE_UP_FAILURES and row["ready"] < row["wanted"]
 
 
 def _blocked(row: Document, part: Part) -> Verdict:
@@ -321,7 +325,3 @@ def _blocked(row: Document, part: Part) -> Verdict:
     return Verdict(
         message, hopeless=True, next_step=f"`pierhead why {row['name']}` says what is in the way.", parts=(part,)
     )
-
-
-def _joined(verdicts: Iterable[Verdict]) -> str:
-    return "; ".join(verdict.message for verdict in verdicts)

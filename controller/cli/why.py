@@ -1,9 +1,9 @@
-"""`pierhead why SERVICE`: one page that explains a service's state. Pure: documents in, renderables out."""
+"""`pierhead why SERVICE`: one page that explains a service's state. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import RenderableType
@@ -43,7 +43,7 @@ class Case:
             "who_decides": rows.who_decides(self.row),
             "obstacles": [obstacle.words for obstacle in obstacles(self.row)],
             "steps": self.steps,
-            "traffic": {"rate": self.traffic.rate, "p50_s": self.traffic.p50_s, "p99_s": self.traffic.p99_s},
+            "traffic": asdict(self.traffic),
             "last_failure": feeds.last_failure(self.events),
             "events": list(self.events[-EVENTS_SHOWN:]),
         }
@@ -85,7 +85,7 @@ def _facts(case: Case) -> list[str]:
 
 
 def _failure(case: Case) -> list[str]:
-    """The newest failed replica with the end of its log, unless the service has recovered."""
+    """The newest failed replica with the end of its log; nothing once the service has recovered."""
     event = feeds.last_failure(case.events)
     is_over = case.row["state"] == "HEALTHY" and not case.row["failure"]
     if event is None or is_over:
@@ -113,9 +113,7 @@ def _rollout(row: Document) -> list[str]:
 
 
 def _ways_on(name: str, phase: str) -> list[str]:
-    """What somebody can do about a rollout: the controller takes an abort unless it goes back already, and a promote
-    while a first batch is watched.
-    """
+    """What a user can do about a rollout: abort it unless it is rolled back already, promote it while it is watched."""
     if phase == "ROLLING_BACK":
         return []
     ways = [f"`pierhead abort {name}` ends it"]

@@ -66,7 +66,7 @@ class Board:
     def __init__(self, epoch: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._epoch = time.time_ns() if epoch is None else epoch
         self._clock = clock
-        self._told_at: dict[str, float] = {}
+        self._changed_at: dict[str, float] = {}
         """When each service's state last changed."""
         self._states: dict[str, discovery_pb2.ServiceEndpoints] = {}
         self.is_published = False
@@ -116,27 +116,28 @@ class Board:
         """Remove a watcher."""
         self._watchers.discard(watcher)
 
-    def _take_over(self, service: str, told: ServiceEndpoints | None) -> bool:
+    def _take_over(self, service: str, listed: ServiceEndpoints | None) -> bool:
+        """Store a service's state; return whether it is to be sent."""
         old = self._states.get(service)
         new = discovery_pb2.ServiceEndpoints(
             service=service,
-            endpoints=[_message(endpoint) for endpoint in told.replicas] if told else (),
+            endpoints=[_message(endpoint) for endpoint in listed.replicas] if listed else (),
             generation=old.generation if old else 0,
             epoch=self._epoch,
-            unknown=told is None,
-            max_queued_requests=told.max_queued_requests if told else None,
-            policy=told.policy if told else "",
-            policy_kwargs=told.policy_kwargs if told else "",
-            scaled_to_zero_by=told.scaled_to_zero_by if told else "",
+            unknown=listed is None,
+            max_queued_requests=listed.max_queued_requests if listed else None,
+            policy=listed.policy if listed else "",
+            policy_kwargs=listed.policy_kwargs if listed else "",
+            scaled_to_zero_by=listed.scaled_to_zero_by if listed else "",
         )
         now = self._clock()
         if new == old or (
-            old is not None and now < self._told_at[service] + STATS_PERIOD_S and _same_but_stats(old, new)
+            old is not None and now < self._changed_at[service] + STATS_PERIOD_S and _same_but_stats(old, new)
         ):
             return False
         new.generation += 1
         self._states[service] = new
-        self._told_at[service] = now
+        self._changed_at[service] = now
         return True
 
 

@@ -84,8 +84,8 @@ def rollout_json(row: ServiceStatus, view: View) -> dict[str, Any]:
 
 def rejection_json(rejection: Rejection, view: View) -> dict[str, Any]:
     """Return why a version was rejected. Setting the clock changes `at`, but not `id`."""
-    told = {**dataclasses.asdict(rejection), "at": view.wall_time(rejection.at)}
-    return {**told, "id": f"{rejection.version}@{rejection.at:.6f}"}
+    at, number = view.wall_time(rejection.at), f"{rejection.version}@{rejection.at:.6f}"
+    return {**dataclasses.asdict(rejection), "at": at, "id": number}
 
 
 def log_json(replica: str, text: str) -> dict[str, Any]:

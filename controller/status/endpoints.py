@@ -1,3 +1,5 @@
+"""The replicas that Discovery sends to callers, and those that Prometheus scrapes. Pure."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -96,46 +96,10 @@ class Publisher:
         """Publish what a tick observed and decided, and record events for the changes since the last tick."""
         specs = (*desired.services.values(), *(goal.keep_spec for goal in desired.goals.values()))
         self._user_configs = remembered(self._user_configs, specs)
-        before, self.view = self.view, self._view(desired, sight, plan, refusals, files, now)
-        if sight.complete or self._board.is_published:
-            self._board.publish(self.view.endpoints)
-        for change in transitions(before, self.view):
-            self._events.record(
-                change.kind, change.message, service=change.service, target=change.target, outcome=change.outcome
-            )
-
-    def tick_ended(self, took_s: float) -> None:
-        """Count a tick that succeeded."""
-        self.defect = ""
-        self.last_tick_at = self._clock()
-        self.metrics.tick(took_s)
-
-    def tick_failed(self, error: Exception, took_s: float) -> None:
-        """Add the error to the last view's notices. Its traceback is logged once, not at every tick."""
-        message = f"internal: a tick raised {type(error).__name__}: {error}; nothing is done until this is over"
-        others = tuple(notice for notice in self.view.notices if notice != self.defect)
-        if message != self.defect:
-            logger.error("internal: a tick raised", exc_info=error)
-        self.defect = message
-        self.view = replace(self.view, notices=(message, *others))
-        self._events.record("tick_failed", message, outcome="failed")
-        self.metrics.tick_failed()
-        self.metrics.tick(took_s)
-
-    # ------------------------------------------------------------------------------------------------------- the view
-
-    def _view(
-        self,
-        desired: Desired,
-        sight: Sight,
-        plan: Plan,
-        refusals: tuple[Refusal, ...],
-        files: Hashable,
-        now: float,
-    ) -> View:
         overrides = {service: override.replicas for service, override in self._store.overrides.items()}
         observed = sight.observed
-        return View(
+        before = self.view
+        self.view = View(
             at=now,
             project=self._project,
             desired=desired,
@@ -165,6 +129,30 @@ class Publisher:
             haproxy_reachable=observed.routing is not None,
             ahead_s=self._ahead_s(),
         )
+        if sight.complete or self._board.is_published:
+            self._board.publish(self.view.endpoints)
+        for change in transitions(before, self.view):
+            self._events.record(
+                change.kind, change.message, service=change.service, target=change.target, outcome=change.outcome
+            )
+
+    def tick_ended(self, took_s: float) -> None:
+        """Count a tick that succeeded."""
+        self.defect = ""
+        self.last_tick_at = self._clock()
+        self.metrics.tick(took_s)
+
+    def tick_failed(self, error: Exception, took_s: float) -> None:
+        """Add the error to the last view's notices. Its traceback is logged once, not at every tick."""
+        message = f"internal: a tick raised {type(error).__name__}: {error}; nothing is done until this is over"
+        others = tuple(notice for notice in self.view.notices if notice != self.defect)
+        if message != self.defect:
+            logger.error("internal: a tick raised", exc_info=error)
+        self.defect = message
+        self.view = replace(self.view, notices=(message, *others))
+        self._events.record("tick_failed", message, outcome="failed")
+        self.metrics.tick_failed()
+        self.metrics.tick(took_s)
 
     def _ahead_s(self) -> float:
         """Seconds by which the wall clock is ahead of the controller's clock."""

@@ -1,3 +1,5 @@
+"""The view that the loop publishes after each tick: all that the API, metrics and Discovery show. Pure."""
+
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping

@@ -17,7 +17,7 @@ from ..wait import RolloutWait, ScaleWait, Verdict, judge_all
 from .options import NoWait, Output, Service, Timeout
 
 ROLLOUT_S = 1800.0
-"""A replica may take as long as this to start; `startup.deadline_s` has the same default."""
+"""How long a replica may take to start: `startup.deadline_s` has the same default."""
 
 Number = Annotated[str, typer.Argument(metavar="N", help="how many replicas, or auto")]
 Some = Annotated[
@@ -45,20 +45,20 @@ def register(app: typer.Typer) -> None:
 
 
 def mark(uuid: Uuid, reason: str, output: Output = "text") -> None:
-    """Place no replica on a GPU any more, because of what REASON says; those that are there stay."""
+    """Place no further replica on a GPU, for the reason REASON; its present replicas stay."""
     _mark(uuid, reason, f"no replica is placed on GPU {uuid} until `pierhead unmark {uuid}`", output)
 
 
 def unmark(uuid: Uuid, output: Output = "text") -> None:
-    """Use a GPU again that the controller, or somebody, found faulty."""
+    """Use a GPU again that the controller, or an operator, marked as faulty."""
     _mark(uuid, None, f"GPU {uuid} is used again", output)
 
 
 def _mark(uuid: str, fault: str | None, words: str, output: str) -> None:
     as_json = out.is_json(output)
-    told = Client.from_environment().put(f"/api/v1/gpus/{segment(uuid)}", {"fault": fault})
+    answer = Client.from_environment().put(f"/api/v1/gpus/{segment(uuid)}", {"fault": fault})
     if as_json:
-        out.print_json(told)
+        out.print_json(answer)
     else:
         out.say(words)
 
@@ -68,23 +68,23 @@ def scale(
 ) -> None:
     """Set a service's number of replicas; "auto" takes it back.
 
-    Waits until the world agrees. With an autoscaler, a number pauses it and "auto" sets it going again; without one,
-    "auto" goes back to the number of the compose files.
+    Waits until that many replicas are ready. A number pauses the autoscaler, "auto" resumes it; without an autoscaler
+    "auto" goes back to the number in the compose files.
     """
     as_json = out.is_json(output)
     if n != "auto" and not (n.isascii() and n.isdigit() and len(n) < 10):
         raise BadInput(f"N: expected an integer of at least 0, or auto, found {n!r}")
     api, path = Client.from_environment(), service_path(service)
-    told = api.put(f"{path}/scale", {"replicas": "auto" if n == "auto" else int(n)})
-    if "message" in told and not as_json:
-        out.say(f"{service}: {told['message']}")
-    target = told.get("wanted") if n == "auto" else int(n)  # an autoscaler's target is not known in advance
+    answer = api.put(f"{path}/scale", {"replicas": "auto" if n == "auto" else int(n)})
+    if "message" in answer and not as_json:
+        out.say(f"{service}: {answer['message']}")
+    target = answer.get("wanted") if n == "auto" else int(n)  # an autoscaler's target is not known in advance
     if target is None or no_wait:
-        _end(None, told, as_json=as_json)
+        _end(None, answer, as_json=as_json)
         return
     scaled = ScaleWait(target)
     stays = f"The target stays {target}; `pierhead status` shows how it goes on."
-    _end(wait(lambda: scaled.judge(api.get(path)), timeout, stays), told, as_json=as_json)
+    _end(wait(lambda: scaled.judge(api.get(path)), timeout, stays), answer, as_json=as_json)
 
 
 def wait_ready(
@@ -94,7 +94,7 @@ def wait_ready(
 
     After 5 s it also says what is in the way.
 
-    Ends with 1 as soon as all that is missing has a reason that waiting does not change.
+    Ends with 1 as soon as every missing replica has a reason that waiting does not change.
     """
     as_json, api, path = out.is_json(output), Client.from_environment(), "/api/v1/services"
     stays = "`pierhead status` shows how it goes on."
@@ -111,12 +111,12 @@ def deploy(
     """
     as_json, api = out.is_json(output), Client.from_environment()
     before = _services(api)
-    told = api.post("/api/v1/deploy", {"services": services} if services else {})
+    answer = api.post("/api/v1/deploy", {"services": services} if services else {})
     if not as_json:
-        for name, sentence in told["services"].items():
+        for name, sentence in answer["services"].items():
             out.say(f"{name}: {sentence}")
-    names = sorted(told["services"])
-    _see_through(api, RolloutWait(names, before), told, _Wishes(timeout, no_wait, as_json, names))
+    names = sorted(answer["services"])
+    _see_through(api, RolloutWait(names, before), answer, _Wishes(timeout, no_wait, as_json, names))
 
 
 def rollback(
@@ -149,38 +149,38 @@ class _Wishes:
 def _redirect(verb: str, service: str, body: Mapping[str, str], timeout_s: float, no_wait: bool, output: str) -> None:
     as_json, api = out.is_json(output), Client.from_environment()
     before = _services(api)
-    told = api.post(service_path(service, verb), body)
-    if told.get("message") and not as_json:
-        out.say(f"{service}: {told['message']}")
+    answer = api.post(service_path(service, verb), body)
+    if answer.get("message") and not as_json:
+        out.say(f"{service}: {answer['message']}")
     rollout = RolloutWait([service], before, reverting=verb != "promote")
-    _see_through(api, rollout, told, _Wishes(timeout_s, no_wait, as_json, [service]))
+    _see_through(api, rollout, answer, _Wishes(timeout_s, no_wait, as_json, [service]))
 
 
-def _see_through(api: Client, rollout: RolloutWait, told: Mapping[str, Any], wishes: _Wishes) -> None:
+def _see_through(api: Client, rollout: RolloutWait, answer: Mapping[str, Any], wishes: _Wishes) -> None:
     if wishes.no_wait:
-        _end(None, told, as_json=wishes.as_json)
+        _end(None, answer, as_json=wishes.as_json)
         return
     stays = "The rollout goes on without you; `pierhead status` shows how."
     verdict = wait(lambda: rollout.judge(_services(api)), wishes.timeout_s, stays)
     if not wishes.as_json:
-        _end(verdict, told, as_json=False)
+        _end(verdict, answer, as_json=False)
         return
     ended = {row["name"]: row for row in _services(api)["services"] if row["name"] in wishes.services}
     summary = {
         name: {"state": row["state"], "version": rows.version(row), "ready": row["ready"], "wanted": row["wanted"]}
         for name, row in ended.items()
     }
-    _end(verdict, {**told, "services": summary}, as_json=True)
+    _end(verdict, {**answer, "services": summary}, as_json=True)
 
 
 def _services(api: Client) -> Any:
     return api.get("/api/v1/services")
 
 
-def _end(verdict: Verdict | None, told: Mapping[str, Any], *, as_json: bool) -> None:
+def _end(verdict: Verdict | None, answer: Mapping[str, Any], *, as_json: bool) -> None:
     """Print how the wait ended; `verdict` is None where the command did not wait."""
     if as_json:
         waited = {"done": verdict.done, "message": verdict.message} if verdict else {}
-        out.print_json({**told, **waited})
+        out.print_json({**answer, **waited})
     elif verdict:
         out.say(verdict.message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from .. import output as out
 from .. import top as pictures
 from ..client import Client, service_path
 from ..patience import patiently
-from .options import Follow, OfService, Output, Service
+from .options import EVENTS_KEPT, Follow, OfService, Output, Service
 
 FOLLOW_S = 1.0
 FOLLOWED_LINES = 1000
@@ -23,8 +24,6 @@ MOST_LINES = 10_000
 """The most lines that the controller sends for one replica."""
 OVERLAP_S = 5.0
 """Longer than a line takes from a replica to the engine's log, and than a new replica takes to be listed."""
-EVENTS_KEPT = 1000
-"""The events that the controller keeps, and the most that it sends at once."""
 WAIT_S = 25
 TRAFFIC_WINDOW = "30s"
 """Six scrapes: short enough to follow a change, long enough for a rate."""
@@ -146,11 +145,7 @@ def _explain_nothing(api: Client, found: list[Any], service: str, kinds: list[st
 
 
 def _traffic_json(document: Mapping[str, Any], traffic: prometheus.Reading) -> dict[str, Any]:
-    services = []
-    for row in document["services"]:
-        known = traffic.of(row["name"])
-        measured = {"rate": known.rate, "p50_s": known.p50_s, "p99_s": known.p99_s}
-        services.append({**row, **measured})
+    services = [{**row, **asdict(traffic.of(row["name"]))} for row in document["services"]]
     return {"at": document["at"], "services": services, "prometheus_problem": traffic.problem}
 
 

@@ -1,5 +1,5 @@
-"""`pierhead llm ...`: compose files for language models, from a shell, which needs no running stack; and what people do
-to all replicas of one: sleep, wake, reset-prefix-cache."""
+"""`pierhead llm ...`: writes compose files for language models, which needs no running stack; and sends sleep, wake and
+reset-prefix-cache to all replicas of a model."""
 
 from __future__ import annotations
 
@@ -60,12 +60,14 @@ Level = Annotated[
 Patience = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="each replica may take so long")]
 
 OPERATE_S = 300.0
-"""Weights come back from disk, after a sleep of level 2."""
+"""After a sleep of level 2 the weights are read from disk again."""
 
 
 def register(app: typer.Typer) -> None:
     """Add these commands."""
-    group = typer.Typer(help="Language models: their compose files, and what replicas are told.", rich_markup_mode=None)
+    group = typer.Typer(
+        help="Language models: their compose files, and operations on their replicas.", rich_markup_mode=None
+    )
     for command in (build, sleep, wake):
         group.command()(command)
     group.command("reset-prefix-cache")(reset_prefix_cache)
@@ -143,7 +145,7 @@ def _model_id(source: str) -> str:
 
 
 def _service_name(model_id: str) -> str:
-    """A name that DNS takes."""
+    """A valid DNS name."""
     letters = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in model_id.lower())
     return "llm-" + "-".join(filter(None, letters.split("-")))[:36].strip("-")
 
@@ -180,7 +182,7 @@ def _config(fields: dict[str, Any]) -> LLMConfig:
 
 
 def _check(document: dict[str, Any]) -> None:
-    """As the controller will read it: what it would refuse is told now."""
+    """Raise BadInput for what the controller would refuse."""
     from ...errors import SpecError
     from ...spec.parse import parse
 
@@ -193,9 +195,9 @@ def _check(document: dict[str, Any]) -> None:
 
 
 def _place(file: Path) -> Path:
-    """Return FILE as COMPOSE_FILE names it, from the clone's root; as it is where nobody says which clone that is.
+    """Return FILE relative to the clone's root, as in COMPOSE_FILE; unchanged where the clone is not known.
 
-    Raises BadInput for one outside of the clone: the controller would not find it.
+    Raises BadInput for a file outside of the clone: the controller would not find it.
     """
     project = os.environ.get("PIERHEAD_PROJECT_DIR")
     if not project:
@@ -216,7 +218,7 @@ def _how_to_start(place: Path) -> str:
 
 
 def sleep(service: OneService, level: Level = 1, timeout: Patience = OPERATE_S, output: Output = "text") -> None:
-    """Have every ready replica give its accelerator's memory back. Until `wake` they answer no requests."""
+    """Have every ready replica free its accelerator's memory. Until `wake` replicas answer no requests."""
     from pierhead.llm.v1.llm_pb2 import Operation
 
     _operate(service, Operation(sleep=Operation.Sleep(level=level)), "sleep", timeout, output)
@@ -230,7 +232,7 @@ def wake(service: OneService, timeout: Patience = OPERATE_S, output: Output = "t
 
 
 def reset_prefix_cache(service: OneService, timeout: Patience = OPERATE_S, output: Output = "text") -> None:
-    """Have every ready replica forget the prompts that it has read."""
+    """Have every ready replica drop its cache of prompts."""
     from pierhead.llm.v1.llm_pb2 import Operation
 
     reset = Operation(reset_prefix_cache=Operation.ResetPrefixCache())
@@ -238,7 +240,7 @@ def reset_prefix_cache(service: OneService, timeout: Patience = OPERATE_S, outpu
 
 
 def _operate(service: str, operation: Operation, verb: str, timeout_s: float, output: str) -> None:
-    """Ask each replica, show what it said. Raises CommandError where one did not do it."""
+    """Send the operation to each replica and show the answers. Raises CommandError where a replica failed."""
     from ..llm_replicas import operate
 
     as_json = out.is_json(output)
@@ -250,8 +252,8 @@ def _operate(service: str, operation: Operation, verb: str, timeout_s: float, ou
         raise CommandError(f"{service} has no ready replica to {verb}; `pierhead why {service}` says why")
     answers = operate(ready, operation, timeout_s)
     if as_json:
-        told = [{"name": a.replica, "address": a.address, "done": a.done, "message": a.message} for a in answers]
-        out.print_json({"service": service, "operation": verb, "replicas": told})
+        listed = [{"name": a.replica, "address": a.address, "done": a.done, "message": a.message} for a in answers]
+        out.print_json({"service": service, "operation": verb, "replicas": listed})
     else:
         listing = tables.Listing(("REPLICA", "ADDRESS", verb.upper()), "WHY NOT", optional=("ADDRESS",))
         for answer in answers:

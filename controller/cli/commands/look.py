@@ -14,10 +14,7 @@ from ..client import Client, service_path
 from ..errors import BAD_INPUT
 from ..why import Case
 from ..why import page as why_page
-from .options import Output, Service
-
-EVENTS_READ = 1000
-"""The events that the controller keeps."""
+from .options import EVENTS_KEPT, Output, Service
 
 
 def register(app: typer.Typer) -> None:
@@ -31,48 +28,36 @@ def status(output: Output = "text") -> None:
     as_json = out.is_json(output)
     document = Client.from_environment().get("/api/v1/services")
     traffic = prometheus.read(prometheus.address())
-    if as_json:
-        rows = [{**row, "p99_s": traffic.of(row["name"]).p99_s} for row in document["services"]]
-        out.print_json({**document, "services": rows})
-        return
-    _show(lambda width: tables.status(document, traffic, width))
+    rows = [{**row, "p99_s": traffic.of(row["name"]).p99_s} for row in document["services"]]
+    _show(as_json, {**document, "services": rows}, lambda width: tables.status(document, traffic, width))
 
 
 def why(service: Service, output: Output = "text") -> None:
     """Say why a service is as it is.
 
-    What is in the way, who wants how many replicas, its last failure with the log, what happened.
+    What is in the way, what sets the number of replicas, the last failure with its log, the last events.
     """
     as_json, api = out.is_json(output), Client.from_environment()
     row = api.get(service_path(service))
     plan = api.get("/api/v1/plan")
-    events = api.get("/api/v1/events", {"service": service, "limit": str(EVENTS_READ)})["events"]
+    events = api.get("/api/v1/events", {"service": service, "limit": str(EVENTS_KEPT)})["events"]
     case = Case(row, plan, events, prometheus.read(prometheus.address()).of(service))
-    if as_json:
-        out.print_json(case.as_json())
-        return
-    _show(lambda width: why_page(case, width))
+    _show(as_json, case.as_json(), lambda width: why_page(case, width))
 
 
 def gpus(output: Output = "text") -> None:
     """Show the GPUs and who holds them."""
     as_json = out.is_json(output)
     document = Client.from_environment().get("/api/v1/services")
-    if as_json:
-        problem = {key: document[key] for key in ("gpu_memory_problem",) if key in document}
-        out.print_json({"at": document["at"], "gpus": document["gpus"], **problem})
-        return
-    _show(lambda width: tables.gpus(document, width))
+    found = {key: document[key] for key in ("at", "gpus", "gpu_memory_problem")}
+    _show(as_json, found, lambda width: tables.gpus(document, width))
 
 
 def routes(output: Output = "text") -> None:
     """Show what HAProxy sends where."""
     as_json = out.is_json(output)
     document = Client.from_environment().get("/api/v1/routes")
-    if as_json:
-        out.print_json(document)
-        return
-    _show(lambda width: tables.routes(document, width))
+    _show(as_json, document, lambda width: tables.routes(document, width))
 
 
 def plan(output: Output = "text") -> None:
@@ -94,12 +79,12 @@ def revisions(service: Service, output: Output = "text") -> None:
     """Show the versions that `rollback --to` can go to."""
     as_json = out.is_json(output)
     document: Any = Client.from_environment().get(service_path(service, "revisions"))
+    _show(as_json, document, lambda width: tables.revisions(document, document["at"], width))
+
+
+def _show(as_json: bool, document: object, page: Callable[[int], Iterable[RenderableType]]) -> None:
     if as_json:
         out.print_json(document)
         return
-    _show(lambda width: tables.revisions(document, document["at"], width))
-
-
-def _show(page: Callable[[int], Iterable[RenderableType]]) -> None:
     console = out.console()
     out.show(page(out.width(console)), console)

@@ -8,6 +8,9 @@ import typer
 
 from .. import completion
 
+EVENTS_KEPT = 1000
+"""The events that the controller keeps, and the most that it sends at once."""
+
 Output = Annotated[
     str, typer.Option("--output", "-o", metavar="FORM", help="text or json", autocompletion=completion.forms)
 ]

@@ -1,4 +1,4 @@
-"""How long things take, as written on a command line: "0.2", "uniform:1:3", "exp:0.1", "lognormal:0.1:0.5"."""
+"""Durations as written on a command line: "0.2", "uniform:1:3", "exp:0.1", "lognormal:0.1:0.5"."""
 
 from __future__ import annotations
 

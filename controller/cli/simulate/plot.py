@@ -61,7 +61,7 @@ def draw(result: Result, summary: Summary, file: Path) -> None:
             panel(ax, result, axis)
             ax.margins(x=0)
             if ax.get_legend_handles_labels()[0]:
-                # Beside the panel: inside, it hides the very burst that somebody looks for.
+                # Beside the panel: inside, it would hide a burst.
                 ax.legend(loc="upper left", bbox_to_anchor=(1.005, 1.04), fontsize=9, handlelength=1.4)
         axes[-1].set_xlabel(f"time, {axis.unit}")
         axes[-1].set_xlim(0, axis.at(result.trace.duration_s))
@@ -155,7 +155,7 @@ def _replicas(ax: Any, result: Result, axis: _Axis) -> None:
 def _requests(ax: Any, result: Result, axis: _Axis) -> None:
     width_s, bins = _binned(result)
     in_work = _means(bins, lambda sample: sample.in_work)
-    # The longest line, not the mean: it is what a burst is remembered for.
+    # The longest queue of a bin, not the mean: bursts are short.
     total = [
         busy + max((sample.waiting for sample in each), default=0) for busy, each in zip(in_work, bins, strict=True)
     ]
@@ -213,7 +213,7 @@ def _counted(result: Result, times: array[float]) -> tuple[float, list[int]]:
 
 
 def _binned(result: Result) -> tuple[float, list[list[Sample]]]:
-    """(seconds of one bin, what the looks in each saw)."""
+    """(seconds of one bin, the samples in each)."""
     width_s = result.trace.duration_s / BINS
     bins: list[list[Sample]] = [[] for _ in range(BINS)]
     for sample in result.samples:
@@ -222,7 +222,7 @@ def _binned(result: Result) -> tuple[float, list[list[Sample]]]:
 
 
 def _means(bins: Sequence[Sequence[Sample]], of: Callable[[Sample], int]) -> list[float]:
-    """The mean of each bin; one without a look (a trace of seconds) goes on from the one before."""
+    """The mean of each bin; a bin without a sample (in a short trace) repeats the one before."""
     means: list[float] = []
     for each in bins:
         means.append(sum(map(of, each)) / len(each) if each else means[-1] if means else 0.0)

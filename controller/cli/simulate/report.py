@@ -1,4 +1,4 @@
-"""What a simulation found, in numbers. Pure. Seconds, unless a name says otherwise."""
+"""The results of a simulation in numbers and words. Pure. Times are in seconds unless a name says otherwise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .traces import Step
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of a number of durations; None where there are none."""
+    """Quantiles and maximum of durations; None where there are none."""
 
     p50: float | None
     p99: float | None
@@ -23,20 +23,20 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class StepAnswer:
-    """How a step of the rate was answered. Times are from the step on; None = not before the next step, or the end."""
+    """How replicas followed a step of the rate. Times are since the step; None = not before the next one or the end."""
 
     at_s: float
     rate_before: float
     rate_after: float
     needed: int
-    """Replicas for the new rate, by the mean time that a request takes; with a policy: what was reached."""
+    """Replicas for the new rate, by the mean time of a request; with a policy: the number that was reached."""
     decided_after_s: float | None
     ready_after_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The table. `reversals`: changes of the target in the other direction than the one before."""
+    """The table. `reversals`: changes of the target in the other direction than the change before."""
 
     trace: str
     duration_s: float
@@ -93,7 +93,7 @@ def summarise(result: Result) -> Summary:
 
 
 def percentile(ordered: Sequence[float], part: float) -> float | None:
-    """The smallest value that `part` of all values do not exceed; None of nothing."""
+    """The smallest value that `part` of all values do not exceed; None without values."""
     return ordered[max(math.ceil(part * len(ordered)) - 1, 0)] if ordered else None
 
 
@@ -103,7 +103,7 @@ def _spread(durations: Sequence[float]) -> Spread:
 
 
 def _integral(result: Result, counts: Sequence[int]) -> float:
-    """Each count holds until the next look, the last one until the end."""
+    """Sum counts over time; each one holds until the next sample, the last one until the end."""
     times = [*(sample.at_s for sample in result.samples), result.trace.duration_s]
     return round(sum(count * (end - at) for count, (at, end) in zip(counts, itertools.pairwise(times), strict=True)), 3)
 
@@ -202,7 +202,7 @@ def step_words(step: StepAnswer) -> str:
 
 
 def span_words(seconds: float) -> str:
-    """A duration as people say it."""
+    """A duration in its usual unit."""
     if seconds < 600:
         return f"{seconds:g} s"
     return f"{seconds / 60:.4g} min" if seconds < 7200 else f"{seconds / 3600:.4g} h"

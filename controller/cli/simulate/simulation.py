@@ -1,11 +1,11 @@
 """Runs the controller's own decisions against a trace, in simulated time.
 
-What decides is what decides in a stack: `Scaler` (and with it `autoscale.decide` and the service's policy), and `plan`.
-Only the world is simulated (`world.py`), and the clock. The same arguments give the same result.
+`Scaler` (with `autoscale.decide` and the service's policy) and `plan` are those of a real stack. Only the world
+(`world.py`) and the clock are simulated. The same arguments give the same result.
 
-    arrivals, ends of requests, replicas that become ready --+
-                                                             +--> in order of time
-    the controller's looks: every second, and after news ----+
+    arrivals, ends of requests, replicas that become ready ------------+
+                                                                       +--> in order of time
+    the controller's ticks: every second, and soon after an event -----+
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from .traces import Trace
 from .world import PROJECT, Happening, Replica, Requests, SimulatedWorld
 
 LOOK_S = 1.0
-"""Longest time between two looks, as in the loop."""
+"""Longest time between two ticks, as in the loop."""
 NEWS_S = 0.02
-"""From something that happens to the look that it brings about, as in the loop."""
+"""From an event to the tick that it causes, as in the loop."""
 MOST_EVENTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the service's replicas are like, and what they begin with."""
+    """The service's replicas."""
 
     service_time: Distribution = field(default_factory=lambda: parse_distribution("service_time", "exp:0.1"))
     start_time: Distribution = field(default_factory=lambda: parse_distribution("start_time", "10"))
     places: int | None = None
-    """Requests that a replica works on at the same time; None = max_ongoing_requests."""
+    """Requests that a replica works on at a time; None = max_ongoing_requests."""
     begin: int | None = None
-    """Replicas that are ready at the beginning; None = what the autoscaler begins with."""
+    """Replicas that are ready at the beginning; None = the autoscaler's own number."""
     failing_starts: float = 0.0
-    """Part of the starts that fail, 0 to 1."""
+    """Fraction of the starts that fail, 0 to 1."""
     gpus: int | None = None
     """GPUs of the machine; None = as many as are needed."""
     seed: int = 0
@@ -61,11 +61,11 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one look saw."""
+    """The state at one tick."""
 
     at_s: float
     wanted: int
-    """Replicas that the policy asks for at this moment."""
+    """Replicas that the policy asks for at that moment."""
     target: int
     ready: int
     present: int
@@ -76,7 +76,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """An event of the controller's, as `make events` would show it."""
+    """An event of the controller, as `make events` would show it."""
 
     at_s: float
     kind: str
@@ -99,7 +99,7 @@ class Result:
 
 
 def simulate(spec: ServiceSpec, trace: Trace, setting: Setting | None = None) -> Result:
-    """Run a service that has an `autoscale` block against a trace, from its first second to its last."""
+    """Run a service that has an `autoscale` block against a trace."""
     setting = setting or Setting()
     with tempfile.TemporaryDirectory(prefix="pierhead-simulate-") as directory, _quiet():
         store = Store(Path(directory))
@@ -111,7 +111,7 @@ def simulate(spec: ServiceSpec, trace: Trace, setting: Setting | None = None) ->
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Events go into the result, not into a log whose times are others."""
+    """Keep events out of the log, whose times are real ones; they are in the result."""
     logger = logging.getLogger("controller")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -122,8 +122,8 @@ def _quiet() -> Iterator[None]:
 
 
 def seeded(seed: int, of: str) -> Random:
-    """Chance of its own for each purpose: one more start of a replica must not change the work of the requests."""
-    return Random(f"{seed} {of}")  # noqa: S311 - to be repeated, not to be unpredictable
+    """A generator for each purpose: one more start of a replica must not change the work of the requests."""
+    return Random(f"{seed} {of}")  # noqa: S311 - it must be repeatable, not unpredictable
 
 
 class _Simulation:
@@ -159,10 +159,10 @@ class _Simulation:
         self._busy_read_at = -1e9
 
     def run(self) -> Result:
-        """The main loop: whatever is next."""
+        """Run to the end of the trace."""
         begin = self._setting.begin
         self._world.begin_with(self._autoscale.first if begin is None else begin, 0.0)
-        # Of its own, so that the same trace has the same work whatever is decided.
+        # Its own generator: the same trace has the same work whatever is decided.
         rng, needs = seeded(self._setting.seed, "work"), self._trace.service_times
         sample, times = self._setting.service_time.sample, self._trace.times
         arrived, count, end, look_at = 0, len(times), self._trace.duration_s, 0.0
@@ -187,7 +187,7 @@ class _Simulation:
         heapq.heappush(self._heap, (at, self._serial, happening, replica, request))
 
     def _happen(self, now: float) -> bool:
-        """Let the next thing happen; whether it is one that wakes the controller."""
+        """Carry out the next event; return whether it wakes the controller."""
         _, _, happening, replica, request = heapq.heappop(self._heap)
         match happening:
             case "finished":
@@ -200,7 +200,7 @@ class _Simulation:
         return True
 
     def _look(self, now: float) -> float:
-        """One tick of the controller; seconds until the next."""
+        """One tick of the controller; return the seconds until the next one."""
         self._world.expire(now)
         observed = self._world.observed(now)
         self._busy.append(self._world.utilisation)
@@ -230,12 +230,12 @@ class _Simulation:
             world.ready,
             world.present,
             world.in_work,
-            len(world.line),
+            len(world.queue),
         )
         self._samples.append(sample)
 
     def _utilisation(self, service: str, policy: PrometheusPolicy, now: float) -> float | None:
-        """In a query's place: percent of the replicas' places that are taken, on average between two questions."""
+        """Stand in for a query: percent of the replicas' places that are taken, on average since the last query."""
         if now - self._busy_read_at >= policy.period_s and self._busy:
             self._busy_value = sum(self._busy) / len(self._busy)
             self._busy_read_at = now

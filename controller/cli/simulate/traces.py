@@ -6,7 +6,7 @@
     spike:10x               the same, for `length` seconds
     ramp:10x                from the one to the other in a straight line, within `length` seconds
     diurnal:10x             between the two like day and night, once in `length` seconds
-    noise                   the rate times something else in every `length` seconds, up to `amplitude` off
+    noise                   the rate, up to `amplitude` more or less, another one in every `length` seconds
 
 A shape's numbers stand behind its name: `step:10x,rate=20,at=300,duration=1800`.
 """
@@ -26,13 +26,13 @@ from ...errors import InvalidRequest
 
 MOST_REQUESTS = 10_000_000
 LONGEST_S = 7 * 86_400.0
-"""A week: some minutes, as the controller looks once a second whether anything happens or not."""
+"""A week. It takes some minutes, as there is at least one tick a second."""
 MOST_PIECES = 1_000_000
-"""Times that a shape may change its rate."""
+"""How often a shape may change its rate."""
 PIECE_S = 1.0
-"""A rate that changes all the time is taken to be constant for so long."""
+"""A rate that changes all the time is constant for so long."""
 STEP = 2.0
-"""A rate that becomes so many times as large or small from one moment to the next is a step."""
+"""A change of the rate by at least this factor at once is a step."""
 
 Piece = tuple[float, float]
 """(seconds, requests per second from then on)."""

@@ -1,16 +1,15 @@
 """A Docker Engine and a HAProxy in memory, and replicas that take their time: what the planner sees and changes.
 
-One service. A request goes to the ready replica with the least to do that has room for it (`max_ongoing_requests`),
-else it waits in one line for all of them, for `request_timeout_s` at most. A replica works on `places` requests at a
-time, each for the time that it needs; what it has beyond that waits inside it. Time is an argument, chance a seeded
-generator.
+One service. A request goes to the ready replica with the fewest requests, if that has room (`max_ongoing_requests`);
+else it waits in the service's queue, for `request_timeout_s` at most. A replica works on `places` requests at a time;
+its other requests wait inside it. Time is an argument, chance a seeded generator.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
@@ -48,7 +47,7 @@ IMAGE_ID = "sha256:simulated"
 
 Happening = Literal["finished", "ready", "exited"]
 Later = Callable[[float, Happening, "Replica", int], None]
-"""Has something happen to a replica (and a request, by number) at a time."""
+"""Schedules what happens to a replica (and to a request, by number) at a time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,15 +66,15 @@ class Replica:
     exit_code: int | None = None
     stopping: bool = False
     leaving: bool = False
-    """It gets no new requests: its retirement has begun."""
+    """Its retirement has begun: it gets no new requests."""
     server: ServerState | None = None
     working: int = 0
     backlog: deque[int] = field(default_factory=deque)
-    """Requests that it has accepted and has no place for yet."""
+    """Accepted requests that wait inside it."""
 
     @property
     def ongoing(self) -> int:
-        """Requests that it has."""
+        """Requests that it works on or that wait inside it."""
         return self.working + len(self.backlog)
 
     @property
@@ -86,7 +85,7 @@ class Replica:
 
 @dataclass(slots=True)
 class Requests:
-    """What became of the requests. Those of a kind are at the same place in each of its lists."""
+    """How the requests ended. `latency` and `waited` have the order of `finished_at`."""
 
     arrived: array[float] = field(default_factory=lambda: array("d"))
     needs: array[float] = field(default_factory=lambda: array("d"))
@@ -94,12 +93,12 @@ class Requests:
     finished_at: array[float] = field(default_factory=lambda: array("d"))
     latency: array[float] = field(default_factory=lambda: array("d"))
     waited: array[float] = field(default_factory=lambda: array("d"))
-    """Until work on it began, of those that finished."""
+    """Seconds until work on each finished request began."""
     refused_at: array[float] = field(default_factory=lambda: array("d"))
     timed_out: int = 0
-    """Those of the refused that had waited too long; the others found the line full."""
+    """Refused requests that had waited too long; for the others the queue was full."""
     lost: int = 0
-    """Their replica was killed."""
+    """Requests whose replica was killed."""
 
 
 class SimulatedWorld:
@@ -120,7 +119,7 @@ class SimulatedWorld:
         self.spec = spec
         self.requests = Requests()
         self.replicas: dict[str, Replica] = {}
-        self.line: deque[int] = deque()
+        self.queue: deque[int] = deque()
         self.starts = self.failed_starts = 0
         self._store = store
         self._start_time = start_time
@@ -136,7 +135,7 @@ class SimulatedWorld:
 
     @property
     def in_work(self) -> int:
-        """Requests that replicas have."""
+        """Requests at replicas."""
         return sum(replica.ongoing for replica in self.replicas.values())
 
     @property
@@ -146,7 +145,7 @@ class SimulatedWorld:
 
     @property
     def present(self) -> int:
-        """Containers that run, whatever they do."""
+        """Running containers."""
         return sum(replica.state is ContainerState.RUNNING for replica in self.replicas.values())
 
     @property
@@ -156,29 +155,29 @@ class SimulatedWorld:
         return 100.0 * sum(replica.working for replica in self._routable) / places if places else 0.0
 
     def arrive(self, needs_s: float, now: float) -> None:
-        """A request comes that takes `needs_s` seconds of work."""
+        """Take a request of `needs_s` seconds of work."""
         request = len(self.requests.arrived)
         self.requests.arrived.append(now)
         self.requests.needs.append(needs_s)
-        replica = min(self._routable, key=_ongoing, default=None)
+        replica = min(self._routable, key=lambda replica: replica.ongoing, default=None)
         if replica is not None and replica.ongoing < self.spec.max_ongoing_requests:
             self._accept(replica, request, now)
             return
         self.expire(now)
-        if 0 <= self.spec.max_queued_requests <= len(self.line):
+        if 0 <= self.spec.max_queued_requests <= len(self.queue):
             self.requests.refused_at.append(now)
         else:
-            self.line.append(request)
+            self.queue.append(request)
 
     def expire(self, now: float) -> None:
-        """Send away those who have waited too long."""
+        """Refuse the requests that have waited too long."""
         limit_s, requests = self.spec.request_timeout_s, self.requests
-        while self.line and now - requests.arrived[self.line[0]] > limit_s:
-            requests.refused_at.append(requests.arrived[self.line.popleft()] + limit_s)
+        while self.queue and now - requests.arrived[self.queue[0]] > limit_s:
+            requests.refused_at.append(requests.arrived[self.queue.popleft()] + limit_s)
             requests.timed_out += 1
 
     def finish(self, replica: Replica, request: int, now: float) -> None:
-        """A replica is done with a request, and takes the next one."""
+        """End a request; its replica takes the next one."""
         if not replica.state.is_up:
             return  # it was killed, and the request with it
         requests = self.requests
@@ -203,12 +202,12 @@ class SimulatedWorld:
         self._later(now + self.requests.needs[request], "finished", replica, request)
 
     def _fill(self, replica: Replica, now: float) -> None:
-        """Give a replica what waits and what it has room for."""
-        if not self.line or not self._takes(replica):
+        """Send queued requests to a replica while it has room."""
+        if not self.queue or not self._takes(replica):
             return
         self.expire(now)
-        while self.line and replica.ongoing < self.spec.max_ongoing_requests:
-            self._accept(replica, self.line.popleft(), now)
+        while self.queue and replica.ongoing < self.spec.max_ongoing_requests:
+            self._accept(replica, self.queue.popleft(), now)
 
     def _takes(self, replica: Replica) -> bool:
         if replica.leaving or not replica.is_ready:
@@ -218,7 +217,7 @@ class SimulatedWorld:
     # ----------------------------------------------------------------------------------------------- what happens to it
 
     def begin_with(self, count: int, now: float) -> None:
-        """Have replicas that were started long ago."""
+        """Create replicas that are ready already."""
         version = version_of(self.spec.definition_hash, IMAGE_ID)
         for number in range(1, count + 1):
             gpus = self._gpus[(number - 1) * self._gpus_each : number * self._gpus_each]
@@ -233,13 +232,13 @@ class SimulatedWorld:
         return self.spec.gpu.count if self.spec.gpu else 0
 
     def become_ready(self, replica: Replica, now: float) -> None:
-        """Its model is loaded."""
+        """A replica has started."""
         if replica.state is ContainerState.RUNNING:
             replica.ready_since = now
             self._reroute(now)
 
     def fail(self, replica: Replica) -> None:
-        """It ends by itself."""
+        """A replica exits during its start."""
         if replica.state is ContainerState.RUNNING:
             self.failed_starts += 1
             self._exit(replica, 1)
@@ -264,14 +263,14 @@ class SimulatedWorld:
     # ---------------------------------------------------------------------------------------------- the planner's side
 
     def observed(self, now: float) -> Observed:
-        """The snapshot that a look at this world gives."""
+        """The snapshot of this world."""
         backend = backend_name(self.spec.name)
         servers = tuple(
             Server(backend, replica.name, _address(replica), replica.server, up=True, sessions=replica.ongoing)
             for replica in self.replicas.values()
             if replica.server is not None
         )
-        routing = RoutingState(1, 0.0, "simulated", "", servers, frozenset({backend}), {backend: len(self.line)})
+        routing = RoutingState(1, 0.0, "simulated", "", servers, frozenset({backend}), {backend: len(self.queue)})
         return Observed(
             containers=tuple(_container(replica, self.spec.name, now) for replica in self.replicas.values()),
             images={self.spec.image: IMAGE_ID},
@@ -286,7 +285,7 @@ class SimulatedWorld:
         return next((one.ready_since for one in self.replicas.values() if one.id == container_id), None)
 
     def perform(self, action: Action, now: float) -> None:
-        """Do what an action says, at once."""
+        """Carry out an action, at once."""
         match action:
             case CreateContainer():
                 uuids = tuple(gpu.uuid for gpu in action.gpus)
@@ -312,7 +311,7 @@ class SimulatedWorld:
             case DeleteServer():
                 self.replicas[action.target].server = None
             case _:
-                return  # routes and images are there from the beginning
+                return  # routes and images exist from the beginning
         self._reroute(now)
 
     def _start(self, replica: Replica, now: float) -> None:
@@ -329,10 +328,6 @@ class SimulatedWorld:
         replica.stopping = True
         if not replica.ongoing:
             self._exit(replica, 0)
-
-
-def _ongoing(replica: Replica) -> int:
-    return replica.working + len(replica.backlog)
 
 
 def _address(replica: Replica) -> str:
@@ -357,8 +352,5 @@ def _container(replica: Replica, service: str, now: float) -> ReplicaContainer:
         health=Health.READY if replica.ready_since is not None else Health.UNKNOWN,
         ongoing=replica.ongoing,
         ongoing_at=now,
-        waiting=_NOBODY,
+        waiting={},
     )
-
-
-_NOBODY: Mapping[str, int] = {}

@@ -10,16 +10,8 @@ UUID = "GPU-3f2c1b0a-4d5e-6f70-8192-a3b4c5d6e7f8"
 
 
 def replica(name: str, state: str = "RUNNING", **changes: Any) -> dict[str, Any]:
-    plain: dict[str, Any] = {
-        "name": name,
-        "state": state,
-        "version": "1a2b3c4d",
-        "address": "172.18.0.7:8080" if name else "",
-        "gpus": [],
-        "ongoing": 0 if name else None,
-        "message": "",
-    }
-    return {**plain, **changes}
+    running = {"address": "172.18.0.7:8080", "ongoing": 0} if name else {"address": "", "ongoing": None}
+    return {"name": name, "state": state, "version": "1a2b3c4d", "gpus": [], "message": "", **running, **changes}
 
 
 def row(name: str = "web", **changes: Any) -> dict[str, Any]:
@@ -77,51 +69,23 @@ def gpu(uuid: str, **changes: Any) -> dict[str, Any]:
 
 def rolling(name: str = "ranker", **changes: Any) -> dict[str, Any]:
     """A service in the middle of a rollout."""
-    rollout = {
-        "from": "1a2b3c4d",
-        "to": "9f8e7d6c",
-        "phase": "ROLLING",
-        "since": AT - 60,
-        "ready": 1,
-        "wanted": 2,
-        "message": "",
-    }
-    rollout.update({key: changes.pop(key) for key in ("phase", "message") if key in changes})
-    fields = {"state": "UPDATING", "version": "9f8e7d6c", "rollout": rollout, "rejected": None, "converged": False}
+    rollout = {"from": "1a2b3c4d", "to": "9f8e7d6c", "phase": "ROLLING", "since": AT - 60, "ready": 1, "wanted": 2}
+    rollout |= {"message": "", **{key: changes.pop(key) for key in ("phase", "message") if key in changes}}
+    fields = {"state": "UPDATING", "version": "9f8e7d6c", "rollout": rollout, "converged": False}
     return row(name, **{**fields, **changes})
 
 
 def settled(name: str = "ranker", version: str = "9f8e7d6c", **changes: Any) -> dict[str, Any]:
-    """The same service when nothing goes on."""
-    return row(name, **{"state": "HEALTHY", "version": version, "rollout": None, "rejected": None, **changes})
+    """The same service without a rollout."""
+    return row(name, **{"state": "HEALTHY", "version": version, **changes})
 
 
 def document(*rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    plain: dict[str, Any] = {
-        "project": "p",
-        "at": AT,
-        "services": list(rows),
-        "gpus": [],
-        "spec_problems": [],
-        "notices": [],
-        "settled": True,
-        "files_current": True,
-        "gpu_memory_problem": "",
-        "engine_reachable": True,
-    }
-    return {**plain, **changes}
+    problems = {"spec_problems": [], "notices": [], "gpu_memory_problem": ""}
+    seen = {"settled": True, "files_current": True, "engine_reachable": True}
+    return {"project": "p", "at": AT, "services": list(rows), "gpus": [], **problems, **seen, **changes}
 
 
 def event(message: str, kind: str = "create_container", **changes: Any) -> dict[str, Any]:
-    plain: dict[str, Any] = {
-        "seq": 1,
-        "at": AT - 30,
-        "kind": kind,
-        "service": "web",
-        "target": "p-web-1a2b3c4d-1",
-        "message": message,
-        "outcome": "ok",
-        "last_at": AT - 30,
-        "times": 1,
-    }
-    return {**plain, **changes}
+    about = {"seq": 1, "kind": kind, "service": "web", "target": "p-web-1a2b3c4d-1", "message": message}
+    return {**about, "outcome": "ok", "at": AT - 30, "last_at": AT - 30, "times": 1, **changes}

@@ -8,13 +8,11 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from controller.spec.schema import REFERENCE, compose_schema, descriptions, schema_text
 from controller.spec.serve_block import ServeBlock
-from controller.spec.yaml import load_written
 
 ROOT = Path(__file__).resolve().parents[3]
 GOOD = """
@@ -171,43 +169,3 @@ def test_words_are_those_above_the_key() -> None:
         "        path: null\n"
     )
     assert words == {"replicas": "The first.", "health": "How.", "health.path": "Where."}
-
-
-def test_the_reference_itself_fits_the_schema() -> None:
-    document = compose_schema(REFERENCE.read_text(encoding="utf-8"))
-    for service in load_written(REFERENCE.read_text(encoding="utf-8"))["services"].values():
-        assert misfits(service["x-serve"], {"$ref": "#/$defs/ServeBlock"}, document["$defs"]) == []
-    assert misfits({"replicas": "two"}, {"$ref": "#/$defs/ServeBlock"}, document["$defs"]) == ["replicas"]
-
-
-TYPES: dict[str, type | tuple[type, ...]] = {
-    "integer": int,
-    "number": (int, float),
-    "string": str,
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-    "null": type(None),
-}
-
-
-def misfits(value: Any, schema: dict[str, Any], definitions: dict[str, Any], path: str = "") -> list[str]:
-    """Paths of values whose type the schema does not allow."""
-    if "$ref" in schema:
-        schema = definitions[schema["$ref"].rsplit("/", 1)[-1]]
-    if "anyOf" in schema:
-        found = [misfits(value, option, definitions, path) for option in schema["anyOf"]]
-        return min(found, key=len)
-    if "type" not in schema and "enum" not in schema:
-        return []  # anything: it is read by itself
-    if "enum" in schema:
-        return [] if value in schema["enum"] else [path]
-    if not isinstance(value, TYPES[schema["type"]]):
-        return [path]
-    if not isinstance(value, dict):
-        return []
-    return [
-        misfit
-        for key, inner in value.items()
-        for misfit in misfits(inner, schema["properties"][key], definitions, f"{path}.{key}".lstrip("."))
-    ]

@@ -39,7 +39,7 @@ def test_a_target_that_is_overwritten_before_the_first_look_ends_the_wait_soon()
     wait, late = ScaleWait(2), ScaleWait(2)
     looks = [wait.judge(row(wanted=5, at=AT + number)) for number in (0, 0, 0, 1, 1)]
     assert not any(verdict.done or verdict.hopeless for verdict in looks), "they may be from before the request"
-    with pytest.raises(TargetMovedError, match="web: somebody else set the target to 5 meanwhile"):
+    with pytest.raises(TargetMovedError, match="web: another request set the target to 5 meanwhile"):
         wait.judge(row(wanted=5, at=AT + 2))
     assert not any(late.judge(row(wanted=5, at=at)).done for at in (AT, AT + 1))
     assert late.judge(row(at=AT + 2)).done, "ours was taken up late"
@@ -139,33 +139,31 @@ def test_a_rejection_that_matters_no_more_fails_no_wait(changes: dict[str, Any])
     assert judge_all(document(turned_down(**changes)), serving=True).done
 
 
-def test_settings_that_replicas_refuse_are_not_in_force() -> None:
+def test_a_user_config_that_replicas_refuse_is_not_in_force() -> None:
     refused = settled(state="DEPLOY_FAILED", message="reconfigure raised ValueError: no such threshold")
     verdict = judge_all(document(refused), serving=True)
     assert verdict.hopeless
-    assert verdict.message == (
-        "ranker: its user_config is refused, the former one stays in force: "
-        "reconfigure raised ValueError: no such threshold"
+    assert verdict.message.endswith(
+        "its user_config is refused, the former one stays in force: reconfigure raised ValueError: no such threshold"
     )
     assert verdict.next_step == "See `pierhead why ranker`; correct it in the files."
 
 
-def test_a_rollout_that_goes_on_is_told() -> None:
+def test_a_rollout_that_goes_on_is_named() -> None:
     def going(name: str) -> dict[str, Any]:
         return rolling(name, ready=2, offered="9f8e7d6c", phase="BAKING")
 
-    told = judge_all(document(going("ranker"), row()), serving=True)
-    assert told.done
-    assert told.message == (
+    verdict = judge_all(document(going("ranker"), row()), serving=True)
+    assert verdict.done
+    assert verdict.message == (
         "2 services, 4 replicas, all ready\n"
         "a rollout of ranker goes on; `make deploy` (or `pierhead deploy ranker`) waits for its end"
     )
-    both = judge_all(document(going("api"), going("ranker")), serving=True).message
-    assert both.endswith(
+    assert judge_all(document(going("api"), going("ranker")), serving=True).message.endswith(
         "rollouts of api, ranker go on; `make deploy` (or `pierhead deploy api ranker`) waits for their end"
     )
-    held = {**going("ranker"), "converged": True}
-    assert judge_all(document(held)).message.endswith("waits for its end"), "it is watched still"
+    watched = {**going("ranker"), "converged": True}
+    assert judge_all(document(watched)).message.endswith("waits for its end")
 
 
 @pytest.mark.parametrize("problems", [[], ["x"]])
@@ -179,25 +177,18 @@ def test_files_that_were_changed_a_moment_ago_are_read_first(problems: list[str]
 @pytest.mark.parametrize("reachable", [False, None])
 def test_what_was_there_before_the_engine_went_away_ends_no_wait(reachable: bool | None) -> None:
     unseen: dict[str, Any] = {"engine_reachable": reachable}
+    rollout, old = RolloutWait(["ranker"], BEFORE), BEFORE["services"][0]
     verdicts = [
-        judge_all(document(row(), **unseen)),
-        judge_all(document(row(), **unseen), serving=True),
+        *(judge_all(document(row(), **unseen), serving=serving) for serving in (False, True)),
         judge_all(document(row(converged=False, blocked="no GPU"), **unseen)),
         ScaleWait(2).judge(row(**unseen)),
-        ScaleWait(2).judge(row(converged=False, blocked="no GPU", **unseen)),
+        *(rollout.judge(document(old, at=AT + number, **unseen)) for number in range(5)),
     ]
     for judged in verdicts:
         assert (judged.done, judged.hopeless) == (False, False)
         assert judged.message.startswith("the Docker Engine does not answer, ")
-    assert judge_all(document(spec_problems=["x"], **unseen)).exit_code == 2, "files are wrong whoever is away"
-
-
-def test_views_of_a_world_that_is_not_seen_bring_no_rollout_nearer() -> None:
-    old = BEFORE["services"][0]
-    wait = RolloutWait(["ranker"], BEFORE)
-    unseen = [wait.judge(document(old, at=AT + number, engine_reachable=False)) for number in range(5)]
-    assert not any(verdict.done or verdict.hopeless for verdict in unseen)
-    seen = [wait.judge(document(old, at=AT + number)).done for number in range(5, 8)]
+    assert judge_all(document(spec_problems=["x"], **unseen)).exit_code == 2, "the files are wrong all the same"
+    seen = [rollout.judge(document(old, at=AT + number)).done for number in range(5, 8)]
     assert seen == [False, False, True]
 
 
@@ -228,8 +219,6 @@ def test_a_version_that_a_service_takes_in_its_sleep_was_not_tried() -> None:
         "ranker: 0 of 0 ready, version 9f8e7d6c, not tried yet, "
         "as no replica is wanted now: it will be at the next wake"
     )
-    awake = settled(untried=False)
-    assert views(RolloutWait(["ranker"], BEFORE), awake, awake, awake)[-1].message.endswith("version 9f8e7d6c")
 
 
 def test_an_update_between_two_phases_is_no_end() -> None:

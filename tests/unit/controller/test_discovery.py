@@ -174,19 +174,6 @@ def test_a_change_of_published_numbers_alone_is_sent_once_a_second_and_then_the_
     assert (replica.state, replica.stats_version) == (DRAINING, 34), "they go with what is sent earlier"
 
 
-async def test_published_numbers_come_from_the_probes(tmp_path: Path) -> None:
-    control = Control.of(tmp_path, service("web", replicas=2))
-    async with control.running() as controller:
-        await control.settled("web", 2)
-
-        def sent() -> list[tuple[int, dict[str, float]]]:
-            return [(one.stats_version, dict(one.stats)) for one in controller.board.state("web").endpoints]
-
-        for version in (1, 2):
-            control.published["web"] = PublishedStats({"waiting": float(version)}, version)
-            await until(lambda: sent() == [(version, {"waiting": float(version)})] * 2)  # noqa: B023 - awaited here
-
-
 async def test_calls_of_a_service_that_was_scaled_to_zero_fail_with_the_reason(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web", replicas=1), service("off", replicas=0))
     async with control.running() as controller:

@@ -192,18 +192,14 @@ def test_requests_in_work_are_rate_times_duration() -> None:
     assert found.latency_s.p50 == pytest.approx(0.2 * 0.693, rel=0.1)
 
 
-def test_a_replica_with_few_places_has_requests_wait_inside() -> None:
+def test_requests_wait_inside_a_replica_and_in_a_queue_with_a_bound_and_a_time_limit() -> None:
     one = replace(FIVE_EACH, max=1)
     _, found = run(Trace("five", [1.0] * 5, 10.0, [1.0] * 5), one, places=2)
-    assert found.served == 5
+    assert (found.served, found.most_waiting) == (5, 0)
     assert (found.wait_s.p50, found.wait_s.most) == (1.0, 2.0)
-    assert found.most_waiting == 0
-
-
-def test_the_line_has_a_bound_and_patience_an_end() -> None:
     spec = service("model", max_ongoing_requests=1, max_queued_requests=3, request_timeout_s=5.0)
-    result, found = run(Trace("ten", [1.0] * 10, 20.0, [4.0] * 10), replace(FIVE_EACH, max=1), spec=spec)
-    # One is worked on at 1 s, the second at 5 s; the third would have waited until 9 s.
+    result, found = run(Trace("ten", [1.0] * 10, 20.0, [4.0] * 10), one, spec=spec)
+    # The first one is worked on at 1 s, the second at 5 s; the third would have waited until 9 s.
     assert (found.served, found.refused, found.timed_out) == (2, 8, 2)
     assert sorted(result.requests.refused_at) == [1.0] * 6 + [6.0] * 2
 

@@ -1,0 +1,17 @@
+"""Which code this is: a digest that tells one build of the controller, or of its command, from another."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def build_of(package: Path = PACKAGE) -> str:
+    """Return the digest of a package's Python files, about a hundred small ones (10 ms). Raises OSError."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

@@ -1,0 +1,49 @@
+"""Which builds meet: the command's, the clone's, and that of a controller elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..build import PACKAGE, build_of
+from .client import Client
+from .errors import CommandError
+
+
+def stale_words(environment: Mapping[str, str], installed: Path = PACKAGE) -> str:
+    """A one-line warning that the image's code differs from the clone's; "" where it does not, or cannot be compared.
+
+    The clone is the project's directory, mounted into the controller's container at its own path.
+    """
+    if not (project := environment.get("PIERHEAD_PROJECT_DIR")):
+        return ""
+    checkout = Path(project) / "controller"
+    # Another project may have a directory of that name; Pierhead's has this file.
+    if not (checkout / "cli" / "versions.py").is_file() or checkout.resolve() == installed:
+        return ""
+    try:
+        ours, theirs = build_of(installed), build_of(checkout)
+    except OSError:  # a file was removed during the comparison; the next command compares again
+        return ""
+    if ours == theirs:
+        return ""
+    return (
+        f"pierhead: the controller's image is of other code than this clone (build {ours}, the clone's is {theirs}); "
+        "`make up` builds and starts the clone's, `make build` only builds it"
+    )
+
+
+def mismatch(error: Exception) -> CommandError | None:
+    """Why a member is missing in what the controller answered: it is of another build. None: it is of this build."""
+    try:
+        info = Client.from_environment().get("/api/v1/openapi.json")["info"]
+    except (CommandError, KeyError):
+        return None
+    ours, theirs = build_of(), info.get("x-build", "unknown")
+    if ours == theirs:
+        return None
+    return CommandError(
+        f"the controller is of another build ({theirs}) than this command ({ours}), which cannot read its answer "
+        f"({type(error).__name__}: {error}); bring both to the same commit, or run `./pierhead` on the controller's "
+        "machine"
+    )
