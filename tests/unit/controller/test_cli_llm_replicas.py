@@ -68,7 +68,7 @@ async def api(*replicas: dict[str, Any], **changes: Any) -> AsyncIterator[Comman
 
 
 async def test_every_ready_replica_is_asked(cluster: Cluster) -> None:
-    one, two = Replica(), Replica("the engine mock has no sleep")
+    one, two = Replica(), Replica("the engine mock has no sleep")  # type: ignore[abstract]
     first, second = [address_of(await cluster.start(each)) for each in (one, two)]
     starting = replica("p-llm-3", "STARTING", address="127.0.0.1:1")
     async with api(replica("p-llm-1", address=first), replica("p-llm-2", address=second), starting) as pierhead:
@@ -109,7 +109,7 @@ async def test_a_replica_of_a_language_model_sleeps_and_wakes(cluster: Cluster, 
 
 async def test_replicas_that_do_not_answer_say_why(cluster: Cluster) -> None:
     held, nowhere = asyncio.Event(), f"127.0.0.1:{free_port()}"
-    slow = address_of(await cluster.start(Replica(held=held)))
+    slow = address_of(await cluster.start(Replica(held=held)))  # type: ignore[abstract]
     gone, late = await asyncio.to_thread(operate, [("p-llm-1", nowhere), ("p-llm-2", slow)], WAKE, 0.5)
     held.set()
     assert not gone.done
