@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from aiohttp import ClientSession
 from pierhead import BadRequest, Settings
 from pierhead.calls.clients import Clients
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
@@ -169,6 +170,12 @@ class Cluster:
             server.stop()
             server.stop()
         await asyncio.gather(*self.running.values(), return_exceptions=True)
+
+
+async def readyz(server: ReplicaServer) -> tuple[int, dict[str, Any]]:
+    """Status and document of /readyz."""
+    async with ClientSession() as client, client.get(f"http://127.0.0.1:{server.admin_port}/readyz") as response:
+        return response.status, await response.json()
 
 
 def address(server: ReplicaServer) -> str:

@@ -87,14 +87,6 @@ async def test_a_generator_that_yields_nothing_ends_every_stream() -> None:
     assert await collect(batcher_of(nothing)(1)) == []
 
 
-async def test_nothing_runs_before_the_stream_is_read() -> None:
-    model = Model()
-    stream = model.count(1)
-    await turns(5)
-    assert model.batches == []
-    assert await collect(stream) == [1]
-
-
 class TestErrors:
     async def test_an_exception_comes_after_the_results_before_it_and_to_every_member(self) -> None:
         model = Model()

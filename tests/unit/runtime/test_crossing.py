@@ -65,16 +65,6 @@ class TestMailbox:
 
 
 class TestCrossing:
-    async def test_the_context_goes_along_and_does_not_come_back(self, ways: Ways) -> None:
-        async def look() -> str:
-            seen = VARIABLE.get()
-            VARIABLE.set("changed there")
-            return seen
-
-        VARIABLE.set("mine")
-        assert await ways.cross(look).result() == "mine"
-        assert VARIABLE.get() == "mine"
-
     async def test_an_exception_arrives_with_where_it_was_raised(self, ways: Ways) -> None:
         async def deep() -> None:
             raise KeyError("lost")

@@ -225,19 +225,6 @@ async def test_headers_that_a_handler_has_for_whatever_error_comes(cluster: Clus
             assert "x-request-id" in response.headers
 
 
-async def test_a_user_s_exception_is_a_500_that_can_be_found_in_the_log(
-    cluster: Cluster, each_site: AnySite, client: ClientSession, caplog: pytest.LogCaptureFixture
-) -> None:
-    _, url = await start(cluster, each_site)
-    async with client.get(f"{url}/fail/boom") as response:
-        error = (await response.json())["error"]
-        assert (response.status, error["code"]) == (500, "internal")
-        assert error["message"].startswith("internal error [error id ")
-    assert error["message"].split("[error id ")[1].rstrip("]") in caplog.text
-    async with client.get(f"{url}/items/1") as response:
-        assert response.status == 200, "the replica goes on"
-
-
 async def test_http_exceptions_keep_their_headers(cluster: Cluster, site: Site, client: ClientSession) -> None:
     _, url = await start(cluster, site)
     async with client.get(f"{url}/fail/move", allow_redirects=False) as response:

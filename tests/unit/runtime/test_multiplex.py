@@ -15,7 +15,7 @@ from urllib.parse import quote
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pierhead import Backpressure, BadRequest, Unavailable, batch, multiplexed
+from pierhead import Backpressure, BadRequest, Unavailable, multiplexed
 from pierhead.held import MAX_TEXT, Held, announcement, parse_announcement
 from pierhead.metrics import RuntimeMetrics
 from pierhead.multiplex.multiplexed import Multiplexed, close_models
@@ -407,12 +407,6 @@ class Translator:
         self.loads.append(model_id)
         return Model(model_id)
 
-    @batch(max_batch_size=4, max_concurrent_batches=2, batch_wait_timeout_s=0)
-    async def translate(self, items: list[int]) -> list[str]:
-        model = await self.get_model()
-        self.batches.append((model.model_id, items))
-        return [f"{model.model_id}{item}" for item in items]
-
 
 class TestDoor:
     async def test_which_model_a_call_is_for(self) -> None:
@@ -445,17 +439,6 @@ class TestDoor:
         for model_id in "abcdef":
             assert await get(model_id) == model_id.upper()
         assert len(get.models) == 6
-
-    async def test_a_batch_is_for_one_model(self) -> None:
-        translator = Translator()
-
-        async def request(item: int, model_id: str) -> str:
-            CURRENT.set(RequestContext("r", time.monotonic() + 60, model_id=model_id))
-            return await translator.translate(item)
-
-        results = await asyncio.gather(request(1, "a"), request(2, "b"), request(3, "a"))
-        assert list(results) == ["a1", "b2", "a3"]
-        assert translator.batches == [("a", [1, 3]), ("b", [2])]
 
     @pytest.mark.parametrize("bound", [0, -2, 1.5, True])
     def test_a_bound_that_makes_no_sense_is_named(self, bound: Any) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession, ClientWSTimeout, web
-from pierhead import asgi, handle
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
+from pierhead import handle
 from pierhead.echo.v1.echo_pb2 import GenerateRequest, Token
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
-from pierhead.http.asgi_exchange import Message, Receive, Scope, Send
 from pierhead.replica.tally import Tally, tally
 
 from tests.unit.runtime.harness import Cluster, EchoService, generate, know, until
@@ -125,23 +126,16 @@ async def test_messages_of_a_websocket_are_progress(cluster: Cluster) -> None:
 
 async def test_messages_of_an_asgi_application_are_progress(cluster: Cluster) -> None:
     source = Told()
+    app = FastAPI()
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            message: Message = await receive()
-            while message["type"] != "lifespan.shutdown":
-                await send({"type": "lifespan.startup.complete"})
-                message = await receive()
-            await send({"type": "lifespan.shutdown.complete"})
-            return
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        while True:
-            await send({"type": "http.response.body", "body": await source.turn(), "more_body": True})
+    async def stream() -> StreamingResponse:
+        async def pieces() -> AsyncIterator[bytes]:
+            while True:
+                yield await source.turn()
 
-    server = await cluster.start(asgi(app))
-    url = f"http://127.0.0.1:{server.http_port}/stream"
-    async with ClientSession() as client:
-        asked = asyncio.ensure_future(client.get(url))
-        await until(lambda: server.readiness().ongoing == 1, "the request is in flight")
+        return StreamingResponse(pieces())
+
+    app.add_api_route("/stream", stream)
+    server = await cluster.start(app)
+    async with ClientSession() as client, client.get(f"http://127.0.0.1:{server.http_port}/stream"):
         await moves(lambda: server.readiness().progress, source)
-        (await asked).close()

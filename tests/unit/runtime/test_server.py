@@ -21,7 +21,7 @@ from pierhead.replica.user_config import digest
 
 from tests.harness.machine import Pace, judge
 from tests.harness.waiting import PATIENCE_S
-from tests.unit.runtime.harness import Cluster, EchoService, address, echo, generate, until
+from tests.unit.runtime.harness import Cluster, EchoService, address, echo, generate, readyz, until
 from tests.unit.runtime.pipes import Pipes, PipesStub
 
 ECHO = "pierhead.echo.v1.Echo"
@@ -41,12 +41,6 @@ AT_REST = {
     "broken": False,
     "stage": "",
 }  # fmt: skip
-
-
-async def readyz(server: ReplicaServer) -> tuple[int, dict[str, Any]]:
-    url = f"http://127.0.0.1:{server.admin_port}/readyz"
-    async with ClientSession() as client, client.get(url) as response:
-        return response.status, await response.json()
 
 
 class TestGrpc:

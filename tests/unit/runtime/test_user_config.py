@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import hypothesis.strategies as st
@@ -17,7 +16,7 @@ from pierhead.replica.user_config import ConfigReport, UserConfig, call_hook, di
 from pierhead.settings import MAX_USER_CONFIG_BYTES, NO_USER_CONFIG
 
 from tests.harness.waiting import PATIENCE_S
-from tests.unit.runtime.harness import Cluster, EchoService, until
+from tests.unit.runtime.harness import Cluster, EchoService, readyz, until
 
 A, B, BAD = '{"threshold":1}', '{"threshold":2}', '{"threshold":-1}'
 REFUSED = "Tuned.reconfigure raised ValueError: threshold: expected a number above 0, found -1"
@@ -179,11 +178,6 @@ class TestUserConfig:
         assert config.report().wanted == digest(A)
 
 
-async def readyz(server: ReplicaServer) -> Mapping[str, Any]:
-    async with ClientSession() as client, client.get(f"http://127.0.0.1:{server.admin_port}/readyz") as answer:
-        return {"status": answer.status, **await answer.json()}
-
-
 async def put(server: ReplicaServer, text: str) -> tuple[int, Any]:
     url = f"http://127.0.0.1:{server.admin_port}/user-config"
     async with ClientSession() as client, client.put(url, data=text) as answer:
@@ -270,11 +264,11 @@ class TestReplica:
         part = Tuned()
         server = await cluster.start(EchoService(), part, user_config=A, run_user_code_in_separate_thread=separate)
         assert part.ready_with == [1]
-        assert (await readyz(server))["user_config"] == {"wanted": digest(A), "applied": digest(A), "error": ""}
+        assert (await readyz(server))[1]["user_config"] == {"wanted": digest(A), "applied": digest(A), "error": ""}
         status, body = await put(server, B)
         assert (status, body["user_config"]["wanted"]) == (200, digest(B))
         await until(lambda: part.had == [1, 2], "it has the other one")
-        assert (await readyz(server))["user_config"]["applied"] == digest(B)
+        assert (await readyz(server))[1]["user_config"]["applied"] == digest(B)
         assert await put(server, "[]") == (400, {"error": "user_config: expected a JSON object, found a list"})
         assert (part.threads == {threading.get_ident()}) is not separate
 
@@ -283,8 +277,8 @@ class TestReplica:
         server = await cluster.start(EchoService(), part, user_config=A)
         await put(server, BAD)
         await until(lambda: bool(server.readiness().user_config.error), "it is refused")  # type: ignore[union-attr]
-        found = await readyz(server)
-        assert (found["status"], found["detail"]) == (200, "")
+        status, found = await readyz(server)
+        assert (status, found["detail"]) == (200, "")
         assert found["user_config"] == {"wanted": digest(BAD), "applied": digest(A), "error": REFUSED}
 
     async def test_one_that_is_refused_at_the_start_keeps_it_from_being_ready(self, cluster: Cluster) -> None:
@@ -292,8 +286,8 @@ class TestReplica:
         starting = asyncio.create_task(cluster.start(EchoService(), part, user_config=BAD))
         await until(lambda: part.tries > 1, "it is tried again, without a restart")
         (server,) = cluster.running
-        found = await readyz(server)
-        assert (found["status"], found["state"], found["detail"]) == (503, "starting", REFUSED)
+        status, found = await readyz(server)
+        assert (status, found["state"], found["detail"]) == (503, "starting", REFUSED)
         await put(server, A)
         assert (await asyncio.wait_for(starting, PATIENCE_S)).state == "ready"
         assert part.ready_with == [1]

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import web
 from pierhead import Settings, current_request, handle
 from pierhead.calls.channel import HandleChannel
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
@@ -21,7 +21,7 @@ from pierhead.replica.thread.user_loop import UserLoop
 from pierhead.request import CURRENT, RequestContext
 
 from tests.harness.waiting import PATIENCE_S
-from tests.unit.runtime.harness import Cluster, address, echo, know, until
+from tests.unit.runtime.harness import Cluster, address, echo, know, readyz, until
 from tests.unit.runtime.pipes import Pipes, PipesStub
 
 # Collected here once more: with the `pipes` below, each of them runs with the servicer in a thread.
@@ -124,13 +124,6 @@ async def served(cluster: Cluster) -> AsyncIterator[tuple[echo_pb2_grpc.EchoAsyn
 Served = tuple[Any, Threaded, ReplicaServer]
 
 
-async def readyz(server: ReplicaServer) -> dict[str, Any]:
-    url = f"http://127.0.0.1:{server.admin_port}/readyz"
-    async with ClientSession() as client, client.get(url) as response:
-        found: dict[str, Any] = await response.json()
-        return found
-
-
 async def test_methods_and_checks_run_in_one_other_thread(served: Served) -> None:
     stub, service, server = served
     await stub.Echo(echo())
@@ -147,7 +140,7 @@ async def test_code_that_blocks_stops_neither_refusals_nor_health_answers(served
     calls = [asyncio.ensure_future(stub.Echo(echo("block"))) for _ in range(2)]
     await until(service.begun.is_set, "user code blocks its loop")
     await until(lambda: server.readiness().ongoing == 2, "both calls have come")
-    assert (await readyz(server))["ongoing"] == 2
+    assert (await readyz(server))[1]["ongoing"] == 2
     async with grpc.aio.insecure_channel(address(server)) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await echo_pb2_grpc.EchoStub(channel).Echo(echo())
