@@ -1,4 +1,4 @@
-"""The controller's daemon: `python -m controller`. The only place that opens the real boundaries."""
+"""The controller's daemon: `python -m controller`. It opens the real boundaries."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ THREADS = 32
 
 
 class _Stopped(Exception):
-    """Not an error: how being told to stop ends everything that a TaskGroup owns."""
+    """Not an error: raised at SIGTERM to end all tasks of the TaskGroup."""
 
 
 async def run(settings: Settings) -> None:
@@ -55,7 +55,7 @@ async def run(settings: Settings) -> None:
 
 
 async def _control(settings: Settings, engine: DockerEngine, stop: asyncio.Event) -> None:
-    """Be the project's controller until told to stop. Raises StoreError before anything is touched."""
+    """Control the project until `stop` is set. Raises StoreError before anything is changed."""
     try:
         store = Store(settings.state_dir)
     except BaseException:
@@ -70,10 +70,10 @@ async def _control(settings: Settings, engine: DockerEngine, stop: asyncio.Event
         project,
         store,
         probe,
+        probe.give,
         is_manual=settings.is_manual,
         query=prometheus,
         policy_dir=settings.project_dir,
-        give=probe.give,
         router_silence_s=settings.haproxy_silence_s,
     )
     try:
@@ -84,23 +84,22 @@ async def _control(settings: Settings, engine: DockerEngine, stop: asyncio.Event
         store.close()
         await prometheus.close()
         await probe.close()
-        await router.close()
         await engine.close()
 
 
 async def _engine(settings: Settings, stop: asyncio.Event) -> DockerEngine | None:
-    """Connect to the engine, for as long as it takes; None when told to stop meanwhile. Raises EngineSocketGone."""
+    """Connect to the engine, however long it takes; None if `stop` is set meanwhile. Raises EngineSocketGone."""
     while not stop.is_set():
         try:
             client = await asyncio.to_thread(open_client)
-        except EngineSocketGone:  # in vain: the next engine listens at another file
+        except EngineSocketGone:  # the next engine listens at another file
             raise
         except EngineUnreachable as error:
             logger.warning("waiting for the Docker Engine: %s", error)
         else:
             sources = GpuSources(settings.gpu_cdi_kind, settings.cdi_dirs, settings.controller_image)
             return DockerEngine(client, sources)
-        with contextlib.suppress(TimeoutError):  # nobody told us to stop: try again
+        with contextlib.suppress(TimeoutError):  # try again
             async with asyncio.timeout(ENGINE_RETRY_S):
                 await stop.wait()
     return None
@@ -116,7 +115,7 @@ async def _serve(settings: Settings, world: World, stop: asyncio.Event) -> None:
                 logger.info("controls project %s in %s", settings.project, settings.project_dir)
                 await _end_with(stop)
     except* _Stopped:
-        logger.info("told to stop")
+        logger.info("stopping")
     except* EngineUnreachable as group:
         lost = EngineUnreachable(str(group.exceptions[0]))
     if lost is not None:
@@ -124,8 +123,8 @@ async def _serve(settings: Settings, world: World, stop: asyncio.Event) -> None:
 
 
 def _give_threads(loop: asyncio.AbstractEventLoop) -> None:
-    """By default there are a few more than cores. Look-ups of names that nobody answers keep theirs for long, and what
-    is said to HAProxy in a thread must not wait for one.
+    """Give the loop more threads than the default, which is a few more than cores: look-ups of names that get no answer
+    occupy a thread for long, and commands to HAProxy must not wait for one.
     """
     loop.set_default_executor(ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="asyncio"))
 
@@ -168,19 +167,18 @@ def main() -> int:
     try:
         asyncio.run(run(settings))
     except ControllerError as error:
-        logger.error("%s", error)  # noqa: TRY400 - the message is what there is to say
+        logger.error("%s", error)  # noqa: TRY400 - the message says it all
         return error.exit_code
     return 0
 
 
 if __name__ == "__main__":
-    # What the imports have made stays for good. A collection that went through it again each time would hold up the
-    # event loop for the time of ten ticks.
+    # The objects that imports made are never freed. A garbage collection that looked at them each time would block the
+    # event loop for as long as ten ticks.
     gc.collect()
     gc.freeze()
     code = main()
-    # A call that hangs in a thread (to the engine, of an autoscaling function) must not keep a controller that is done
-    # from ending.
+    # A call that hangs in a thread (to the engine, of an autoscaling function) must not keep the process from ending.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""The REST API. It answers from what the loop published last, and passes changes on to `commands`.
+"""The REST API. It answers from the view that the loop published last, and passes changes on to `commands`.
 
     GET  /api/v1/services[/<name>]           status rows
     GET  /api/v1/services/<name>/logs        ?tail= ?after=, a unix time; each line with its time
@@ -17,14 +17,13 @@
     GET  /healthz, /metrics
 
 Times are unix times by the machine's wall clock, as it is set now.
-Changes are taken from this machine or with the token only, and answered with 202: the world follows later.
+Changes are accepted from this machine or with the token only, and answered with 202 before the world has changed.
 Errors: {"error": {"code", "message"}}.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import hmac
 import ipaddress
@@ -39,9 +38,10 @@ from typing import Any
 
 from aiohttp import web
 
+from .apply import Executor
 from .commands import Commands
 from .errors import ControllerError, Forbidden, InvalidRequest, NotYet
-from .model.actions import KINDS, Action
+from .model.actions import KINDS
 from .model.spec import MOST_REPLICAS
 from .model.text import one_line
 from .spec.watch import SpecWatch
@@ -52,25 +52,22 @@ from .storage.events import EventLog
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
-"""In place of a number: nobody has set one any more."""
+"""In place of a number of replicas: the files or the autoscaler decide again."""
 MOST_LINES = 10_000
 MOST_EVENTS = 1000
 LONGEST_WAIT_S = 60
 LONGEST_FAULT = 500
 BODY_LIMIT = 64 * 1024
 RETRY_AFTER_S = 1
-"""When to repeat what is answered with 503 because the controller was just started."""
+"""When a request may be repeated that came before the controller has seen the world."""
 STUCK_AFTER_S = 120.0
-"""A loop that has not turned for this long is not healthy; the slowest look at an engine takes less."""
+"""A loop without a tick for this long is not healthy; the slowest look at an engine takes less."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Api:
-    """Routes and handlers.
-
-    `in_progress`: actions that have begun and not ended. `clock` is the loop's, `wall` the machine's.
-    """
+    """Routes and handlers. `clock` is the loop's, `wall` the machine's."""
 
     def __init__(
         self,
@@ -78,7 +75,7 @@ class Api:
         publisher: Publisher,
         events: EventLog,
         specs: SpecWatch,
-        in_progress: Callable[[], tuple[Action, ...]],
+        executor: Executor,
         gatekeeper: Gatekeeper,
         clock: Callable[[], float],
         wall: Callable[[], float],
@@ -87,7 +84,7 @@ class Api:
         self._publisher = publisher
         self._events = events
         self._specs = specs
-        self._in_progress = in_progress
+        self._executor = executor
         self._gatekeeper = gatekeeper
         self._clock = clock
         self._wall = wall
@@ -145,7 +142,7 @@ class Api:
         row = next((row for row in view.services if row.name == name), None)
         if row is None:
             self._commands.known(name)
-            raise NotYet(f"{name} was just added and not looked at yet; repeat in a second")
+            raise NotYet(f"{name} was just added and has not been looked at yet; repeat in a second")
         return web.json_response(service_json(row, view))
 
     async def scale(self, request: web.Request) -> web.Response:
@@ -155,11 +152,12 @@ class Api:
         name = request.match_info["name"]
         message = self._commands.scale(name, replicas)
         spec = self._commands.known(name).services[name]
-        told: dict[str, Any] = {"message": message} if message else {}
+        answer: dict[str, Any] = {"service": name, "replicas": AUTO if replicas is None else replicas}
+        if message:
+            answer["message"] = message
         if replicas is None and spec.autoscale is None:
-            told["wanted"] = spec.replicas
-        asked = AUTO if replicas is None else replicas
-        return web.json_response({"service": name, "replicas": asked, **told}, status=202)
+            answer["wanted"] = spec.replicas
+        return web.json_response(answer, status=202)
 
     async def revisions(self, request: web.Request) -> web.Response:
         """The versions that a service can go back to."""
@@ -206,7 +204,7 @@ class Api:
         return web.json_response({"service": name, "message": self._commands.promote(name)}, status=202)
 
     async def gpu(self, request: web.Request) -> web.Response:
-        """Mark a GPU as not to be used, or take its mark back."""
+        """Mark a GPU as not to be used, or remove its mark."""
         self._gatekeeper.admit(request.remote, request.headers)
         uuid, fault = request.match_info["uuid"], fault_in(await request.read())
         if fault is None:
@@ -220,13 +218,13 @@ class Api:
         name = request.match_info["name"]
         after = _integer(request, "after", 0, 0, 2**40) if "after" in request.query else None
         tail, at = _integer(request, "tail", 100, 1, MOST_LINES), self._wall()
-        texts = await self._commands.logs(name, tail, after, timed=True)
+        texts = await self._commands.logs(name, tail, after)
         replicas = [log_json(replica, text) for replica, text in texts.items()]
         return web.json_response({"service": name, "at": at, "replicas": replicas})
 
     async def plan(self, request: web.Request) -> web.Response:
         """What the controller would do now, and what it is doing."""
-        view, in_progress = self._publisher.view, self._in_progress()
+        view, in_progress = self._publisher.view, self._executor.in_progress
         form = request.query.get("format", "json")
         if form == "text":
             return web.Response(text=plan_words(view, in_progress) + "\n")
@@ -239,16 +237,16 @@ class Api:
         return web.json_response(routes_json(self._publisher.view))
 
     async def events(self, request: web.Request) -> web.Response:
-        """The newest events, or those after `since`, waiting up to `wait` seconds for the first of them."""
+        """The newest events, or the events after `since`; waits up to `wait` seconds for the first one."""
         log = self._events
         limit = _integer(request, "limit", 100, 1, MOST_EVENTS)
         wait_s = _integer(request, "wait", 0, 0, LONGEST_WAIT_S)
         since = _integer(request, "since", 0, 0, 2**62) if "since" in request.query else None
         service, kinds = request.query.get("service"), kinds_in(request.query.get("kind"))
         if since is not None and wait_s and since == log.last_seq:
-            await self._news(since, wait_s)
+            await self._wait_for_event(since, wait_s)
         chosen = log.select(since=since, service=service, kinds=kinds, limit=limit)
-        # Skipped events of other services need not be looked at again; a cut list goes on where it was cut.
+        # A list that `limit` has cut is continued where it was cut; otherwise all events so far have been looked at.
         following = chosen[-1].seq if since is not None and len(chosen) == limit else log.last_seq
         return web.json_response({"events": [event_json(stored) for stored in chosen], "next": following})
 
@@ -258,12 +256,12 @@ class Api:
 
     async def openapi(self, request: web.Request) -> web.Response:
         """This API, as an OpenAPI document."""
-        from .status import openapi  # its schemas cost memory, and few controllers are ever asked for them
+        from .status import openapi  # imported when needed: its schemas take memory, and few requests ask for them
 
         return web.json_response(openapi.document(request.app))
 
     async def healthz(self, request: web.Request) -> web.Response:
-        """200 while the loop turns and comes to the end of its ticks; what else is wrong is in the body."""
+        """200 while the loop completes its ticks; the body has what else is wrong."""
         view = self._publisher.view
         age_s = self._clock() - (self._publisher.last_tick_at or self._publisher.started_at)
         status = "stuck" if age_s >= STUCK_AFTER_S else "failing" if self._publisher.defect else "ok"
@@ -284,7 +282,7 @@ class Api:
             body=self._publisher.metrics.page(), headers={"Content-Type": self._publisher.metrics.content_type}
         )
 
-    async def _news(self, since: int, wait_s: int) -> None:
+    async def _wait_for_event(self, since: int, wait_s: int) -> None:
         """Wait for an event newer than `since`, for `wait_s` seconds, or for the end of the server."""
         waits = [
             asyncio.ensure_future(self._events.wait_beyond(since)),
@@ -295,8 +293,7 @@ class Api:
         finally:
             for wait in waits:
                 wait.cancel()
-                with contextlib.suppress(asyncio.CancelledError):  # our own cancellation of it
-                    await wait
+            await asyncio.gather(*waits, return_exceptions=True)
 
     async def _close(self, app: web.Application) -> None:
         self._closing.set()
@@ -324,7 +321,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 def kinds_in(text: str | None) -> frozenset[str] | None:
-    """Return the kinds of events of "scale,rollout", None where none is named; raises InvalidRequest."""
+    """Return the kinds named in "scale,rollout", None for no text; raises InvalidRequest."""
     if text is None:
         return None
     kinds = frozenset(text.split(","))
@@ -379,7 +376,7 @@ def nothing_in(body: bytes) -> None:
 
 
 def _document(body: bytes, key: str | None, example: str, *, is_required: bool = False) -> Mapping[str, Any]:
-    """Return a JSON object that has at most `key`; where that is not required, no body is an empty one."""
+    """Return a JSON object that has at most `key`. No body counts as {} unless the key is required."""
     try:
         document = json.loads(body if is_required else body or b"{}")
     except (ValueError, RecursionError):
@@ -426,7 +423,7 @@ def _error(status: int, code: str, message: str, headers: Mapping[str, str] | No
 
 
 # ----------------------------------------------------------------------------------------------------
-# Who may change something: callers on this machine, and callers that send the token.
+# Changes are accepted from callers on this machine and from callers that send the token.
 
 
 ROUTES = Path("/proc/net/route")
@@ -439,8 +436,8 @@ _REFUSED = (
 def default_gateways(table: str) -> frozenset[str]:
     """Return the gateways of the default routes in a table such as /proc/net/route.
 
-    A published port's connections come from the gateway of the network that has the container's default route: it is
-    the host. Another container's come from its own address.
+    Connections to a published port come from the gateway of the container's default route: it is the host. Connections
+    of another container come from its own address.
     """
     gateways = set()
     for line in table.splitlines()[1:]:
@@ -455,12 +452,12 @@ def read_gateways() -> frozenset[str]:
     try:
         return default_gateways(ROUTES.read_text(encoding="ascii"))
     except (OSError, ValueError) as error:
-        logger.warning("cannot read %s, only loopback may ask for changes: %s", ROUTES, error)
+        logger.warning("cannot read %s, so changes are accepted from loopback only: %s", ROUTES, error)
         return frozenset()
 
 
 class Gatekeeper:
-    """Lets changes through, or raises Forbidden."""
+    """Decides which callers may change something."""
 
     def __init__(self, token: str | None, gateways: Callable[[], frozenset[str]] = read_gateways) -> None:
         self._token = token
@@ -474,7 +471,7 @@ class Gatekeeper:
         if offered is not None:
             raise Forbidden(f"the token in `Authorization` is not PIERHEAD_API_TOKEN; {_REFUSED}")
         if "Origin" in headers:
-            # A browser says where its page is from; a page on this machine's screen is not this machine's user.
+            # A browser on this machine sends requests for any web page; this header names the page.
             raise Forbidden(f"web pages may not ask for changes without the token; {_REFUSED}")
         if not self._is_this_machine(peer):
             raise Forbidden(f"{peer or 'an unknown address'} may not ask for changes: {_REFUSED}")

@@ -1,11 +1,11 @@
 """Carries out plans: in dependency order, in parallel where the plan allows, without deciding anything.
 
-    submit(plan)            one task a step; a step waits for the steps it names
-        |-- gated           the same action failed lately: skipped, silently, with its dependents
-        |-- predecessor did not succeed: skipped; the next plan holds it again
-        `-- performed       one call, bounded in time -> Outcome -> the report, exactly once
+    submit(plan)            one task for each step; a step waits for the steps that it names
+        |-- gated           the same action failed a moment ago: skipped, with its dependents
+        |-- skipped         a predecessor did not succeed; the next plan contains the step again
+        `-- performed       one call, bounded in time -> Outcome -> one report
 
-Plans overlap: what has not ended is `in_progress`, which the planner is shown and leaves alone.
+Plans overlap: actions that have not ended are `in_progress`. The planner sees them and plans nothing against them.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from .storage.store import Store
 logger = logging.getLogger(__name__)
 
 PARALLEL_ACTIONS = 8
-"""Calls of the engine at a time. What does not go to it (HAProxy, notes) never waits behind an engine that is slow."""
+"""Calls of the engine at a time. Other actions (HAProxy, the state file) never wait for a slow engine."""
 PARALLEL_PULLS = 2
-"""Pulls have places of their own: hours of download must not keep a replica from being replaced."""
+"""Pulls at a time, beside the other calls: hours of download must not keep a replica from being replaced."""
 PARALLEL_GIFTS = 16
-"""Replicas that are given a user_config at a time."""
+"""Replicas that are sent a user_config at a time."""
 
 TIMEOUT_S: Mapping[type[Action], float] = MappingProxyType(
     {
@@ -76,11 +76,11 @@ TIMEOUT_S: Mapping[type[Action], float] = MappingProxyType(
 DEFAULT_TIMEOUT_S = 20.0
 
 Key = tuple[str, str]
-"""What a retry is counted by: the target, and the action's class."""
+"""Retries are counted for each target and class of action."""
 
 
 class RetryGate:
-    """Keeps an action that failed from being tried again at once: 0.5 s, doubled each time, up to 30 s. Pure."""
+    """Exponential backoff for actions that failed: 0.5 s, doubled each time, up to 30 s. Pure."""
 
     FIRST_S = 0.5
     MAX_S = 30.0
@@ -89,7 +89,7 @@ class RetryGate:
         self._refusals: dict[Key, Refusal] = {}
 
     def note(self, outcome: Outcome, now: float) -> None:
-        """Learn how an action ended at time `now` (seconds)."""
+        """Take note of an action that ended at time `now` (seconds)."""
         key = key_of(outcome.action)
         if outcome.error is None:
             self._refusals.pop(key, None)
@@ -105,27 +105,27 @@ class RetryGate:
         return refusal is None or now >= refusal.until
 
     def next_opening_s(self, now: float) -> float | None:
-        """Seconds until the next shut action may be tried; None when none is shut."""
+        """Seconds until the next failed action may be retried; None when none has to wait."""
         waits = [refusal.until - now for refusal in self._refusals.values() if refusal.until > now]
         return min(waits, default=None)
 
     def refusals(self) -> tuple[Refusal, ...]:
-        """Actions whose last try failed, by target."""
+        """Actions whose last try failed, sorted by target."""
         return tuple(self._refusals[key] for key in sorted(self._refusals))
 
     def keep_only(self, planned: Iterable[Action], now: float) -> None:
-        """Forget failures of what nobody plans any more, once their wait is over."""
+        """Forget failures of actions that are no longer planned, once their wait is over."""
         keys = {key_of(action) for action in planned}
         self._refusals = {key: refusal for key, refusal in self._refusals.items() if key in keys or refusal.until > now}
 
 
 def key_of(action: Action) -> Key:
-    """Return what retries of this action are counted by."""
+    """Return what retries of the action are counted by."""
     return action.target, type(action).__name__
 
 
 class Executor:
-    """Walks the graph of each plan. `perform` makes the call, `report` hears of each end, `spawn` owns the tasks."""
+    """Runs the graph of each plan. `perform` makes the call, `report` gets each outcome, `spawn` owns the tasks."""
 
     def __init__(
         self,
@@ -147,15 +147,15 @@ class Executor:
 
     @property
     def in_progress(self) -> tuple[Action, ...]:
-        """Actions accepted and not ended, those that wait for others included."""
+        """Actions accepted and not ended, including actions that wait for others."""
         return tuple(self._unfinished.values())
 
     def submit(self, plan: Plan) -> None:
-        """Begin every step of a plan that may be tried now; returns at once."""
+        """Begin all steps of a plan that may be tried now; returns at once."""
         now = self._clock()
         self.gate.keep_only((*self.in_progress, *(step.action for step in plan.steps)), now)
         ends: dict[int, asyncio.Future[bool]] = {}
-        for step in plan.steps:  # a step names earlier steps only, so theirs are decided already
+        for step in plan.steps:  # a step names only earlier steps, so these are decided already
             refused = not self.gate.allows(step.action, now) or any(number not in ends for number in step.after)
             if refused:
                 continue
@@ -169,12 +169,12 @@ class Executor:
     ) -> None:
         succeeded = False
         try:
-            # Futures of plain booleans: a predecessor never raises, and a cancelled one cancels the TaskGroup anyway.
+            # A predecessor's future never raises: it has a boolean.
             if all([await predecessor for predecessor in predecessors]):
                 outcome = await self._attempt(step.action)
                 succeeded = outcome.error is None
                 self.gate.note(outcome, self._clock())
-                self._tell(outcome)
+                self._report_safely(outcome)
             else:
                 logger.debug("skipped: a step before it failed", extra={"action": type(step.action).__name__})
         finally:
@@ -182,11 +182,11 @@ class Executor:
             if not end.done():
                 end.set_result(succeeded)
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _report_safely(self, outcome: Outcome) -> None:
         try:
             self._report(outcome)
         except Exception:
-            # What was done is done, and the next look sees it: a defect in telling it must not end the controller.
+            # The action is done, and the next look sees it: a defect in reporting it must not end the controller.
             logger.exception(
                 "internal: reporting %s of %s raised", type(outcome.action).__name__, outcome.action.target
             )
@@ -214,14 +214,14 @@ class Executor:
             except TimeoutError:
                 return Outcome(action, limit_s, TimeoutError(f"no end within {limit_s:g} s"))
             except Exception as error:
-                # A defect in one call must not end the controller, which keeps everything else alive; it is an event.
+                # A defect in one call must not end the controller; it becomes an event.
                 logger.exception("internal: %s of %s raised", type(action).__name__, action.target)
                 return Outcome(action, self._clock() - started, error)
             return Outcome(action, self._clock() - started)
 
 
 # ----------------------------------------------------------------------------------------------------
-# Reporting: what the end of an action means for the rest of the controller.
+# Reporting: what follows from the end of an action.
 
 
 class Reporter:
@@ -261,12 +261,12 @@ class Reporter:
             target=action.target,
             outcome="failed" if outcome.error else "ok",
         )
-        if not isinstance(action, EngineAction):  # the engine is read first, which wakes the loop
+        if not isinstance(action, EngineAction):  # after these the engine is read, which wakes the loop
             self._wake()
 
 
 # ----------------------------------------------------------------------------------------------------
-# Performing: one action is one call of the boundary that it belongs to, and a note of what the world cannot keep.
+# Performing: an action is one call of its boundary, and a row in the store for what the world cannot keep.
 
 
 LAST_LINES = 20
@@ -275,12 +275,11 @@ LOG_LIMIT_S = 5.0
 """Longest wait for a failed replica's log: its removal, and so its replacement, waits for it."""
 
 Give = Callable[[str, str], Awaitable[UserConfigReport]]
-"""Gives a user_config (its text) to the replica whose admin port is at an address; returns what it says of it. Raises
-ReplicaError."""
+"""(address of a replica's admin port, text of a user_config) -> the replica's report. Raises ReplicaError."""
 
 
 class Performer:
-    """Knows which boundary carries out which action. It never decides whether."""
+    """Carries out each action at its boundary."""
 
     def __init__(
         self,
@@ -326,34 +325,31 @@ class Performer:
             case GiveUserConfig():
                 self._given(action.container_id, await self._give(action.address, action.text))
             case BeginRetirement():
-                self._store.retire(self._retirement(action))
-            case _:
-                raise TypeError(f"internal: there is no way to carry out a {type(action).__name__}")
-
-    def _retirement(self, action: BeginRetirement) -> Retirement:
-        return Retirement(
-            replica=action.target,
-            container_id=action.container_id,
-            draining_since=self._clock(),
-            stopping_since=None,
-            cause=action.cause,
-            failed=action.failed,
-        )
+                self._store.retire(
+                    Retirement(
+                        replica=action.target,
+                        container_id=action.container_id,
+                        draining_since=self._clock(),
+                        stopping_since=None,
+                        cause=action.cause,
+                        failed=action.failed,
+                    )
+                )
 
     async def _remove(self, action: RemoveContainer) -> None:
-        # The log goes with the container, so it is read before; the failure counts once, so after.
+        # The log is read before the removal, which deletes it. The failure is counted after the removal, so only once.
         log, unread = await self._last_words(action.container_id) if action.failed else ("", "")
         await self._engine.perform(action, self._project)
         if action.failed:
             lines = [line.rstrip() for line in log.splitlines() if line.strip()]
-            silence = f"its log cannot be read: {unread}" if unread else "its log is empty"
-            last_line = f"; last line of its log: {_gist(lines[-1])}" if lines else f"; {silence}"
-            told = f"{action.target}: {action.cause}; its last log lines:" if lines else action.cause
+            no_log = f"its log cannot be read: {unread}" if unread else "its log is empty"
+            last_line = f"last line of its log: {_gist(lines[-1])}" if lines else no_log
+            message = f"{action.target}: {action.cause}; its last log lines:" if lines else action.cause
             key = (action.service, action.version)
-            self._store.failure(key, self._clock(), action.cause + last_line, action.began_at)
+            self._store.failure(key, self._clock(), f"{action.cause}; {last_line}", action.began_at)
             self._events.record(
                 "replica_failed",
-                "\n".join([f"{told}; {silence}" if unread else told, *lines]),
+                "\n".join([f"{message}; {no_log}" if unread else message, *lines]),
                 service=action.service,
                 target=action.target,
                 outcome="failed",
@@ -361,7 +357,7 @@ class Performer:
         self._store.forget(action.container_id)
 
     async def _last_words(self, container_id: str) -> tuple[str, str]:
-        """(the end of a container's log, why it cannot be read). Some logging drivers give nothing back."""
+        """(the end of a container's log, why it cannot be read). Some logging drivers cannot be read."""
         try:
             async with asyncio.timeout(LOG_LIMIT_S):
                 return await self._engine.logs(container_id, LAST_LINES), ""
@@ -372,7 +368,7 @@ class Performer:
 
 
 def _gist(line: str) -> str:
-    """Return what a log line says, on one line and without the frame of a structured log."""
+    """Return the message of a log line: of a JSON line its "message", shortened, without control characters."""
     try:
         said = json.loads(line)
     except (ValueError, RecursionError):

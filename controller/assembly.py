@@ -1,4 +1,4 @@
-"""Puts the controller's parts together over its boundaries: the real ones of `__main__`, or a test's fakes."""
+"""Constructs the controller's parts over its boundaries: the real ones in `__main__`, fakes in tests."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .desired.measurements import Measurements, Query
 from .desired.policies import Policies
 from .desired.scaler import Scaler
 from .engines.base import ClusterEngine
-from .errors import EngineUnreachable, ReplicaError
+from .errors import EngineUnreachable
 from .loop import Loop, Wakeup
 from .model.desired import Desired
 from .model.observed import Observed
-from .model.world import FailureKey, UserConfigReport
+from .model.world import FailureKey
 from .observe.engine_events import LOST_S, EngineEvents
 from .observe.gpu_marks import GpuMarks
 from .observe.gpu_memory import GpuMemoryWatch
@@ -41,10 +41,6 @@ from .storage.events import EventLog
 from .storage.store import Store
 
 
-async def _no_replicas(address: str, text: str) -> UserConfigReport:
-    raise ReplicaError(f"internal: there is no way to give {len(text)} bytes of user_config to {address}")
-
-
 @dataclass(frozen=True, slots=True)
 class World:
     """The controller's boundaries."""
@@ -56,6 +52,8 @@ class World:
     store: Store
     ask: Callable[[Subject], Awaitable[Reading]]
     """Asks a replica whether it is ready."""
+    give: Give
+    """Sends a replica its user_config."""
     query: Query
     is_manual: bool = False
     """New versions wait for `pierhead deploy`."""
@@ -65,13 +63,11 @@ class World:
     """Where autoscaling functions are looked for."""
     run: Run = in_thread
     """How autoscaling functions are called."""
-    give: Give = _no_replicas
-    """Gives a replica its user_config."""
 
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """The parts that something outside the loop uses."""
+    """The parts that are used outside the loop."""
 
     loop: Loop
     commands: Commands
@@ -93,24 +89,17 @@ class Controller:
         return self.publisher.view
 
     def start(self, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
-        """Begin: read the compose files, follow the engine, look and act. All of it ends with the owner of `spawn`."""
+        """Start the readers of files, engine and HAProxy, and the loop. They end with the owner of `spawn`."""
         spawn(outlive("watching the compose files", self.specs.run))
         spawn(outlive("following the engine", self.engine_events.follow, ends_with=(EngineUnreachable,)))
         spawn(outlive("reading the engine", self.observer.run))
         spawn(outlive("reading HAProxy", self.observer.run_router))
         spawn(outlive("the loop", self.loop.run))
 
-    def api(self, gatekeeper: Gatekeeper, clock: Callable[[], float] | None = None) -> Api:
+    def api(self, gatekeeper: Gatekeeper) -> Api:
         """Return the REST API over these parts."""
         return Api(
-            self.commands,
-            self.publisher,
-            self.events,
-            self.specs,
-            lambda: self.executor.in_progress,
-            gatekeeper,
-            clock or self.clock,
-            self.wall,
+            self.commands, self.publisher, self.events, self.specs, self.executor, gatekeeper, self.clock, self.wall
         )
 
 
@@ -122,9 +111,9 @@ def assemble(
     wall: Callable[[], float] = time.time,
     engine_lost_s: float = LOST_S,
 ) -> Controller:
-    """Put the parts together. `spawn` owns the tasks that they start.
+    """Construct the parts. `spawn` owns the tasks that they start.
 
-    `clock` never jumps (controller/storage/clock.py); `wall` may, and is what people and the engine go by.
+    `clock` never jumps (controller/storage/clock.py). `wall` may; people and the engine use it.
     """
     wakeup, store = Wakeup(), world.store
     events, board = EventLog(store, wall), Board(clock=clock)
@@ -172,19 +161,19 @@ def assemble(
         store, events, specs, deployer, world.engine, observer, gpu_marks, wakeup.ring, loop.look_again, clock
     )
     return Controller(
-        loop,
-        commands,
-        publisher,
-        events,
-        specs,
-        deployer,
-        scaler,
-        observer,
-        executor,
-        board,
-        engine_events,
-        clock,
-        wall,
+        loop=loop,
+        commands=commands,
+        publisher=publisher,
+        events=events,
+        specs=specs,
+        deployer=deployer,
+        scaler=scaler,
+        observer=observer,
+        executor=executor,
+        board=board,
+        engine_events=engine_events,
+        clock=clock,
+        wall=wall,
     )
 
 

@@ -1,4 +1,4 @@
-"""What people ask the controller for: scaling, rollouts, marks on GPUs, logs. Each change wakes the loop."""
+"""What users ask the controller for: scaling, rollouts, marks on GPUs, logs. Each change wakes the loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .storage.store import Override, Store
 
 
 class Commands:
-    """Every command checks what it is asked for, changes the store, and wakes the loop, which does the rest.
+    """Each command checks its arguments, changes the store and wakes the loop, which does the rest.
 
     `look_again` returns when the loop has seen the whole world once more. `clock` is the loop's.
     """
@@ -51,9 +51,9 @@ class Commands:
     # ---------------------------------------------------------------------------------------------------------- scale
 
     def scale(self, service: str, replicas: int | None) -> str:
-        """Set a service's target, or with None let files or autoscaler decide again.
+        """Set a service's target; with None the files or the autoscaler decide again.
 
-        Returns what decides now, in words, unless it is simply the number. Raises UnknownService, SpecError,
+        Returns in words what decides now, "" where it is the number itself. Raises UnknownService, SpecError,
         StoreError.
         """
         spec = self.known(service).services[service]
@@ -84,10 +84,10 @@ class Commands:
     # ------------------------------------------------------------------------------------------------------- rollouts
 
     async def deploy(self, services: Sequence[str] | None) -> Mapping[str, str]:
-        """Take what files and images give now, for all services or these; return one sentence each.
+        """Roll out what the files and images give now, for all services or these; return a sentence for each.
 
-        Both are read again first, so that an edit right before counts. Raises UnknownService, SpecError, StoreError,
-        ControllerError (no look at the world ends), EngineUnreachable (it saw nothing).
+        Both are read again first, so an edit just before counts. Raises UnknownService, SpecError, StoreError,
+        ControllerError (the loop does not look), EngineUnreachable.
         """
         await self._specs.read_again()
         if self._specs.problems:
@@ -107,7 +107,7 @@ class Commands:
         return self._woken(self._deployer.roll_back(service, to, self._clock()))
 
     async def _refuse_lost_version(self, service: str, to: str | None) -> None:
-        """Raise InvalidRequest if the version that would come back has no image on this machine any more."""
+        """Raise InvalidRequest if the image of the version to go back to is no longer on this machine."""
         version = self._deployer.way_back(service, to)
         here: dict[str, bool] = {}
         for revision in self._deployer.revisions(service) if version is not None else ():
@@ -133,7 +133,7 @@ class Commands:
         return self._woken(self._deployer.promote(service, self._clock()))
 
     def revisions(self, service: str) -> tuple[list[Revision], str | None, str | None]:
-        """(versions that can be gone back to, the wanted one, the stable one). Raises as `known` does."""
+        """(versions that a service can go back to, the wanted version, the stable version). Raises as `known` does."""
         self.known(service)
         deployer = self._deployer
         return deployer.revisions(service), deployer.wanted(service), deployer.state(service).stable
@@ -145,7 +145,7 @@ class Commands:
     # ----------------------------------------------------------------------------------------------------------- GPUs
 
     def mark_gpu(self, uuid: str, reason: str) -> None:
-        """Place no replica on a GPU any more; those that are there stay. Raises InvalidRequest, StoreError."""
+        """Place no more replicas on a GPU; replicas that run there stay. Raises InvalidRequest, StoreError."""
         known = [*(gpu.uuid for gpu in self._observer.latest.gpus), *self._store.gpu_faults]
         if uuid not in known:
             raise InvalidRequest(f"there is no GPU {uuid!r}; this machine has {', '.join(known) or 'none'}")
@@ -157,23 +157,21 @@ class Commands:
 
     # ----------------------------------------------------------------------------------------------------------- logs
 
-    async def logs(
-        self, service: str, tail: int, after: float | None = None, *, timed: bool = False
-    ) -> Mapping[str, str]:
-        """Return the last `tail` lines of every replica, those from a unix time on, by name; `timed`: as the engine's.
+    async def logs(self, service: str, tail: int, after: float | None = None) -> Mapping[str, str]:
+        """Return the last `tail` lines of each replica, with their times, by its name; `after`: since that unix time.
 
         Raises UnknownService, EngineError.
         """
         mine = self._observer.latest.containers_of(service)
         if not mine:
             self.known(service)
-        texts = await asyncio.gather(*(self._engine.logs(one.id, tail, after, timed=timed) for one in mine))
+        texts = await asyncio.gather(*(self._engine.logs(one.id, tail, after, timed=True) for one in mine))
         return {container.name: text for container, text in zip(mine, texts, strict=True)}
 
-    # ------------------------------------------------------------------------------------------------ what there is
+    # ----------------------------------------------------------------------------------------------- known services
 
     def known_spec(self) -> Spec:
-        """Return what the compose files say. Raises SpecError, NotYet (they were not read yet)."""
+        """Return what the compose files say. Raises SpecError, NotYet (they have not been read yet)."""
         spec = self._specs.current
         if spec is None:
             if self._specs.problems:
@@ -182,7 +180,7 @@ class Commands:
         return spec
 
     def known(self, service: str) -> Spec:
-        """Return the spec if it has that service. Raises UnknownService, SpecError (none is usable), NotYet."""
+        """Return the spec if it has that service. Raises UnknownService, and what `known_spec` raises."""
         spec = self.known_spec()
         if service not in spec.services:
             names = sorted(spec.services)
@@ -195,7 +193,7 @@ class Commands:
 
 
 def scale_words(spec: ServiceSpec, replicas: int | None) -> str:
-    """Return what decides how many replicas a service has after a scale call; "" where it is simply the number."""
+    """Return what decides how many replicas a service has after a scale call; "" where it is the number itself."""
     if spec.autoscale is None:
         count = "1 replica" if spec.replicas == 1 else f"{spec.replicas} replicas"
         return f"the compose files decide, {count}" if replicas is None else ""

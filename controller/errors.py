@@ -1,21 +1,22 @@
 """The controller's exception tree. Each class carries its HTTP status and the CLI's exit code.
 
 ControllerError                500  1
-|-- InvalidRequest             400  2   a wrong argument of an API or CLI call
-|   |-- SpecError              400  2   the compose files; `problems` lists "path: expected ..., found ..."
+|-- InvalidRequest             400  2
+|   |-- SpecError              400  2
 |   `-- UnknownService         404  2
-|-- SettingsError              500  2   an environment variable of the controller has a value it cannot use
-|-- StoreError                 500  1   the state file cannot be read or written
-|-- PolicyError                500  1   an autoscaling policy of the user's gives no number; the target is held
-|-- NotYet                     503  1   the controller does not know the world yet; the same request works soon
-|-- Forbidden                  403  2   a change asked for from where no change may be asked for
-|-- EngineError                502  1   the Docker Engine refused or does not answer
+|-- SettingsError              500  2
+|-- StoreError                 500  1
+|-- PolicyError                500  1
+|-- AnotherController          500  3
+|-- NotYet                     503  1
+|-- Forbidden                  403  2
+|-- EngineError                502  1
 |   |-- EngineUnreachable      503  1
-|   |   `-- EngineSocketGone   503  1   its socket file is deleted; a controller that starts anew has the new one
+|   |   `-- EngineSocketGone   503  1
 |   `-- ImageNotFound          502  1
-|-- RoutingError               502  1   HAProxy refused a command
+|-- RoutingError               502  1
 |   `-- RoutingUnreachable     503  1
-`-- ReplicaError               502  1   a replica does not take what it is given
+`-- ReplicaError               502  1
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class InvalidRequest(ControllerError):
 
 
 class SpecError(InvalidRequest):
-    """The compose files cannot be used; nothing running is touched. `problems` holds one sentence each."""
+    """The compose files cannot be used; nothing is changed. `problems` has one sentence for each mistake."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
@@ -52,33 +53,33 @@ class UnknownService(InvalidRequest):
 
 
 class SettingsError(ControllerError):
-    """Environment variables of the controller hold values it cannot use; it does not start."""
+    """An environment variable of the controller has a value that it cannot use; it does not start."""
 
     exit_code = 2
 
 
 class StoreError(ControllerError):
-    """The state file cannot be read or written; what was to be kept is not kept."""
+    """The state file cannot be read or written; the value is not stored."""
 
 
 class PolicyError(ControllerError):
-    """An autoscaling policy of the user's gives no number: what it did instead, and where."""
+    """The user's autoscaling policy returned no number; the target is held."""
 
 
 class AnotherController(ControllerError):
-    """Another controller has this project; this one ends. Its exit code is documented: 3."""
+    """Another controller has this project; this one ends. Its exit code 3 is documented."""
 
     exit_code = 3
 
 
 class NotYet(ControllerError):
-    """The controller was just started, or has not looked at something yet: the same request works soon."""
+    """The controller was just started and has not seen the world yet: the same request works soon."""
 
     http_status = 503
 
 
 class Forbidden(ControllerError):
-    """A change was asked for by somebody who may not ask for it."""
+    """The caller may not ask for a change."""
 
     http_status = 403
     exit_code = 2
@@ -97,11 +98,11 @@ class EngineUnreachable(EngineError):
 
 
 class EngineSocketGone(EngineUnreachable):
-    """The Docker Engine does not answer, and never will at the socket file that this process has."""
+    """The engine's socket file is deleted: only a controller that starts anew reaches the next engine."""
 
 
 class ImageNotFound(EngineError):
-    """The image is neither on this machine nor to be pulled."""
+    """The image is not on this machine and cannot be pulled."""
 
 
 class RoutingError(ControllerError):
@@ -117,6 +118,6 @@ class RoutingUnreachable(RoutingError):
 
 
 class ReplicaError(ControllerError):
-    """A replica's admin port refused a request, or does not answer."""
+    """A replica's admin port refused a request or does not answer."""
 
     http_status = 502

@@ -1,9 +1,8 @@
-"""One controller for a project: a second one, started by mistake, refuses before it has touched anything.
+"""One controller for a project: a second one, started by mistake, ends before it changes anything.
 
-Two of them would undo each other's work for ever. A lock on a file beside the state tells: the kernel drops it with the
-process that holds it, so there is no timeout, and nothing that a controller killed at any instant could leave behind.
-A controller that is refused ends with exit code 3. Docker starts it again, so it follows, within a minute, when the
-other one has ended.
+Two controllers would undo each other's work for ever. Each locks a file beside the state. The kernel releases the lock
+with the process that holds it, so it needs no timeout, and a killed controller leaves nothing behind. The second
+controller ends with exit code 3. Docker starts it again, so it takes over within a minute after the first has ended.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -24,15 +23,14 @@ from .errors import AnotherController, StoreError
 
 LOCK_NAME = "controller.lock"
 PATIENCE_S = 3.0
-"""How long to wait for a controller that is just ending."""
+"""How long to wait for a controller that is ending."""
 LOOK_S = 0.1
 
 
 @contextlib.asynccontextmanager
 async def state_lock(directory: Path, project: str, patience_s: float = PATIENCE_S) -> AsyncIterator[None]:
     """Hold the state in `directory` alone. Raises AnotherController; StoreError where nothing can be locked."""
-    file = await _take(directory / LOCK_NAME, project, patience_s)
-    with file:  # when it is closed, here or by the process's end, the lock goes with it
+    with await _take(directory / LOCK_NAME, project, patience_s):  # closing the file releases the lock
         yield
 
 
@@ -55,17 +53,11 @@ async def _take(path: Path, project: str, patience_s: float) -> IO[str]:
 
 
 async def _lock(file: IO[str], path: Path, patience_s: float) -> None:
-    if not await _within(patience_s, lambda: _locked(file)):
-        raise AnotherController(_held_words(path, file))
-
-
-async def _within(patience_s: float, done: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + patience_s
-    while not done():
+    while not _locked(file):
         if time.monotonic() >= deadline:
-            return False
+            raise AnotherController(_held_words(path, file))
         await asyncio.sleep(LOOK_S)
-    return True
 
 
 def _locked(file: IO[str]) -> bool:
@@ -77,8 +69,9 @@ def _locked(file: IO[str]) -> bool:
 
 
 def _sign(file: IO[str], project: str) -> None:
-    """Write down who holds the lock. On a full disk it is held all the same, by nobody one can name."""
-    holder = {"project": project, "host": socket.gethostname(), "pid": os.getpid(), "since": _moment(time.time())}
+    """Write the holder of the lock into its file. On a full disk the lock is held, and its holder is not named."""
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    holder = {"project": project, "host": socket.gethostname(), "pid": os.getpid(), "since": since}
     with contextlib.suppress(OSError):
         file.truncate(0)
         file.write(json.dumps(holder))
@@ -99,7 +92,3 @@ def _held_words(path: Path, file: IO[str]) -> str:
         f"{path} is held by {who}; this one ends and has changed nothing. Stop the other one (in a container, its host "
         "is the beginning of the container's id: `docker stop <id>`), or give this one a state directory of its own"
     )
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

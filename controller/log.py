@@ -1,4 +1,4 @@
-"""Logs as one JSON object a line on standard output."""
+"""Logs: one JSON object a line on standard output."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The control loop: wake -> look -> desire -> plan -> submit -> publish.
 
 Level-based: after a wake (an engine event, a probe, an API call, an action that ended, a timer) it reads the world
-again and never asks what the wake was about. A tick does not wait for actions: they run beside it, and the next plan
-knows which of them have not ended.
+again, whatever the reason of the wake. A tick does not wait for actions: they run beside it, and the next plan takes
+into account which of them have not ended.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .status.publisher import Publisher
 LOOK_S = 1.0
 """Longest time between two looks at the world."""
 SHORTEST_PAUSE_S = 0.01
-"""Shortest time between two looks: what is due and cannot be done yet must not keep a core busy."""
+"""Shortest time between two looks: an action that is due and cannot be carried out must not keep a core busy."""
 LOOK_LIMIT_S = 60.0
-"""How long a command waits for a look that begins now; the engine's own limit is shorter."""
+"""How long a command waits for a look; the engine's own limit is shorter."""
 DEBOUNCE_S = 0.02
-"""Wakes within this time are one tick."""
+"""Wakes within this time cause one tick."""
 
 Planner = Callable[[Desired, Observed, float], Plan]
 
@@ -55,7 +55,7 @@ class Wakeup:
 
 
 class Loop:
-    """Turns for as long as the controller runs. `clock` never jumps (controller/storage/clock.py)."""
+    """Ticks for as long as the controller runs. `clock` never jumps (controller/storage/clock.py)."""
 
     def __init__(
         self,
@@ -78,19 +78,19 @@ class Loop:
         self._clock = clock
         self._plan = Plan()
         self._unseen = ""
-        """Why the last look did not see all of the world; "" = it did."""
+        """Why the last look did not see the whole world; "" = it did."""
         self._waiting: list[asyncio.Future[str]] = []
         """Callers of `look_again`: each gets the `_unseen` of the first look that begins after its call."""
 
     async def run(self) -> None:
-        """Turn until cancelled."""
+        """Tick until cancelled."""
         while True:
             await self._wakeup.wait(await self._guarded_tick())
 
     async def look_again(self) -> None:
-        """Return when the loop has looked at all of the world once more and has seen it.
+        """Return when the loop has seen the whole world once more.
 
-        Raises EngineUnreachable when it has not seen it, ControllerError when it does not look.
+        Raises EngineUnreachable when it could not see it, ControllerError when it does not look.
         """
         looked: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting.append(looked)
@@ -111,7 +111,7 @@ class Loop:
             )
 
     async def _guarded_tick(self) -> float:
-        """One tick; a defect that one state of the world brings out must not take the API and the probes down."""
+        """One tick; a defect that one state of the world brings out must not end the API and the probes."""
         started = self._clock()
         waiting, self._waiting = self._waiting, []
         try:
@@ -127,7 +127,7 @@ class Loop:
         return pause_s
 
     async def tick(self, *, thorough: bool = False) -> float:
-        """Do one round; return after how many seconds the next is due at the latest. `thorough`: see Observer.look."""
+        """One tick; return after how many seconds the next is due at the latest. `thorough`: see Observer.look."""
         self._publisher.watch_store()
         spec, files = self._specs.current, self._specs.files
         if spec is None:
@@ -140,7 +140,7 @@ class Loop:
         self._unseen = sight.unseen
         now, gate = self._clock(), self._executor.gate
         desired = self._desirer.desire(sight, self._plan.pending, gate.refusals(), now)
-        # Nothing can be concluded from a world that is not seen.
+        # A world that was not seen gives no reason to act.
         plan = self._plan = self.planner(desired, sight.observed, now) if sight.complete else Plan()
         self._executor.submit(plan)
         self._observer.look_ahead(sight, plan, self._executor.in_progress, now)

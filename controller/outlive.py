@@ -1,7 +1,7 @@
-"""What runs beside the loop outlives a defect of its own: told once, begun anew.
+"""Tasks beside the loop survive a defect of their own: it is logged once, and the task begins anew.
 
-All tasks belong to one TaskGroup, which ends with the first that raises. A defect that one answer or one file brings
-out would end everything, and again at the next start, as the answer is still there.
+All tasks belong to one TaskGroup, which ends with the first task that raises. So one answer or one file that brings out
+a defect would end the controller, and again after each restart, because the answer is still there.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ async def outlive(
     *,
     ends_with: tuple[type[Exception], ...] = (),
     tell: Callable[[str], None] = lambda words: None,
-    again_s: float = AGAIN_S,
 ) -> None:
-    """Run `work` until it returns, or raises one of `ends_with`; begin it anew after anything else that it raises.
+    """Run `work` until it returns or raises one of `ends_with`; begin it anew after any other exception.
 
-    `what` names it in the log, which gets the traceback the first time; `tell` hears each time, in words.
+    `what` names it in the log, which gets the traceback of the first of equal exceptions. `tell` is called with each.
     """
-    told = ""
+    logged = ""
     while True:
         try:
             await work()
@@ -37,10 +36,10 @@ async def outlive(
             raise
         except Exception as error:
             words = f"internal: {what} raised {type(error).__name__}: {error}"
-            if words != told:
+            if words != logged:
                 logger.exception("internal: %s raised, it begins anew", what)
-            told = words
+            logged = words
             tell(words)
-            await asyncio.sleep(again_s)
+            await asyncio.sleep(AGAIN_S)
         else:
             return

@@ -1,4 +1,4 @@
-"""The controller's settings: environment -> one frozen value. A bad value stops the start and is named."""
+"""The controller's settings, read from the environment. A wrong value keeps the controller from starting."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 @dataclass(frozen=True, slots=True)
 class EdgeLimits:
-    """Bounds at HAProxy. Those of one client address are off at 0."""
+    """Bounds at HAProxy. A bound of one client address that is 0 is off."""
 
     connections: int = 10_000
-    """Open connections of HTTP clients, and as many of gRPC clients (PIERHEAD_MAX_CONNECTIONS)."""
+    """Open connections of HTTP clients, and the same number of gRPC clients (PIERHEAD_MAX_CONNECTIONS)."""
     concurrent_streams: int = 100
     """Calls that one HTTP/2 connection may have open (PIERHEAD_MAX_CONCURRENT_STREAMS)."""
     idle_websocket_s: int = 600
-    """How long neither side of a WebSocket may send anything (PIERHEAD_IDLE_WEBSOCKET_S)."""
+    """A WebSocket on which neither side sends anything is closed after this time (PIERHEAD_IDLE_WEBSOCKET_S)."""
     client_connections: int = 0
     """Open connections of one client address (PIERHEAD_CLIENT_CONNECTIONS)."""
     client_requests_per_s: int = 0
@@ -44,30 +44,30 @@ DEFAULT_LIMITS = EdgeLimits()
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything the environment decides. Ports are the container's own."""
+    """All settings. Ports are those inside the container."""
 
     project: str
     """Compose project name (COMPOSE_PROJECT_NAME)."""
     project_dir: Path
-    """The project's directory, at the path it has outside (PIERHEAD_PROJECT_DIR)."""
+    """The project's directory, at the same path as on the host (PIERHEAD_PROJECT_DIR)."""
     state_dir: Path = Path("/var/lib/pierhead")
     haproxy_run: Path = Path("/run/haproxy")
     gpu_cdi_kind: str = "nvidia.com/gpu"
     cdi_dirs: tuple[Path, ...] = (Path("/etc/cdi"), Path("/var/run/cdi"))
     controller_image: str = "pierhead/controller:latest"
-    """This program's own image, which the probe for GPUs runs in (PIERHEAD_TAG is its tag)."""
+    """The controller's own image, in which the probe for GPUs runs (PIERHEAD_TAG is its tag)."""
     api_host: str = "0.0.0.0"
     api_port: int = 8100
     discovery_port: int = 8101
     api_token: str | None = None
-    """Bearer token that allows changes from anywhere (PIERHEAD_API_TOKEN); None = only from this machine."""
+    """Bearer token that allows changes from anywhere (PIERHEAD_API_TOKEN); None = changes from this machine only."""
     log_level: str = "INFO"
     edge: EdgeLimits = DEFAULT_LIMITS
     """Bounds at HAProxy."""
     haproxy_silence_s: int = 10
     """How long HAProxy may hang before its container is restarted (PIERHEAD_HAPROXY_SILENCE_S)."""
     is_manual: bool = False
-    """New versions wait for `pierhead deploy` (PIERHEAD_DEPLOY=manual); else they are rolled out when they are seen."""
+    """New versions wait for `pierhead deploy` (PIERHEAD_DEPLOY=manual); otherwise they are rolled out at once."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -103,7 +103,7 @@ class Settings:
 
 
 class _Reader:
-    """Typed reads that collect their complaints, so that all of them are told at once."""
+    """Typed reads that collect all problems, so that one error names them all."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.problems: list[str] = []

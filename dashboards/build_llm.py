@@ -1,10 +1,9 @@
-"""Language models: what clients wait for and use, at the gateways, and what the engines do.
+"""Language models: latencies and use at the gateways, and load of the engines.
 
     python -m dashboards.build_llm
 
-On the gateways' metrics `service` is the gateway and `target` the LLM service, so `$service`, an LLM service, is their
-target. Engines tell their metrics under names of their own: `vllm:...`, and the mock engine's `mock:...` for those that
-it has. See `panels`.
+In the gateways' metrics `service` is the gateway and `target` the LLM service, so `$service`, an LLM service, is their
+target. The metrics of engines have names of their own: `vllm:...`, and `mock:...` for the mock engine. See `panels`.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from collections.abc import Callable
 from dashboards.panels import Page, Panel, Query, S, Section, W, quantile, quantiles, rate, write
 
 T = 'target=~"$service"'
-"""The gateways' part of what the page is to show."""
+"""Selector for the gateways' metrics."""
 ANY = 'target=~"$service|"'
-"""The same, with requests for models that there are not."""
+"""The same, with requests for models that do not exist."""
 
 FIRST, PER_TOKEN, WHOLE = (
     "pierhead_llm_time_to_first_token_seconds",
@@ -25,19 +24,18 @@ FIRST, PER_TOKEN, WHOLE = (
 )
 
 
-def tokens(by: str, kind: str = "") -> str:
+def tokens(by: str) -> str:
     """Tokens per second at the gateways, counted at the end of each request."""
-    where = f', kind="{kind}"' if kind else ""
-    return rate("pierhead_llm_tokens_total", by, where, T)
+    return rate("pierhead_llm_tokens_total", by, of=T)
 
 
 def engines(expr: Callable[[str], str]) -> str:
-    """An expression over an engine's own metrics, whichever engine it is: `expr` is given the prefix of their names."""
+    """An expression over the metrics of any engine: `expr` gets the prefix of their names."""
     return f"{expr('vllm')} or {expr('mock')}"
 
 
 def hit_rate(by: str) -> str:
-    """Share of the prompts' tokens that engines found in their prefix caches."""
+    """Share of prompt tokens that engines found in their prefix caches."""
     return engines(
         lambda it: f"{rate(f'{it}:prefix_cache_hits_total', by)} / {rate(f'{it}:prefix_cache_queries_total', by)}"
     )
@@ -49,7 +47,7 @@ AT_A_GLANCE = Section(
         Panel(
             "Requests/s",
             (Query(f"sum(rate(pierhead_llm_requests_total{{{ANY}}}{W}))", "requests/s"),),
-            "Requests that the gateways answered, refused ones included.",
+            "Requests that the gateways answered, including refusals.",
             unit="reqps",
             width=4,
             kind="stat",
@@ -63,7 +61,7 @@ AT_A_GLANCE = Section(
                     "5xx",
                 ),
             ),
-            "Share of the answers that are 5xx; streams that broke off count as what broke them.",
+            "Share of the answers that are 5xx; a stream that broke off counts with the status of its error.",
             unit="percentunit",
             width=4,
             kind="stat",
@@ -72,7 +70,7 @@ AT_A_GLANCE = Section(
         Panel(
             "First token, p99 of the slowest",
             (Query(f"max({quantile(0.99, FIRST, 'target', T)})", "p99"),),
-            "99 % of the streams of the slowest service had their first token after at most this long.",
+            "99 % of the streams of the slowest service got their first token within this time.",
             unit="s",
             width=4,
             kind="stat",
@@ -83,7 +81,7 @@ AT_A_GLANCE = Section(
                 Query(f"sum({engines(lambda it: rate(f'{it}:generation_tokens_total'))})", "generated"),
                 Query(f"sum({engines(lambda it: rate(f'{it}:prompt_tokens_total'))})", "read"),
             ),
-            "Tokens that all engines generate, and tokens of prompts that they read.",
+            "Tokens that all engines generate, and prompt tokens that they process.",
             width=4,
             kind="stat",
         ),
@@ -93,14 +91,14 @@ AT_A_GLANCE = Section(
                 Query(f"sum(pierhead_llm_engine_running{{{S}}})", "running"),
                 Query(f"sum(pierhead_llm_engine_waiting{{{S}}})", "waiting"),
             ),
-            "Requests that engines generate for, and those that wait within them.",
+            "Requests for which engines generate tokens, and requests that wait in engines.",
             width=4,
             kind="stat",
         ),
         Panel(
             "Fullest KV cache",
             (Query(f"max(pierhead_llm_engine_kv_use{{{S}}})", "in use"),),
-            "Share of the key-value cache in use, of the replica that has the least left.",
+            "Share of the key-value cache in use, for the replica with the least free.",
             unit="percentunit",
             width=4,
             kind="stat",
@@ -110,18 +108,18 @@ AT_A_GLANCE = Section(
 )
 
 CLIENTS = Section(
-    "What clients wait for: the gateways' clocks",
+    "Latency: measured by the gateways",
     (
         Panel(
             "Time to first token",
             quantiles(FIRST, "model, target", T),
-            "From a request's arrival at the gateway to its first token, of streams.",
+            "For streams: from a request's arrival at the gateway to its first token.",
             unit="s",
         ),
         Panel(
             "Time per output token",
             quantiles(PER_TOKEN, "model, target", T),
-            "Between the tokens after the first, of streams; one value per request.",
+            "For streams: between the tokens after the first; one value per request.",
             unit="s",
         ),
         Panel(
@@ -134,12 +132,12 @@ CLIENTS = Section(
 )
 
 USE = Section(
-    "What clients use: the gateways' books",
+    "Use: counted by the gateways",
     (
         Panel(
             "Requests/s by code",
             (Query(rate("pierhead_llm_requests_total", "model, code", of=ANY), "{{model}} {{code}}"),),
-            "HTTP status of the answers, or of what ended a stream; no model: none of that name.",
+            "HTTP status of the answers, or of the error that ended a stream; without a model: unknown model name.",
             unit="reqps",
             width=6,
             stacked=True,
@@ -152,7 +150,7 @@ USE = Section(
                     "{{model}} {{finish_reason}}",
                 ),
             ),
-            "Why answers ended: stop, length (max_tokens), tool_calls, abort (the client left), error.",
+            "Why answers ended: stop, length (max_tokens), tool_calls, abort (the client disconnected), error.",
             unit="reqps",
             width=6,
             stacked=True,
@@ -160,13 +158,13 @@ USE = Section(
         Panel(
             "Tokens/s",
             (Query(tokens("model, kind"), "{{model}} {{kind}}"),),
-            "Tokens of ended requests: of prompts, of completions, and those of prompts that a cache had.",
+            "Tokens of ended requests: of prompts, of completions, and prompt tokens found in a cache.",
             width=6,
         ),
         Panel(
             "Tokens/s by key",
             (Query(tokens("key, kind"), "{{key}} {{kind}}"),),
-            "Tokens of ended requests by the API key's name; without keys the name is empty.",
+            "Tokens of ended requests by the name of the API key; without keys the name is empty.",
             width=6,
             stacked=True,
         ),
@@ -174,7 +172,7 @@ USE = Section(
 )
 
 ENGINES = Section(
-    "Engines: what they do",
+    "Engines",
     (
         Panel(
             "Generated tokens/s by replica",
@@ -184,7 +182,7 @@ ENGINES = Section(
                     "{{model_name}} {{replica}}",
                 ),
             ),
-            "Tokens as each engine makes them, of answers that go on included.",
+            "Tokens that each engine generates, including answers in progress.",
         ),
         Panel(
             "Prompt tokens/s by replica",
@@ -194,7 +192,7 @@ ENGINES = Section(
                     "{{model_name}} {{replica}}",
                 ),
             ),
-            "Tokens of prompts that each engine took in.",
+            "Prompt tokens that each engine processes.",
         ),
         Panel(
             "Prefix cache hits",
@@ -202,57 +200,57 @@ ENGINES = Section(
                 Query(hit_rate("service"), "{{service}}"),
                 Query(hit_rate("service, replica"), "{{replica}}"),
             ),
-            "Share of the prompts' tokens that the engine had read before. Low where prompts begin alike: look at the "
-            "service's router policy (`prefix`).",
+            "Share of prompt tokens found in the prefix cache. If it is low although prompts share their beginnings, "
+            "look at the service's router policy (`prefix`).",
             unit="percentunit",
         ),
         Panel(
             "KV cache in use",
             (Query(f"pierhead_llm_engine_kv_use{{{S}}}", "{{replica}}"),),
-            "Share of each engine's key-value cache that running requests have. Full: requests wait or are preempted.",
+            "Share of each engine's key-value cache that running requests use. Full: requests wait or are preempted.",
             unit="percentunit",
         ),
         Panel(
             "Running",
             (Query(f"pierhead_llm_engine_running{{{S}}}", "{{replica}}"),),
-            "Requests that each engine generates for: how evenly they are spread.",
+            "Requests for which each engine generates tokens: how evenly they are distributed.",
         ),
         Panel(
             "Waiting",
             (Query(f"pierhead_llm_engine_waiting{{{S}}}", "{{replica}}"),),
-            "Requests that wait within each engine, for a slot or for room in its cache.",
+            "Requests that wait in each engine for a slot or for free cache.",
         ),
     ),
 )
 
 VLLM = Section(
-    "vLLM's own clocks",
+    "Measured by vLLM",
     (
         Panel(
             "Wait in the engine",
             quantiles("vllm:request_queue_time_seconds", "service, model_name"),
-            "From a request's arrival in the engine to its first work on it.",
+            "From a request's arrival in the engine to its start.",
             unit="s",
             width=6,
         ),
         Panel(
             "Prefill",
             quantiles("vllm:request_prefill_time_seconds", "service, model_name"),
-            "How long prompts took to read, from the first work on a request to its first token.",
+            "Processing of the prompt: from the start of a request to its first token.",
             unit="s",
             width=6,
         ),
         Panel(
             "Between tokens",
             quantiles("vllm:inter_token_latency_seconds", "service, model_name"),
-            "Within the engine; what the gateways' time per output token has beyond it is the way.",
+            "In the engine. The gateways' time per output token adds the way to the gateway.",
             unit="s",
             width=6,
         ),
         Panel(
             "Preemptions/s",
             (Query(rate("vllm:num_preemptions_total", "service, replica"), "{{replica}}"),),
-            "Requests that were put back for others, because the cache was full: their work is done again.",
+            "Requests preempted because the cache was full: their work is repeated.",
             unit="ops",
             width=6,
         ),
@@ -260,12 +258,12 @@ VLLM = Section(
 )
 
 SECTIONS = (AT_A_GLANCE, CLIENTS, USE, ENGINES)
-"""Those that every engine fills."""
+"""Sections that have data with every engine."""
 
 PAGE = Page(
     uid="pierhead-llm",
     title="Pierhead LLM",
-    description="Language models: times, tokens and keys at the gateways; load and caches of the engines.",
+    description="Language models: latencies, tokens and keys at the gateways; load and caches of the engines.",
     services="pierhead_llm_engine_running",
     sections=(*SECTIONS, VLLM),
 )

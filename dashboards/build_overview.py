@@ -16,11 +16,11 @@ def mean(histogram: str) -> str:
 
 
 def or_zero(expr: str) -> str:
-    """A counter that nothing has happened to yet has no series: draw 0 for every service whose replicas are there."""
+    """A counter without an increment has no series: this gives 0 for each service with replicas."""
     return f"{expr} or sum by (service) (pierhead_ongoing_requests{{{S}}}) * 0"
 
 
-# Answers that are the service's own fault: HTTP status, or the name of a gRPC status.
+# Codes of answers that are errors of the service: HTTP status, or the name of a gRPC status.
 _ERROR_CODES = ', code=~"5..|UNKNOWN|INTERNAL|DATA_LOSS|DEADLINE_EXCEEDED"'
 ERROR_SHARE = f"({or_zero(rate('pierhead_requests_total', where=_ERROR_CODES))}) / {rate('pierhead_requests_total')}"
 
@@ -30,7 +30,7 @@ AT_A_GLANCE = Section(
         Panel(
             "Requests/s",
             (Query(f"sum(rate(haproxy_backend_http_requests_total{{{S}}}{W}))", "requests/s"),),
-            "What clients send through HAProxy, HTTP and gRPC.",
+            "Requests of clients through HAProxy, HTTP and gRPC.",
             unit="reqps",
             width=3,
             kind="stat",
@@ -44,7 +44,7 @@ AT_A_GLANCE = Section(
                     "5xx",
                 ),
             ),
-            "Share of HAProxy's answers that are 5xx. A gRPC error is HTTP 200 here: see the services' own error rate.",
+            "Share of HAProxy's answers that are 5xx. A gRPC error is HTTP 200 here: see the services' errors.",
             unit="percentunit",
             width=3,
             kind="stat",
@@ -53,7 +53,7 @@ AT_A_GLANCE = Section(
         Panel(
             "p99 of the slowest",
             (Query(f"max({quantile(0.99, 'pierhead_request_duration_seconds')})", "p99"),),
-            "99 % of the requests to the slowest service took at most this long, within its replicas.",
+            "99 % of the requests to the slowest service took at most this long in its replicas.",
             unit="s",
             width=3,
             kind="stat",
@@ -71,7 +71,7 @@ AT_A_GLANCE = Section(
                 Query(f"sum(pierhead_service_ready_replicas{{{S}}})", "ready"),
                 Query(f"sum(pierhead_service_wanted_replicas{{{S}}})", "wanted"),
             ),
-            "Replicas that pass their readiness probe, and the number asked for.",
+            "Replicas that pass their readiness probe, and replicas wanted.",
             width=4,
             kind="stat",
         ),
@@ -79,16 +79,16 @@ AT_A_GLANCE = Section(
             "GPU slots",
             (
                 Query("sum(pierhead_gpu_slots_used)", "used"),
-                Query("sum(pierhead_gpu_slots)", "there"),
+                Query("sum(pierhead_gpu_slots)", "total"),
             ),
-            "GPU slots that replicas occupy, and all there are.",
+            "GPU slots that replicas occupy, and GPU slots in total.",
             width=4,
             kind="stat",
         ),
         Panel(
             "Alerts firing",
             (Query('count(ALERTS{alertstate="firing"}) or vector(0)', "firing"),),
-            "Alerts of dashboards/prometheus/rules that fire now; Prometheus' /classic/alerts page says which and why.",
+            "Alerts of dashboards/prometheus/rules that fire now; Prometheus' page /classic/alerts lists them.",
             width=4,
             kind="stat",
             warn_above=0.5,
@@ -103,13 +103,13 @@ EDGE = Section(
         Panel(
             "Requests/s",
             (Query(rate("haproxy_backend_http_requests_total"), "{{service}}"),),
-            "Requests that clients sent, by the service they went to.",
+            "Requests that clients sent, by service.",
             unit="reqps",
         ),
         Panel(
             "Answers/s by status",
             (Query(rate("haproxy_backend_http_responses_total", "code"), "{{code}}"),),
-            "HTTP status classes of the answers. gRPC answers are 2xx, whatever their grpc-status.",
+            "HTTP status classes of the answers. gRPC answers are 2xx with any grpc-status.",
             unit="reqps",
             stacked=True,
         ),
@@ -123,7 +123,7 @@ EDGE = Section(
                     "{{service}}",
                 ),
             ),
-            "Share of a service's answers that are 5xx, HAProxy's own included: no replica, queue timeout.",
+            "Share of a service's answers that are 5xx, including HAProxy's own (no replica, timeout in the queue).",
             unit="percentunit",
         ),
         Panel(
@@ -136,8 +136,7 @@ EDGE = Section(
                     "{{service}} waiting",
                 ),
             ),
-            "Requests that replicas work on for HAProxy, and those that wait because every replica has"
-            " max_ongoing_requests.",
+            "Requests from HAProxy in replicas, and requests that wait because every replica has max_ongoing_requests.",
         ),
         Panel(
             "Held for a first replica",
@@ -145,34 +144,34 @@ EDGE = Section(
                 Query(f"sum by (service) (pierhead_edge_held_requests{{{S}}})", "{{service}} held"),
                 Query(rate("pierhead_edge_ended_holds_total", "service, ending"), "{{service}} {{ending}}/s"),
             ),
-            "Requests that wait at HAProxy because no replica takes traffic (they wake a service that was scaled to"
-            " zero), and how the waiting of others ended: served; expired, none came in time; left, the client went"
-            " away; refused, too many waited.",
+            "Requests that wait at HAProxy because no replica takes traffic (they wake a service that scales to zero),"
+            " and how the wait of others ended: served; expired: no replica in time; left: the client disconnected;"
+            " refused: too many waited.",
         ),
         Panel(
             "Servers up",
             (Query(f"sum by (service) (haproxy_backend_active_servers{{{S}}})", "{{service}}"),),
-            "Replicas that HAProxy gives new requests to: registered, healthy, not draining.",
+            "Replicas that get new requests from HAProxy: registered, healthy, not draining.",
         ),
         Panel(
             "Retries and redispatches/s",
             (
-                Query(rate("haproxy_backend_retry_warnings_total"), "{{service}} connected again"),
+                Query(rate("haproxy_backend_retry_warnings_total"), "{{service}} retried"),
                 Query(rate("haproxy_backend_redispatch_warnings_total"), "{{service}} sent to another"),
             ),
-            "Requests whose replica took no connection: tried again, or given to another one.",
+            "Requests whose replica accepted no connection: retried, or sent to another replica.",
             unit="reqps",
         ),
     ),
 )
 
 SERVICES = Section(
-    "Services: what their replicas say",
+    "Services: measured by their replicas",
     (
         Panel(
             "Requests/s",
             (Query(rate("pierhead_requests_total", "service, method"), "{{service}} {{method}}"),),
-            "Requests answered, by method, refused ones included.",
+            "Requests answered, by method, including refusals.",
             unit="reqps",
         ),
         Panel(
@@ -185,7 +184,7 @@ SERVICES = Section(
         Panel(
             "p50, p90, p99",
             quantiles("pierhead_request_duration_seconds"),
-            "From accepting a request to its end, within the replica.",
+            "From the acceptance of a request to its end, in the replica.",
             unit="s",
         ),
         Panel(
@@ -196,19 +195,19 @@ SERVICES = Section(
         Panel(
             "In flight per replica",
             (Query(f"pierhead_ongoing_requests{{{S}}}", "{{replica}}"),),
-            "How evenly requests are spread over a service's replicas.",
+            "How evenly requests are distributed over a service's replicas.",
         ),
         Panel(
             "Refused/s",
             (Query(or_zero(rate("pierhead_refused_requests_total")), "{{service}}"),),
-            "Requests refused before any work, because the replica is full or draining; the caller tries another.",
+            "Requests refused before any work because the replica is full or draining; the caller tries another.",
             unit="reqps",
         ),
     ),
 )
 
 CALLS = Section(
-    "Calls between services: what their callers say",
+    "Calls between services: measured by the callers",
     (
         Panel(
             "Calls/s",
@@ -220,20 +219,20 @@ CALLS = Section(
         Panel(
             "p50, p90, p99",
             quantiles("pierhead_handle_duration_seconds", "target"),
-            "Calls as their caller saw them, queueing and retries included, by the service called.",
+            "Duration of calls for their caller, including queueing and retries, by the service called.",
             unit="s",
             width=6,
         ),
         Panel(
             "Waiting for a replica",
             (Query(f"sum by (service, target) (pierhead_queued_requests{{{S}}})", "{{service}} for {{target}}"),),
-            "Calls that wait in their caller, because every replica of the called service is full.",
+            "Calls that wait in the caller because every replica of the called service is full.",
             width=6,
         ),
         Panel(
             "Retries/s",
             (Query(or_zero(rate("pierhead_handle_retries_total")), "{{service}}"),),
-            "Calls given to another replica: the first one refused, drained or could not be reached.",
+            "Calls sent to another replica because the first one refused, was draining or could not be reached.",
             unit="reqps",
             width=6,
         ),
@@ -246,12 +245,12 @@ BATCHES = Section(
         Panel(
             "Requests per batch",
             (Query(mean("pierhead_batch_size"), "{{service}} {{batch}}"),),
-            "Mean number of requests that were computed together.",
+            "Mean number of requests in a batch.",
         ),
         Panel(
             "Wait for a batch, p90",
             (Query(quantile(0.9, "pierhead_batch_wait_seconds", "service, batch"), "{{service}} {{batch}}"),),
-            "How long a batch's oldest request waited for the others.",
+            "How long the oldest request of a batch waited for it to start.",
             unit="s",
         ),
         Panel(
@@ -269,14 +268,14 @@ INSIDE = Section(
         Panel(
             "Event loop lag",
             (Query(f"max by (service) (pierhead_event_loop_lag_seconds{{{S}}})", "{{service}}"),),
-            "How late the slowest replica's loop ran what was due. High: something blocks it, or its core is full.",
+            "How late the slowest replica's event loop runs. High: code blocks it, or its core is busy.",
             unit="s",
             width=6,
         ),
         Panel(
             "Event loop blocked",
             (Query(f"max by (service) (rate(pierhead_event_loop_blocked_seconds_total{{{S}}}{W}))", "{{service}}"),),
-            "Share of the time in which code kept a loop from all else, 0.2 s or more at once; the log names it.",
+            "Share of the time in which code blocked an event loop for 0.2 s or more at once; the log names the code.",
             unit="percentunit",
             width=6,
         ),
@@ -288,13 +287,13 @@ INSIDE = Section(
                     "{{service}} of {{target}}",
                 ),
             ),
-            "Times that a caller left a replica out for a while, because calls to it failed.",
+            "How often a caller left a replica out for a while because calls to it failed.",
             width=6,
         ),
         Panel(
             "Models loaded/s",
             (Query(or_zero(rate("pierhead_multiplex_loads_total")), "{{service}}"),),
-            "Loads of multiplexed models. As many as requests: replicas hold too few, or callers name no model.",
+            "Loads of multiplexed models. As many as requests: replicas hold too few models, or callers name no model.",
             unit="ops",
             width=6,
         ),
@@ -313,7 +312,7 @@ CHANGES = Section(
                     "{{service}}",
                 ),
             ),
-            "Requests in work and waiting, as the autoscaler sees them; without one, those in work.",
+            "Requests in flight and waiting, as the autoscaler counts them; without an autoscaler, requests in flight.",
             width=6,
         ),
         Panel(
@@ -326,7 +325,7 @@ CHANGES = Section(
                 ),
                 Query(f"sum by (service) (pierhead_service_ready_replicas{{{S}}})", "{{service}} ready"),
             ),
-            "What the autoscaling policy asks for now, before its delays; without one, the number that is set.",
+            "Replicas that the autoscaling policy wants now, before its delays; without one, the number that is set.",
             width=6,
         ),
         Panel(
@@ -337,17 +336,17 @@ CHANGES = Section(
                     "{{service}} {{version}}",
                 ),
             ),
-            "While a service changes its version, two of them serve.",
+            "During a rollout replicas of two versions serve.",
             width=6,
             stacked=True,
         ),
         Panel(
-            "Changes of version",
+            "Rollouts",
             (
-                Query(f"sum by (service) (pierhead_service_rollout_age_seconds{{{S}}})", "{{service}} goes on since"),
+                Query(f"sum by (service) (pierhead_service_rollout_age_seconds{{{S}}})", "{{service}} in progress"),
                 Query(f"sum by (service) (pierhead_service_rolled_back{{{S}}})", "{{service}} rolled back"),
             ),
-            "How long a change of version has been going on, in seconds; 1 while the files give a version that was"
+            "How long a rollout has been in progress, in seconds; 1 while the version in the files is one that was"
             " rolled back. `pierhead why SERVICE` gives the reason.",
             width=6,
         ),
@@ -363,7 +362,7 @@ CONTROL = Section(
                 Query(f"sum by (service) (pierhead_service_wanted_replicas{{{S}}})", "{{service}} wanted"),
                 Query(f"sum by (service) (pierhead_service_ready_replicas{{{S}}})", "{{service}} ready"),
             ),
-            "What was asked for, and what passes its readiness probe.",
+            "Replicas wanted, and replicas that pass their readiness probe.",
         ),
         Panel(
             "Replicas by state",
@@ -382,15 +381,15 @@ CONTROL = Section(
                 Query(f"sum by (service) (pierhead_service_pending_replicas{{{S}}})", "{{service}} pending"),
                 Query(f"sum by (service) (pierhead_service_failures_in_a_row{{{S}}})", "{{service}} failed"),
             ),
-            "Replicas that wait for something (a GPU, an image), and how often replicas failed since one last worked.",
+            "Replicas that cannot start yet (no GPU, no image), and failures since a replica last worked.",
         ),
         Panel(
             "GPU slots",
             (
                 Query("sum(pierhead_gpu_slots_used)", "used"),
-                Query("sum(pierhead_gpu_slots)", "there"),
+                Query("sum(pierhead_gpu_slots)", "total"),
             ),
-            "Slots that replicas occupy, and all there are.",
+            "GPU slots that replicas occupy, and GPU slots in total.",
         ),
         Panel(
             "GPU memory",
@@ -398,7 +397,7 @@ CONTROL = Section(
                 Query("sum by (gpu) (pierhead_gpu_memory_used_bytes) or vector(0)", "{{gpu}} in use"),
                 Query("sum by (gpu) (pierhead_gpu_memory_free_bytes) or vector(0)", "{{gpu}} free for a slot"),
             ),
-            "Memory in use by all processes, and memory free for a new slot. Empty where nvidia-smi cannot be run.",
+            "Memory in use by all processes, and memory free for a new slot. Empty if nvidia-smi cannot be run.",
             unit="bytes",
         ),
         Panel(
@@ -409,11 +408,11 @@ CONTROL = Section(
                     "{{action}} {{outcome}}",
                 ),
             ),
-            "What the controller did, and whether it worked; `make events` gives the causes.",
+            "Actions of the controller and their outcomes; `make events` gives the causes.",
             stacked=True,
         ),
         Panel(
-            "One look at the world, p99",
+            "One tick of the controller, p99",
             (
                 Query(
                     f"histogram_quantile(0.99, sum by (le) (rate(pierhead_controller_tick_seconds_bucket{W})))",
@@ -422,16 +421,16 @@ CONTROL = Section(
                 Query(
                     "histogram_quantile(0.99, sum by (le) "
                     f"(rate(pierhead_controller_engine_reading_seconds_bucket{W})))",
-                    "the engine's answer",
+                    "reading the engine",
                 ),
                 Query(
                     "histogram_quantile(0.99, sum by (le) "
                     f"(rate(pierhead_controller_haproxy_reading_seconds_bucket{W})))",
-                    "HAProxy's answer",
+                    "reading HAProxy",
                 ),
             ),
-            "Time the controller takes to observe, plan and publish. What it then does runs beside this, and so does "
-            "the reading of an engine or a HAProxy that is slow to answer.",
+            "Time the controller takes to observe, plan and publish. Actions run beside ticks, and so do readings of a "
+            "slow engine or HAProxy.",
             unit="s",
         ),
     ),

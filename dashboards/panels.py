@@ -1,4 +1,4 @@
-"""What every dashboard is made of, and how it becomes the JSON that Grafana reads: thousands of lines.
+"""The parts of a dashboard, and Grafana's JSON made of them.
 
     build_overview.py  the stack          build_llm.py  language models
 
@@ -34,7 +34,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel; `unit` is Grafana's name of it, `stacked` draws series on top of each other."""
+    """One panel. `unit`: Grafana's name of the unit; `stacked`: series are drawn on top of each other."""
 
     title: str
     queries: Sequence[Query]
@@ -54,7 +54,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Section:
-    """A titled row and what is under it, laid out left to right."""
+    """A titled row and its panels, laid out left to right."""
 
     title: str
     panels: Sequence[Panel]
@@ -62,7 +62,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """One dashboard. `services`: the PromQL whose label `service` gives the choice at its top, `$service`."""
+    """One dashboard. `services`: a metric whose label `service` has the values of the variable `$service`."""
 
     uid: str
     title: str
@@ -72,17 +72,12 @@ class Page:
 
     @property
     def file(self) -> Path:
-        """Where Grafana finds it."""
+        """The file that Grafana reads."""
         return DASHBOARDS / f"{self.uid.removeprefix('pierhead-')}.json"
-
-    @property
-    def panels(self) -> list[Panel]:
-        """All of them."""
-        return [panel for section in self.sections for panel in section.panels]
 
 
 def rate(metric: str, by: str = "service", where: str = "", of: str = S) -> str:
-    """Per second, summed by a label. `of`: the selector that follows the page's choice of services."""
+    """Rate per second, summed by labels. `of`: the selector for the chosen services."""
     return f"sum by ({by}) (rate({metric}{{{of}{where}}}{W}))"
 
 
@@ -127,7 +122,7 @@ def _service_variable(services: str) -> dict[str, Any]:
         "datasource": DATASOURCE,
         "definition": query,
         "query": {"query": query, "refId": "service"},
-        "refresh": 2,  # when the time range changes: services come and go
+        "refresh": 2,  # at a change of the time range: services are added and removed
         "sort": 1,
         "multi": True,
         "includeAll": True,
@@ -138,7 +133,7 @@ def _service_variable(services: str) -> dict[str, Any]:
 
 
 def _place(sections: Sequence[Section]) -> Iterator[dict[str, Any]]:
-    """Panels left to right, a new line when one does not fit; ids and places follow from the order."""
+    """Panels from left to right, on a new line if one does not fit. Ids and places follow from the order."""
     identifier, y = 1, 0
     for section in sections:
         yield _row(section.title, identifier, y)
@@ -206,5 +201,5 @@ def _field_defaults(panel: Panel) -> dict[str, Any]:
 
 
 def write(page: Page) -> None:
-    """Write the page where Grafana finds it."""
+    """Write the page's JSON file."""
     page.file.write_text(json.dumps(render(page), indent=2) + "\n", encoding="utf-8")

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Starts HAProxy with the configuration that the controller keeps on the shared volume. Where there is none yet, or none
-# that this HAProxy accepts, it starts with the one in the image: it then has no routes until the controller writes them.
+# Starts HAProxy with the configuration that the controller keeps on the shared volume. If there is none yet, or this HAProxy
+# refuses it, HAProxy starts with the one in the image, which has no routes: the controller then writes them.
 set -eu
 
 baked_in=/usr/local/etc/haproxy/haproxy.cfg
 config=/run/haproxy/haproxy.cfg
 
-# What an interrupted reload may have left tells the states of then; "1" alone is a state file without servers.
+# An interrupted reload may have left old states here; "1" alone is a state file without servers.
 echo 1 >/run/haproxy/servers.state
 
 if [ -e "$config" ] && ! haproxy -q -c -f "$config"; then
@@ -18,6 +18,6 @@ if [ ! -e "$config" ]; then
   mv -f "$config.new" "$config"
 fi
 
-# -W: a master that starts workers; -S: its socket; -db: in the foreground. The master is root and only root may use the
-# sockets; the workers, which read what clients send, are user haproxy.
+# -W: a master that starts workers; -S: its socket; -db: in the foreground. The master runs as root and only root may use
+# the sockets; the workers, which read from clients, run as user haproxy.
 exec haproxy -W -db -S /run/haproxy/master.sock,user,root,group,root,mode,600 -f "$config"

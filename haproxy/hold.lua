@@ -1,22 +1,23 @@
--- The waiting room: holds a request while no server of its service takes traffic, and lets it go on with the first that
--- does. See haproxy.cfg: only a request that found no server comes here, or one whose last server refused its connection.
+-- The waiting room: holds a request while no server of its service takes traffic, until the first server does. Only requests
+-- come here that found no server, or whose last server refused the connection (haproxy.cfg).
 --
--- The action does not sleep. It returns act.YIELD and is called again a moment later, or at once when the client leaves.
--- HAProxy does not say which, and ends an action that goes on waiting then: lua.let_go frees the place of that request.
+-- The action does not sleep. It returns act.YIELD and is called again a moment later, or at once when the client
+-- disconnects. HAProxy does not say which of both, and ends an action that yields after a disconnect: then lua.let_go gives
+-- the place of the request back.
 --
--- A closed waiting room takes no request, and refuses those that wait: the service is scaled to 0, and no request wakes it.
--- The controller closes and opens it with "set held". A worker begins with all of them open.
+-- The waiting room of a service that is scaled to 0 is closed: it refuses new requests and those that wait, because no
+-- request wakes the service. The controller closes and opens it with "set held". In a new worker all of them are open.
 --
--- All threads share one state (lua-load, not lua-load-per-thread), so every request is counted once.
+-- All threads share one state (lua-load, not lua-load-per-thread), so each request is counted once.
 
 local LOOK_MS = 25 -- between two looks at the servers, while few requests are held
-local LOOKS_PER_S = 4000 -- of all held requests together: the more there are, the less often each one looks
+local LOOKS_PER_S = 4000 -- of all held requests together: the more there are, the less often each of them looks
 local MOST = 4000 -- held at once for all services
 
 local ENDS = {"served", "expired", "left", "refused"}
-local rooms = {} -- backend -> {held = now, and how many requests ended in each way}
+local rooms = {} -- backend -> {held = now, and the number of requests for each end}
 local closed = {} -- backend -> true
-local held = 0 -- now, for all of them
+local held = 0 -- now, for all services
 
 local function room_of(backend)
   local room = rooms[backend]
@@ -30,7 +31,7 @@ local function room_of(backend)
   return room
 end
 
--- With fewer bytes of a request than this its buffer is far from full (it has 16 kB).
+-- A request with fewer bytes than this does not fill its buffer of 16 kB.
 local SMALL = 8192
 
 local function now_ms()
@@ -38,13 +39,14 @@ local function now_ms()
   return now.sec * 1000 + now.usec // 1000
 end
 
--- Whether the client left. It shows with a small request only: its buffer takes no more bytes and is not full.
+-- Whether the client has disconnected: the buffer accepts no more bytes although it is not full. Large requests fill it, so
+-- this is false for them.
 local function has_left(txn)
   return not txn.req:may_recv() and #(txn.f:req_hdrs() or "") + (txn.f:req_body_len() or 0) < SMALL
 end
 
--- How the hold of a request ends now; nil = it goes on. "moved" = a reload has replaced this worker, which learns of no new
--- server any more: the new worker goes on holding the request.
+-- How the hold of a request ends now; nil = it goes on. "moved" = a reload has replaced this worker, which gets no new
+-- servers: the new worker holds the request on.
 local function ending_of(txn, backend, until_ms)
   if core.backends[backend]:get_srv_act() > 0 then
     return "served"
@@ -79,12 +81,12 @@ local function facts_of(txn)
   return service, tonumber(wait_ms), tonumber(most), tonumber(passed), tonumber(until_ms)
 end
 
--- Begins to hold a request. False when it is not held: its service is unknown, or no more requests may wait.
+-- Begins to hold a request. False: it is not held, because its service is unknown, its time is over, or no more may wait.
 local function begin(txn)
   local service, wait_ms, most, passed, until_ms = facts_of(txn)
   local backend = service and "svc_" .. service
   if backend == nil or core.backends[backend] == nil then
-    return false -- a reload took its service away
+    return false -- a reload has removed its service
   end
   local room = room_of(backend)
   txn:set_var("txn.held_for", service)
@@ -108,7 +110,7 @@ local function begin(txn)
   return true
 end
 
--- http-request lua.hold: sets txn.held_for to the service, and when the hold is over txn.hold to how it ended.
+-- http-request lua.hold: sets txn.held_for to the service, and at the end of the hold txn.hold to how it ended.
 local function hold(txn)
   if txn:get_var("txn.held_in") == nil and not begin(txn) then
     return act.CONTINUE
@@ -125,7 +127,7 @@ end
 
 core.register_action("hold", {"http-req"}, hold)
 
--- http-request lua.let_go: for a request whose client left, so that HAProxy ended lua.hold.
+-- http-request lua.let_go: for a request whose client disconnected, after which HAProxy ended lua.hold.
 core.register_action("let_go", {"http-req"}, function(txn)
   finish(txn, txn:get_var("txn.held_in"), "left")
 end)

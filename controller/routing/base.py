@@ -1,4 +1,4 @@
-"""What the controller needs of the HTTP and gRPC edge: the `Router` protocol. `haproxy.py` implements it.
+"""The HTTP and gRPC edge as the controller uses it: the `Router` protocol. `haproxy.py` implements it.
 
 tests/contract/test_routing_contract.py checks the implementation against the real HAProxy and against a fake one.
 """
@@ -25,7 +25,7 @@ RoutingAction = ServerAction | SetWaitingRoom | WriteRouting
 
 
 class Router(Protocol):
-    """The edge as the loop sees it."""
+    """The edge."""
 
     async def observe(self) -> RoutingState | None:
         """One snapshot; None while HAProxy does not answer (it is being restarted).
@@ -35,8 +35,8 @@ class Router(Protocol):
         ...
 
     async def http_is_silent(self) -> bool:
-        """Whether HAProxy's HTTP port takes a connection, or drops it, and no answer comes. A port that refuses is not
-        silent: the process is not there, and Docker starts it.
+        """Whether HAProxy's HTTP port accepts or drops a connection and sends no answer. A port that refuses it is not
+        silent: no process is there, and Docker starts it.
         """
         ...
 
@@ -45,13 +45,8 @@ class Router(Protocol):
         ...
 
     def routing_hash(self, services: Collection[ServiceSpec]) -> str:
-        """Hash of the configuration that these services need. Where it equals `RoutingState.routing_hash`, HAProxy runs
-        that configuration already.
+        """Hash of the configuration that these services need: of their routes and settings, not of their replicas.
 
-        It depends on routes and settings of the services, not on their replicas.
+        HAProxy runs that configuration where it equals `RoutingState.routing_hash`.
         """
-        ...
-
-    async def close(self) -> None:
-        """Close connections."""
         ...

@@ -1,7 +1,7 @@
 """HAProxy as the router: servers change through its runtime API, routes through a new configuration file and a reload.
 
-The file on disk always lists the current servers, so a restart of the container begins with them. A reload hands their
-check results and drains over as well, in a state file.
+The file on disk always lists the current servers, so a restarted container begins with them. A reload also passes on
+their check results and drains, in a state file.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _log = logging.getLogger(__name__)
 REMOVABLE_WAIT_S = 5
 NEW_WORKER_WAIT_S = 10.0
 HTTP_WAIT_S = 2.0
-"""An HTTP port that says nothing for so long is silent."""
+"""An HTTP port that sends nothing for this long is silent."""
 LISTED_S = 1.0
-"""How long a list of the servers is reused while changes follow one another. Only a person at HAProxy's socket could
-change it meanwhile."""
+"""How long a list of the servers is reused while changes follow one another. Meanwhile only an operator at HAProxy's
+socket could change it."""
 _NO_STATES = "1\n"
-"""A server state file without servers: its format's number alone."""
+"""A server state file without servers: only the number of its format."""
 _GONE = ("No such server", "No such backend")
 _BUSY = "Server still has connections"
 
@@ -60,9 +60,8 @@ class _Listed(NamedTuple):
 class HAProxyRouter:
     """A `Router` over the sockets and the configuration file in `run_dir`, a volume shared with HAProxy's container.
 
-    Commands of different changes do not mix: one change sends its commands at a time. Only a deletion lets others go
-    on while it waits for the server's last connection. Changes of one server always follow one another. Snapshots may
-    be taken at any time.
+    One change sends its commands at a time. Only a deletion lets other changes go on while it waits for the server's
+    last connection to end. Changes of one server are carried out in turn. Snapshots may be taken at any time.
     """
 
     def __init__(
@@ -80,20 +79,19 @@ class HAProxyRouter:
         self._changing = asyncio.Lock()
         self._changes_waiting = 0
         self._changing_server: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        """By (backend, server), while a change of that server is under way."""
+        """By (backend, server), while that server is being changed."""
         self._listed: dict[tuple[str, str], _Listed] | None = None
-        """By (backend, server), while changes follow one another; None = to be read."""
+        """By (backend, server), while changes follow one another; None = has to be read."""
         self._listed_at = 0.0
         self._leaving: Mapping[tuple[str, str], int] = {}
-        """Requests in flight in replaced workers, as counted last."""
+        """Requests in flight in replaced workers, at the last count."""
         self._alone: tuple[int, float] | None = None
-        """The worker (pid, start time) beside which no replaced worker was left."""
+        """The worker (pid, start time) that has no replaced worker beside it."""
 
     async def observe(self) -> RoutingState | None:
         """One snapshot; None while HAProxy does not answer. Raises RoutingError when its answers cannot be read.
 
-        `sessions` of a server include those in workers that a reload replaced: the server is drained when these have
-        finished, too.
+        `sessions` of a server include requests in workers that a reload has replaced: only without these is it drained.
         """
         try:
             seen = await self._running()
@@ -111,7 +109,7 @@ class HAProxyRouter:
         )
 
     async def http_is_silent(self) -> bool:
-        """Whether nothing comes back from HAProxy's HTTP port. See `Router.http_is_silent`."""
+        """See `Router.http_is_silent`."""
         try:
             async with asyncio.timeout(HTTP_WAIT_S):
                 reader, writer = await asyncio.open_connection(*self._http)
@@ -122,15 +120,12 @@ class HAProxyRouter:
                     writer.transport.abort()
         except TimeoutError:
             return True
-        except OSError:  # refused, or no such name: no process is there to hang
+        except OSError:  # refused, or no such name: there is no process
             return False
         return False
 
     async def perform(self, action: RoutingAction) -> None:
-        """Carry out one action; "already there" and "already gone" are success.
-
-        Raises RoutingError (the message quotes the command and HAProxy's answer), RoutingUnreachable.
-        """
+        """See `Router.perform`. Raises RoutingError (with the command and HAProxy's answer), RoutingUnreachable."""
         if isinstance(action, WriteRouting):
             async with self._one_at_a_time():
                 self._listed = None
@@ -142,18 +137,14 @@ class HAProxyRouter:
             await self._change_server(action)
 
     def routing_hash(self, services: Collection[ServiceSpec]) -> str:
-        """Hash of the configuration without servers. Raises RoutingError when a value may not be put into it.
+        """See `Router.routing_hash`. Raises RoutingError when a value may not be put into a configuration.
 
-        The loop asks in every tick, so the configuration is rendered only when the services are not those of the last
-        call.
+        The loop calls it in each tick, so the configuration is rendered only when the services have changed.
         """
         asked = tuple(services)
         if self._hashed is None or self._hashed[0] != asked:
             self._hashed = asked, config.routing_hash(asked, self._limits)
         return self._hashed[1]
-
-    async def close(self) -> None:
-        """Nothing to close: a connection lives for one exchange."""
 
     # ---------------------------------------------------------------------------------------------------- servers
 
@@ -169,7 +160,7 @@ class HAProxyRouter:
                 )
 
     async def _has_changed(self, action: ServerAction) -> bool:
-        """Carry out the action; False where it has to wait until a server's last connection is over."""
+        """Carry out the action; False if a server's last connection has to end first."""
         async with self._one_at_a_time():
             match action:
                 case AddServer():
@@ -185,12 +176,12 @@ class HAProxyRouter:
         return True
 
     async def _is_added(self, action: AddServer) -> bool:
-        """Add the server; False where one of that name at another address has to be deleted first and still has
+        """Add the server; False if a server of that name at another address has to be deleted first and still has
         connections.
         """
         server, address = _path_of(action), config.checked_address(action.address)
         listed = await self._servers()
-        # Without an id some versions' algorithms misplace the server: the next one after all that are in use.
+        # Without an id some versions' algorithms misplace the server. This id is the next one after all in use.
         number = max((one.number for (where, _), one in listed.items() if where == action.backend), default=0) + 1
         same_name = listed.get((action.backend, action.target))
         if same_name is not None and same_name.address != address:
@@ -208,7 +199,7 @@ class HAProxyRouter:
         return True
 
     async def _is_deleted(self, backend: str, name: str) -> bool:
-        """Put the server into maintenance and delete it; False where it still has connections."""
+        """Put the server into maintenance and delete it; False if it still has connections."""
         server = f"{backend}/{name}"
         try:
             await self._runtime.ask(command("set", "server", server, "state", "maint"))
@@ -223,7 +214,7 @@ class HAProxyRouter:
         return True
 
     async def _until_removable(self, server: str) -> None:
-        """Wait for the last connection of a server in maintenance, while other changes go on."""
+        """Wait for the end of the last connection of a server in maintenance, while other changes go on."""
         wait = command("wait", f"{REMOVABLE_WAIT_S}s", "srv-removable", server)
         try:
             await self._runtime.ask(wait, timeout_s=REMOVABLE_WAIT_S + 3)
@@ -237,7 +228,7 @@ class HAProxyRouter:
         server = _path_of(action)
         try:
             if action.state is ServerState.READY:
-                # A server whose adding was interrupted has no checks yet: dead or alive, it would stay in rotation.
+                # A server whose addition was interrupted has no checks yet, and would stay in rotation when it is dead.
                 await self._runtime.ask(command("enable", "health", server))
             await self._runtime.ask(command("set", "server", server, "state", action.state.value))
         except CommandRefused as error:
@@ -252,9 +243,8 @@ class HAProxyRouter:
                 raise
 
     async def _servers(self) -> dict[tuple[str, str], _Listed]:
-        """Servers that HAProxy has, read once for changes that follow one another: many replicas become ready together.
-
-        A change that adds or deletes a server updates this list.
+        """Servers that HAProxy has, read once for changes that follow one another, as many replicas may become ready
+        together. A change that adds or deletes a server updates this list.
         """
         now = asyncio.get_running_loop().time()
         if self._listed is None or now - self._listed_at > LISTED_S:
@@ -264,18 +254,18 @@ class HAProxyRouter:
         return self._listed
 
     async def _set_waiting_room(self, action: SetWaitingRoom) -> None:
-        """Open or close the service's waiting room, in this worker: the next worker begins with all of them open."""
+        """Open or close the service's waiting room in this worker. A new worker begins with all of them open."""
         words = ("set", "held", config.checked_backend(action.backend), "open" if action.is_open else "closed")
         answer = await self._runtime.ask(command(*words))
-        if answer:  # a command of hold.lua, whose refusals have no severity
+        if answer:  # refusals of hold.lua have no severity
             raise CommandRefused(command(*words), answer)
 
     async def _sessions_of_leaving_workers(self, worker: tuple[int, float]) -> Mapping[tuple[str, str], int]:
         """Requests in flight by (backend, server) in workers that a reload replaced.
 
-        Once `worker` has none beside it the master is not asked again: only a reload makes one, and another worker.
-        While the master does not answer (it restarts itself at a reload) the last count is used: a count too high
-        keeps a replica for a moment longer, one too low would stop a replica that is still at work.
+        Once `worker` has no replaced worker beside it, the master is not asked again until a reload starts another one.
+        While the master does not answer (it restarts itself at a reload) the last count is used: too high a count keeps
+        a replica a moment longer, too low a count would stop a replica that still has requests.
         """
         if worker == self._alone:
             return {}
@@ -305,7 +295,7 @@ class HAProxyRouter:
         states = await self._runtime.ask("show servers state")
         text = config.with_servers(text, _lines(state.servers(states, {}), keep_state=True))
         previous = await asyncio.to_thread(self._read_config)
-        # The new worker reads check results and drains from here, so no server that is down or draining gets traffic.
+        # The new worker reads check results and drains here, so no server that is down or draining gets traffic.
         await asyncio.to_thread(_write, self._states_file, f"{states}\n")
         await asyncio.to_thread(_write, self._config_file, text)
         try:
@@ -319,14 +309,7 @@ class HAProxyRouter:
             await asyncio.to_thread(_write, self._states_file, _NO_STATES)
 
     async def _running(self) -> RoutingState:
-        try:
-            answers = await self._runtime.ask_all((*state.QUESTIONS, state.HELD_QUESTION))
-        except CommandRefused as error:
-            if error.command != state.HELD_QUESTION:
-                raise
-            # This configuration is from before there was a waiting room. Its hash differs, so it is replaced next.
-            answers = [*await self._runtime.ask_all(state.QUESTIONS), state.NOTHING_HELD]
-        return state.routing_state(*answers)
+        return state.routing_state(*await self._runtime.ask_all(state.QUESTIONS))
 
     async def _hash_now(self) -> str | None:
         try:
@@ -335,7 +318,7 @@ class HAProxyRouter:
             return None
 
     async def _new_worker(self, wanted: str) -> None:
-        """Wait until the worker that answers runs the new configuration."""
+        """Wait until a worker with the new configuration answers."""
         try:
             async with asyncio.timeout(NEW_WORKER_WAIT_S):
                 while await self._hash_now() != wanted:  # noqa: ASYNC110  another process changes it
@@ -347,14 +330,14 @@ class HAProxyRouter:
 
     @contextlib.asynccontextmanager
     async def _one_at_a_time(self) -> AsyncIterator[None]:
-        """Let one change send its commands at a time; the last one of a queue brings the file on disk up to date."""
+        """Let one change send its commands at a time; the last one in the queue updates the file on disk."""
         self._changes_waiting += 1
         try:
             async with self._changing:
                 try:
                     yield
                 except BaseException:
-                    self._listed = None  # the failed change may have been carried out in part
+                    self._listed = None  # a part of the failed change may have been carried out
                     raise
                 finally:
                     if self._changes_waiting == 1:
@@ -364,10 +347,10 @@ class HAProxyRouter:
             self._changes_waiting -= 1
 
     async def _refresh_file(self) -> None:
-        """Write the current servers into the file, so that a HAProxy that restarts begins with them.
+        """Write the current servers into the file, with which a HAProxy that restarts begins.
 
-        Traffic does not depend on it, so a failure is logged, and the next change tries again. Draining servers are
-        written as disabled: after a restart no request may reach them.
+        Traffic does not depend on it, so a failure is logged and the next change retries. Draining servers are written
+        as disabled: they must get no request after a restart.
         """
         try:
             now, running = await self._runtime.ask_all(("show servers state", "get var proc.pierhead_routing"))
@@ -396,7 +379,7 @@ def _path_of(action: ServerAction) -> str:
 
 
 def _lines(servers: Collection[tuple[Server, int]], *, keep_state: bool) -> list[config.ServerLine]:
-    """Lines for the file. Draining servers are disabled, unless the state file says that they drain (`keep_state`)."""
+    """Lines for the file. Draining servers are disabled unless a state file says that they drain (`keep_state`)."""
     return [
         config.ServerLine(
             server.backend,

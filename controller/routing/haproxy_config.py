@@ -1,12 +1,11 @@
 """HAProxy's configuration as text: rendered from services, with or without servers. Pure, but for reading the template.
 
-The template is `haproxy/haproxy.cfg.j2`, beside the package `controller` in a checkout (and in the controller's image,
-where that is /app/haproxy). The text is made in two stages. `render` gives everything that services decide; its hash is
-the routing hash, and each backend has a `# servers: <options>` mark. `with_servers` puts server lines after them. So
-scaling changes neither the hash nor anything that needs a reload.
+The template is `haproxy/haproxy.cfg.j2`, in a checkout and in the controller's image. The text is made in two stages.
+`render` gives everything that depends on services; its hash is the routing hash. `with_servers` adds the lines of
+servers after the marks `# servers: <options>`. So scaling does not change the hash, and needs no reload.
 
-Every value that reaches the text is matched against a strict pattern first: whatever let it through before, nothing
-here can end a line or a quote.
+Each text that is put into the configuration is matched against a strict pattern first, whatever checked it before: it
+cannot end a line or a quote.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ TEMPLATE = Path(__file__).resolve().parents[2] / "haproxy" / "haproxy.cfg.j2"
 BACKEND_PREFIX = backend_name("")
 
 _SERVICE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62})")
-# All that HAProxy takes: one that somebody added by hand must not be in the way of what stands beside it.
+# Every name that HAProxy accepts: a server that an operator added must not block the other servers.
 _SERVER = re.compile(r"[A-Za-z0-9_.:-]+")
 _ROUTE = re.compile(r"/[A-Za-z0-9/._~-]*")
 _PROBE_PATH = re.compile(r"/[A-Za-z0-9._~/?&=%:@+,-]*")
@@ -43,36 +42,35 @@ _HASH_LINE = re.compile(r"^    set-var proc\.pierhead_routing str\(([0-9a-f]*)\)
 _SERVERS_MARK = "    # servers: "
 _SERVER_LINE = "    server "
 HOLD_SERVER = "hold"
-"""Each service's backend has this server beside its replicas: the way into the waiting room (haproxy.cfg.j2)."""
+"""The server of each service's backend that leads into the waiting room (haproxy.cfg.j2)."""
 _HOLD_SERVER_ID = 1_000_000
 """Replicas' servers are numbered from 1."""
 
 CHECK_INTERVAL_CAP_S = 0.5
-"""HAProxy asks at least this often, so that a replica that went away is out of rotation within a second."""
+"""HAProxy checks at least this often, so a replica that is gone is out of rotation within a second."""
 CHECK_AGAIN_S = 0.15
-"""Interval while the verdict is changing."""
+"""Interval of checks while a server goes up or down."""
 QUEUE_TIMEOUT_CAP_S = 30.0
 SERVER_TIMEOUT_SLACK_S = 5.0
-"""A replica ends a call at its own deadline; HAProxy only steps in when that did not happen."""
+"""A replica ends a call at the deadline; HAProxy ends it this much later if the replica did not."""
 HARD_STOP_FLOOR_S = 120
 HEAL_HOLD_S = 5.0
-"""How long a request waits for a service that should have a server and has none: its only replica crashed and is being
-replaced. With a service that scales to zero it is the whole of `request_timeout_s`: a model takes its time to load."""
+"""How long a request waits for a service whose only replica crashed and is being replaced. For a service that scales to
+zero it waits for the whole of `request_timeout_s`, because loading a model takes long."""
 SESSION_HEADER = "x-session-id"
 SESSION_HASH = "hash-type consistent crc32 avalanche\n    hash-balance-factor 125"
-"""As the runtime's consistent_hash does it: a server that comes or goes moves only its own sessions, and none has more
-than 1.25 times its share of the requests (hash-balance-factor 125).
+"""As the runtime's consistent_hash: a server that is added or removed moves only its own sessions, and no server has
+more than 1.25 times its share of the requests (hash-balance-factor 125).
 
-What HAProxy does not have is a floor such as the runtime's NEVER_CROWDED: it deals out 1.25 places for each request in
-flight, the new one counted, and at least one to each server (chash_server_is_eligible in its src/lb_chash.c). So with
-fewer than 1.6 requests per server, a request whose session's server works on one other may go to the session's next
-choice; the session comes back with the next request that finds its server free. No setting changes that: a factor with
-two places for each server at any load is 100 times their number, which is no bound, and without any (0) the requests of
-a busy session would wait at one server beside idle ones."""
+HAProxy has no floor such as the runtime's NEVER_CROWDED: it has 1.25 places for each request in flight, the new one
+included, and at least one for each server (chash_server_is_eligible in its src/lb_chash.c). So with fewer than 1.6
+requests per server, a request whose server has one other request may go to the session's next choice. The session
+returns with the next request that finds its server free. No setting changes that: a factor that gives each server two
+places at any load is no bound, and without a factor (0) a busy session would queue at one server beside idle ones."""
 HELD_MOST = 1000
-"""Requests that one service may have held where it does not bound its queue; all services together: hold.lua."""
+"""Held requests of a service that does not bound its queue. hold.lua has the bound of all services together."""
 
-# What gRPC callers get for HTTP statuses that HAProxy gives itself: status and message, {} = the service.
+# gRPC status and message for HTTP statuses of HAProxy itself; {} = the service.
 _GRPC_ERRORS = MappingProxyType(
     {
         500: (13, "HAProxy could not process the call of {}."),  # INTERNAL
@@ -85,7 +83,7 @@ _GRPC_ERRORS = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class ServerLine:
-    """One server as the file names it; its options are those of its backend."""
+    """One server in the file; its options are those of its backend."""
 
     backend: str
     name: str
@@ -96,7 +94,7 @@ class ServerLine:
 
 @dataclass(frozen=True, slots=True)
 class _Service:
-    """A service in the template's words."""
+    """A service as the template uses it."""
 
     name: str
     protocol: str
@@ -105,34 +103,33 @@ class _Service:
     strip_prefix: bool
     balance: str
     hash: str
-    """How sessions are mapped to servers; "" = they are not."""
+    """Lines that map sessions to servers; "" = none."""
     grpc_services: tuple[str, ...]
     probe_path: str
     """"" = nothing is asked, a connection suffices."""
     max_queued_requests: int
     refusal_status: int
     retry_after_s: int
-    """Whole seconds, as the header has them."""
+    """Whole seconds, as in the header."""
     body_timeout_ms: int
     timeout_server_ms: int
     timeout_queue_ms: int
     timeout_check_ms: int
     hold_facts: str
-    """What the waiting room needs to know: service, longest wait in ms, most requests at once."""
+    """For the waiting room: service, longest wait in ms, most requests at once."""
     timeout_held_ms: int
-    """From its arrival in the waiting room to the first byte of its answer."""
+    """From a request's arrival in the waiting room to the first byte of its answer."""
     longest_call_s: int
-    """What a worker that was replaced must live for. The slack covers the short hold, the long one comes on top."""
+    """How long a replaced worker must live. The slack covers the short hold; the long hold is added."""
     server_options: str
 
 
 def server_options(spec: ServiceSpec) -> tuple[str, ...]:
     """Every option of a server of this service, for `add server` and for the file.
 
-    Checks go to the probe's port in HTTP/1.1, whatever the service itself speaks; where that is the service's own port,
-    it is not named: replicas of an older version may have another one, and are asked there. A check that asks nothing
-    connects to where requests go. A server whose connections fail three times in a row is down at once, without
-    waiting for a check; one good check brings it back.
+    Checks go to the probe's port in HTTP/1.1, whatever the service's protocol. If that is the port of requests, it is
+    left out: replicas of an older version are then checked at their own port. A check without a question connects to
+    the port of requests. Three failed connections in a row take a server down at once; one good check brings it back.
     """
     probe = spec.probe
     interval = f"{_ms(min(probe.period_s, CHECK_INTERVAL_CAP_S))}ms"
@@ -140,18 +137,18 @@ def server_options(spec: ServiceSpec) -> tuple[str, ...]:
     if probe.haproxy_asks:
         options += ["check-proto", "h1"]
         if probe.port != spec.port:
-            options += ["port", _number(probe.port, 1, 65535, "probe port", spec)]
+            options += ["port", str(probe.port)]
     options += ["inter", interval, "fastinter", f"{_ms(min(probe.period_s, CHECK_AGAIN_S))}ms", "downinter", interval]
-    options += ["fall", _number(probe.failures, 1, 1000, "probe failures", spec), "rise", "1"]
+    options += ["fall", str(probe.failures), "rise", "1"]
     options += ["observe", "layer4", "error-limit", "3", "on-error", "mark-down"]
-    options += ["maxconn", _number(spec.max_ongoing_requests, 1, 1_000_000, "max_ongoing_requests", spec)]
+    options += ["maxconn", str(spec.max_ongoing_requests)]
     if spec.protocol == "grpc":
         options += ["proto", "h2"]
     return tuple(options)
 
 
 def render(services: Collection[ServiceSpec], limits: EdgeLimits = DEFAULT_LIMITS) -> str:
-    """Configuration for these services, without servers, with its own hash in it. The order given does not matter.
+    """Configuration for these services in any order, without servers, with its own hash in it.
 
     Raises RoutingError when a value may not be put into a configuration.
     """
@@ -166,13 +163,13 @@ def routing_hash(services: Collection[ServiceSpec], limits: EdgeLimits = DEFAULT
 
 
 def hash_of(config: str) -> str:
-    """The hash that a configuration carries; empty when it carries none."""
+    """The hash in a configuration; "" when it has none."""
     found = _HASH_LINE.search(config)
     return found.group(1) if found else ""
 
 
 def with_servers(config: str, servers: Iterable[ServerLine]) -> str:
-    """The configuration with exactly these servers; those of backends that it does not have are left out."""
+    """The configuration with exactly these servers, except servers of backends that it does not have."""
     wanted: dict[str, list[ServerLine]] = {}
     for server in servers:
         wanted.setdefault(server.backend, []).append(server)
@@ -197,7 +194,7 @@ def checked_server_name(name: str) -> str:
 
 
 def checked_backend(name: str) -> str:
-    """The backend's name, or RoutingError when it is not one of ours."""
+    """The backend's name, or RoutingError when it is not a service's backend."""
     if not name.startswith(BACKEND_PREFIX):
         raise RoutingError(f"{name!r} is no backend of a service: expected a name that starts with {BACKEND_PREFIX!r}")
     _matching(_SERVICE, name.removeprefix(BACKEND_PREFIX), "backend")
@@ -205,7 +202,7 @@ def checked_backend(name: str) -> str:
 
 
 def checked_address(address: str) -> str:
-    """`ip:port` (IPv6 in brackets), or RoutingError: HAProxy resolves no names for servers added while it runs."""
+    """`ip:port` (IPv6 in brackets), or RoutingError: HAProxy resolves no names of servers added at run time."""
     host, _, port = address.rpartition(":")
     try:
         ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
@@ -223,7 +220,7 @@ def _server_line(server: ServerLine, options: str) -> str:
 
 def _render(services: Collection[ServiceSpec], limits: EdgeLimits) -> str:
     routed = [_service(spec, limits) for spec in sorted(services, key=lambda s: s.name) if spec.is_routed]
-    # The longest prefix decides, so it is asked first.
+    # The longest prefix decides, so it comes first.
     http = sorted((s for s in routed if s.route), key=lambda s: (-len(s.route or ""), s.route))
     grpc = [s for s in routed if s.grpc_services]
     routes = {s.route: s.name for s in http if s.route}
@@ -267,7 +264,7 @@ def _service(spec: ServiceSpec, limits: EdgeLimits) -> _Service:
         _matching(_ROUTE, route, f"route of service {spec.name!r}")
     return _Service(
         name=_matching(_SERVICE, spec.name, "service name"),
-        protocol=_matching(re.compile("http|grpc"), spec.protocol, f"protocol of service {spec.name!r}"),
+        protocol=spec.protocol,
         route=route,
         route_pattern=(route or "").replace(".", "[.]"),
         strip_prefix=spec.strip_prefix,
@@ -277,9 +274,9 @@ def _service(spec: ServiceSpec, limits: EdgeLimits) -> _Service:
             _matching(_GRPC_SERVICE, name, f"gRPC service of service {spec.name!r}") for name in spec.grpc_services
         ),
         probe_path=_probe_path(spec) if spec.probe.haproxy_asks else "",
-        max_queued_requests=_max_queued(spec, limits),
-        refusal_status=int(_number(spec.backpressure.status_code, 429, 503, "backpressure.status_code", spec)),
-        retry_after_s=int(_number(math.ceil(spec.backpressure.retry_after_s), 0, 86_400, "retry_after_s", spec)),
+        max_queued_requests=limits.queued_requests if spec.max_queued_requests < 0 else spec.max_queued_requests,
+        refusal_status=spec.backpressure.status_code,
+        retry_after_s=math.ceil(spec.backpressure.retry_after_s),
         body_timeout_ms=_ms(spec.body_timeout_s),
         timeout_server_ms=timeout_server_ms,
         timeout_queue_ms=timeout_queue_ms,
@@ -291,34 +288,27 @@ def _service(spec: ServiceSpec, limits: EdgeLimits) -> _Service:
     )
 
 
-def _max_queued(spec: ServiceSpec, limits: EdgeLimits) -> int:
-    """How many requests may wait at HAProxy, whose memory is finite: there is a bound where the service sets none."""
-    bound = int(_number(spec.max_queued_requests, -1, 1_000_000, "max_queued_requests", spec))
-    return limits.queued_requests if bound < 0 else bound
-
-
 def _probe_path(spec: ServiceSpec) -> str:
     """The probe's path. HAProxy reads it as a log format, where a percent sign is special."""
     return _matching(_PROBE_PATH, spec.probe.path, f"probe path of service {spec.name!r}").replace("%", "%%")
 
 
 def _balance(spec: ServiceSpec) -> str:
-    """The service's policy in HAProxy's words. HAProxy sees all of a service's requests, so where callers draw two
-    replicas and take the less loaded, it takes the least loaded of all, and so it does for a policy of the user's
-    own, which it cannot run.
+    """The service's policy in HAProxy's words. Where callers compare two replicas, HAProxy, which sees all requests,
+    takes the least loaded of all. It does the same for a policy of the user's own, which it cannot run.
     """
     match spec.router_policy:
         case "round_robin":
             return "roundrobin"
         case "consistent_hash":
-            return f"hdr({SESSION_HEADER})"  # in turn for requests without it
+            return f"hdr({SESSION_HEADER})"  # requests without it: round robin
         case _:
-            # Servers without requests are all the same to leastconn, whatever their weights: it cannot keep a share.
+            # leastconn ignores weights among servers without requests, so it cannot keep a canary's share.
             return "leastconn" if spec.rollout.canary_weight is None else "random(2)"
 
 
 def _hold_ms(spec: ServiceSpec) -> int:
-    """How long a request waits for a first server. (Where none shall be, the controller closes the waiting room.)"""
+    """How long a request waits for a first server. (For a service at 0 the controller closes the waiting room.)"""
     return _ms(spec.request_timeout_s if _wakes(spec) else min(spec.request_timeout_s, HEAL_HOLD_S))
 
 
@@ -327,27 +317,19 @@ def _wakes(spec: ServiceSpec) -> bool:
 
 
 def _hold_most(spec: ServiceSpec) -> int:
-    """How many may wait: those that the first replica will have room for, and those that may queue for it then."""
+    """How many requests may wait: as many as the first replica serves at once, and as may then queue for it."""
     if spec.max_queued_requests < 0:
         return HELD_MOST
     return min(HELD_MOST, spec.max_ongoing_requests + spec.max_queued_requests)
 
 
 def _ms(seconds: float) -> int:
-    """Whole milliseconds, at least one: HAProxy takes 0 for "no limit". At most its 24 days."""
+    """Whole milliseconds, at least one because 0 means "no limit" to HAProxy, at most its 24 days."""
     if not 0 < seconds <= 2_000_000:
         raise RoutingError(
             f"a duration of {seconds} s cannot be put into HAProxy's configuration: expected 0 to 2000000 s"
         )
     return max(1, round(seconds * 1000))
-
-
-def _number(value: int, low: int, high: int, what: str, spec: ServiceSpec) -> str:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise RoutingError(
-            f"{what} of service {spec.name!r}: expected an integer from {low} to {high}, found {value!r}"
-        )
-    return str(value)
 
 
 def _matching(pattern: re.Pattern[str], value: str, what: str) -> str:
@@ -358,5 +340,5 @@ def _matching(pattern: re.Pattern[str], value: str, what: str) -> str:
     return value
 
 
-if __name__ == "__main__":  # for the image: the configuration of no services
+if __name__ == "__main__":  # for the image: the configuration without services
     sys.stdout.write(render(()))

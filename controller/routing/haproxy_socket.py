@@ -1,10 +1,10 @@
 """HAProxy's two sockets: the worker's runtime API and the master's command line.
 
-One connection carries one line of commands and is closed by HAProxy when it has answered, so a reload in between can
-never leave us talking to a worker that is on its way out without noticing. Every exchange has a timeout.
+Each connection carries one line of commands and is closed by HAProxy after its answer. So after a reload no command
+reaches a replaced worker. Every exchange has a timeout.
 
-An exchange is a few blocking calls in a thread. As steps of the event loop it would be some ten turns of it, each with
-the work of everybody else who is due, and each on a machine without a free core another wait for one.
+An exchange is a few blocking calls in a thread. On the event loop it would take about ten turns, each behind all other
+work that is due and, on a busy machine, each with another wait for a core.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ..errors import RoutingError, RoutingUnreachable
 COMMAND_TIMEOUT_S = 5.0
 RELOAD_TIMEOUT_S = 30.0
 _MASTER_AWAY_S = 2.0
-"""The master starts itself anew after its own start and after a reload, and is not to be reached for a moment."""
+"""The master restarts itself after its start and after a reload, and cannot be reached for a moment."""
 _CHUNK = 256 * 1024
 _GIVEN_UP_WITHIN_S = 0.25
-"""How long a thread may go on with an exchange that nobody waits for any longer."""
+"""How long a thread may continue an exchange that was cancelled."""
 _NUMBERED = re.compile(r"\[(\d)\]: ")
 _WORST_NON_ERROR = 4
-"""Severities as in syslog: 0 to 3 are errors, 4 and above warnings and information."""
+"""Severities as in syslog: 0 to 3 are errors; 4 and above are warnings and information."""
 
 
 class CommandRefused(RoutingError):
-    """HAProxy answered a command with an error. `answer` is what it said, without severity."""
+    """HAProxy answered a command with an error. `answer` is its text, without the severity."""
 
     def __init__(self, command: str, answer: str) -> None:
         super().__init__(f"HAProxy refused `{command}`: {answer}")
@@ -58,22 +58,19 @@ class RuntimeSocket:
         self._path = path
 
     async def ask(self, line: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-        """Run one command and return its answer, empty where HAProxy says nothing.
-
-        Raises CommandRefused, RoutingUnreachable.
-        """
+        """Run one command and return its answer, which may be empty. Raises CommandRefused, RoutingUnreachable."""
         return (await self.ask_all((line,), timeout_s))[0]
 
     async def ask_all(self, lines: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> list[str]:
-        """Run commands in order on one connection, so that one and the same worker answers all of them.
+        """Run commands in order on one connection, so that one worker answers all of them.
 
-        All are run whatever the others gave; raises CommandRefused for the first that failed, RoutingUnreachable when
-        HAProxy is not there, takes too long or closes the connection before its last answer.
+        All of them are run even when one fails. Raises CommandRefused for the first that failed, RoutingUnreachable
+        when HAProxy cannot be reached, takes too long or closes the connection before its last answer.
         """
         for line in lines:
             if ";" in line or "\n" in line:
                 raise RoutingError(f"{line!r} is more than one HAProxy command")
-        # Without numbers an error cannot be told from an answer.
+        # Without numbers an error looks like any other answer.
         raw = await _exchange(self._path, ";".join(("set severity-output number", *lines)), timeout_s, of_master=False)
         answers = _split(raw)
         if len(answers) != len(lines) + 1:
@@ -93,7 +90,7 @@ class MasterSocket:
     async def reload(self) -> None:
         """Start a new worker with the configuration on disk; returns when it runs.
 
-        Raises RoutingUnreachable, or RoutingError with HAProxy's messages when it could not start (the old goes on).
+        Raises RoutingUnreachable, or RoutingError with HAProxy's messages when it did not start (the old one goes on).
         """
         answer = await _exchange(self._path, "reload", RELOAD_TIMEOUT_S, of_master=True)
         status, _, log = answer.partition("\n--\n")
@@ -104,11 +101,11 @@ class MasterSocket:
                 f"HAProxy's master closed {self._path} without the outcome of `reload`: {answer!r}"
             )
         alerts = [line for line in log.splitlines() if line.startswith("[ALERT]")]
-        said = "\n".join(alerts or log.splitlines()).strip() or "it gave no reason; see the log of its container"
-        raise RoutingError(f"HAProxy refused to load the new configuration and goes on with the one it has: {said}")
+        reason = "\n".join(alerts or log.splitlines()).strip() or "it gave no reason; see the log of its container"
+        raise RoutingError(f"HAProxy refused to load the new configuration and goes on with the one it has: {reason}")
 
     async def leaving_workers(self) -> tuple[int, ...]:
-        """Pids of workers of before a reload that still have connections. Raises RoutingUnreachable."""
+        """Pids of replaced workers that still have connections. Raises RoutingUnreachable."""
         pids: list[int] = []
         leaving = False
         for line in (await _exchange(self._path, "show proc", COMMAND_TIMEOUT_S, of_master=True)).splitlines():
@@ -119,7 +116,7 @@ class MasterSocket:
         return tuple(pids)
 
     async def ask_worker(self, pid: int, line: str) -> str:
-        """What a worker says to one command that only reads; empty when that worker has gone meanwhile."""
+        """A worker's answer to a command that only reads; "" if the worker has ended meanwhile."""
         answer = await _exchange(self._path, f"@!{pid} {line}", COMMAND_TIMEOUT_S, of_master=True)
         return "" if answer.startswith("Can't find the target") else answer
 
@@ -142,16 +139,16 @@ async def _exchange(path: Path, line: str, timeout_s: float, *, of_master: bool)
 
 
 def _talk(path: Path, line: bytes, deadline: float, given_up: threading.Event, *, of_master: bool) -> bytes:
-    """The same in a thread, until `deadline` (time.monotonic()) or, soon after it, until it is given up.
+    """The exchange, in a thread: until `deadline` (time.monotonic()), or soon after `given_up` is set.
 
     Raises TimeoutError, OSError.
     """
     with _connected(path, deadline, _MASTER_AWAY_S if of_master else 0.0, given_up) as connection:
         connection.settimeout(_left_s(deadline))
-        if given_up.is_set():  # whoever asked may have said something else since
+        if given_up.is_set():  # another command may have been sent since
             raise TimeoutError
         connection.sendall(line)
-        if of_master:  # which only closes its side once we have closed ours
+        if of_master:  # the master closes its side only after ours is closed
             connection.shutdown(socket.SHUT_WR)
         answer = bytearray()
         while True:
@@ -168,9 +165,8 @@ def _talk(path: Path, line: bytes, deadline: float, given_up: threading.Event, *
 
 
 def _connected(path: Path, deadline: float, patience_s: float, given_up: threading.Event) -> socket.socket:
-    """Connect, and where nobody listens try again for a while: nothing was asked yet, so nothing is asked twice.
-
-    One who has no place for another connection at the moment (BlockingIOError) is there.
+    """Connect; retry for `patience_s` while nothing listens, and longer while the queue of connections is full
+    (BlockingIOError). No command has been sent yet, so none is sent twice.
     """
     patient_until = time.monotonic() + patience_s
     while True:
@@ -180,8 +176,8 @@ def _connected(path: Path, deadline: float, patience_s: float, given_up: threadi
             connection.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError, BlockingIOError) as error:
             connection.close()
-            is_there = isinstance(error, BlockingIOError)
-            if given_up.is_set() or (time.monotonic() >= patient_until and not is_there):
+            is_listening = isinstance(error, BlockingIOError)
+            if given_up.is_set() or (time.monotonic() >= patient_until and not is_listening):
                 raise
         except BaseException:
             connection.close()
@@ -200,7 +196,7 @@ def _left_s(deadline: float) -> float:
 
 
 def _split(raw: str) -> list[str]:
-    """Answers of a line of commands: each ends with an empty line; what comes after the last one was cut off."""
+    """Answers of a line of commands. Each ends with an empty line; text after the last empty line was cut off."""
     answers: list[str] = []
     current: list[str] = []
     for line in raw.split("\n")[:-1]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
-from tests.harness.haproxy_container import build, docker
+from tests.harness.edge import Edge
+from tests.harness.haproxy_container import HAProxyContainer, build, docker
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +22,27 @@ def haproxy_image() -> Iterator[str]:
     image = build()
     yield image
     docker("rmi", "--force", image)
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    """HAProxy's run directory. pytest's own directories are too deep for the path of a unix socket."""
+    directory = Path(tempfile.mkdtemp(prefix="pierhead-haproxy-"))
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest_asyncio.fixture
+async def edge(haproxy_image: str, run_dir: Path) -> AsyncIterator[Edge]:
+    """A real HAProxy in a container of its own."""
+    container = HAProxyContainer(run_dir)
+    with contextlib.ExitStack() as stack:
+        await asyncio.to_thread(stack.enter_context, container.running())
+        edge = Edge(run_dir, container)
+        try:
+            yield edge
+        finally:
+            await edge.http.close()
+            for replica in edge.replicas:
+                replica.let_go.set()
+                await replica.stop()

@@ -15,7 +15,7 @@ from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_socket import RuntimeSocket
 from controller.routing.haproxy_state import info_facts
 from controller.settings import EdgeLimits
-from tests.contract.test_haproxy_edge import Edge, edge, error_of, service, until  # noqa: F401  `edge` is a fixture
+from tests.harness.edge import Edge, error_of, service, until
 from tests.harness.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.engine
@@ -41,7 +41,7 @@ class SlowClient:
 
 
 @contextlib.asynccontextmanager
-async def slow_clients(edge: Edge, count: int, sent: bytes) -> AsyncIterator[list[SlowClient]]:  # noqa: F811
+async def slow_clients(edge: Edge, count: int, sent: bytes) -> AsyncIterator[list[SlowClient]]:
     """Connections on which nothing comes after `sent`."""
     clients: list[SlowClient] = []
     try:
@@ -55,7 +55,7 @@ async def slow_clients(edge: Edge, count: int, sent: bytes) -> AsyncIterator[lis
             client.writer.transport.abort()
 
 
-async def honest_clients_are_served(edge: Edge) -> None:  # noqa: F811
+async def honest_clients_are_served(edge: Edge) -> None:
     async with ClientSession(edge.url, connector=TCPConnector(limit=4)) as session, asyncio.timeout(PATIENCE_S):
 
         async def one() -> int:
@@ -65,7 +65,7 @@ async def honest_clients_are_served(edge: Edge) -> None:  # noqa: F811
         assert await asyncio.gather(*(one() for _ in range(50))) == [200] * 50
 
 
-async def test_slow_bodies_take_no_place_of_a_replica(edge: Edge) -> None:  # noqa: F811
+async def test_slow_bodies_take_no_place_of_a_replica(edge: Edge) -> None:
     await edge.route(service("echo", max_ongoing_requests=4))
     replica = await edge.serve("echo", "echo-1")
     async with slow_clients(edge, 300, HEAD % 10 + b"x"):
@@ -73,7 +73,14 @@ async def test_slow_bodies_take_no_place_of_a_replica(edge: Edge) -> None:  # no
     assert replica.requests == 50, "only whole bodies reach it"
 
 
-async def test_a_body_that_does_not_come_is_answered_408_in_time(edge: Edge) -> None:  # noqa: F811
+async def test_slow_headers_harm_no_honest_client(edge: Edge) -> None:
+    await edge.route(service("echo", max_ongoing_requests=4))
+    await edge.serve("echo", "echo-1")
+    async with slow_clients(edge, 300, b"POST /echo/body HTTP/1.1\r\nhost: "):
+        await honest_clients_are_served(edge)
+
+
+async def test_a_body_that_does_not_come_is_answered_408_in_time(edge: Edge) -> None:
     await edge.route(service("echo", body_timeout_s=0.5))
     replica = await edge.serve("echo", "echo-1")
     async with slow_clients(edge, 20, HEAD % 10 + b"x") as clients:
@@ -81,7 +88,7 @@ async def test_a_body_that_does_not_come_is_answered_408_in_time(edge: Edge) -> 
     assert replica.requests == 0
 
 
-async def test_bodies_that_make_progress_and_slow_answers_take_their_time(edge: Edge) -> None:  # noqa: F811
+async def test_bodies_that_make_progress_and_slow_answers_take_their_time(edge: Edge) -> None:
     await edge.route(service("echo", body_timeout_s=1.0))
     replica = await edge.serve("echo", "echo-1")
 
@@ -99,14 +106,7 @@ async def test_bodies_that_make_progress_and_slow_answers_take_their_time(edge: 
         assert answer.status == 200, "the time for the body is not the time for the answer"
 
 
-async def test_slow_headers_harm_no_honest_client(edge: Edge) -> None:  # noqa: F811
-    await edge.route(service("echo", max_ongoing_requests=4))
-    await edge.serve("echo", "echo-1")
-    async with slow_clients(edge, 300, b"POST /echo/body HTTP/1.1\r\nhost: "):
-        await honest_clients_are_served(edge)
-
-
-async def test_an_idle_websocket_loses_its_place(edge: Edge) -> None:  # noqa: F811
+async def test_an_idle_websocket_loses_its_place(edge: Edge) -> None:
     edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(idle_websocket_s=1))
     await edge.route(service("echo", max_ongoing_requests=1))
     await edge.serve("echo", "echo-1")
@@ -120,7 +120,7 @@ async def test_an_idle_websocket_loses_its_place(edge: Edge) -> None:  # noqa: F
         assert (await socket.receive(timeout=PATIENCE_S)).type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.ERROR)
 
 
-async def test_one_address_has_no_bound_by_default(edge: Edge) -> None:  # noqa: F811
+async def test_one_address_has_no_bound_by_default(edge: Edge) -> None:
     await edge.route(service("echo"))
     await edge.serve("echo", "echo-1")
     async with (
@@ -134,7 +134,7 @@ async def test_one_address_has_no_bound_by_default(edge: Edge) -> None:  # noqa:
                 assert answer.status == 200
 
 
-async def test_connections_of_one_address_are_bounded_where_the_operator_says_so(edge: Edge) -> None:  # noqa: F811
+async def test_connections_of_one_address_are_bounded_where_the_operator_says_so(edge: Edge) -> None:
     edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(client_connections=5))
     await edge.route(service("echo"))
     await edge.serve("echo", "echo-1")
@@ -167,7 +167,7 @@ async def test_connections_of_one_address_are_bounded_where_the_operator_says_so
     await until(is_served, "there is room again once they have left")
 
 
-async def test_requests_of_one_address_are_bounded_where_the_operator_says_so(edge: Edge) -> None:  # noqa: F811
+async def test_requests_of_one_address_are_bounded_where_the_operator_says_so(edge: Edge) -> None:
     edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(client_requests_per_s=1))
     await edge.route(service("echo"))
     await edge.serve("echo", "echo-1")
@@ -178,7 +178,7 @@ async def test_requests_of_one_address_are_bounded_where_the_operator_says_so(ed
     assert (status, error["code"], headers["retry-after"]) == (429, "client_limit", "10")
 
 
-async def test_websockets_of_one_address_are_bounded_where_the_operator_says_so(edge: Edge) -> None:  # noqa: F811
+async def test_websockets_of_one_address_are_bounded_where_the_operator_says_so(edge: Edge) -> None:
     edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(client_websockets=2))
     await edge.route(service("echo"))
     await edge.serve("echo", "echo-1")
@@ -200,7 +200,7 @@ async def test_websockets_of_one_address_are_bounded_where_the_operator_says_so(
         await until(room_again, "there is room once one has left")
 
 
-async def test_a_queue_that_the_service_does_not_bound_is_bounded(edge: Edge) -> None:  # noqa: F811
+async def test_a_queue_that_the_service_does_not_bound_is_bounded(edge: Edge) -> None:
     edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(connections=20))
     await edge.route(service("echo", max_ongoing_requests=1))
     replica = await edge.serve("echo", "echo-1")
@@ -212,18 +212,17 @@ async def test_a_queue_that_the_service_does_not_bound_is_bounded(edge: Edge) ->
 
         requests = [asyncio.ensure_future(one()) for _ in range(11)]
 
-        async def queued() -> bool:
-            state = await edge.router.observe()
-            return state is not None and state.queued["svc_echo"] + sum(s.queued for s in state.servers) == 10
+        async def ten_wait() -> bool:
+            return await edge.queued("echo") == 10
 
-        await until(queued, "one request is served, ten wait")
+        await until(ten_wait, "one request is served, ten wait")
         status, error, headers = await error_of(edge, "/echo")
         assert (status, error["code"], headers["retry-after"]) == (503, "queue_full", "1")
         replica.let_go.set()
         assert await asyncio.gather(*requests) == [200] * 11
 
 
-async def test_what_connections_may_be_open_fit_into_haproxys_memory(edge: Edge) -> None:  # noqa: F811
+async def test_what_connections_may_be_open_fit_into_haproxys_memory(edge: Edge) -> None:
     """The worst of them: each with a body that does not end, so with a buffer."""
     stack = COMPOSE_FILE.read_text()
     haproxy = stack.partition("\n  haproxy:\n")[2].partition("\n  controller:\n")[0]
@@ -238,6 +237,6 @@ async def test_what_connections_may_be_open_fit_into_haproxys_memory(edge: Edge)
     assert 4 * EdgeLimits().connections * each_mb < int(limit_gb) * 1024
 
 
-async def allocated_mb(edge: Edge) -> float:  # noqa: F811
+async def allocated_mb(edge: Edge) -> float:
     facts = info_facts(await RuntimeSocket(edge.run_dir / "admin.sock").ask("show info"))
     return float(facts["PoolAlloc_MB"])

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 import pytest_asyncio
-from aiohttp import ClientError, ClientSession, web
+from aiohttp import ClientError
 
 from controller.errors import RoutingError
 from controller.model.actions import (
@@ -24,30 +23,15 @@ from controller.model.actions import (
     ShutdownSessions,
     WriteRouting,
 )
-from controller.model.spec import ProbeSpec, ServiceSpec, backend_name
+from controller.model.spec import ServiceSpec, backend_name
 from controller.model.world import RoutingState, Server, ServerState
 from controller.routing import haproxy, haproxy_config
 from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_socket import CommandRefused
 from controller.settings import EdgeLimits
 from tests.fakes.fake_haproxy import UNKNOWN_KEYWORD, FakeHAProxy
-from tests.harness.haproxy_container import HAProxyContainer
+from tests.harness.edge import Edge, Replica, service, until
 from tests.harness.waiting import PATIENCE_S
-
-
-def service(name: str, port: int, **changes: Any) -> ServiceSpec:
-    return ServiceSpec(
-        **{
-            "name": name,
-            "image": name,
-            "protocol": "http",
-            "port": port,
-            "replicas": 1,
-            "probe": ProbeSpec(port=port, path="/ready"),
-            "route": f"/{name}",
-            **changes,
-        }
-    )
 
 
 class World(Protocol):
@@ -55,10 +39,12 @@ class World(Protocol):
 
     run_dir: Path
     addresses: list[str]
-    """Of three backends that answer."""
+    """Of three replicas that answer."""
 
     async def occupy(self, name: str, path: str) -> Callable[[], Any]:
-        """Let server `name`, the only one behind `path`, have one request until the returned function is called."""
+        """Let server `name`, the only one behind `path` and at the first address, have one request until the returned
+        function is called.
+        """
         ...
 
     async def restart(self) -> None:
@@ -88,50 +74,20 @@ class FakeWorld:
         await self.fake.restart()
 
 
-class Replicas:
-    """Three small HTTP servers of this process. `/.../hold` answers when it is let go."""
-
-    def __init__(self) -> None:
-        self.runners: list[web.AppRunner] = []
-        self.let_go = asyncio.Event()
-        self.begun = asyncio.Event()
-
-    async def start(self, host: str) -> str:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        runner = web.AppRunner(app, keepalive_timeout=3600)
-        await runner.setup()
-        site = web.TCPSite(runner, host, 0)
-        await site.start()
-        self.runners.append(runner)
-        return f"{host}:{runner.addresses[0][1]}"
-
-    async def _answer(self, request: web.Request) -> web.Response:
-        if request.path.endswith("/hold"):
-            self.begun.set()
-            await self.let_go.wait()
-        return web.Response(text="ok")
-
-    async def close(self) -> None:
-        self.let_go.set()
-        for runner in self.runners:
-            await runner.cleanup()
-
-
 class RealWorld:
-    """HAProxy in a container; the backends are servers of this process, on the network's gateway."""
+    """HAProxy in a container; the backends are servers of this process."""
 
-    def __init__(self, run_dir: Path, container: HAProxyContainer, replicas: Replicas, addresses: list[str]) -> None:
-        self.run_dir, self.container, self.replicas, self.addresses = run_dir, container, replicas, addresses
-        self.client = ClientSession(f"http://{container.ip}:8000")
+    def __init__(self, edge: Edge, replicas: list[Replica]) -> None:
+        self.run_dir, self.edge, self.replicas = edge.run_dir, edge, replicas
+        self.addresses = [replica.address for replica in replicas]
 
     async def occupy(self, name: str, path: str) -> Callable[[], Any]:
-        request = asyncio.ensure_future(self.client.post(f"{path}/hold"))  # a GET would be sent again
-        async with asyncio.timeout(PATIENCE_S):
-            await self.replicas.begun.wait()
+        replica = self.replicas[0]
+        request = asyncio.ensure_future(self.edge.http.post(f"{path}/hold"))  # a GET would be sent again
+        await asyncio.wait_for(replica.begun.wait(), PATIENCE_S)
 
         async def release() -> None:
-            self.replicas.let_go.set()
+            replica.let_go.set()
             with contextlib.suppress(ClientError):  # whether it was cut off is for the test to say
                 async with asyncio.timeout(PATIENCE_S):
                     (await request).release()
@@ -139,47 +95,24 @@ class RealWorld:
         return release
 
     async def restart(self) -> None:
-        await asyncio.to_thread(self.container.kill_and_wait)
+        await asyncio.to_thread(self.edge.container.kill_and_wait)
 
 
-async def until(look: Callable[[], Awaitable[object]], what: str, within_s: float = PATIENCE_S) -> None:
-    """Wait for a state of the world."""
-    try:
-        async with asyncio.timeout(within_s):
-            while not await look():  # noqa: ASYNC110  another process changes it
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise AssertionError(f"not within {within_s:g} s: {what}") from None
+@pytest_asyncio.fixture
+async def fake(run_dir: Path) -> AsyncIterator[FakeWorld]:
+    async with FakeHAProxy(run_dir).running() as haproxy:
+        yield FakeWorld(run_dir, haproxy)
 
 
-@contextlib.asynccontextmanager
-async def _real_world(run_dir: Path) -> AsyncIterator[RealWorld]:
-    container = HAProxyContainer(run_dir)
-    with contextlib.ExitStack() as stack:
-        await asyncio.to_thread(stack.enter_context, container.running())
-        replicas = Replicas()
-        try:
-            world = RealWorld(run_dir, container, replicas, [await replicas.start(container.gateway) for _ in range(3)])
-            async with world.client:
-                yield world
-        finally:
-            await replicas.close()
+@pytest_asyncio.fixture
+async def real(edge: Edge) -> RealWorld:
+    return RealWorld(edge, [await edge.replica(f"replica-{number}") for number in range(3)])
 
 
-@pytest_asyncio.fixture(params=["fake", pytest.param("real", marks=pytest.mark.engine)])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    # pytest's own directories are too deep for the path of a unix socket.
-    run_dir = Path(tempfile.mkdtemp(prefix="pierhead-haproxy-"))
-    try:
-        if request.param == "fake":
-            async with FakeHAProxy(run_dir).running() as fake:
-                yield FakeWorld(run_dir, fake)
-        else:
-            request.getfixturevalue("haproxy_image")
-            async with _real_world(run_dir) as real:
-                yield real
-    finally:
-        shutil.rmtree(run_dir)
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.engine)])
+def world(request: pytest.FixtureRequest) -> World:
+    found: World = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture
@@ -187,8 +120,7 @@ def router(world: World) -> HAProxyRouter:
     return HAProxyRouter(world.run_dir)
 
 
-def port_of(address: str) -> int:
-    return int(address.rpartition(":")[2])
+ECHO, OTHER = service("echo"), service("other")
 
 
 async def observe(router: HAProxyRouter) -> RoutingState:
@@ -201,14 +133,18 @@ async def server(router: HAProxyRouter, name: str) -> Server:
     return next(s for s in (await observe(router)).servers if s.name == name)
 
 
+async def names(router: HAProxyRouter) -> list[str]:
+    return [server.name for server in (await observe(router)).servers]
+
+
 async def route(router: HAProxyRouter, *services: ServiceSpec) -> None:
     action = WriteRouting(target="routing", services=services, routing_hash=router.routing_hash(services))
     await router.perform(action)
 
 
-async def add(router: HAProxyRouter, spec: ServiceSpec, name: str, address: str) -> None:
-    action = AddServer(target=name, service=spec.name, backend=backend_name(spec.name), address=address, spec=spec)
-    await router.perform(action)
+async def add(router: HAProxyRouter, name: str, address: str, spec: ServiceSpec = ECHO, weight: int = 1) -> None:
+    backend = backend_name(spec.name)
+    await router.perform(AddServer(target=name, backend=backend, address=address, spec=spec, weight=weight))
 
 
 async def set_state(router: HAProxyRouter, name: str, state: ServerState, backend: str = "svc_echo") -> None:
@@ -219,10 +155,19 @@ async def delete(router: HAProxyRouter, name: str, backend: str = "svc_echo") ->
     await router.perform(DeleteServer(target=name, backend=backend))
 
 
-async def routed(router: HAProxyRouter, world: World) -> ServiceSpec:
-    echo = service("echo", port_of(world.addresses[0]))
-    await route(router, echo)
-    return echo
+async def deletion_of(router: HAProxyRouter, name: str) -> asyncio.Future[None]:
+    """A deletion that has begun and waits for the server's last request."""
+    deletion = asyncio.ensure_future(delete(router, name))
+
+    async def in_maintenance() -> bool:
+        return (await server(router, name)).state is ServerState.MAINT
+
+    await until(in_maintenance, f"{name} is in maintenance")
+    return deletion
+
+
+async def set_waiting_room(router: HAProxyRouter, name: str, *, is_open: bool) -> None:
+    await router.perform(SetWaitingRoom(target=name, backend=backend_name(name), is_open=is_open))
 
 
 async def test_a_new_haproxy_runs_the_configuration_of_no_services(world: World, router: HAProxyRouter) -> None:
@@ -234,96 +179,50 @@ async def test_a_new_haproxy_runs_the_configuration_of_no_services(world: World,
 
 
 async def test_routes_are_written_and_reloaded_once(world: World, router: HAProxyRouter) -> None:
-    echo = service("echo", 8080)
     before = await observe(router)
-    await route(router, echo)
+    await route(router, ECHO)
     after = await observe(router)
-    assert after.routing_hash == router.routing_hash([echo]) != before.routing_hash
+    assert after.routing_hash == router.routing_hash([ECHO]) != before.routing_hash
     assert after.backends == {"svc_echo"}
     assert after.pid != before.pid
-    await route(router, echo)
+    await route(router, ECHO)
     assert (await observe(router)).pid == after.pid
 
 
-async def test_a_configuration_of_before_there_was_a_waiting_room_is_replaced(
-    world: World, router: HAProxyRouter
-) -> None:
-    file = world.run_dir / "haproxy.cfg"
-    old = [line for line in file.read_text().splitlines() if "lua" not in line]
-    old_hash = router.routing_hash(())
-    file.write_text("\n".join(old).replace(old_hash, "0" * len(old_hash)) + "\n")
-    await world.restart()
-    assert (await observe(router)).routing_hash == "0" * len(old_hash)
-    echo = service("echo", 8080)
-    await route(router, echo)
-    state = await observe(router)
-    assert (state.routing_hash, state.held) == (router.routing_hash([echo]), {})
-    assert "lua-load" in file.read_text()
-
-
-async def test_a_server_added_is_ready_and_up_at_once(world: World, router: HAProxyRouter) -> None:
-    echo = await routed(router, world)
-    await add(router, echo, "echo-1", world.addresses[0])
-    assert (await observe(router)).servers == (
-        Server("svc_echo", "echo-1", world.addresses[0], ServerState.READY, up=True),
-    )
-
-
-async def test_adding_the_same_server_again_changes_nothing(world: World, router: HAProxyRouter) -> None:
-    echo = await routed(router, world)
-    await add(router, echo, "echo-1", world.addresses[0])
+async def test_adding_a_server_makes_it_ready_whatever_was_there_before(world: World, router: HAProxyRouter) -> None:
+    await route(router, ECHO)
+    await add(router, "echo-1", world.addresses[0])
+    ready = Server("svc_echo", "echo-1", world.addresses[0], ServerState.READY, up=True)
     before = await observe(router)
-    await add(router, echo, "echo-1", world.addresses[0])
+    assert before.servers == (ready,)
+    await add(router, "echo-1", world.addresses[0])
     assert await observe(router) == before
+    await set_state(router, "echo-1", ServerState.MAINT)  # as an interrupted controller may have left it
+    await add(router, "echo-1", world.addresses[0])
+    assert (await observe(router)).servers == (ready,)
+    await add(router, "echo-1", world.addresses[1])
+    assert (await observe(router)).servers == (replace(ready, address=world.addresses[1]),)
+    with pytest.raises(RoutingError, match=r"add server svc_other/other-1 .*No such backend"):
+        await add(router, "other-1", world.addresses[0], OTHER)
 
 
-async def test_adding_a_server_that_an_interrupted_controller_left_in_maintenance(
-    world: World, router: HAProxyRouter
-) -> None:
-    echo = await routed(router, world)
-    await add(router, echo, "echo-1", world.addresses[0])
-    await set_state(router, "echo-1", ServerState.MAINT)
-    await add(router, echo, "echo-1", world.addresses[0])
-    assert (await server(router, "echo-1")).state is ServerState.READY
-
-
-async def test_the_same_name_at_another_address_is_replaced(world: World, router: HAProxyRouter) -> None:
-    echo = await routed(router, world)
-    await add(router, echo, "echo-1", world.addresses[0])
-    await add(router, echo, "echo-1", world.addresses[1])
-    assert [s.address for s in (await observe(router)).servers] == [world.addresses[1]]
-
-
-async def test_states_are_set_and_read_back(world: World, router: HAProxyRouter) -> None:
-    echo = await routed(router, world)
-    await add(router, echo, "echo-1", world.addresses[0])
+async def test_states_and_weights_are_set_and_read_back(world: World, router: HAProxyRouter) -> None:
+    await route(router, ECHO)
+    await add(router, "echo-1", world.addresses[0])
     for state in (ServerState.DRAIN, ServerState.MAINT, ServerState.READY):
         await set_state(router, "echo-1", state)
         assert (await server(router, "echo-1")).state is state
-
-
-async def test_weights_are_set_and_read_back(world: World, router: HAProxyRouter) -> None:
-    echo = await routed(router, world)
-    await add(router, echo, "echo-1", world.addresses[0])
-    names = {"service": "echo", "backend": "svc_echo", "cause": "test"}
-    second = AddServer(
-        target="echo-2", service="echo", backend="svc_echo", address=world.addresses[1], weight=7, spec=echo
-    )
-    await router.perform(second)
+    await add(router, "echo-2", world.addresses[1], weight=7)
     assert [s.weight for s in (await observe(router)).servers] == [1, 7]
-    await router.perform(SetServerWeight(target="echo-1", weight=200, **names))
+    await router.perform(SetServerWeight(target="echo-1", backend="svc_echo", weight=200))
     found = await server(router, "echo-1")
     assert (found.weight, found.state, found.up) == (200, ServerState.READY, True)
     with pytest.raises(RoutingError, match="No such server"):
-        await router.perform(SetServerWeight(target="nobody", weight=2, **names))
-
-
-async def set_waiting_room(router: HAProxyRouter, name: str, *, is_open: bool) -> None:
-    await router.perform(SetWaitingRoom(target=name, service=name, backend=backend_name(name), is_open=is_open))
+        await router.perform(SetServerWeight(target="nobody", backend="svc_echo", weight=2))
 
 
 async def test_waiting_rooms_are_closed_opened_and_read_back(world: World, router: HAProxyRouter) -> None:
-    await route(router, service("echo", 8080), service("other", 8080))
+    await route(router, ECHO, OTHER)
     before = await observe(router)
     assert before.closed == frozenset()
     for _ in range(2):
@@ -336,20 +235,15 @@ async def test_waiting_rooms_are_closed_opened_and_read_back(world: World, route
     assert (await observe(router)).pid == before.pid
     with pytest.raises(RoutingError, match="set held svc_nobody closed`: No such backend"):
         await set_waiting_room(router, "nobody", is_open=False)
-
-
-async def test_a_new_worker_has_all_waiting_rooms_open(world: World, router: HAProxyRouter) -> None:
-    echo = await routed(router, world)
-    await set_waiting_room(router, "echo", is_open=False)
-    await route(router, echo, service("other", 8080))
-    assert (await observe(router)).closed == frozenset()
+    await route(router, ECHO)
+    assert (await observe(router)).closed == frozenset(), "a new worker has all of them open"
     await set_waiting_room(router, "echo", is_open=False)
     await world.restart()
     assert (await observe(router)).closed == frozenset()
 
 
 async def test_what_is_gone_already_needs_no_drain_and_no_deletion(world: World, router: HAProxyRouter) -> None:
-    await routed(router, world)
+    await route(router, ECHO)
     for backend in ("svc_echo", "svc_never"):
         await set_state(router, "echo-1", ServerState.DRAIN, backend)
         await router.perform(ShutdownSessions(target="echo-1", backend=backend))
@@ -358,24 +252,12 @@ async def test_what_is_gone_already_needs_no_drain_and_no_deletion(world: World,
         await set_state(router, "echo-1", ServerState.READY)
 
 
-async def test_a_server_cannot_be_added_to_a_backend_that_is_not_there(world: World, router: HAProxyRouter) -> None:
-    with pytest.raises(RoutingError, match=r"add server svc_echo/echo-1 .*No such backend"):
-        await add(router, service("echo", 8080), "echo-1", world.addresses[0])
-
-
-async def test_a_ready_server_is_deleted(world: World, router: HAProxyRouter) -> None:
-    echo = await routed(router, world)
-    await add(router, echo, "echo-1", world.addresses[0])
-    await delete(router, "echo-1")
-    assert (await observe(router)).servers == ()
-
-
 async def test_a_busy_server_is_not_deleted_until_its_requests_are_over(
     world: World, router: HAProxyRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(haproxy, "REMOVABLE_WAIT_S", 1)
-    echo = await routed(router, world)
-    await add(router, echo, "echo-1", world.addresses[0])
+    await route(router, ECHO)
+    await add(router, "echo-1", world.addresses[0])
     release = await world.occupy("echo-1", "/echo")
     await set_state(router, "echo-1", ServerState.DRAIN)
     assert (await server(router, "echo-1")).sessions == 1
@@ -383,49 +265,38 @@ async def test_a_busy_server_is_not_deleted_until_its_requests_are_over(
         await delete(router, "echo-1")
     await release()
     await delete(router, "echo-1")
-    assert (await observe(router)).servers == ()
+    assert await names(router) == []
 
 
 async def test_other_changes_go_on_while_a_busy_server_waits_to_be_deleted(world: World, router: HAProxyRouter) -> None:
-    echo = await routed(router, world)
+    await route(router, ECHO)
     for name, address in zip(("echo-1", "echo-2"), world.addresses, strict=False):
-        await add(router, echo, name, address)
+        await add(router, name, address)
     await set_state(router, "echo-2", ServerState.MAINT)
     release = await world.occupy("echo-1", "/echo")
-    deletion = asyncio.ensure_future(delete(router, "echo-1"))
-
-    async def in_maintenance() -> bool:
-        return (await server(router, "echo-1")).state is ServerState.MAINT
-
-    await until(in_maintenance, "the deletion has begun")
+    deletion = await deletion_of(router, "echo-1")
     await set_state(router, "echo-2", ServerState.READY)
-    await add(router, echo, "echo-3", world.addresses[2])
+    await add(router, "echo-3", world.addresses[2])
     assert not deletion.done(), "the other changes waited for the deletion"
-    found = [(s.name, s.state) for s in (await observe(router)).servers]
-    assert found == [
+    assert [(s.name, s.state) for s in (await observe(router)).servers] == [
         ("echo-1", ServerState.MAINT),
         ("echo-2", ServerState.READY),
         ("echo-3", ServerState.READY),
     ]
     await release()
     await deletion
-    assert [s.name for s in (await observe(router)).servers] == ["echo-2", "echo-3"]
+    assert await names(router) == ["echo-2", "echo-3"]
     assert "server echo-1 " not in (world.run_dir / "haproxy.cfg").read_text()
 
 
 async def test_a_server_that_is_being_deleted_is_added_anew_after_its_deletion(
     world: World, router: HAProxyRouter
 ) -> None:
-    echo = await routed(router, world)
-    await add(router, echo, "echo-1", world.addresses[0])
+    await route(router, ECHO)
+    await add(router, "echo-1", world.addresses[0])
     release = await world.occupy("echo-1", "/echo")
-    deletion = asyncio.ensure_future(delete(router, "echo-1"))
-
-    async def in_maintenance() -> bool:
-        return (await server(router, "echo-1")).state is ServerState.MAINT
-
-    await until(in_maintenance, "the deletion has begun")
-    addition = asyncio.ensure_future(add(router, echo, "echo-1", world.addresses[1]))
+    deletion = await deletion_of(router, "echo-1")
+    addition = asyncio.ensure_future(add(router, "echo-1", world.addresses[1]))
     await release()
     await asyncio.gather(deletion, addition)
     (found,) = (await observe(router)).servers
@@ -444,28 +315,28 @@ async def test_the_routing_hash_is_rendered_only_when_the_services_change(
 
     monkeypatch.setattr(haproxy_config, "render", counted)
     router = HAProxyRouter(tmp_path)
-    first = router.routing_hash([service("echo", 8080)])
-    assert router.routing_hash([service("echo", 8080)]) == first
+    first = router.routing_hash([ECHO])
+    assert router.routing_hash([ECHO]) == first
     assert rendered == [["echo"]]
-    assert router.routing_hash([service("echo", 8080, route="/other")]) != first
+    assert router.routing_hash([replace(ECHO, route="/other")]) != first
     assert len(rendered) == 2
 
 
 async def test_a_deadline_ends_what_a_server_still_has(world: World, router: HAProxyRouter) -> None:
-    echo = await routed(router, world)
-    await add(router, echo, "echo-1", world.addresses[0])
+    await route(router, ECHO)
+    await add(router, "echo-1", world.addresses[0])
     release = await world.occupy("echo-1", "/echo")
     await router.perform(ShutdownSessions(target="echo-1", backend="svc_echo"))
     await delete(router, "echo-1")
     await release()
-    assert (await observe(router)).servers == ()
+    assert await names(router) == []
 
 
 async def test_the_process_survives_scaling(world: World, router: HAProxyRouter) -> None:
-    echo = await routed(router, world)
+    await route(router, ECHO)
     before = await observe(router)
     for number in range(50):
-        await add(router, echo, f"echo-{number}", world.addresses[number % 3])
+        await add(router, f"echo-{number}", world.addresses[number % 3])
         if number >= 3:
             await delete(router, f"echo-{number - 3}")
     after = await observe(router)
@@ -474,26 +345,26 @@ async def test_the_process_survives_scaling(world: World, router: HAProxyRouter)
 
 
 async def test_changes_at_the_same_time_do_not_disturb_each_other(world: World, router: HAProxyRouter) -> None:
-    echo = await routed(router, world)
+    await route(router, ECHO)
     async with asyncio.TaskGroup() as tasks:
         for number in range(20):
-            tasks.create_task(add(router, echo, f"echo-{number:02}", world.addresses[number % 3]))
+            tasks.create_task(add(router, f"echo-{number:02}", world.addresses[number % 3]))
     assert len((await observe(router)).servers) == 20
     text = (world.run_dir / "haproxy.cfg").read_text()
     assert text.count("\n    server echo-") == 20
 
 
 async def test_changes_in_a_row_know_of_each_other(world: World, router: HAProxyRouter) -> None:
-    echo = await routed(router, world)
+    await route(router, ECHO)
     async with asyncio.TaskGroup() as tasks:  # a task waits for those before it
-        tasks.create_task(add(router, echo, "echo-1", world.addresses[0]))
-        tasks.create_task(add(router, echo, "echo-2", world.addresses[0]))
-        tasks.create_task(add(router, echo, "echo-1", world.addresses[1]))
+        tasks.create_task(add(router, "echo-1", world.addresses[0]))
+        tasks.create_task(add(router, "echo-2", world.addresses[0]))
+        tasks.create_task(add(router, "echo-1", world.addresses[1]))
         tasks.create_task(delete(router, "echo-2"))
-        tasks.create_task(add(router, echo, "echo-3", world.addresses[2]))
-        tasks.create_task(add(router, echo, "echo-2", world.addresses[2]))
+        tasks.create_task(add(router, "echo-3", world.addresses[2]))
+        tasks.create_task(add(router, "echo-2", world.addresses[2]))
         tasks.create_task(set_state(router, "echo-3", ServerState.MAINT))
-        tasks.create_task(add(router, echo, "echo-3", world.addresses[2]))
+        tasks.create_task(add(router, "echo-3", world.addresses[2]))
     found = [(s.name, s.address, s.state) for s in (await observe(router)).servers]
     assert found == [
         ("echo-1", world.addresses[1], ServerState.READY),
@@ -503,59 +374,52 @@ async def test_changes_in_a_row_know_of_each_other(world: World, router: HAProxy
 
 
 async def test_a_change_that_fails_does_not_mislead_those_after_it(world: World, router: HAProxyRouter) -> None:
-    echo, other = await routed(router, world), service("other", 8080)
-    names = ("echo-1", "other-1", "echo-2")
+    await route(router, ECHO)
+    changes = [("echo-1", ECHO), ("other-1", OTHER), ("echo-2", ECHO)]
     ends = await asyncio.gather(
-        *(add(router, other if name == "other-1" else echo, name, world.addresses[0]) for name in names),
-        return_exceptions=True,
+        *(add(router, name, world.addresses[0], spec) for name, spec in changes), return_exceptions=True
     )
     assert [type(end) for end in ends] == [type(None), CommandRefused, type(None)]
-    assert [s.name for s in (await observe(router)).servers] == ["echo-1", "echo-2"]
+    assert await names(router) == ["echo-1", "echo-2"]
 
 
 async def test_servers_are_listed_once_for_changes_in_a_row(tmp_path: Path) -> None:
     async with FakeHAProxy(tmp_path).running() as fake:
-        router, echo = HAProxyRouter(tmp_path), service("echo", 8080)
-        await route(router, echo)
+        router = HAProxyRouter(tmp_path)
+        await route(router, ECHO)
         fake.commands.clear()
         async with asyncio.TaskGroup() as tasks:
             for number in range(20):
-                tasks.create_task(add(router, echo, f"echo-{number}", f"10.0.0.{number + 1}:8080"))
+                tasks.create_task(add(router, f"echo-{number}", f"10.0.0.{number + 1}:8080"))
         listings = [command for command in fake.commands if command == "show servers state"]
         assert len(listings) == 2, "before the first change, and for the file after the last"
         numbers = [fake.server("svc_echo", f"echo-{number}").number for number in range(20)]
         assert sorted(numbers) == list(range(1, 21))
         fake.commands.clear()
-        await add(router, echo, "echo-20", "10.0.0.21:8080")
+        await add(router, "echo-20", "10.0.0.21:8080")
         assert fake.commands[0] == "show servers state", "what was listed before may be old"
 
 
 async def test_a_reload_keeps_the_servers_and_their_states(world: World, router: HAProxyRouter) -> None:
-    echo = await routed(router, world)
+    await route(router, ECHO)
     for number in range(3):
-        await add(router, echo, f"echo-{number}", world.addresses[number])
+        await add(router, f"echo-{number}", world.addresses[number])
     await set_state(router, "echo-2", ServerState.DRAIN)
     before = await observe(router)
-    await route(router, echo, service("other", 8080))
+    await route(router, ECHO, OTHER)
     after = await observe(router)
     assert after.pid != before.pid
     assert after.backends == {"svc_echo", "svc_other"}
     assert after.servers == before.servers
-
-
-async def test_servers_that_came_with_a_reload_can_be_deleted(world: World, router: HAProxyRouter) -> None:
-    echo = await routed(router, world)
-    await add(router, echo, "echo-1", world.addresses[0])
-    await route(router, echo, service("other", 8080))
-    await delete(router, "echo-1")
-    assert (await observe(router)).servers == ()
+    await delete(router, "echo-0")
+    assert await names(router) == ["echo-1", "echo-2"], "also what came with a reload can be deleted"
 
 
 async def test_requests_of_before_a_reload_still_count(world: World, router: HAProxyRouter) -> None:
-    echo = await routed(router, world)
-    await add(router, echo, "echo-1", world.addresses[0])
+    await route(router, ECHO)
+    await add(router, "echo-1", world.addresses[0])
     release = await world.occupy("echo-1", "/echo")
-    await route(router, echo, service("other", 8080))
+    await route(router, ECHO, OTHER)
     await set_state(router, "echo-1", ServerState.DRAIN)
     assert (await server(router, "echo-1")).sessions == 1
     await release()
@@ -569,8 +433,8 @@ async def test_requests_of_before_a_reload_still_count(world: World, router: HAP
 async def test_a_configuration_that_is_refused_leaves_everything_as_it_was(
     world: World, router: HAProxyRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    echo = await routed(router, world)
-    await add(router, echo, "echo-1", world.addresses[0])
+    await route(router, ECHO)
+    await add(router, "echo-1", world.addresses[0])
     before, file_before = await observe(router), (world.run_dir / "haproxy.cfg").read_text()
     render = haproxy_config.render
 
@@ -580,17 +444,17 @@ async def test_a_configuration_that_is_refused_leaves_everything_as_it_was(
     with monkeypatch.context() as patch:
         patch.setattr(haproxy_config, "render", broken)
         with pytest.raises(RoutingError, match=rf"refused to load .*(?s:.*)unknown keyword '{UNKNOWN_KEYWORD}'"):
-            await route(router, echo, service("other", 8080))
+            await route(router, ECHO, OTHER)
     assert await observe(router) == before
     assert (world.run_dir / "haproxy.cfg").read_text() == file_before
-    await route(router, echo, service("other", 8080))
+    await route(router, ECHO, OTHER)
     assert (await observe(router)).backends == {"svc_echo", "svc_other"}
 
 
 async def test_a_restart_begins_with_the_servers_of_now(world: World, router: HAProxyRouter) -> None:
-    echo = await routed(router, world)
+    await route(router, ECHO)
     for number in range(3):
-        await add(router, echo, f"echo-{number}", world.addresses[number])
+        await add(router, f"echo-{number}", world.addresses[number])
     await set_state(router, "echo-1", ServerState.DRAIN)
     await delete(router, "echo-2")
     before = await observe(router)
@@ -611,14 +475,12 @@ async def test_nothing_is_observed_where_nothing_answers(tmp_path: Path) -> None
     assert await HAProxyRouter(tmp_path).observe() is None
 
 
-async def test_a_broken_file_on_the_volume_does_not_keep_haproxy_from_starting(
-    world: World, router: HAProxyRouter
-) -> None:
-    if isinstance(world, FakeWorld):
-        pytest.skip("the image's entrypoint does this")
-    echo = await routed(router, world)
-    (world.run_dir / "haproxy.cfg").write_text("nonsense\n")
-    await world.restart()
+@pytest.mark.engine
+async def test_a_broken_file_on_the_volume_does_not_keep_haproxy_from_starting(real: RealWorld) -> None:
+    router = HAProxyRouter(real.run_dir)
+    await route(router, ECHO)
+    (real.run_dir / "haproxy.cfg").write_text("nonsense\n")
+    await real.restart()
     assert (await observe(router)).routing_hash == router.routing_hash(())
-    await route(router, echo)
+    await route(router, ECHO)
     assert (await observe(router)).backends == {"svc_echo"}

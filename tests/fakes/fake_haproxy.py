@@ -1,7 +1,7 @@
 """HAProxy's two sockets without HAProxy: the commands that the controller uses, on real unix sockets.
 
-It passes tests/contract/test_routing_contract.py, as the real HAProxy does. No traffic goes through it: what servers
-are doing is told by the test (`set_in_flight`, `set_up`), as are `restart` and `go_away`.
+It passes tests/contract/test_routing_contract.py, as the real HAProxy does. No traffic goes through it: a test says
+what servers are doing, and calls `restart` and `go_away`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,8 @@ class FakeServer:
     number: int
     admin: int = _MAINT
     up: bool = True
-    checked: bool = False
     in_flight: int = 0
     weight: int = 1
-    answered: int = 0
-    errors: int = 0
-    options: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -49,7 +45,6 @@ class _Worker:
     pid: int
     routing_hash: str
     backends: dict[str, dict[str, FakeServer]] = field(default_factory=dict)
-    has_waiting_room: bool = False
     closed: set[str] = field(default_factory=set)
     """Backends whose waiting room is closed."""
 
@@ -108,14 +103,6 @@ class FakeHAProxy:
         assert self._worker is not None
         return self._worker.backends[backend][name]
 
-    def set_in_flight(self, backend: str, name: str, count: int) -> None:
-        """Let a server have so many requests."""
-        self.server(backend, name).in_flight = count
-
-    def set_up(self, backend: str, name: str, up: bool) -> None:
-        """Give the verdict of HAProxy's own check."""
-        self.server(backend, name).up = up
-
     def finish_leaving_workers(self) -> None:
         """Let the workers of before a reload end."""
         self._leaving.clear()
@@ -166,16 +153,14 @@ class FakeHAProxy:
                 raise _Refused(
                     f"[ALERT]    (1) : config : parsing [haproxy.cfg:{number}] : unknown keyword '{words[0]}'."
                 )
-            if words[0] == "lua-load":
-                worker.has_waiting_room = True
-            elif words[0] == "backend":
+            if words[0] == "backend":
                 backend = words[1]
                 worker.backends[backend] = {}
             elif words[0] == "server" and (not backend.startswith("svc_") or words[1] == "hold"):
                 pass  # a way into the waiting room
             elif words[0] == "server":
                 admin = _MAINT if "disabled" in words else 0
-                server = FakeServer(words[2], int(words[words.index("id") + 1]), admin=admin, checked=True)
+                server = FakeServer(words[2], int(words[words.index("id") + 1]), admin=admin)
                 server.admin, server.up = states.get((backend, words[1]), (server.admin, server.up))
                 worker.backends[backend][words[1]] = server
             elif set_hash := re.search(r"set-var proc\.pierhead_routing str\((.*)\)", line):
@@ -227,14 +212,14 @@ class FakeHAProxy:
                 return _show_servers_state(worker)
             case ["show", "stat", "-1", "6", "-1"]:
                 return _show_stat(worker)
-            case ["show", "held"] if worker.has_waiting_room:
+            case ["show", "held"]:
                 return _show_held(worker)
-            case ["set", "held", backend, state] if worker.has_waiting_room:
+            case ["set", "held", backend, state]:
                 return _set_held(worker, backend, state)
             case ["add", "server", path, address, *options]:
                 return _add_server(worker, path, address, options)
             case ["enable", "health", path]:
-                _find(worker, path).checked = True
+                _find(worker, path)
                 return ""
             case ["enable", "server", path] | ["set", "server", path, "state", "ready"]:
                 _find(worker, path).admin = 0
@@ -296,7 +281,7 @@ def _add_server(worker: _Worker, path: str, address: str, options: list[str]) ->
         raise _Refused(f"'id' : custom id {number} already used at (null):0 ('server {name}').")
     if name in servers:
         raise _Refused("Already exists a server with the same name in backend.")
-    servers[name] = FakeServer(address, number, options=tuple(options))
+    servers[name] = FakeServer(address, number)
     return "New server registered."
 
 
@@ -352,12 +337,8 @@ def _set_held(worker: _Worker, backend: str, state: str) -> str:
 
 
 def _show_stat(worker: _Worker) -> str:
-    rows = ["# pxname,svname,qcur,scur,hrsp_2xx,hrsp_5xx,status,"]
+    rows = ["# pxname,svname,qcur,scur,hrsp_1xx,hrsp_2xx,hrsp_3xx,hrsp_4xx,hrsp_5xx,check_status,"]
     for backend, servers in worker.backends.items():
-        rows += [
-            f"{backend},{name},0,{server.in_flight},{server.answered - server.errors},{server.errors},"
-            f"{'UP' if server.up else 'DOWN'},"
-            for name, server in servers.items()
-        ]
-        rows.append(f"{backend},BACKEND,0,{sum(server.in_flight for server in servers.values())},0,0,UP,")
+        rows += [f"{backend},{name},0,{server.in_flight},0,0,0,0,0,L7OK," for name, server in servers.items()]
+        rows.append(f"{backend},BACKEND,0,{sum(server.in_flight for server in servers.values())},0,0,0,0,0,,")
     return "\n".join(rows) + "\n"

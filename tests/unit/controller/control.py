@@ -159,9 +159,6 @@ class FakeRouter:
         routes = sorted((service.name, service.route or "", *service.grpc_services) for service in services)
         return hashlib.sha256(repr(routes).encode()).hexdigest()[:8]
 
-    async def close(self) -> None:
-        pass
-
     def restart(self) -> None:
         """A new process, without servers."""
         self.pid += 1

@@ -388,8 +388,9 @@ async def test_a_loop_that_stands_still_or_fails_is_not_healthy(control: Control
     async with control.running() as controller:
         await control.settled("web", 2)
         late_s = 0.0
-        api = controller.api(Gatekeeper(None, frozenset), lambda: control.clock() + late_s)
-        async with TestClient(TestServer(api.application())) as client:
+        late = replace(controller, clock=lambda: control.clock() + late_s)
+        application = late.api(Gatekeeper(None, frozenset)).application()
+        async with TestClient(TestServer(application)) as client:
 
             async def health() -> tuple[int, str, str]:
                 response = await client.get("/healthz")

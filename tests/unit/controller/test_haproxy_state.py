@@ -19,12 +19,12 @@ srv_use_ssl srv_check_port srv_check_addr srv_agent_addr srv_agent_port
 7 svc_echo 1 one fd00::1 2 8 9 1 3 15 3 3 6 0 0 1 - 18081 - 0 18081 - - 18081
 9 other 1 x 127.0.0.1 2 8 1 1 3 15 3 3 6 0 0 1 - 18081 - 0 18081 - - 18081
 """
-STAT = """# pxname,svname,qcur,qmax,scur,smax,status,hrsp_1xx,hrsp_2xx,hrsp_3xx,hrsp_4xx,hrsp_5xx,
-svc_echo,one,0,0,3,9,DRAIN,1,10,2,3,4,
-svc_echo,two,1,0,,9,DOWN,,,,,,
-svc_echo,BACKEND,4,0,3,9,UP,1,10,2,3,4,
-svc_new,BACKEND,0,0,0,0,DOWN,0,0,0,0,0,
-unknown_route,BACKEND,0,0,0,0,UP,0,0,0,0,0,
+STAT = """# pxname,svname,qcur,qmax,scur,smax,status,hrsp_1xx,hrsp_2xx,hrsp_3xx,hrsp_4xx,hrsp_5xx,check_status,
+svc_echo,one,0,0,3,9,DRAIN,1,10,2,3,4,L7OK,
+svc_echo,two,1,0,,9,DOWN,,,,,,,
+svc_echo,BACKEND,4,0,3,9,UP,1,10,2,3,4,,
+svc_new,BACKEND,0,0,0,0,DOWN,0,0,0,0,0,,
+unknown_route,BACKEND,0,0,0,0,UP,0,0,0,0,0,,
 """
 HELD = """# backend held served expired left refused closed
 svc_new 12 100 1 2 3 1
@@ -59,8 +59,7 @@ def test_a_snapshot() -> None:
     ("check", "is_asked"), [("L7OK", True), ("L4OK", False), ("* L4OK", False), ("L4CON", True), ("INI", True)]
 )
 def test_whether_a_server_is_asked_or_only_takes_connections(check: str, is_asked: bool) -> None:
-    stat = f"# pxname,svname,qcur,scur,check_status,\nsvc_echo,one,0,0,{check},\n"
-    assert state.traffic(stat)["svc_echo", "one"].is_asked is is_asked
+    assert state.traffic(STAT.replace("L7OK", check))["svc_echo", "one"].is_asked is is_asked
 
 
 @pytest.mark.parametrize(
@@ -79,9 +78,8 @@ def test_a_variable_that_is_not_set_is_empty() -> None:
 
 
 def test_columns_are_found_by_name() -> None:
-    text = (
-        "1\n# srv_port srv_name srv_id new be_name srv_addr srv_admin_state srv_op_state\n80 a 4 ? svc_x 10.0.0.1 0 2\n"
-    )
+    header = "srv_port srv_name srv_id new be_name srv_uweight srv_addr srv_admin_state srv_op_state"
+    text = f"1\n# {header}\n80 a 4 ? svc_x 1 10.0.0.1 0 2\n"
     assert state.servers(text, {}) == [(Server("svc_x", "a", "10.0.0.1:80", ServerState.READY, up=True), 4)]
 
 
