@@ -70,9 +70,9 @@ async def _control(settings: Settings, engine: DockerEngine, stop: asyncio.Event
         project,
         store,
         probe,
+        prometheus,
         probe.give,
         is_manual=settings.is_manual,
-        query=prometheus,
         policy_dir=settings.project_dir,
         router_silence_s=settings.haproxy_silence_s,
     )

@@ -52,9 +52,9 @@ class World:
     store: Store
     ask: Callable[[Subject], Awaitable[Reading]]
     """Asks a replica whether it is ready."""
+    query: Query
     give: Give
     """Sends a replica its user_config."""
-    query: Query
     is_manual: bool = False
     """New versions wait for `pierhead deploy`."""
     router_silence_s: float = 10.0
