@@ -52,10 +52,9 @@ def event_line(event: Document) -> str:
     return "\n".join([f"{at} {mark} {first}{again}", *(f"{' ' * 28}{line}" for line in rest)])
 
 
-def last_failure(events: Iterable[Document]) -> Document | None:
+def last_failure(events: Sequence[Document]) -> Document | None:
     """Return the newest event of a failed replica; its further lines are the end of that replica's log."""
-    failures = [event for event in events if event["kind"] == "replica_failed"]
-    return failures[-1] if failures else None
+    return next((event for event in reversed(events) if event["kind"] == "replica_failed"), None)
 
 
 def timed(log: Document) -> list[LogLine]:

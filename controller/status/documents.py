@@ -20,7 +20,7 @@ from ..model.desired import Rejection
 from ..model.plan import Refusal
 from ..model.spec import ServiceSpec, backend_name
 from ..model.told import ServiceStatus
-from ..model.world import FailureRecord, RoutingState
+from ..model.world import RoutingState
 from ..plan.user_config import progress_words
 from ..storage.store import StoredEvent
 from .view import View
@@ -165,7 +165,9 @@ def explanation(name: str, view: View) -> dict[str, Any]:
     spec = view.desired.services.get(name) if view.desired else None
     load = loads([name], view.observed)[name] if view.observed else None
     records = view.observed.failures.items() if view.observed else ()
-    record = max((record for (service, _), record in records if service == name), key=_latest, default=None)
+    record = max(
+        (record for (service, _), record in records if service == name), key=lambda record: record.last_at, default=None
+    )
     mine = [refusal for refusal in view.refusals if refusal.action.service == name]
     return {
         "in_flight": load.running if load else None,
@@ -176,10 +178,6 @@ def explanation(name: str, view: View) -> dict[str, Any]:
         else None,
         "refusals": [_refusal(refusal, view.at) for refusal in mine],
     }
-
-
-def _latest(record: FailureRecord) -> float:
-    return record.last_at
 
 
 def _refusal(refusal: Refusal, now: float) -> dict[str, Any]:

@@ -29,23 +29,17 @@ class ControllerMetrics(Collector):
     def __init__(self, view: Callable[[], View | None] = lambda: None) -> None:
         self._view = view
         self.registry = CollectorRegistry()
-        self._ticks = Histogram(
+        self.tick = self._durations(
             "pierhead_controller_tick_seconds",
             "Duration of one tick: observation, plan and publication (actions not included).",
-            buckets=TICK_BUCKETS_S,
-            registry=self.registry,
         )
-        self._engine_readings = Histogram(
+        self.engine_reading = self._durations(
             "pierhead_controller_engine_reading_seconds",
             "Duration of one reading of the engine. Ticks go on meanwhile with the previous reading.",
-            buckets=TICK_BUCKETS_S,
-            registry=self.registry,
         )
-        self._haproxy_readings = Histogram(
+        self.haproxy_reading = self._durations(
             "pierhead_controller_haproxy_reading_seconds",
             "Duration of one reading of HAProxy. Ticks go on meanwhile with the previous reading.",
-            buckets=TICK_BUCKETS_S,
-            registry=self.registry,
         )
         self._failed_ticks = Counter(
             "pierhead_controller_failed_ticks", "Ticks that raised; the log has the error.", registry=self.registry
@@ -67,17 +61,9 @@ class ControllerMetrics(Collector):
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
 
-    def tick(self, took_s: float) -> None:
-        """Count one tick."""
-        self._ticks.observe(took_s)
-
-    def engine_reading(self, took_s: float) -> None:
-        """Count one reading of the engine."""
-        self._engine_readings.observe(took_s)
-
-    def haproxy_reading(self, took_s: float) -> None:
-        """Count one reading of HAProxy."""
-        self._haproxy_readings.observe(took_s)
+    def _durations(self, name: str, documentation: str) -> Callable[[float], None]:
+        """Return a function that counts one duration in seconds."""
+        return Histogram(name, documentation, buckets=TICK_BUCKETS_S, registry=self.registry).observe
 
     def tick_failed(self) -> None:
         """Count one tick that raised."""

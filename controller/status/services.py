@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ..desired.loads import held_at_edge
 from ..errors import ImageNotFound
@@ -49,10 +50,10 @@ def service_rows(
     refusals: Iterable[Refusal],
     overrides: Mapping[str, int],
     now: float,
-    autoscaled: Mapping[str, AutoscaleStatus] | None = None,
-    rollouts: Mapping[str, RolloutStatus] | None = None,
-    user_configs: Mapping[str, str] | None = None,
-    callers: Mapping[str, frozenset[str]] | None = None,
+    autoscaled: Mapping[str, AutoscaleStatus] = MappingProxyType({}),
+    rollouts: Mapping[str, RolloutStatus] = MappingProxyType({}),
+    user_configs: Mapping[str, str] = MappingProxyType({}),
+    callers: Mapping[str, frozenset[str]] = MappingProxyType({}),
 ) -> tuple[ServiceStatus, ...]:
     """Return one row for each service, by name, including removed services that still have replicas.
 
@@ -74,10 +75,10 @@ def service_rows(
                 creating=_creations(name, observed, plan),
                 refusals=tuple(refusal for refusal in refusals if refusal.action.service == name),
                 override=overrides.get(name) if name in desired.services else None,
-                autoscale=(autoscaled or {}).get(name),
-                rollout=(rollouts or {}).get(name),
-                user_config=_user_config(name, desired, observed, user_configs or {}, now),
-                unknown_callees=_unknown_callees(name, desired, observed, callers or {}),
+                autoscale=autoscaled.get(name),
+                rollout=rollouts.get(name),
+                user_config=_user_config(name, desired, observed, user_configs, now),
+                unknown_callees=_unknown_callees(name, desired, observed, callers),
                 now=now,
             )
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -116,7 +115,7 @@ def deploy(
         for name, sentence in answer["services"].items():
             out.say(f"{name}: {sentence}")
     names = sorted(answer["services"])
-    _see_through(api, RolloutWait(names, before), answer, _Wishes(timeout, no_wait, as_json, names))
+    _see_through(api, RolloutWait(names, before), answer, names, None if no_wait else timeout, as_json=as_json)
 
 
 def rollback(
@@ -136,16 +135,6 @@ def promote(service: Service, timeout: Timeout = ROLLOUT_S, no_wait: NoWait = Fa
     _redirect("promote", service, {}, timeout, no_wait, output)
 
 
-@dataclass(frozen=True)
-class _Wishes:
-    """The wait options of a command, and its services."""
-
-    timeout_s: float
-    no_wait: bool
-    as_json: bool
-    services: Sequence[str]
-
-
 def _redirect(verb: str, service: str, body: Mapping[str, str], timeout_s: float, no_wait: bool, output: str) -> None:
     as_json, api = out.is_json(output), Client.from_environment()
     before = _services(api)
@@ -153,24 +142,37 @@ def _redirect(verb: str, service: str, body: Mapping[str, str], timeout_s: float
     if answer.get("message") and not as_json:
         out.say(f"{service}: {answer['message']}")
     rollout = RolloutWait([service], before, reverting=verb != "promote")
-    _see_through(api, rollout, answer, _Wishes(timeout_s, no_wait, as_json, [service]))
+    _see_through(api, rollout, answer, [service], None if no_wait else timeout_s, as_json=as_json)
 
 
-def _see_through(api: Client, rollout: RolloutWait, answer: Mapping[str, Any], wishes: _Wishes) -> None:
-    if wishes.no_wait:
-        _end(None, answer, as_json=wishes.as_json)
+def _see_through(
+    api: Client,
+    rollout: RolloutWait,
+    answer: Mapping[str, Any],
+    services: Sequence[str],
+    timeout_s: float | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Wait for the end of the rollouts and print it. `timeout_s` None: do not wait."""
+    if timeout_s is None:
+        _end(None, answer, as_json=as_json)
         return
     stays = "The rollout goes on without you; `pierhead status` shows how."
-    verdict = wait(lambda: rollout.judge(_services(api)), wishes.timeout_s, stays)
-    if not wishes.as_json:
-        _end(verdict, answer, as_json=False)
-        return
-    ended = {row["name"]: row for row in _services(api)["services"] if row["name"] in wishes.services}
-    summary = {
-        name: {"state": row["state"], "version": rows.version(row), "ready": row["ready"], "wanted": row["wanted"]}
-        for name, row in ended.items()
-    }
-    _end(verdict, {**answer, "services": summary}, as_json=True)
+    verdict = wait(lambda: rollout.judge(_services(api)), timeout_s, stays)
+    if as_json:
+        shown = {
+            row["name"]: {
+                "state": row["state"],
+                "version": rows.version(row),
+                "ready": row["ready"],
+                "wanted": row["wanted"],
+            }
+            for row in _services(api)["services"]
+            if row["name"] in services
+        }
+        answer = {**answer, "services": shown}
+    _end(verdict, answer, as_json=as_json)
 
 
 def _services(api: Client) -> Any:

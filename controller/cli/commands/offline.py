@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import output as out
 from ..errors import BAD_INPUT, BadInput, CommandError
 from .options import Output
+
+if TYPE_CHECKING:
+    from ...model.spec import ServiceSpec, Spec
 
 Files = Annotated[
     list[str] | None,
@@ -30,48 +32,6 @@ def register(app: typer.Typer) -> None:
     app.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)(simulate)
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One problem of the files: where, and what was expected."""
-
-    path: str
-    message: str
-
-    @classmethod
-    def of(cls, line: str) -> Finding:
-        """Split "path: message"."""
-        path, colon, message = line.partition(": ")
-        return cls(path, message) if colon else cls("", line)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The result of reading the files."""
-
-    services: Mapping[str, str] = field(default_factory=dict)
-    """Name -> short description."""
-    problems: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as data."""
-        return {
-            "valid": not self.problems,
-            "services": sorted(self.services),
-            "problems": [asdict(Finding.of(problem)) for problem in self.problems],
-            "warnings": list(self.warnings),
-        }
-
-    def as_text(self) -> str:
-        """Return it as text."""
-        lines = [*self.problems, *(f"warning: {warning}" for warning in self.warnings)]
-        if not self.problems and not self.services:
-            lines.append("no service has an x-serve block; compose/reference.yaml explains its keys")
-        elif not self.problems:
-            lines += [f"{name}: {words}" for name, words in self.services.items()]
-        return "\n".join(lines)
-
-
 def validate(
     files: Files = None,
     schema: Annotated[bool, typer.Option("--schema", help="print the JSON Schema for editors, check nothing")] = False,
@@ -85,12 +45,18 @@ def validate(
     if schema:
         _print_schema()
         return
-    verdict = _read(_environment(files or []))
+    spec, problems = _read(_environment(files or []))
+    services, warnings = (spec.services, spec.warnings) if spec else ({}, ())
     if as_json:
-        out.print_json(verdict.as_json())
+        found = {"valid": not problems, "services": sorted(services), "problems": list(map(_problem, problems))}
+        out.print_json({**found, "warnings": list(warnings)})
     else:
-        out.say(verdict.as_text())
-    if verdict.problems:
+        lines = [*problems, *(f"warning: {warning}" for warning in warnings)]
+        lines += [f"{name}: {_words(service)}" for name, service in services.items()]
+        if spec and not services:
+            lines.append("no service has an x-serve block; compose/reference.yaml explains its keys")
+        out.say("\n".join(lines))
+    if problems:
         raise typer.Exit(BAD_INPUT)
 
 
@@ -125,22 +91,28 @@ def _environment(files: list[str]) -> dict[str, str]:
     return {**os.environ, "COMPOSE_FILE": named, "COMPOSE_PATH_SEPARATOR": os.pathsep}
 
 
-def _read(environment: Mapping[str, str]) -> Verdict:
+def _read(environment: Mapping[str, str]) -> tuple[Spec | None, tuple[str, ...]]:
+    """Return what the controller would read, or the problems of the files."""
     import asyncio
 
     from ...errors import ControllerError, SpecError
     from ...spec.compose import ComposeProject
 
     try:
-        spec = asyncio.run(ComposeProject.from_environment(environment).load())
+        return asyncio.run(ComposeProject.from_environment(environment).load()), ()
     except SpecError as error:
-        return Verdict(problems=error.problems)
+        return None, tuple(error.problems)
     except ControllerError as error:
         raise CommandError(str(error)) from None
-    return Verdict({name: _words(service) for name, service in spec.services.items()}, warnings=spec.warnings)
 
 
-def _words(service: Any) -> str:
+def _problem(line: str) -> dict[str, str]:
+    """Split "path: message"."""
+    path, colon, message = line.partition(": ")
+    return {"path": path, "message": message} if colon else {"path": "", "message": line}
+
+
+def _words(service: ServiceSpec) -> str:
     bounds = service.autoscale
     count = f"{bounds.min} to {bounds.max} replicas" if bounds else _count(service.replicas)
     gpus = f", {service.gpu.count} GPU each" if service.gpu else ""

@@ -59,20 +59,12 @@ def test_the_readmes_command_writes_a_gateway_and_a_service_with_a_gpu() -> None
 
 
 def test_every_option_arrives() -> None:
-    options = {
-        "--model": "s3://bucket/models/big",
-        "--name": "big",
-        "--service": "big-model",
-        "--gpus": "4",
-        "--accelerator": "H100",
-        "--replicas": "1",
-        "--max-replicas": "3",
-        "--lora": "s3://bucket/adapters",
-        "--policy": "power_of_two",
-        "--engine-arg": "max-model-len=8192",
-    }
-    written = run(*(word for option in options.items() for word in option), "--engine-arg", "dtype=bfloat16")
-    service = yaml.safe_load(written)["services"]["big-model"]
+    options = (
+        "--model s3://bucket/models/big --name big --service big-model --gpus 4 --accelerator H100 --replicas 1 "
+        "--max-replicas 3 --lora s3://bucket/adapters --policy power_of_two --engine-arg max-model-len=8192 "
+        "--engine-arg dtype=bfloat16"
+    )
+    service = yaml.safe_load(run(*options.split()))["services"]["big-model"]
     block = service["x-serve"]
     assert block["llm"] == {
         "model_loading": {"model_id": "big", "model_source": "s3://bucket/models/big"},
@@ -83,8 +75,7 @@ def test_every_option_arrives() -> None:
     }
     assert block["autoscale"] == {"min": 1, "max": 3, "target_ongoing_requests": 64}
     assert block["router"] == {"policy": "power_of_two"}
-    assert gpus_of(service) == 4
-    assert service["shm_size"] == "16gb"
+    assert (gpus_of(service), service["shm_size"]) == (4, "16gb")
 
 
 @pytest.mark.parametrize(

@@ -6,27 +6,19 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead import ScaledToZero, Settings, close_handles
-from pierhead.calls.channel import HandleChannel
-from pierhead.calls.clients import Clients
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
-from pierhead.echo.v1.echo_pb2 import EchoRequest
-from pierhead.echo.v1.echo_pb2_grpc import EchoStub
-from pierhead.metrics import RuntimeMetrics
 
 from controller.model.told import Endpoint, ServiceEndpoints
 from controller.model.world import PublishedStats
 from controller.status.discovery import Board, DiscoveryServer
 from tests.harness.waiting import PATIENCE_S
-from tests.unit.controller.control import Control, until
-from tests.unit.controller.worlds import service
+from tests.unit.controller.control import until
 
 READY, DRAINING = discovery_pb2.Endpoint.READY, discovery_pb2.Endpoint.DRAINING
 
@@ -172,33 +164,6 @@ def test_a_change_of_published_numbers_alone_is_sent_once_a_second_and_then_the_
     board.publish(with_stats(34, draining=True))
     (replica,) = board.state("web").endpoints
     assert (replica.state, replica.stats_version) == (DRAINING, 34), "they go with what is sent earlier"
-
-
-async def test_calls_of_a_service_that_was_scaled_to_zero_fail_with_the_reason(tmp_path: Path) -> None:
-    control = Control.of(tmp_path, service("web", replicas=1), service("off", replicas=0))
-    async with control.running() as controller:
-        server = DiscoveryServer(controller.board, "127.0.0.1", 0)
-        await server.start()
-        Clients.use(Settings(discovery=f"127.0.0.1:{server.port}"))
-        web, off = (HandleChannel(name, metrics=RuntimeMetrics()) for name in ("web", "off"))
-
-        async def refused(channel: HandleChannel, by: str) -> None:
-            async with asyncio.timeout(PATIENCE_S):
-                with pytest.raises(ScaledToZero, match=f"by {by}.* and no request wakes it: `make scale SERVICE="):
-                    await EchoStub(channel).Echo(EchoRequest(), timeout=600)
-
-        try:
-            await refused(off, "`replicas: 0` in the compose files")
-            await until(lambda: len(web.pool().replicas()) == 1)
-            assert web.pool().listing.absence is None
-            controller.commands.scale("web", 0)
-            await until(lambda: web.pool().listing.absence is not None and not web.pool().has_callable)
-            await refused(web, "`make scale`")
-            controller.commands.scale("web", 1)
-            await until(lambda: web.pool().listing.absence is None)
-        finally:
-            await close_handles()
-            await server.stop()
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b"]), st.lists(st.integers(1, 3), unique=True)), max_size=12))

@@ -302,22 +302,13 @@ def test_files_that_cannot_be_read(tmp_path: Path, text: str, problem: str) -> N
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (
-            "stepp",
-            'TRACE: expected a shape (step, spike, ramp, diurnal, noise) such as step:10x, or a file *.csv, found "',
-        ),
+        ("stepp", "TRACE: expected a shape (step, spike, ramp, diurnal, noise) such as step:10x, or a file *.csv"),
         ("nowhere.csv", "TRACE: nowhere.csv cannot be read: No such file or directory"),
         ("noise:10x", 'TRACE: noise has no "factor"; it has rate, amplitude, length, duration'),
         ("step:ten", 'TRACE: step: factor: expected a number > 0, found "ten"'),
         ("step:rate=-1", 'TRACE: step: rate: expected a number >= 0, found "-1"'),
-        (
-            "ramp:duration=9e8,rate=0",
-            "TRACE: ramp: duration: the simulator takes 604,800 s (a week) at most, found 900",
-        ),
-        (
-            "noise:length=1e-6,duration=60",
-            "TRACE: noise: length: expected at least 6e-05 s for a duration of 60 s (the",
-        ),
+        ("ramp:duration=9e8,rate=0", "TRACE: ramp: duration: the simulator takes 604,800 s (a week) at most"),
+        ("noise:length=1e-6,duration=60", "TRACE: noise: length: expected at least 6e-05 s for a duration of 60 s"),
         ("step --service-time exp:0", '--service-time: expected seconds ("0.2"), "uniform:LOW:HIGH", "exp:MEAN" or "l'),
         ("step --begin -1", "--begin: expected a number from 0 to 1000, found -1"),
         ("step --failing-starts 2", "--failing-starts: expected a number from 0 to 1, found 2"),
