@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
@@ -24,25 +24,6 @@ ANSWER_S = 20.0
 _SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=tests/20260101/us-east-1/s3/aws4_request"}
 """What moto takes for signed, as long as it does not look at keys."""
 STARTED_WITHIN_S = 60.0
-
-
-class Store(Protocol):
-    """Buckets that a test fills."""
-
-    scheme: str
-
-    @property
-    def variables(self) -> Mapping[str, str]:
-        """The environment of a process that reads from it."""
-
-    def make(self, bucket: str) -> None:
-        """A bucket without objects."""
-
-    def put(self, bucket: str, name: str, content: bytes) -> None:
-        """An object, in the place of any former one."""
-
-    def remove(self, bucket: str, name: str) -> None:
-        """An object that is there."""
 
 
 @dataclass
@@ -141,6 +122,10 @@ class GoogleStorage:
     def publish(self, bucket: str) -> Mapping[str, str]:
         """Returns the environment of a reader without a key; everybody may read anyway."""
         return {"STORAGE_EMULATOR_HOST": self.url, "FSSPEC_GS": '{"token": "anon"}'}
+
+
+Store = Memory | S3 | GoogleStorage
+"""Buckets that a test fills."""
 
 
 @contextmanager

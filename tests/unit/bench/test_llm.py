@@ -189,15 +189,15 @@ async def test_users_count_tokens_however_their_events_arrive(size: int) -> None
     assert 3 * seen.answers <= seen.tokens <= 3 * (seen.answers + 1)
 
 
-async def test_an_answer_that_is_too_short_is_an_error() -> None:
-    seen = await users_see([event(""), event("a"), event(""), b"data: [DONE]\n\n"])
-    assert set(seen.errors) == {"1 tokens in place of 3"}
-    assert not seen.answers
+SHORT = [event(""), event("a"), event(""), b"data: [DONE]\n\n"]
 
 
-async def test_another_status_is_an_error() -> None:
-    seen = await users_see([WHOLE], status=503)
-    assert set(seen.errors) == {"status 503"}
+@pytest.mark.parametrize(
+    ("answer", "status", "error"), [(SHORT, 200, "1 tokens in place of 3"), ([WHOLE], 503, "status 503")]
+)
+async def test_a_short_answer_and_another_status_are_errors(answer: list[bytes], status: int, error: str) -> None:
+    seen = await users_see(answer, status=status)
+    assert (set(seen.errors), seen.answers) == ({error}, 0)
 
 
 def usage(tokens: int) -> bytes:

@@ -287,85 +287,53 @@ async def test_health_needs_no_key_and_version_and_load_do(stand: Stand, tmp_pat
     assert await stand.get("/load", **ask) == (200, {"server_load": 0})
 
 
-async def test_a_huge_body(stand: Stand) -> None:
-    stand.settings = replace(stand.settings, max_body_bytes=2048)
+async def test_a_refused_body_frees_its_room(stand: Stand) -> None:
+    stand.settings = replace(stand.settings, max_body_bytes=8192, max_bodies_bytes=8192)
     await stand.start()
-    status, answer, _ = await stand.post(CHAT, chat(padding="x" * 2048))
-    assert (status, error_of(answer)["code"]) == (413, "payload_too_large")
 
-    async def chunks() -> AsyncIterator[bytes]:
+    async def in_pieces() -> AsyncIterator[bytes]:
         for _ in range(10):
             yield b" " * 1000
 
-    async with stand.client.post(stand.base + CHAT, data=chunks()) as answered:
-        assert (answered.status, error_of(await answered.read())["code"]) == (413, "payload_too_large")
-    assert (await stand.post(CHAT, chat()))[0] == 200
-
-
-async def test_bodies_of_all_requests_together_are_bounded(stand: Stand) -> None:
-    stand.settings = replace(stand.settings, max_body_bytes=8192, max_bodies_bytes=16_384)
-    await stand.start(backpressure_status_code=503)
-    more = asyncio.Event()
-
-    async def slowly() -> AsyncIterator[bytes]:
-        whole = json.dumps(chat(padding="x" * 7000)).encode()
-        yield whole[:-1]
-        await more.wait()
-        yield whole[-1:]
-
-    async with asyncio.TaskGroup() as group:
-        coming = [group.create_task(stand.post(CHAT, slowly())) for _ in range(2)]
-        await until(lambda: stand.metrics.bodies.read() > 14_000, "both are here but for their ends")
-        status, body, headers = await stand.post(CHAT, chat(padding="x" * 7000))
-        assert (await stand.post(CHAT, chat()))[0] == 200, "a short one fits beside them"
-        more.set()
-    assert [task.result()[0] for task in coming] == [200, 200]
-    error = error_of(body)
-    assert (status, error["type"], error["code"], headers["Retry-After"]) == (503, "server_error", "backpressure", "1")
-    assert error["message"] == (
-        "the bodies of all requests that wait for an answer have the 16384 bytes that this gateway keeps for them; "
-        "ask again in a moment"
-    )
-    assert (await stand.post(CHAT, chat(padding="x" * 7000)))[0] == 200, "what they had is free again"
-    assert stand.metrics.bodies.read() == 0
-
-
-@pytest.mark.parametrize("refused", ["a wrong body", "an unknown model", "too much of it", "the engine refuses it"])
-async def test_whatever_becomes_of_a_body_its_room_is_free_again(stand: Stand, refused: str) -> None:
-    stand.settings = replace(stand.settings, max_body_bytes=8192, max_bodies_bytes=8192)
-    await stand.start()
     padding = {"padding": "x" * 5000}
-    body: object = {
-        "a wrong body": b"{" + b" " * 5000,
-        "an unknown model": chat(model="gpt-4", **padding),
-        "too much of it": b" " * 9000,
-        "the engine refuses it": chat(fake="refuse", **padding),
-    }[refused]
-    for _ in range(3):
-        assert 400 <= (await stand.post(CHAT, body))[0] < 500
+    refused: list[tuple[object, int, str]] = [
+        (b"{" + b" " * 5000, 400, "invalid_json"),
+        (chat(model="gpt-4", **padding), 404, "model_not_found"),
+        (b" " * 9000, 413, "payload_too_large"),
+        (in_pieces(), 413, "payload_too_large"),
+        (chat(fake="refuse", **padding), 400, "too_long"),
+    ]
+    for body, status, code in refused:
+        found, answer, _ = await stand.post(CHAT, body)
+        assert (found, error_of(answer)["code"]) == (status, code)
+        assert stand.metrics.bodies.read() == 0
     assert (await stand.post(CHAT, chat(**padding)))[0] == 200
 
 
-async def test_a_body_has_its_room_until_the_answer_begins(stand: Stand) -> None:
+async def test_the_bodies_of_all_requests_are_bounded_until_their_answers_begin(stand: Stand) -> None:
     stand.settings = replace(stand.settings, max_body_bytes=8192, max_bodies_bytes=8192)
     await stand.start(backpressure_status_code=503)
+    large = chat(padding="x" * 5000)
     async with asyncio.TaskGroup() as group:
-        whole = group.create_task(stand.post(CHAT, chat(padding="x" * 5000, fake="wait")))
+        first = group.create_task(stand.post(CHAT, large | {"fake": "wait"}))
         await stand.qwen.waiting.wait()
-        assert (await stand.post(CHAT, chat(padding="x" * 5000)))[0] == 503
+        status, body, headers = await stand.post(CHAT, large)
+        assert (await stand.post(CHAT, chat()))[0] == 200, "a short one fits beside it"
         stand.qwen.gate.set()
-    assert whole.result()[0] == 200
-
+    error = error_of(body)
+    assert (status, error["type"], error["code"], headers["Retry-After"]) == (503, "server_error", "backpressure", "1")
+    assert error["message"] == (
+        "the bodies of all requests that wait for an answer have the 8192 bytes that this gateway keeps for them; "
+        "ask again in a moment"
+    )
+    assert first.result()[0] == 200
     stand.qwen.gate.clear()
-    stand.qwen.waiting.clear()
-    async with stand.client.post(
-        stand.base + CHAT, json=chat(padding="x" * 5000, stream=True, fake="wait")
-    ) as streamed:
-        await stand.qwen.waiting.wait()
+    async with stand.client.post(stand.base + CHAT, json=large | {"stream": True, "fake": "wait"}) as streamed:
         await streamed.content.readany()
-        assert (await stand.post(CHAT, chat(padding="x" * 5000)))[0] == 200, "the stream has begun"
+        assert (await stand.post(CHAT, large))[0] == 200, "the answer of the stream has begun"
         stand.qwen.gate.set()
         assert (await streamed.content.read()).endswith(b"data: [DONE]\n\n")
+    assert stand.metrics.bodies.read() == 0
 
 
 async def test_a_body_that_is_not_what_its_encoding_says(gateway: Stand) -> None:

@@ -44,13 +44,6 @@ def look(world: Schedule, now: float) -> dict[object, int]:
     return {sequence.owner: count for sequence, count in world.advance(now).items()}
 
 
-def test_requests_that_run_share_the_rate() -> None:
-    world = schedule()
-    for name in "ab":
-        world.add(Sequence(name, 1, (), 101), 0.0)
-    assert look(world, 1.01) == {"a": 51, "b": 51}
-
-
 def test_when_one_ends_the_others_get_its_share() -> None:
     world = schedule()
     world.add(Sequence("short", 1, (), 11), 0.0)
@@ -73,16 +66,6 @@ def test_prompts_are_read_one_after_another_and_the_first_token_comes_then() -> 
     assert look(world, 1.5) == {"a": 1}
     assert look(world, 2.49) == {}
     assert look(world, 2.5) == {"b": 1}
-
-
-def test_requests_beyond_max_num_seqs_wait() -> None:
-    world = schedule(max_num_seqs=1)
-    world.add(Sequence("a", 1, (), 101), 0.0)
-    world.add(Sequence("b", 1, (), 1), 0.0)
-    assert (world.running, world.waiting) == (1, 1)
-    assert look(world, 1.0) == {"a": 100}
-    assert look(world, 1.02) == {"a": 1, "b": 1}
-    assert (world.running, world.waiting) == (0, 0)
 
 
 requests = st.lists(

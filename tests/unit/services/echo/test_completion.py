@@ -12,20 +12,6 @@ def chunk(event: bytes) -> object:
     return json.loads(event.removeprefix(b"data: "))
 
 
-def test_an_event_is_one_chunk_object_and_the_last_one_is_finished() -> None:
-    events = CompletionStream("cmpl-1", 1_700_000_000, "echo")
-    assert chunk(events.event("hi 0", last=False)) == {
-        "id": "cmpl-1",
-        "object": "text_completion.chunk",
-        "created": 1_700_000_000,
-        "model": "echo",
-        "choices": [{"index": 0, "text": "hi 0", "logprobs": None, "finish_reason": None}],
-    }
-    last = chunk(events.event("hi 1", last=True))
-    assert isinstance(last, dict)
-    assert last["choices"][0]["finish_reason"] == "stop"
-
-
 def test_text_of_any_kind_stays_within_its_event() -> None:
     events = CompletionStream("cmpl-\x00", 1, "echo")
     for text in ("", "a\nb\r\n\n", '"\\', "\x00", "grüezi \u2028 \N{SNOWMAN}", "data: [DONE]\n\n"):

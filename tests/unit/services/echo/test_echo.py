@@ -124,22 +124,6 @@ async def test_a_chunk_comes_before_the_next_exists_and_a_client_that_leaves_sto
     await until(lambda: child.cancelled, "the child's stream is cancelled")
 
 
-class FailingEcho(Echo):
-    """Fails before its first token."""
-
-    async def Generate(self, request: GenerateRequest, context: Any) -> AsyncIterator[Token]:
-        if request.message:
-            raise BadRequest("message: too dull")
-        yield Token()
-
-
-async def test_a_stream_that_fails_at_once_has_a_status(cluster: Cluster, client: aiohttp.ClientSession) -> None:
-    base_url = await ingress_to(cluster, FailingEcho())
-    async with client.get(f"{base_url}/echo/stream?message=hi") as answer:
-        assert answer.status == 400
-        assert (await answer.json())["error"]["message"] == "message: too dull"
-
-
 async def test_a_socket_echoes_message_by_message(base_url: str, client: aiohttp.ClientSession) -> None:
     async with client.ws_connect(f"{base_url}/echo/socket") as socket:
         for message in ("hi", "", "grüezi"):

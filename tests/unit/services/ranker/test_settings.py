@@ -59,22 +59,23 @@ def test_a_gpu_that_is_asked_for_and_missing_is_told(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("cpu_max", "cpus"),
-    [("max 100000", 8), ("150000 100000", 1), ("50000 100000", 1), ("400000 100000", 4), ("6400000 100000", 16)],
+    ("files", "threads"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "150000 100000"}, 1),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu.max": "400000 100000"}, 4),
+        ({"cpu.max": "6400000 100000"}, 16),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}, 2),
+    ],
 )
-def test_threads_stay_within_the_containers_quota(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu_max: str, cpus: int
+def test_threads_stay_within_the_quota_of_the_containers_cgroup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], threads: int
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
-    (tmp_path / "cpu.max").write_text(f"{cpu_max}\n")
-    assert default_threads(tmp_path) == cpus
-
-
-def test_the_quota_of_cgroups_version_1_counts_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
-    assert default_threads(tmp_path) == 8
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    for quota, cpus in (("-1", 8), ("250000", 2)):
-        (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(f"{quota}\n")
-        assert default_threads(tmp_path) == cpus
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{content}\n")
+    assert default_threads(tmp_path) == threads
