@@ -7,15 +7,20 @@ line in `registry.py`; the contract suite (tests/contract/test_llm_engines.py) c
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest, ModelCard
 from pierhead.llm_config import LLMConfig
+from pydantic import BaseModel, ValidationError
 
 from services.llm.server.answers import not_supported
-from services.llm.server.errors import NotSupported
+from services.llm.server.errors import LLMStartError, NotSupported
+
+Kwargs = TypeVar("Kwargs", bound=BaseModel)
 
 Replies = AsyncIterator[LLMReply]
 """Replies of one request; see LLMReply. Errors that the request's sender made are replies with a status and OpenAI's
@@ -130,3 +135,15 @@ class LLMEngine(ABC):
 
     def _cannot(self, what: str) -> Exception:
         return NotSupported(f"the engine {self.config.engine} has no {what}")
+
+
+def checked_kwargs(kind: type[Kwargs], engine: str, engine_kwargs: dict[str, Any]) -> Kwargs:
+    """An engine's `engine_kwargs`, read as JSON. Raises LLMStartError that names each wrong argument."""
+    try:
+        return kind.model_validate_json(json.dumps(engine_kwargs))
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        raise LLMStartError(
+            f"x-serve.llm.engine_kwargs of the engine {engine}: {'; '.join(problems)}; it takes "
+            f"{', '.join(kind.model_fields)}"
+        ) from None

@@ -19,9 +19,7 @@ import aiohttp
 import pytest
 from google.protobuf.message import DecodeError
 from pierhead import Settings, handle, override_handle
-from pierhead.calls.absence import SwitchedOff
 from pierhead.calls.clients import Clients
-from pierhead.calls.listing import Listing
 from pierhead.llm.v1.llm_pb2 import ModelCard
 
 from services.llm.gateway.app import make_app
@@ -365,18 +363,6 @@ async def test_errors_of_engine_and_runtime(stand: Stand) -> None:
     status, body, _ = await stand.post(CHAT, chat(), headers={"x-request-timeout-seconds": "soon"})
     assert (status, error_of(body)["code"]) == (400, "bad_request")
     assert stand.counted()[("qwen", "llm-qwen", "", "429", "")] == 1
-
-
-async def test_a_model_whose_service_is_set_to_zero_is_refused_at_once(stand: Stand) -> None:
-    await stand.start()
-    pool = Clients.current().pool("llm-away", Clients.current().settings.transport)
-    pool.update(Listing([], absence=SwitchedOff("`make scale`")))
-    async with asyncio.timeout(PATIENCE_S):  # whatever the request's own time, which is a minute
-        status, body, headers = await stand.post(CHAT, chat(model="away"))
-    error = error_of(body)
-    assert (status, error["code"], headers["Retry-After"]) == (503, "scaled_to_zero", "10")
-    assert error["type"] == "server_error"
-    assert "`make scale SERVICE=llm-away N=1` does" in error["message"]
 
 
 @pytest.mark.parametrize(("fake", "code"), [("raise", "internal"), ("wait", "deadline_exceeded")])

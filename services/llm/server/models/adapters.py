@@ -15,7 +15,7 @@ from typing import Any
 
 from pierhead.errors import Backpressure
 from pierhead.llm_config import Lora
-from pierhead.metrics import PROCESS, RuntimeMetrics
+from pierhead.metrics import RuntimeMetrics
 from pierhead.multiplex.multiplexed import ModelUse, Multiplexed
 
 from services.llm.server.background import in_background
@@ -53,7 +53,7 @@ class Adapters:
         fetch: Fetch,
         cache: Path,
         report: Report,
-        metrics: RuntimeMetrics = PROCESS,
+        metrics: RuntimeMetrics,
     ) -> None:
         self._engine = engine
         self._source = lora.dynamic_lora_loading_path.rstrip("/")

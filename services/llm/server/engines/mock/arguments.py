@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from services.llm.server.engine import checked_kwargs
 from services.llm.server.engines.mock.schedule import Pace
 from services.llm.server.errors import LLMStartError
 
@@ -80,15 +80,7 @@ class MockArguments(BaseModel):
 
 def read_arguments(engine_kwargs: dict[str, Any]) -> MockArguments:
     """Raises LLMStartError that names each argument that cannot be."""
-    try:
-        # Through JSON: lists stand for tuples there.
-        arguments = MockArguments.model_validate_json(json.dumps(engine_kwargs))
-    except ValidationError as error:
-        problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-        raise LLMStartError(
-            f"x-serve.llm.engine_kwargs of the engine mock: {'; '.join(problems)}; it takes "
-            f"{', '.join(MockArguments.model_fields)}"
-        ) from None
+    arguments = checked_kwargs(MockArguments, "mock", engine_kwargs)
     room = arguments.kv_blocks * arguments.block_size
     if arguments.max_model_len > room:
         raise LLMStartError(

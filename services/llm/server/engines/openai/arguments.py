@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-
-from services.llm.server.errors import LLMStartError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -82,15 +80,3 @@ class OpenAIArguments(BaseModel):
     read_timeout_s: Seconds = 600.0
     """The longest silence while it works on a request."""
     health_timeout_s: Seconds = 5.0
-
-
-def read_arguments(engine_kwargs: dict[str, Any]) -> OpenAIArguments:
-    """Raises LLMStartError that names each argument that cannot be."""
-    try:
-        return OpenAIArguments.model_validate(engine_kwargs)
-    except ValidationError as error:
-        problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-        raise LLMStartError(
-            f"x-serve.llm.engine_kwargs of the engine openai: {'; '.join(problems)}; it takes "
-            f"{', '.join(OpenAIArguments.model_fields)}"
-        ) from None

@@ -23,8 +23,8 @@ from pierhead.llm_config import LLMConfig
 
 from services.llm.server import bodies
 from services.llm.server.answers import not_supported, reply_to
-from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
-from services.llm.server.engines.openai.arguments import PATHS, read_arguments
+from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report, checked_kwargs
+from services.llm.server.engines.openai.arguments import PATHS, OpenAIArguments
 from services.llm.server.engines.openai.events import Account
 from services.llm.server.engines.openai.replies import cards_of, message_of, read_body, replies_of, short, without_ours
 from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, UpstreamError, unknown_model
@@ -58,7 +58,7 @@ class OpenAIEngine(LLMEngine):
 
     def __init__(self, config: LLMConfig) -> None:
         super().__init__(config)
-        self._arguments = read_arguments(config.engine_kwargs)
+        self._arguments = checked_kwargs(OpenAIArguments, "openai", config.engine_kwargs)
         self._model = self._arguments.model or config.model_loading.model_id
         self._session: aiohttp.ClientSession | None = None
         self._watch: asyncio.Task[None] | None = None
