@@ -301,7 +301,7 @@ def test_a_replica_that_waits_goes_on_where_a_killed_one_has_come_to(bucket: Buc
 # -------------------------------------------------------------------------------------------------------- refusals
 
 
-def test_a_path_without_objects_and_a_bucket_that_is_not_there_are_told(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_path_without_objects_and_a_missing_bucket_are_not_found(bucket: Bucket, tmp_path: Path) -> None:
     for source in (bucket.source("none"), f"{bucket.store.scheme}://nobody-s-bucket/qwen"):
         with pytest.raises(SourceNotFoundError, match=f"nothing is stored below {source}; check bucket and prefix"):
             fetch(source, tmp_path, silent)
@@ -309,7 +309,7 @@ def test_a_path_without_objects_and_a_bucket_that_is_not_there_are_told(bucket: 
 
 
 @on_s3
-def test_a_key_that_the_store_does_not_know_is_told(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_key_that_the_store_does_not_know_is_an_error(bucket: Bucket, tmp_path: Path) -> None:
     assert isinstance(bucket.store, S3)
     with bucket.store.looking_at_keys():
         error = refused(bucket.model, tmp_path)
@@ -359,7 +359,9 @@ def test_a_public_bucket_is_read_without_a_key(bucket: Bucket, tmp_path: Path, o
 
 @pytest.mark.skipif(bool(missing("gs")), reason=missing("gs"))
 @pytest.mark.parametrize(("status", "error"), [(403, "OSError: Forbidden: b/models/o"), (401, "HttpError:")])
-def test_what_google_refuses_is_told(status: int, error: str, tmp_path: Path, of_nobody: pytest.MonkeyPatch) -> None:
+def test_what_google_refuses_is_an_error_with_its_reason(
+    status: int, error: str, tmp_path: Path, of_nobody: pytest.MonkeyPatch
+) -> None:
     """By an answer as Google has it: the emulator refuses nobody."""
     words = "tests@example.iam.gserviceaccount.com does not have storage.objects.list access"
     body = json.dumps({"error": {"code": status, "message": words}}).encode()
@@ -407,7 +409,7 @@ async def asked(server: LLMServer, model: str) -> tuple[int, dict[str, Any]]:
 
 
 @on_servers
-async def test_an_adapter_is_fetched_when_somebody_asks_for_it(bucket: Bucket, tmp_path: Path) -> None:
+async def test_an_adapter_is_fetched_on_its_first_request(bucket: Bucket, tmp_path: Path) -> None:
     adapter = {"adapter_config.json": b"{}", "adapter_model.safetensors": WEIGHTS[:5000]}
     for name, content in adapter.items():
         bucket.put(f"loras/french/{name}", content)
@@ -431,7 +433,7 @@ async def test_an_adapter_that_is_not_there_is_unknown_until_it_is(bucket: Bucke
 
 
 @on_s3
-async def test_an_adapter_that_cannot_be_had_says_why_and_that_the_server_is_to_blame(
+async def test_an_adapter_that_cannot_be_fetched_is_a_server_error_with_its_reason(
     bucket: Bucket, tmp_path: Path
 ) -> None:
     assert isinstance(bucket.store, S3)

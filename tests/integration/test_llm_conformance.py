@@ -169,7 +169,7 @@ async def test_errors_are_the_clients_own_classes(stack: Stack) -> None:
     assert (await create(model="qwen", messages=ASK, max_tokens=1)).choices, "and the engine goes on"
 
 
-async def test_nobody_there_and_no_time_left(stack: Stack) -> None:
+async def test_no_replica_and_no_time_left(stack: Stack) -> None:
     client = stack.client
     soon = {"x-request-timeout-seconds": "1"}
     with pytest.raises(openai.InternalServerError) as nobody:

@@ -67,7 +67,7 @@ def test_costs_leave_the_generator_out_of_the_sum() -> None:
     assert "Resident set of one idle echo replica: Pierhead: child 50 MB." in text
 
 
-def test_a_noisy_machine_is_told() -> None:
+def test_the_report_says_how_noisy_the_machine_was() -> None:
     quiet, loud = sample(cores={"elsewhere": 0.01}), sample(cores={"elsewhere": 0.9}, stolen_cores=0.2)
     assert noise_of(Samples([quiet])) == (
         "Everything else on the machine used 0.01 cores (most in one measurement: 0.01); the hypervisor took 0.00 "

@@ -173,6 +173,19 @@ async def test_an_answer_goes_out_byte_for_byte(
     assert "x-request-id" in headers
 
 
+async def test_a_client_that_reads_nothing_is_cut_off(gateway: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pierhead.http.events.LAST_EVENT_S", 0.1)
+    gateway.qwen.words = ("x" * 100_000,) * 400
+    body = json.dumps(chat(stream=True)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nx-request-timeout-seconds: 0.5\r\nContent-Length: {len(body)}\r\n\r\n"
+    host, port = gateway.base.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    writer.write(head.encode() + body)
+    await until(lambda: bool(gateway.counted()), "the request has ended")
+    assert gateway.counted() == {("qwen", "llm-qwen", "", "504", ""): 1}
+    writer.close()
+
+
 async def test_an_event_waits_for_no_other(gateway: Stand) -> None:
     async with gateway.client.post(gateway.base + CHAT, json=chat(stream=True, fake="wait")) as answer:
         first = event("The") + event(" capital")
@@ -520,7 +533,7 @@ async def test_a_key_has_so_many_requests_in_progress_at_most(stand: Stand, tmp_
         assert (await stand.post(CHAT, chat(), **ask))[0] == 200, "requests that have ended do not count"
 
 
-async def test_limits_are_told_whatever_the_answer(stand: Stand, tmp_path: Path) -> None:
+async def test_every_answer_has_the_rate_limit_headers(stand: Stand, tmp_path: Path) -> None:
     await stand.start_with_keys(tmp_path, requests_per_minute=100)
     answers = {"refuse": 400, "raise": 500, "full": 503, "nothing": 503, "wait": 504}
     left = 100

@@ -152,7 +152,7 @@ def test_keys() -> None:
     assert (key.requests_per_minute, key.tokens_per_minute) == (5.0, None)
 
 
-def test_wrong_keys_are_all_named_and_no_secret_is_told() -> None:
+def test_wrong_keys_are_all_named_without_a_secret() -> None:
     entries: list[object] = [
         "sk-secret",
         {"name": "a", "sha256": "sk-secret", "models": "*"},

@@ -362,7 +362,7 @@ async def failing_start(cluster: Cluster, what: LLMConfig, **more: Any) -> BaseE
     return caught.value
 
 
-async def test_what_keeps_it_from_starting_is_said(cluster: Cluster, tmp_path: Path) -> None:
+async def test_a_failed_start_says_why(cluster: Cluster, tmp_path: Path) -> None:
     error = await failing_start(cluster, config(fail_start="out of memory on GPU 0; lower gpu_memory_utilization"))
     assert isinstance(error, LLMStartError)
     assert str(error) == "out of memory on GPU 0; lower gpu_memory_utilization"
@@ -411,7 +411,7 @@ async def test_a_stall_makes_the_replica_broken_before_its_next_check(cluster: C
     await asyncio.wait([call])
 
 
-async def test_an_engine_that_dies_under_a_request_is_asked_how_it_is_at_once(cluster: Cluster) -> None:
+async def test_an_engine_that_dies_under_a_request_is_checked_at_once(cluster: Cluster) -> None:
     served = await start(cluster, config(fail_after_tokens=3), health_period_s=3600.0)
 
     async def dead() -> None:

@@ -170,7 +170,7 @@ GOOD = rank_request(2)
         (with_sparse(2, 7, -(2**63)), f"sparse[2][7]: expected an id from 0 to 99999, found {-(2**63)}"),
     ],
 )
-def test_a_wrong_request_is_told_in_one_message(request_: RankRequest, message: str) -> None:
+def test_a_wrong_request_gets_one_message(request_: RankRequest, message: str) -> None:
     with pytest.raises(BadRequest) as caught:
         read_request(request_)
     assert str(caught.value) == message

@@ -29,7 +29,7 @@ def test_values_are_taken(tmp_path: Path) -> None:
     assert settings == RankerSettings(weights, torch.device("cpu"), 3)
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_one_error_names_all_that_is_wrong() -> None:
     with pytest.raises(SettingsError) as caught:
         RankerSettings.from_env(
             {
@@ -48,7 +48,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
     ]
 
 
-def test_a_gpu_that_is_asked_for_and_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_an_error_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     with pytest.raises(SettingsError, match="expected a GPU, found none: PyTorch finds no GPU"):

@@ -26,7 +26,7 @@ def test_a_file_makes_the_model_it_came_from(tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected)  # not equal to the bit: what is mapped is aligned differently
 
 
-def test_everything_wrong_with_a_file_is_told_at_once(tmp_path: Path) -> None:
+def test_one_error_names_everything_wrong_with_a_file(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     wrong = parameters()
     del wrong["bottom.0.bias"]
@@ -46,7 +46,7 @@ def test_everything_wrong_with_a_file_is_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not safetensors at all"], ids=["a directory", "empty", "text"])
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, content: bytes | None) -> None:
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "weights.safetensors"
     path.mkdir() if content is None else path.write_bytes(content)
     with pytest.raises(WeightsError) as caught:

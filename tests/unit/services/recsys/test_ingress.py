@@ -65,7 +65,7 @@ async def test_own_rows_are_scored(base_url: str, client: aiohttp.ClientSession)
         ),
     ],
 )
-async def test_a_wrong_user_is_told_in_one_message(
+async def test_a_wrong_user_gets_one_message(
     base_url: str, client: aiohttp.ClientSession, query: str, message: str
 ) -> None:
     async with client.get(f"{base_url}/recsys/{query}") as answer:

@@ -84,7 +84,7 @@ def test_rows_become_arrays() -> None:
         (b"[" * 100_000, f"body: expected {FORM}, found JSON that is nested too deeply"),
     ],
 )
-def test_a_wrong_body_is_told_in_one_message(wrong: bytes, message: str) -> None:
+def test_a_wrong_body_gets_one_message(wrong: bytes, message: str) -> None:
     with pytest.raises(BadRequest) as caught:
         parse_rank_body(wrong)
     assert str(caught.value) == message
