@@ -66,9 +66,7 @@ class World(Protocol):
 
     def spec(self, service: str, image: str | None = None, *, has_build: bool = False) -> ServiceSpec: ...
     def compose_container(self, service: str, *, one_off: bool = False, project: str | None = None) -> str: ...
-    def run_image_of(self, service: str) -> str: ...
-    def lose_network(self, name: str) -> None: ...
-    def regain_network(self, name: str) -> None: ...
+    def connect(self, name: str, on: bool) -> None: ...
     def lose_daemon(self) -> None: ...
     async def ready(self, name: str) -> None: ...
     def run_out_of_memory(self, name: str) -> None: ...
@@ -94,16 +92,8 @@ class FakeWorld:
         self.fake.add_container(name, project=project or self.project, service=service, one_off=one_off)
         return name
 
-    def run_image_of(self, service: str) -> str:
-        name = f"hungry_hopper_{secrets.token_hex(2)}"
-        self.fake.add_container(name)
-        return name
-
-    def lose_network(self, name: str) -> None:
-        self.fake.lose_network(name)
-
-    def regain_network(self, name: str) -> None:
-        self.fake.regain_network(name)
+    def connect(self, name: str, on: bool) -> None:
+        (self.fake.regain_network if on else self.fake.lose_network)(name)
 
     def lose_daemon(self) -> None:
         self.fake.go_away()
@@ -151,29 +141,23 @@ class DockerWorld:
         name = compose_name(project or self.project, service, one_off=one_off)
         labels = {
             "com.docker.compose.project": project or self.project,
+            "com.docker.compose.service": service,
             "com.docker.compose.container-number": "1",
             "com.docker.compose.oneoff": str(one_off),
         }
-        self._sleep(name, {"com.docker.compose.service": service, **labels})
-        return name
-
-    def run_image_of(self, service: str) -> str:
-        """As `docker run`: of an image that Compose built for a service the container has Compose's labels."""
-        name = f"hungry_hopper_{secrets.token_hex(2)}"
-        self._sleep(name, {"com.docker.compose.service": service})
-        return name
-
-    def _sleep(self, name: str, labels: dict[str, str]) -> None:
-        host = {"Init": True}
-        body = {"Image": self.image, "Cmd": ["sleep", "infinity"], "Labels": self.labels | labels, "HostConfig": host}
+        body = {
+            "Image": self.image,
+            "Cmd": ["sleep", "infinity"],
+            "Labels": self.labels | labels,
+            "HostConfig": {"Init": True},
+        }
         self.client.create_container_from_config(body, name=name)  # type: ignore[no-untyped-call]
         self.client.start(name)
+        return name
 
-    def lose_network(self, name: str) -> None:
-        self.client.disconnect_container_from_network(name, self.network)
-
-    def regain_network(self, name: str) -> None:
-        self.client.connect_container_to_network(name, self.network)
+    def connect(self, name: str, on: bool) -> None:
+        change = self.client.connect_container_to_network if on else self.client.disconnect_container_from_network
+        change(name, self.network)
 
     def lose_daemon(self) -> None:
         """Turn this engine's connection to where nobody listens."""
@@ -184,18 +168,19 @@ class DockerWorld:
 
     async def ready(self, name: str) -> None:
         """Wait until the shell has set its traps: it says so."""
-        await eventually(lambda: self._says(name, b"ready"))
+
+        async def says_so() -> bool:
+            return b"ready" in await asyncio.to_thread(self.client.logs, name)
+
+        await eventually(says_so)
 
     def run_out_of_memory(self, name: str) -> None:
         """Tell a "greedy" one to begin."""
         self.client.kill(name, signal="SIGUSR1")
 
-    async def _says(self, name: str, word: bytes) -> bool:
-        return word in await asyncio.to_thread(self.client.logs, name)
-
     def remove(self) -> None:
         for left in self.client.containers(all=True, filters={"label": "pierhead.test=engine-contract"}):
-            if self.project in (left["Labels"].get("com.docker.compose.project"), left["Labels"].get("owner")):
+            if left["Labels"].get("com.docker.compose.project") == self.project:
                 self.client.remove_container(left["Id"], force=True, v=True)
         self.client.remove_network(self.network)
 
@@ -428,10 +413,10 @@ async def test_removal(world: World) -> None:
 async def test_a_replica_without_its_network_has_no_address(world: World) -> None:
     name = await start(world, "runs")
     assert (await get(world, name)).ip is not None
-    await asyncio.to_thread(world.lose_network, name)
+    await asyncio.to_thread(world.connect, name, False)
     one = await get(world, name)
     assert (one.state, one.ip) == (ContainerState.RUNNING, None)
-    await asyncio.to_thread(world.regain_network, name)
+    await asyncio.to_thread(world.connect, name, True)
     again = await get(world, name)
     assert again.ip is not None
     assert replace(again, ip=None) == one, "it goes on as the container that it was"
@@ -443,7 +428,6 @@ async def test_a_replica_without_its_network_has_no_address(world: World) -> Non
 async def test_strays_are_composes_own_containers_of_our_services(world: World) -> None:
     def prepare() -> str:
         world.compose_container("runs", one_off=True)
-        world.run_image_of("runs")
         world.compose_container("haproxy")
         world.compose_container("runs", project=f"{world.project}-other")
         return world.compose_container("runs")
@@ -567,25 +551,21 @@ async def test_events_wake_and_name_the_container(world: World) -> None:
         name = await start(world, "drains")
         one = await get(world, name)
 
-        async def heard(kind: str) -> bool:
-            return EngineEvent(kind, one.id, name) in events
+        async def heard(*wanted: object) -> bool:
+            return any((event.kind, event.container_id, event.name) == wanted for event in events)
 
-        await eventually(lambda: heard("start"))
+        await eventually(lambda: heard("start", one.id, name))
         await world.ready(name)
         await send(world, name, one.id, "SIGTERM")
-        await eventually(lambda: heard("die"))
+        await eventually(lambda: heard("die", one.id, name))
         await remove(world, name, one.id, force=True)
-        await eventually(lambda: heard("destroy"))
+        await eventually(lambda: heard("destroy", one.id, name))
         await asyncio.to_thread(world.compose_container, "runs", project=f"{world.project}-other")
         if isinstance(world, DockerWorld):
             remove_project(world.client, f"{world.project}-other")
-        name = await create(world, "runs")
-        await eventually(lambda: heard_of(events, name))
+        again = await get(world, await create(world, "runs"))
+        await eventually(lambda: heard("create", again.id, again.name))
         assert all("-other-" not in event.name for event in events), "another project's events do not wake"
-
-
-async def heard_of(events: list[EngineEvent], name: str) -> bool:
-    return any(event.name == name for event in events)
 
 
 async def test_a_cancelled_listener_leaves_no_thread(world: World) -> None:
