@@ -336,6 +336,7 @@ COMPOSE_LABELS = IMAGE_LABELS | {"com.docker.compose.container-number": "2", "co
         ("shop-ranker-2", COMPOSE_LABELS, True),
         ("shop_ranker_2", COMPOSE_LABELS, True),  # docker compose --compatibility
         ("shop-ranker-run-8d2f", COMPOSE_LABELS | {"com.docker.compose.oneoff": "True"}, False),
+        ("shop-ranker-2", COMPOSE_LABELS | {"com.docker.compose.oneoff": "True"}, False),
         ("hungry_hopper", IMAGE_LABELS, False),
         ("shop-ranker-2", IMAGE_LABELS, False),
         ("hungry_hopper", COMPOSE_LABELS, False),
