@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -53,13 +52,6 @@ def test_limits_come_back_where_replicas_have_them_from_their_environment(manage
         assert getattr(back, name) == getattr(limits, name)
     for name in ("graceful_shutdown_timeout_s", "stop_grace_period_s"):
         assert getattr(back, name) == getattr(limits, name)
-
-
-def test_an_earlier_controllers_record_without_a_threshold_means_never() -> None:
-    made = spec(autoscale={"min": 1, "max": 4, "policy": "night:wanted"})
-    document = json.loads(recorded(made, "v1", "sha256:1", 1.0).spec)
-    document["autoscale"]["panic_threshold"] = None  # as JSON has it of a number without an end
-    assert written(Revision("web", "v1", 1.0, "web:1", "sha256:1", json.dumps(document))) == made
 
 
 def test_a_record_that_is_none_is_no_spec() -> None:

@@ -137,44 +137,36 @@ def test_other_extensions_are_the_users_own(key: str) -> None:
 # --------------------------------------------------------------------------------------------------------------- GPUs
 
 
-@pytest.mark.parametrize(
-    ("definition", "request_"),
-    [
-        ({"deploy": nvidia(count=2)}, GpuRequest(2)),
-        ({"deploy": nvidia(device_ids=["GPU-1", "GPU-2"])}, GpuRequest(2, ("GPU-1", "GPU-2"))),
-        ({"deploy": nvidia(driver="cdi", device_ids=["nvidia.com/gpu=GPU-1"])}, GpuRequest(1, ("GPU-1",))),
-        ({"deploy": nvidia(count=1, capabilities=["gpu", "video"])}, GpuRequest(1, (), ("gpu", "video"))),
-        ({"gpus": [{"count": 1}]}, GpuRequest(1)),
-    ],
-    ids=["number", "uuids", "CDI names", "capabilities", "short form"],
-)
-def test_gpus_of_a_reservation(definition: dict[str, Any], request_: GpuRequest) -> None:
-    assert ranker({}, **definition).gpu == request_
+A_SLOT, PINNED = GpuSlot(memory_bytes=16 * GIB), nvidia(device_ids=["GPU-1", "GPU-2"])
+# Compose prints a count that is left out as -1.
+SOME = nvidia(count=-1, capabilities=["gpu", "video"])
 
 
 @pytest.mark.parametrize(
-    ("gpu", "request_"),
+    ("gpu", "deploy", "request_"),
     [
-        ({"count": 2}, GpuRequest(2)),
-        ({"memory": "16GiB"}, GpuRequest(1, slot=GpuSlot(memory_bytes=16 * GIB))),
-        ({"memory": "1.5 g"}, GpuRequest(1, slot=GpuSlot(memory_bytes=GIB * 3 // 2))),
-        ({"fraction": 0.29, "placement": "spread"}, GpuRequest(1, slot=GpuSlot(fraction=0.29), placement="spread")),
-        ({"fraction": 1}, GpuRequest(1, slot=GpuSlot(fraction=1.0))),
-        ({"fraction": 0.33339}, GpuRequest(1, slot=GpuSlot(fraction=0.3333))),
+        (None, nvidia(count=2), GpuRequest(2)),
+        (None, PINNED, GpuRequest(2, ("GPU-1", "GPU-2"))),
+        (None, nvidia(driver="cdi", device_ids=["nvidia.com/gpu=GPU-1"]), GpuRequest(1, ("GPU-1",))),
+        (None, nvidia(count=1, capabilities=["gpu", "video"]), GpuRequest(1, (), ("gpu", "video"))),
+        ({"count": 2}, None, GpuRequest(2)),
+        ({"memory": "16GiB"}, None, GpuRequest(1, slot=A_SLOT)),
+        ({"memory": "1.5 g"}, None, GpuRequest(1, slot=GpuSlot(memory_bytes=GIB * 3 // 2))),
+        ({"fraction": 0.29}, None, GpuRequest(1, slot=GpuSlot(fraction=0.29))),
+        ({"fraction": 1, "placement": "spread"}, None, GpuRequest(1, slot=GpuSlot(fraction=1.0), placement="spread")),
+        ({"fraction": 0.33339}, None, GpuRequest(1, slot=GpuSlot(fraction=0.3333))),
+        # The reservation says which GPUs, x-serve how much of them.
+        ({"fraction": 0.5}, SOME, GpuRequest(1, (), ("gpu", "video"), GpuSlot(fraction=0.5))),
+        ({"memory": "16g"}, PINNED, GpuRequest(1, ("GPU-1", "GPU-2"), slot=A_SLOT)),
+        ({"count": 1}, PINNED, GpuRequest(1, ("GPU-1", "GPU-2"))),
     ],
 )
-def test_how_much_of_a_gpu(gpu: dict[str, Any], request_: GpuRequest) -> None:
-    assert ranker({"gpu": gpu}).gpu == request_
+def test_gpus(gpu: dict[str, Any] | None, deploy: dict[str, Any] | None, request_: GpuRequest) -> None:
+    assert ranker({} if gpu is None else {"gpu": gpu}, deploy=deploy).gpu == request_
 
 
-def test_a_reservation_says_which_gpus_and_x_serve_how_much_of_them() -> None:
-    # Compose prints a count that is left out as -1.
-    both = ranker({"gpu": {"fraction": 0.5}}, deploy=nvidia(count=-1, capabilities=["gpu", "video"])).gpu
-    assert both == GpuRequest(1, (), ("gpu", "video"), GpuSlot(fraction=0.5))
-    some = ranker({"gpu": {"memory": "8g"}, "replicas": 4}, deploy=nvidia(device_ids=["GPU-1", "GPU-2"])).gpu
-    assert some == GpuRequest(1, ("GPU-1", "GPU-2"), slot=GpuSlot(memory_bytes=8 * GIB))
-    one_of_two = ranker({"gpu": {"count": 1}, "replicas": 2}, deploy=nvidia(device_ids=["GPU-1", "GPU-2"])).gpu
-    assert one_of_two == GpuRequest(1, ("GPU-1", "GPU-2"))
+def test_gpus_in_the_short_form() -> None:
+    assert ranker({}, gpus=[{"count": 1}]).gpu == GpuRequest(1)
 
 
 DEVICE = "deploy.resources.reservations.devices[0]"
@@ -202,9 +194,13 @@ def test_wrong_reservations(device: dict[str, Any], problem: str) -> None:
     refused(DEVICE + problem, deploy=nvidia(**device))
 
 
+def test_two_replicas_cannot_have_the_same_gpus() -> None:
+    begins = f"{DEVICE}.device_ids: pins every replica to GPU-1, so only 1 of 2 replicas could run; write count: 1 in"
+    refused(begins, {"replicas": 2}, deploy=nvidia(device_ids=["GPU-1"]))
+
+
 ONE_AMOUNT = "x-serve.gpu: expected exactly one of count, memory and fraction, found"
 A_SIZE = 'expected a size from "1MiB" to "1TiB" such as "16GiB", found'
-TWO_IDS = nvidia(device_ids=["GPU-1", "GPU-2"])
 
 
 @pytest.mark.parametrize(
@@ -221,7 +217,7 @@ TWO_IDS = nvidia(device_ids=["GPU-1", "GPU-2"])
         ({"fraction": 0.5}, {"deploy": nvidia(count=1)}, f"{DEVICE}.count: stands beside x-serve.gpu, which says how"),
         (
             {"count": 3},
-            {"deploy": TWO_IDS},
+            {"deploy": PINNED},
             "x-serve.gpu.count: expected an integer from 1 to 2 (the reservation's device_ids), found 3",
         ),
         (
@@ -233,11 +229,6 @@ TWO_IDS = nvidia(device_ids=["GPU-1", "GPU-2"])
 )
 def test_wrong_amounts_of_gpu(gpu: Any, definition: dict[str, Any], problem: str) -> None:
     refused(problem, {"gpu": gpu}, **definition)
-
-
-def test_two_replicas_cannot_have_the_same_gpus() -> None:
-    begins = f"{DEVICE}.device_ids: pins every replica to GPU-1, so only 1 of 2 replicas could run; write count: 1 in"
-    refused(begins, {"replicas": 2}, deploy=nvidia(device_ids=["GPU-1"]))
 
 
 def test_no_setting_may_give_a_replica_all_gpus() -> None:
@@ -307,10 +298,6 @@ A_POLICY = 'an import path such as "autoscaling.night:wanted", or {prometheus: {
 )
 def test_wrong_autoscale_blocks(autoscale: Any, problem: str) -> None:
     refused(f"x-serve.autoscale{problem}", {"autoscale": autoscale})
-
-
-def test_a_number_of_replicas_beside_autoscale() -> None:
-    refused("x-serve.replicas: has no effect beside autoscale, which decides", {"autoscale": {"max": 4}, "replicas": 2})
 
 
 AN_ADDRESS = '.url: expected an address such as "http://prometheus:9090", without user, password, query and fragment'
@@ -441,15 +428,18 @@ def test_right_routes(route: str) -> None:
     assert ranker({"route": route}).route == route
 
 
+A_PROBE = 'expected a path that starts with "/" and has only letters, digits and "/-_.~?=&" (at most 200), found "'
+A_NAME = 'expected the full name of a gRPC service such as "pierhead.recsys.v1.Ranker", found "'
+
+
 @pytest.mark.parametrize("path", ["health", "/a b", "/a\n", "/%[src]", '/"'])
 def test_wrong_probe_paths(path: str) -> None:
-    begins = 'x-serve.health.probe.path: expected a path that starts with "/" and has only letters, digits and "/-_.~?='
-    refused(begins, {"protocol": "http", "health": {"probe": {"path": path}}})
+    refused(f"x-serve.health.probe.path: {A_PROBE}", {"protocol": "http", "health": {"probe": {"path": path}}})
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a.B\n", "/a.B", "a..B", "1a.B", "a.B/Rank"])
 def test_wrong_grpc_names(name: str) -> None:
-    refused("x-serve.grpc_services[0]: expected the full name of a gRPC service such as", {"grpc_services": [name]})
+    refused(f"x-serve.grpc_services[0]: {A_NAME}", {"grpc_services": [name]})
 
 
 # ----------------------------------------------------------------------------------------- keys that do not go together
@@ -474,6 +464,10 @@ FOREIGN_THREAD = {**AN_IMAGE, "protocol": "grpc", "run_user_code_in_separate_thr
         ({"health": {"probe": {"port": 1}}}, "health.probe.port: has no effect without health.probe.path; write both"),
         ({"health": {"probe": {"path": "/ready"}}}, "health.probe.port: expected a port, found null: the probe uses"),
         ({**AN_IMAGE, "metrics": {"path": "/m"}}, "metrics.port: expected a port, found null: metrics.path has no"),
+        (
+            {"autoscale": {"max": 4}, "replicas": 2},
+            "replicas: has no effect beside autoscale, which decides the number",
+        ),
         ({"grpc_services": ["a.B", "a.B"]}, 'grpc_services[1]: "a.B" is named twice'),
         ({"rollout": {"max_surge": 0}}, "rollout.max_surge: expected at least 1, found 0, while max_unavailable is 0"),
     ],

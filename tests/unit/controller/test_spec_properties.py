@@ -29,7 +29,9 @@ SCALARS = (
     | st.text(max_size=12)
     | st.sampled_from(["/", "/a", "http", "grpc", "nvidia", "all", "10s", "1g", "a.B", "default", 10**40, "9" * 5000])
 )
-KEYS = st.text(max_size=8) | st.sampled_from(["path", "type", "source", "target", "bind", "soft", "devices", "limits"])
+MOUNT_KEYS = ("path", "port", "type", "source", "target", "bind", "soft")
+DEPLOY_KEYS = ("devices", "limits", "count", "resources", "reservations")
+KEYS = st.text(max_size=8) | st.sampled_from([*MOUNT_KEYS, *DEPLOY_KEYS])
 GARBAGE = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS | st.integers(), inner, max_size=4)
 )

@@ -85,13 +85,10 @@ def test_every_key_is_explained() -> None:
             assert lines[number - 1].lstrip().startswith("#"), f"line {number + 1}: {lines[number].strip()}"
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        *(ServeBlock, AutoscaleBlock, PrometheusBlock, GpuBlock, BackpressureBlock, StartupBlock, HealthBlock),
-        *(MetricsBlock, LLMConfig, Lora),
-    ],
-)
+MODELS = (ServeBlock, AutoscaleBlock, PrometheusBlock, GpuBlock, BackpressureBlock, StartupBlock, HealthBlock)
+
+
+@pytest.mark.parametrize("model", [*MODELS, MetricsBlock, LLMConfig, Lora])
 def test_bounds_are_in_the_reference(model: type[BaseModel]) -> None:
     text = REFERENCE.read_text()
     for name, schema in model.model_json_schema()["properties"].items():

@@ -254,11 +254,6 @@ def row(control: Control) -> dict[str, Any]:
     return service_json(found, control.view)
 
 
-async def stable(control: Control, spec: ServiceSpec) -> None:
-    wanted = current_version(spec, control.engine.images)
-    await until(lambda: control.controller.deployer.state("web").stable == wanted)
-
-
 async def test_a_change_reaches_those_that_run_and_restarts_none(control: Control) -> None:
     async with control.running():
         await control.settled("web", 2)
@@ -334,25 +329,23 @@ async def test_a_replica_that_does_not_answer_is_tried_again(control: Control, m
         assert any("does not answer" in message for message in said(control, "give_user_config"))
 
 
-async def test_a_version_has_the_user_config_that_was_written_beside_it(control: Control) -> None:
-    """Code and config that change together go and come back together: the old code may not know the new settings."""
-    old, edited, new = web(A), web(B), web('{"cutoff":3}', "d2")
+async def test_a_rollback_brings_back_the_user_config_that_its_version_had_last(control: Control) -> None:
+    """Code and config that change together go back together: the old code may not know the new settings."""
+    cutoff = '{"cutoff":3}'
+
+    async def runs(spec: ServiceSpec) -> None:
+        wanted = current_version(spec, control.engine.images)
+        await until(lambda: control.controller.deployer.state("web").stable == wanted)
+        await until(lambda: in_force(control) == [spec.user_config] * 2, 10.0)
+
     async with control.running():
-        await stable(control, old)
-        await control.settled("web", 2)
-        control.source.edit(edited)
-        await until(lambda: in_force(control) == [B, B])
-
-        control.source.edit(new)
-        await stable(control, new)
-        await control.settled("web", 2, 10.0)
-        assert in_force(control) == ['{"cutoff":3}'] * 2
-        assert all("cutoff" not in text for _, text in control.given), "no replica of the old version got it"
-
+        await runs(web(A))
+        for spec in (web(B), web(cutoff, "d2")):
+            control.source.edit(spec)
+            await runs(spec)
+        assert all(text != cutoff for _, text in control.given), "no replica of the old version received it"
         await control.controller.commands.roll_back("web", None)
-        await stable(control, old)
-        await control.settled("web", 2, 10.0)
-        assert in_force(control) == [B, B], "the last one that was written beside it"
+        await runs(web(B))
 
 
 # ------------------------------------------------------------------------------------------------ on the wire, for real
