@@ -1,4 +1,4 @@
-"""Volumes, tmpfs, secrets and configs of a Compose service -> the engine's mounts.
+"""Volumes, tmpfs, secrets, configs and networks of a Compose service -> the engine's mounts and endpoints.
 
 Secrets and configs are files of the host, bound read-only as Compose does it; their uid, gid and mode have no effect
 there either. Running replicas see a file that changes in place; such a change does not make a new version.
@@ -6,12 +6,17 @@ there either. Running replicas see a file that changes in place; such a change d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from .problems import Problems, ServiceSource, at
 
 _Mount = dict[str, Any]
+_Readers = Mapping[str, tuple[str, Callable[[Problems, str, Any], Any]]]
+"""Compose's option -> (the engine's name, reader)."""
+
+_VOLUME_OPTIONS: _Readers = {"nocopy": ("NoCopy", Problems.flag), "subpath": ("Subpath", Problems.text)}
+_TMPFS_OPTIONS: _Readers = {"size": ("SizeBytes", Problems.size), "mode": ("Mode", Problems.whole)}
 
 
 def add_mounts(source: ServiceSource, body: dict[str, Any], problems: Problems) -> None:
@@ -27,7 +32,7 @@ def add_mounts(source: ServiceSource, body: dict[str, Any], problems: Problems) 
         bind_options = volume.get("bind")
         if volume.get("type") == "bind" and isinstance(bind_options, Mapping) and bind_options.get("selinux"):
             binds.append(_selinux_bind(item_path, volume, bind_options, problems))
-        elif mount := _mount(item_path, source.project, volume, source.sections.get("volumes", {}), problems):
+        elif mount := _mount(item_path, source, volume, problems):
             mounts.append(mount)
     for kind, directory in (("secrets", "/run/secrets/"), ("configs", "/")):
         for item_path, item in problems.items(at(path, kind), definition.get(kind)):
@@ -48,9 +53,7 @@ def _has_target(path: str, volume: Mapping[str, Any], problems: Problems) -> boo
     return False
 
 
-def _mount(
-    path: str, project: str, volume: Mapping[str, Any], volumes: Mapping[str, Any], problems: Problems
-) -> _Mount | None:
+def _mount(path: str, source: ServiceSource, volume: Mapping[str, Any], problems: Problems) -> _Mount | None:
     kind = volume.get("type")
     mount: _Mount = {"Type": kind, "Target": volume["target"]}
     if volume.get("read_only") is not None:
@@ -61,9 +64,9 @@ def _mount(
     if kind == "bind":
         return mount | _bind(path, volume, options, problems)
     if kind == "volume":
-        return mount | _named_volume(path, project, volume, options, volumes, problems)
+        return mount | _named_volume(path, source, volume, options, problems)
     if kind == "tmpfs":
-        return mount | _tmpfs(path, options, problems)
+        return mount | {"TmpfsOptions": _options(at(path, "tmpfs"), options, _TMPFS_OPTIONS, problems) or None}
     problems.expected(at(path, "type"), '"bind", "volume" or "tmpfs"', kind)
     return None
 
@@ -102,55 +105,41 @@ def _selinux_bind(path: str, volume: Mapping[str, Any], options: Mapping[str, An
 
 
 def _named_volume(
-    path: str,
-    project: str,
-    volume: Mapping[str, Any],
-    options: Mapping[str, Any],
-    volumes: Mapping[str, Any],
-    problems: Problems,
+    path: str, source: ServiceSource, volume: Mapping[str, Any], options: Mapping[str, Any], problems: Problems
 ) -> _Mount:
-    _refuse_others(at(path, "volume"), options, ("nocopy", "subpath"), problems)
-    volume_options: dict[str, Any] = {}
-    if options.get("nocopy") is not None:
-        volume_options["NoCopy"] = problems.flag(at(path, "volume.nocopy"), options["nocopy"])
-    if options.get("subpath"):
-        volume_options["Subpath"] = problems.text(at(path, "volume.subpath"), options["subpath"])
+    project, volumes = source.project, source.sections.get("volumes", {})
+    volume_options = _options(at(path, "volume"), options, _VOLUME_OPTIONS, problems)
     name = volume.get("source")
     if name is None:
         return {"VolumeOptions": volume_options or None}  # anonymous: one for each replica, removed with it
     if not isinstance(name, str) or name not in volumes:
         problems.expected(at(path, "source"), "a name of the top-level volumes section", name)
         return {}
-    definition = problems.mapping(at("volumes", name), volumes[name])
-    engine_name = problems.text(at(at("volumes", name), "name"), definition.get("name", f"{project}_{name}"))
+    here = at("volumes", name)
+    definition = problems.mapping(here, volumes[name])
+    engine_name = problems.text(at(here, "name"), definition.get("name", f"{project}_{name}"))
     if not definition.get("external"):
         # If the engine creates the volume, Compose must recognise it, and `down --volumes` must remove it.
         volume_options["Labels"] = {
-            **(problems.text_map(at(at("volumes", name), "labels"), definition.get("labels") or {}) or {}),
+            **(problems.text_map(at(here, "labels"), definition.get("labels") or {}) or {}),
             "com.docker.compose.project": project,
             "com.docker.compose.volume": name,
         }
         if definition.get("driver") or definition.get("driver_opts"):
             volume_options["DriverConfig"] = {
-                "Name": problems.text(at(at("volumes", name), "driver"), definition.get("driver", "local")),
-                "Options": problems.text_map(
-                    at(at("volumes", name), "driver_opts"), definition.get("driver_opts") or {}
-                ),
+                "Name": problems.text(at(here, "driver"), definition.get("driver", "local")),
+                "Options": problems.text_map(at(here, "driver_opts"), definition.get("driver_opts") or {}),
             }
     return {"Source": engine_name, "VolumeOptions": volume_options or None}
 
 
-def _tmpfs(path: str, options: Mapping[str, Any], problems: Problems) -> _Mount:
-    _refuse_others(at(path, "tmpfs"), options, ("size", "mode"), problems)
-    tmpfs_options: dict[str, Any] = {}
-    if options.get("size") is not None:
-        tmpfs_options["SizeBytes"] = problems.size(at(path, "tmpfs.size"), options["size"])
-    if options.get("mode") is not None:
-        tmpfs_options["Mode"] = problems.whole(at(path, "tmpfs.mode"), options["mode"])
-    return {"TmpfsOptions": tmpfs_options or None}
+def _options(path: str, options: Mapping[str, Any], readers: _Readers, problems: Problems) -> dict[str, Any]:
+    _refuse_others(path, options, readers, problems)
+    written = {key: value for key, value in options.items() if key in readers and value not in (None, "")}
+    return {readers[key][0]: readers[key][1](problems, at(path, key), value) for key, value in written.items()}
 
 
-def _refuse_others(path: str, options: Mapping[str, Any], known: tuple[str, ...], problems: Problems) -> None:
+def _refuse_others(path: str, options: Mapping[str, Any], known: Collection[str], problems: Problems) -> None:
     for key in options:
         if key not in known:
             problems.unknown_key(path, key, known)
@@ -179,9 +168,7 @@ def _file_mount(
     }
 
 
-# ----------------------------------------------------------------------------------------------------
-# Networks of a Compose service -> the engine's endpoints of a replica.
-
+# ------------------------------------------------------------------------------------------------------- networks
 
 _NETWORK_KEYS = frozenset({"aliases", "driver_opts", "priority"})
 
@@ -190,8 +177,6 @@ def add_networks(source: ServiceSource, body: dict[str, Any], problems: Problems
     """Connect a replica to every network of the service, under the service's name; calls use the primary network."""
     path = at(source.path, "networks")
     joined = source.definition.get("networks")
-    if isinstance(joined, list):
-        joined = dict.fromkeys((name for name in joined if isinstance(name, str)), None)
     attachments: Mapping[str, Any] = problems.mapping(path, joined) or {"default": None}
     if any(not isinstance(name, str) for name in attachments):
         problems.expected(path, "names of networks", joined)

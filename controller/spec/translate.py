@@ -8,7 +8,7 @@ that names it: silently dropping a key would make a replica that differs from th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..model.spec import COMPOSE_LABEL_PREFIX, LABEL_PREFIX
@@ -99,15 +99,16 @@ _KEY_OF_VARIABLE: Mapping[str, str] = {
 _OMITTED_WHEN_NULL = frozenset({"command", "entrypoint", "environment", "networks"})
 
 
-def translate(source: ServiceSource, image: str, extra_environment: Mapping[str, str], stop_grace_period_s: float,
-              problems: Problems) -> dict[str, Any]:  # fmt: skip
+def translate(
+    source: ServiceSource, image: str, extra_environment: Mapping[str, str], grace_s: float, problems: Problems
+) -> dict[str, Any]:
     """The shared part of the create body: sorted keys, JSON types; without name, GPUs and Pierhead's labels.
 
     `extra_environment` is what the controller sets; the user may not set the same names.
     """
     body: dict[str, Any] = {
         "Image": image,
-        "StopTimeout": math.ceil(stop_grace_period_s),
+        "StopTimeout": math.ceil(grace_s),
         # The controller is the only healer: a container that restarted by itself would come back without a drain.
         "HostConfig": {"RestartPolicy": {"Name": "no"}},
     }
@@ -183,9 +184,9 @@ def _security_options(source: ServiceSource, path: str, value: Any, body: dict[s
     _put(body, "HostConfig", "SecurityOpt", options)
 
 
-def _namespace(name: str, allowed: Collection[str]) -> Callable[..., None]:
+def _namespace(name: str, *allowed: str) -> Callable[..., None]:
     def put(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
-        if value in allowed if isinstance(value, str) else False:
+        if value in allowed:
             _put(body, "HostConfig", name, value)
         else:
             problems.expected(path, " or ".join(shown(mode) for mode in allowed), value)
@@ -274,7 +275,6 @@ def _cpus(source: ServiceSource, path: str, value: Any, body: dict[str, Any], pr
 # -------------------------------------------------------------------------------------------------------- deploy
 
 _DEPLOY_IGNORED = frozenset({"replicas", "labels", "restart_policy"})  # read by parse.py; Swarm's own; see `restart`
-_DEPLOY_HINT = "is for Swarm, Compose and Pierhead do not use it; remove it"
 _LIMITS: Mapping[str, tuple[str, Callable[[Problems, str, Any], Any]]] = {
     "memory": ("Memory", Problems.size),
     "pids": ("PidsLimit", Problems.whole),
@@ -287,7 +287,7 @@ def _deploy(source: ServiceSource, path: str, value: Any, body: dict[str, Any], 
         if key == "mode" and item != "replicated":
             problems.expected(at(path, key), '"replicated"', item)
         elif key not in (*_DEPLOY_IGNORED, "mode", "resources"):
-            problems.add(at(path, str(key)), _DEPLOY_HINT)
+            problems.add(at(path, str(key)), "is for Swarm, Compose and Pierhead do not use it; remove it")
     resources = problems.mapping(at(path, "resources"), deploy.get("resources"))
     for key, item in resources.items():
         item_path = at(at(path, "resources"), str(key))
@@ -329,11 +329,11 @@ STRUCTURED: Mapping[str, Callable[[ServiceSource, str, Any, dict[str, Any], Prob
     "environment": lambda *_: None,  # _environment
     "extra_hosts": _extra_hosts,
     "healthcheck": _healthcheck,
-    "ipc": _namespace("IpcMode", ("private", "shareable", "host", "none")),
+    "ipc": _namespace("IpcMode", "private", "shareable", "host", "none"),
     "labels": _labels,
     "logging": _logging,
     "networks": lambda *_: None,  # attachments.py
-    "pid": _namespace("PidMode", ("host",)),
+    "pid": _namespace("PidMode", "host"),
     "secrets": lambda *_: None,  # attachments.py
     "security_opt": _security_options,
     "tmpfs": lambda *_: None,  # attachments.py

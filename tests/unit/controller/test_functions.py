@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from controller.desired.autoscale import Load, Situation, wanted_replicas
-from controller.desired.functions import LIMIT_S, PAUSE_S, FunctionCalls, Functions, Run, in_thread
+from controller.desired.functions import LIMIT_S, PAUSE_S, FunctionCalls, Functions, in_thread
 from controller.errors import PolicyError
 from controller.model.spec import AutoscaleSpec, FunctionPolicy
 from tests.harness.waiting import PATIENCE_S
@@ -133,13 +133,16 @@ QUICK, SLOW = FunctionPolicy("any:quick"), FunctionPolicy("any:slow")
 
 
 class Caller:
-    """Calls of functions by a loop whose time is `now`, and how often a new answer woke it."""
+    """Calls by a loop whose time is `now`. Without a `call`, each returns when the test says so, by `answer`."""
 
-    def __init__(self, call: Callable[[FunctionPolicy, Situation], int], run: Run) -> None:
+    def __init__(self, call: Callable[[FunctionPolicy, Situation], int] | None = None) -> None:
         self.now = 1000.0
         self.woken = 0
+        self.begun: list[Situation] = []
         self.tasks: set[asyncio.Task[None]] = set()
-        self.calls = FunctionCalls(call, run, self._spawn, self._wake)
+        self._answers: asyncio.Queue[int | PolicyError] = asyncio.Queue()
+        run = in_thread if call else self._run
+        self.calls = FunctionCalls(call or (lambda policy, seen: 0), run, self._spawn, self._wake)
 
     def wanted(self, policy: FunctionPolicy = QUICK) -> int | None:
         """A look at the service that is named as the function."""
@@ -151,6 +154,18 @@ class Caller:
         with pytest.raises(PolicyError) as failed:
             self.wanted(policy)
         return str(failed.value)
+
+    async def answer(self, answer: int | PolicyError) -> None:
+        """Let the call under way return."""
+        self._answers.put_nowait(answer)
+        await until(lambda: not self.tasks)
+
+    async def _run(self, call: Any) -> int:
+        self.begun.append(call.args[1])
+        answer = await self._answers.get()
+        if isinstance(answer, PolicyError):
+            raise answer
+        return answer
 
     async def end(self) -> None:
         self.calls.sync({})
@@ -166,83 +181,58 @@ class Caller:
         self.woken += 1
 
 
-class Held:
-    """A function in memory whose calls return when the test says so."""
-
-    def __init__(self) -> None:
-        self.begun: list[Situation] = []
-        self.caller = Caller(lambda policy, seen: pytest.fail("`run` answers in its place"), self._run)
-        self._answers: asyncio.Queue[int | PolicyError] = asyncio.Queue()
-
-    async def _run(self, call: Any) -> int:
-        self.begun.append(call.args[1])
-        answer = await self._answers.get()
-        if isinstance(answer, PolicyError):
-            raise answer
-        return answer
-
-    async def answer(self, answer: int | PolicyError) -> None:
-        """Let the call under way return."""
-        self._answers.put_nowait(answer)
-        await until(lambda: not self.caller.tasks)
-
-
 class TestCalls:
     async def test_each_call_sees_the_latest_look_and_a_new_answer_wakes_the_loop(self) -> None:
-        held = Held()
-        caller = held.caller
+        caller = Caller()
         assert caller.wanted() is None
-        await held.answer(3)
+        await caller.answer(3)
         assert (caller.wanted(), caller.woken) == (3, 1)
         caller.now += PAUSE_S / 2
         assert caller.wanted() == 3
         assert not caller.tasks, "a new answer does not make the loop ask at once"
         caller.now += PAUSE_S / 2
         assert caller.wanted() == 3
-        await held.answer(3)
+        await caller.answer(3)
         assert caller.woken == 1
         caller.now += PAUSE_S
         assert caller.wanted() == 3
-        await held.answer(4)
+        await caller.answer(4)
         assert (caller.wanted(), caller.woken) == (4, 2)
-        assert [seen.now for seen in held.begun] == [1000.0, 1000.0 + PAUSE_S, 1000.0 + 2 * PAUSE_S]
+        assert [seen.now for seen in caller.begun] == [1000.0, 1000.0 + PAUSE_S, 1000.0 + 2 * PAUSE_S]
 
     async def test_while_a_call_has_not_returned_none_is_made_and_the_last_answer_counts_for_a_while(self) -> None:
-        held = Held()
-        caller = held.caller
+        caller = Caller()
         caller.wanted()
-        await held.answer(3)
+        await caller.answer(3)
         caller.now += 1.0
         assert caller.wanted() == 3
         caller.now += LIMIT_S - 1.0
         assert caller.wanted() == 3
         caller.now += 3.0
         assert caller.problem() == "any:quick has not returned for 7 s"
-        await held.answer(4)
-        assert (caller.wanted(), len(held.begun)) == (4, 2)
+        await caller.answer(4)
+        assert (caller.wanted(), len(caller.begun)) == (4, 2)
         await caller.end()
 
     async def test_a_call_without_a_number_counts_until_one_has_it(self) -> None:
-        held = Held()
-        caller = held.caller
+        caller = Caller()
         caller.wanted()
-        await held.answer(PolicyError("any:quick raised ValueError"))
+        await caller.answer(PolicyError("any:quick raised ValueError"))
         assert caller.problem() == "any:quick raised ValueError"
         caller.now += 1.0
         assert caller.problem() == "any:quick raised ValueError"
-        await held.answer(4)
+        await caller.answer(4)
         assert (caller.wanted(), caller.woken) == (4, 2)
 
     async def test_another_policy_of_the_service_does_not_wait_for_the_call_of_the_former(self) -> None:
-        held = Held()
-        caller = held.caller
+        caller = Caller()
         caller.calls.sync({"quick": service("quick", autoscale=AutoscaleSpec(policy=QUICK))})
         caller.wanted()
         other = FunctionPolicy(QUICK.path, {"least": 2})
         caller.calls.sync({"quick": service("quick", autoscale=AutoscaleSpec(policy=other))})
         await until(lambda: not caller.tasks)
         assert caller.wanted(other) is None
-        await held.answer(5)
+        await caller.answer(5)
         assert caller.wanted(other) == 5
 
     async def test_a_thread_that_never_returns_holds_up_no_other_function(self, never: threading.Event) -> None:
@@ -251,7 +241,7 @@ class TestCalls:
                 never.wait()
             return 3
 
-        caller = Caller(call, in_thread)
+        caller = Caller(call)
         assert caller.wanted(SLOW) is None
         caller.wanted()
         await until(lambda: caller.wanted() == 3)
