@@ -54,7 +54,7 @@ _HASH_FORMAT = 1
 """Raise this when the meaning of `container` changes: every replica is then replaced."""
 
 
-def managed_environment(source: ServiceSource, block: ServeBlock, port: int, drain_s: float) -> dict[str, str]:
+def managed_environment(source: ServiceSource, block: ServeBlock, drain_s: float) -> dict[str, str]:
     """The environment of every replica of a managed service; `create_body` adds its name, version and machine.
 
     Defaults are set as well: a replica's behaviour must not depend on the defaults of the runtime in its image.
@@ -62,7 +62,7 @@ def managed_environment(source: ServiceSource, block: ServeBlock, port: int, dra
     environment = {
         "PIERHEAD_PROJECT": source.project,
         "PIERHEAD_SERVICE": source.name,
-        "PIERHEAD_PORT": str(port),
+        "PIERHEAD_PORT": str(block.own_port),
         "PIERHEAD_ADMIN_PORT": str(ADMIN_PORT),
         "PIERHEAD_DISCOVERY": DISCOVERY_ADDRESS,
         "PIERHEAD_MAX_ONGOING_REQUESTS": str(block.max_ongoing_requests),

@@ -6,25 +6,25 @@ from dataclasses import replace
 
 from pierhead.llm_config import LLMConfig
 
-from ..model.spec import GpuRequest, Protocol
+from ..model.spec import GpuRequest
 from ..model.text import shown
 from .problems import Problems, at
 from .serve_block import ServeBlock
 
 
-def check_llm(path: str, block: ServeBlock, protocol: Protocol, managed: bool, problems: Problems) -> None:
+def check_llm(path: str, block: ServeBlock, problems: Problems) -> None:
     """Add a problem for each setting that `llm` cannot be combined with. `path` is the block's path."""
     if block.llm is None:
         return
     _check_server(at(path, "llm"), block.llm, problems)
-    if not managed:
+    if not block.is_managed:
         problems.add(
             at(path, "llm"),
             "needs an image that is built on Pierhead's runtime (managed: true), such as pierhead/llm; an unmodified "
             "server image is told its model by its own command, and a service with engine: openai brings it to the "
             "gateway",
         )
-    if protocol != "grpc":
+    if block.own_protocol != "grpc":
         problems.add(
             at(path, "llm"),
             'needs protocol "grpc" and this service has "http" (the default of a service with a route): clients reach '

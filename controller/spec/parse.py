@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import SpecError
@@ -20,7 +19,6 @@ from ..model.spec import (
     GpuRequest,
     ProbeSpec,
     PrometheusPolicy,
-    Protocol,
     RolloutSpec,
     ServiceSpec,
     Spec,
@@ -34,7 +32,6 @@ from .serve_block import AutoscaleBlock, ServeBlock, parse_block, parse_policy, 
 from .translate import translate
 
 CONTROLLER_SERVICE = "controller"
-DEFAULT_PORTS: Mapping[Protocol, int] = {"http": 8080, "grpc": 50051}
 DRAIN_MARGIN_S = 5.0
 """Between the longest request and the end of the drain, where graceful_shutdown_timeout_s is not written."""
 STOP_MARGIN_S = 10.0
@@ -46,17 +43,6 @@ _ALIKE = 0.85
 _SERVICE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _SECTIONS = ("networks", "volumes", "secrets", "configs")
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """The settings of a block, with derived values filled in."""
-
-    protocol: Protocol
-    port: int
-    managed: bool
-    probe: ProbeSpec
-    metrics_port: int | None
 
 
 def parse(project_name: str, config: object) -> Spec:
@@ -147,26 +133,27 @@ def _service(source: ServiceSource, problems: Problems) -> tuple[ServeBlock | No
     if block and block.llm:
         gpu = llm_gpus(at(path, _BLOCK), block.llm, gpu, problems)
     _check_gpu_isolation(path, source.definition, gpu, problems)
-    settings = _settings(at(path, _BLOCK), block, problems) if block else None
+    if block:
+        _check_block(at(path, _BLOCK), block, problems)
+    probe = _probe(at(path, _BLOCK), block, problems) if block else None
+    metrics_port = _metrics_port(at(path, _BLOCK), block, problems) if block else None
     drain_s = _drain_s(at(path, _BLOCK), block, problems) if block else 0.0
     grace_s = _stop_grace_period_s(path, source.definition, block, drain_s, problems)
     image = _image(source, problems)
-    environment = {}
-    if block and settings and settings.managed:
-        environment = managed_environment(source, block, settings.port, drain_s)
+    environment = managed_environment(source, block, drain_s) if block and block.is_managed else {}
     container = translate(source, image, environment, grace_s, problems)
-    if block is None or settings is None or len(problems.lines) > before:
+    if block is None or probe is None or len(problems.lines) > before:
         return block, None
     return block, ServiceSpec(
         name=source.name,
         image=image,
-        protocol=settings.protocol,
-        port=settings.port,
+        protocol=block.own_protocol,
+        port=block.own_port,
         replicas=autoscale.first if autoscale else block.replicas,
         autoscale=autoscale,
         rollout=rollout,
         callees=_callees(source.definition),
-        probe=settings.probe,
+        probe=probe,
         route=block.route,
         strip_prefix=block.strip_prefix,
         grpc_services=tuple(block.grpc_services),
@@ -183,15 +170,13 @@ def _service(source: ServiceSource, problems: Problems) -> tuple[ServeBlock | No
         stop_grace_period_s=grace_s,
         startup_deadline_s=block.startup.deadline_s,
         user_config=user_config_text(block.user_config),
-        metrics_port=settings.metrics_port,
+        metrics_port=metrics_port,
         metrics_path=block.metrics.path,
         gpu=gpu,
-        managed=settings.managed,
+        managed=block.is_managed,
         has_build=source.definition.get("build") is not None,
         container=container,
-        definition_hash=definition_hash(
-            container, port=settings.port, managed=settings.managed, gpu=gpu, probe=settings.probe
-        ),
+        definition_hash=definition_hash(container, port=block.own_port, managed=block.is_managed, gpu=gpu, probe=probe),
     )
 
 
@@ -268,26 +253,17 @@ def _callees(definition: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(str(name) for name in named)) if isinstance(named, Mapping | list) else ()
 
 
-def _settings(path: str, block: ServeBlock, problems: Problems) -> _Settings:
-    """Fill in derived values, and check that the settings fit together."""
-    protocol: Protocol = block.protocol or ("http" if block.route is not None else "grpc")
-    managed = block.managed if block.managed is not None else block.health.probe.path is None
-    port = block.port or DEFAULT_PORTS[protocol]
-    _check_protocol(path, block, protocol, problems)
-    _check_process(path, block, protocol, managed, problems)
-    check_llm(path, block, protocol, managed, problems)
-    if managed and port == ADMIN_PORT:
+def _check_block(path: str, block: ServeBlock, problems: Problems) -> None:
+    """Check that the settings fit together."""
+    _check_protocol(path, block, problems)
+    _check_process(path, block, problems)
+    check_llm(path, block, problems)
+    if block.is_managed and block.own_port == ADMIN_PORT:
         problems.add(at(path, "port"), f"{ADMIN_PORT} is the admin port of a managed replica; choose another one")
-    return _Settings(
-        protocol=protocol,
-        port=port,
-        managed=managed,
-        probe=_probe(path, block, protocol, port, managed, problems),
-        metrics_port=_metrics_port(path, block, managed, problems),
-    )
 
 
-def _check_protocol(path: str, block: ServeBlock, protocol: Protocol, problems: Problems) -> None:
+def _check_protocol(path: str, block: ServeBlock, problems: Problems) -> None:
+    protocol = block.own_protocol
     if protocol == "grpc" and block.route is not None:
         problems.add(
             at(path, "route"),
@@ -303,8 +279,9 @@ def _check_protocol(path: str, block: ServeBlock, protocol: Protocol, problems: 
         problems.add(at(path, "strip_prefix"), "strips the route from the path, and this service has no route")
 
 
-def _check_process(path: str, block: ServeBlock, protocol: Protocol, managed: bool, problems: Problems) -> None:
+def _check_process(path: str, block: ServeBlock, problems: Problems) -> None:
     """Check settings that need Pierhead's runtime, some of them with one of the two protocols."""
+    managed = block.is_managed
     for key in ("run_user_code_in_separate_thread", "debug"):
         if not managed and getattr(block, key) != ServeBlock.model_fields[key].default:
             problems.add(
@@ -325,7 +302,7 @@ def _check_process(path: str, block: ServeBlock, protocol: Protocol, managed: bo
             "health.probe.path"
         )
         problems.add(at(path, "user_config"), why)
-    if managed and protocol == "http" and block.run_user_code_in_separate_thread:
+    if managed and block.own_protocol == "http" and block.run_user_code_in_separate_thread:
         problems.add(
             at(path, "run_user_code_in_separate_thread"),
             'needs protocol "grpc": the handlers of an HTTP application read and write their connections and stay on '
@@ -333,8 +310,8 @@ def _check_process(path: str, block: ServeBlock, protocol: Protocol, managed: bo
         )
 
 
-def _probe(path: str, block: ServeBlock, protocol: Protocol, port: int, managed: bool, problems: Problems) -> ProbeSpec:
-    health, asked = block.health, block.health.probe
+def _probe(path: str, block: ServeBlock, problems: Problems) -> ProbeSpec:
+    health, asked, managed = block.health, block.health.probe, block.is_managed
     here = at(path, "health.probe")
     if asked.path is None and not managed:
         problems.add(
@@ -344,7 +321,7 @@ def _probe(path: str, block: ServeBlock, protocol: Protocol, port: int, managed:
         )
     elif asked.path is None and asked.port is not None:
         problems.add(at(here, "port"), "has no effect without health.probe.path; write both or none")
-    elif asked.path is not None and asked.port is None and not managed and protocol == "grpc":
+    elif asked.path is not None and asked.port is None and not managed and block.own_protocol == "grpc":
         problems.add(at(here, "port"), "expected a port, found null: the probe uses HTTP, and port takes gRPC")
     if health.progress_timeout_s is not None and not managed:
         problems.add(
@@ -353,7 +330,7 @@ def _probe(path: str, block: ServeBlock, protocol: Protocol, port: int, managed:
             "replicas are found by the requests in flight that they report",
         )
     return ProbeSpec(
-        port=asked.port or (ADMIN_PORT if managed else port),
+        port=asked.port or (ADMIN_PORT if managed else block.own_port),
         path=asked.path or "/readyz",
         period_s=health.period_s,
         timeout_s=health.timeout_s,
@@ -362,12 +339,12 @@ def _probe(path: str, block: ServeBlock, protocol: Protocol, port: int, managed:
     )
 
 
-def _metrics_port(path: str, block: ServeBlock, managed: bool, problems: Problems) -> int | None:
+def _metrics_port(path: str, block: ServeBlock, problems: Problems) -> int | None:
     if block.metrics.port is not None:
         return block.metrics.port
-    if "path" in block.metrics.model_fields_set and not managed:
+    if "path" in block.metrics.model_fields_set and not block.is_managed:
         problems.add(at(path, "metrics.port"), "expected a port, found null: metrics.path has no effect without it")
-    return ADMIN_PORT if managed else None
+    return ADMIN_PORT if block.is_managed else None
 
 
 def _drain_s(path: str, block: ServeBlock, problems: Problems) -> float:

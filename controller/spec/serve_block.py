@@ -1,7 +1,8 @@
 """The `x-serve` block: its keys, their types, bounds and defaults. compose/reference.yaml explains each of them.
 
-Null means "derived": the rule is in `controller/spec/parse.py` and in the reference. What reaches HAProxy's
-configuration (routes, probe paths, gRPC names) is limited to characters without a special meaning there.
+Null means "derived": the rule is in a property of the block or in `controller/spec/parse.py`, and in the reference. What
+reaches HAProxy's configuration (routes, probe paths, gRPC names) is limited to characters without a special
+meaning there.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pierhead.llm_config import LLMConfig
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from ..model.spec import DEFAULT_POLICY, MOST_REPLICAS
+from ..model.spec import DEFAULT_POLICY, MOST_REPLICAS, Protocol
 from ..model.text import shown
 from .problems import Problems, at
 
@@ -36,6 +37,7 @@ _HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _LONGEST = 200
 _LONGEST_QUERY = 10_000
 _EXPECTED = "expected"
+DEFAULT_PORTS: Mapping[Protocol, int] = {"http": 8080, "grpc": 50051}
 LARGEST_POLICY_KWARGS = 4096
 LARGEST_USER_CONFIG = 64 * 1024
 """Bytes. It is passed in an environment variable; Linux's limit is twice as large."""
@@ -351,6 +353,21 @@ class ServeBlock(_Block):
     managed: bool | None = None
     health: HealthBlock = Field(default_factory=HealthBlock)
     metrics: MetricsBlock = Field(default_factory=MetricsBlock)
+
+    @property
+    def own_protocol(self) -> Protocol:
+        """As written, or what follows from the route."""
+        return self.protocol or ("grpc" if self.route is None else "http")
+
+    @property
+    def own_port(self) -> int:
+        """As written, or the protocol's default."""
+        return self.port or DEFAULT_PORTS[self.own_protocol]
+
+    @property
+    def is_managed(self) -> bool:
+        """As written; an image with a probe path of its own is not built on Pierhead's runtime."""
+        return self.health.probe.path is None if self.managed is None else self.managed
 
 
 _INSTEAD: Mapping[str, str] = {
