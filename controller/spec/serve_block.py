@@ -1,8 +1,8 @@
 """The `x-serve` block: its keys, their types, bounds and defaults. compose/reference.yaml explains each of them.
 
-Null means "derived": the rule is in a property of the block or in `controller/spec/parse.py`, and in the reference. What
-reaches HAProxy's configuration (routes, probe paths, gRPC names) is limited to characters without a special
-meaning there.
+Null means "derived": the rule is a property of the block, or in `controller/spec/parse.py`, and in the reference. What
+reaches HAProxy's configuration (routes, probe paths, gRPC names) is limited to characters without a special meaning
+there.
 """
 
 from __future__ import annotations
