@@ -135,7 +135,7 @@ class NoReplica(Unavailable):
 
 
 class ScaledToZero(NoReplica):
-    """A person has set the service to 0 replicas, and no call wakes it: nobody waits for one. Nothing was done."""
+    """A person has set the service to 0 replicas, and no call wakes it, so none waits. Nothing was done."""
 
     kind = "scaled_to_zero"
     retry_after_s: float | None = 10.0

@@ -64,7 +64,7 @@ HELD = Held()
 
 
 def announcement(model_ids: Iterable[str]) -> str:
-    """The ids as they travel; those that come first where not all have room."""
+    """The ids as they travel; the first ones where not all have room."""
     parts: list[str] = []
     left = MAX_TEXT
     for model_id in model_ids:

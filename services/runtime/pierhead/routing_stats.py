@@ -88,7 +88,7 @@ def publish(**numbers: float) -> None:
 
         publish(running=3, waiting=0, kv_use=0.25)
 
-    A number stays until the same name is published again. Cheap: call it whenever a number has changed. Callers hear of
+    A number stays until the same name is published again. Cheap: call it whenever a number has changed. Callers get
     it with the next reply, and within some two seconds by way of the controller.
     Raises ValueError for what is no finite number, for a name of more than 64 characters, and for too many names.
     """

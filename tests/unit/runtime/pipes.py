@@ -59,6 +59,10 @@ class Pipes(PipesServicer):
         if word == b"headers":
             await context.send_initial_metadata((("first", "1"), ("raw-bin", b"\x00\xff")))
             context.set_trailing_metadata((("last", "2"), ("raw-bin", b"\x01")))
+        if word == b"abort":
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, "there is one")
+        if word == b"fail":
+            raise ValueError("told to")
         if word == b"status":
             context.set_code(grpc.StatusCode.ALREADY_EXISTS)
             context.set_details("there is one")

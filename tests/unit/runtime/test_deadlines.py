@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from random import Random
 from typing import Any
 
 import pytest
@@ -116,19 +115,6 @@ def test_the_timer_fires_no_more_than_there_is_to_do() -> None:
         deadlines.add(loop.now + 0.5, lambda: None).cancel()
         loop.advance(loop.now + 0.0001)
     assert loop.made - before < 60  # 0.1 s have 20 slots
-
-
-def test_cancelled_ones_leave_nothing_behind() -> None:
-    loop = FakeLoop()
-    deadlines = Deadlines(loop.call_later, lambda: loop.now)  # type: ignore[arg-type]
-    rng = Random(1)
-    for _ in range(20_000):
-        deadlines.add(loop.now + 60, lambda: None).cancel()
-        loop.advance(loop.now + rng.random() / 100)
-    loop.advance(loop.now + 61)
-    assert not deadlines._slots
-    assert not deadlines._order
-    assert sum(not timer.cancelled for timer in loop.timers) == 0
 
 
 async def test_one_set_of_deadlines_per_loop_which_dies_with_it() -> None:

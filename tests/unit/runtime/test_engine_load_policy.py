@@ -64,7 +64,7 @@ def test_news_replaces_what_was_counted() -> None:
     assert policy._busy(Fake("a", 2, stats=new)) == (2.0, 0.0)
     assert policy._busy(Fake("a", 1, stats=new)) == (1.0, 0.0), "one has gone since"
     policy.on_replica_gone("a")
-    assert not policy._heard
+    assert not policy._reports
 
 
 def test_what_is_there_is_the_least() -> None:

@@ -6,7 +6,7 @@ import grpc
 import pytest
 from pierhead import Backpressure, DeadlineExceeded, NoReplica, PayloadTooLarge, PierheadError, ReplicaDied
 from pierhead.calls.failures import CORE_FAILED, Blame, Failure, count, models
-from pierhead.errors import BadRequest, Draining, RemoteError, Unavailable
+from pierhead.errors import BadRequest, Draining, RemoteError, ScaledToZero, Unavailable
 from pierhead.lanes.connection import NEVER_SENT
 
 S = grpc.StatusCode
@@ -30,6 +30,12 @@ FAILURES: list[tuple[Failure, str | None, Blame, type[PierheadError]]] = [
     (failed(S.DEADLINE_EXCEEDED), None, Blame.LATE, DeadlineExceeded),
     (failed(S.DEADLINE_EXCEEDED, ongoing="3", error="deadline_exceeded"), None, Blame.NONE, DeadlineExceeded),
     (failed(S.INTERNAL, "ValueError", ongoing="3", error="internal"), None, Blame.BROKEN, PierheadError),
+    (failed(S.UNKNOWN, ongoing="3"), None, Blame.BROKEN, RemoteError),
+    (failed(S.DATA_LOSS), None, Blame.BROKEN, RemoteError),
+    (failed(S.UNAVAILABLE, ongoing="3", error="no_replica"), None, Blame.BROKEN, NoReplica),
+    (failed(S.UNAVAILABLE, ongoing="3", error="scaled_to_zero"), None, Blame.ANSWERED, ScaledToZero),
+    (failed(S.RESOURCE_EXHAUSTED, ongoing="3", error="backpressure"), None, Blame.ANSWERED, Backpressure),
+    (failed(S.UNIMPLEMENTED), None, Blame.ANSWERED, RemoteError),
     (failed(S.INVALID_ARGUMENT, "no", ongoing="3", error="bad_request"), None, Blame.ANSWERED, BadRequest),
     (failed(S.RESOURCE_EXHAUSTED, "Received message larger than max"), None, Blame.ANSWERED, PayloadTooLarge),
 ]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from random import Random
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -40,7 +38,6 @@ from tests.unit.runtime.harness import (
     FakeDiscovery,
     address,
     echo,
-    generate,
     know,
     until,
 )
@@ -56,6 +53,15 @@ def make(**options: Any) -> tuple[Any, HandleChannel]:
 def connected(channel: HandleChannel) -> int:
     """How many replicas may be called now."""
     return sum(replica.callable for replica in channel.pool().replicas())
+
+
+@pytest.fixture
+async def discovery(cluster: Cluster) -> AsyncIterator[FakeDiscovery]:
+    """A controller that the handles of the test know."""
+    made = FakeDiscovery()
+    Clients.use(Settings(discovery=f"127.0.0.1:{await made.listen()}"))
+    yield made
+    await made.close()
 
 
 async def test_a_handle_made_at_import_works_in_any_loop(cluster: Cluster) -> None:
@@ -94,13 +100,6 @@ async def test_a_handle_works_in_several_threads_at_once(cluster: Cluster) -> No
     assert channel.queued == 0
 
 
-@pytest.mark.parametrize("name", ["", ":50051", "ranker:", "ranker:x", "ranker:70000", "x" * 64])
-def test_a_name_that_no_service_can_have_is_refused_at_once(name: str) -> None:
-    """Else its calls would wait to their deadlines for an address that never comes."""
-    with pytest.raises(ValueError, match=r"^service: expected a service's name, or name:port, found "):
-        handle(EchoStub, name)
-
-
 async def test_calls_spread_over_replicas(cluster: Cluster) -> None:
     services = [EchoService(str(number)) for number in range(3)]
     know(*[await cluster.start(service) for service in services])
@@ -108,14 +107,6 @@ async def test_calls_spread_over_replicas(cluster: Cluster) -> None:
     await until(lambda: connected(channel) == 3, "three connections")
     await asyncio.gather(*[stub.Echo(echo()) for _ in range(30)])
     assert [service.calls for service in services] == [10, 10, 10]
-
-
-class TestErrors:
-    async def test_code_written_for_plain_stubs_goes_on_working(self, cluster: Cluster) -> None:
-        know(await cluster.start(EchoService()))
-        with pytest.raises(grpc.RpcError) as caught:
-            await make()[0].Echo(echo("bad"))
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 class TestDeadlines:
@@ -138,41 +129,6 @@ class TestDeadlines:
 
 
 class TestCancellation:
-    async def test_leaving_a_stream_cancels_it(self, cluster: Cluster) -> None:
-        service = EchoService()
-        know(await cluster.start(service))
-        stub, channel = make()
-        stream = aiter(stub.Generate(generate("wait")))
-        await anext(stream)
-        await until(lambda: service.begun == 1, "the stream waits at the replica")
-        assert [replica.inflight for replica in channel.pool().replicas()] == [1]
-        await stream.aclose()
-        await until(lambda: service.cancelled == 1, "the work is cancelled")
-        await until(lambda: all(r.inflight == 0 for r in channel.pool().replicas()), "the count is back")
-
-    async def test_a_call_that_is_tried_again_can_be_cancelled(self, cluster: Cluster) -> None:
-        service = EchoService()
-        server = await cluster.start(service, max_ongoing_requests=1)
-        know(server)
-        stub, channel = make()
-        await stub.Echo(echo())
-        async with grpc.aio.insecure_channel(address(server)) as other_process:
-            theirs = EchoStub(other_process).Echo(echo("wait"))
-            await until(lambda: service.begun == 1, "somebody else fills it")
-            call = stub.Echo(echo())
-            awaiting = asyncio.ensure_future(_awaited(call))
-            await until(lambda: channel.queued == 1, "it was refused and waits")
-            assert not call.done()
-            assert call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await awaiting
-            assert call.cancelled()
-            assert call.done()
-            assert channel.queued == 0
-            assert channel.metrics.handle_requests.values[("echo-child", "cancelled")] == 1
-            service.gate.set()
-            await theirs
-
     @pytest.mark.parametrize("turns", range(12))
     async def test_no_count_leaks_wherever_the_caller_is_cancelled(self, cluster: Cluster, turns: int) -> None:
         know(await cluster.start(EchoService(), max_ongoing_requests=1))
@@ -207,30 +163,6 @@ class TestRefusals:
         took_s = time.monotonic() - started
         judge(took_s < 5, f"600 calls do not wait for each other's refusals, and it was {took_s:.1f} s", pace)
 
-    async def test_a_replica_that_others_fill_is_asked_now_and_then_by_one_call(
-        self, cluster: Cluster, pace: Pace
-    ) -> None:
-        service = EchoService()
-        server = await cluster.start(service, max_ongoing_requests=4)
-        know(server)
-        stub, channel = make()
-        await stub.Echo(echo())
-        async with grpc.aio.insecure_channel(address(server)) as other_process:
-            theirs = [EchoStub(other_process).Echo(echo("wait")) for _ in range(4)]
-            await until(lambda: service.begun == 4, "somebody else fills it")
-            calls = [asyncio.ensure_future(_reply(stub, "hi")) for _ in range(50)]
-            await until(lambda: server.metrics.refused.values[("overloaded",)] >= 55, "all were refused, then a few")
-            started, before = time.monotonic(), server.metrics.refused.values[("overloaded",)]
-            await asyncio.wait(calls, timeout=0.5)
-            asked = server.metrics.refused.values[("overloaded",)] - before
-            assert asked <= (time.monotonic() - started) / 0.05 + 2
-            service.gate.set()
-            await asyncio.gather(*theirs)
-            assert await asyncio.gather(*calls) == ["echo: hi"] * 50
-            took_s = time.monotonic() - started
-            assert channel.queued == 0
-        judge(took_s < 3, f"all go on soon once there is room, and it was {took_s:.1f} s", pace)
-
     async def test_a_message_too_large_for_grpc_is_the_caller_s_fault(self, cluster: Cluster) -> None:
         know(await cluster.start(EchoService()))
         with pytest.raises(PayloadTooLarge, match="larger than max"):
@@ -241,9 +173,7 @@ class TestRefusals:
         with pytest.raises(NoReplica, match=r"127\.0\.0\.1:1 is not connected"):
             await make()[0].Echo(echo(), timeout=0.2)
 
-    async def test_a_call_waits_for_the_first_replica(self, cluster: Cluster) -> None:
-        discovery = FakeDiscovery()
-        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
+    async def test_a_call_waits_for_the_first_replica(self, cluster: Cluster, discovery: FakeDiscovery) -> None:
         discovery.say("echo-child")
         stub, channel = make()
         call = asyncio.ensure_future(_reply(stub, "hi"))
@@ -251,16 +181,15 @@ class TestRefusals:
         server = await cluster.start(EchoService())
         discovery.say("echo-child", ("r1", address(server), False))
         assert await call == "echo: hi"
-        await discovery.close()
 
 
 class TestNobodyComes:
     """Calls that no replica will ever answer do not wait for one."""
 
-    async def test_one_to_a_service_that_a_person_has_set_to_zero_fails_at_once(self, cluster: Cluster) -> None:
-        discovery = FakeDiscovery()
+    async def test_one_to_a_service_that_a_person_has_set_to_zero_fails_at_once(
+        self, cluster: Cluster, discovery: FakeDiscovery
+    ) -> None:
         discovery.say("echo-child")
-        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
         stub, channel = make()
         waiting = asyncio.ensure_future(_awaited(stub.Echo(echo(), timeout=600)))
         await until(lambda: channel.queued == 1, "the call waits")
@@ -273,14 +202,11 @@ class TestNobodyComes:
         discovery.say("echo-child")
         await until(lambda: channel.pool().listing.absence is None, "it is heard that it is back")
         await _assert_waits_for_the_first(stub, channel, discovery, cluster)
-        await discovery.close()
 
     async def test_one_to_a_service_that_the_controller_does_not_know_fails_soon(
-        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, discovery: FakeDiscovery
     ) -> None:
         monkeypatch.setattr(directories, "UNKNOWN_GRACE_S", 0.2)
-        discovery = FakeDiscovery()
-        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
         stub, channel = make()
         async with asyncio.timeout(PATIENCE_S):
             for _ in range(2):
@@ -290,16 +216,13 @@ class TestNobodyComes:
         discovery.say("echo-child")
         await until(lambda: channel.pool().listing.absence is None, "it is there by now")
         await _assert_waits_for_the_first(stub, channel, discovery, cluster)
-        await discovery.close()
 
     async def test_one_that_the_controller_knows_no_more_is_called_while_it_is_there(
-        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, discovery: FakeDiscovery
     ) -> None:
         monkeypatch.setattr(directories, "UNKNOWN_GRACE_S", 0.0)
         server = await cluster.start(EchoService())
-        discovery = FakeDiscovery()
         discovery.say("echo-child", ("r1", address(server), False))
-        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
         stub, channel = make()
         await _reply(stub, "hi")
         discovery.forget("echo-child")
@@ -309,24 +232,16 @@ class TestNobodyComes:
         async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(NoReplica, match="the controller knows no service of that name"):
                 await stub.Echo(echo(), timeout=600)
-        await discovery.close()
 
-    async def test_a_controller_that_has_not_answered_has_said_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_one_that_only_dns_knows_is_waited_for(
+        self, free_port: int, monkeypatch: pytest.MonkeyPatch, discovery: FakeDiscovery
+    ) -> None:
         monkeypatch.setattr(directories, "UNKNOWN_GRACE_S", 0.0)
-        Clients.use(Settings(discovery="127.0.0.1:1"))
-        with pytest.raises(NoReplica, match="nothing has said yet where it is; none had room within"):
-            await make()[0].Echo(echo(), timeout=0.3)
-
-    async def test_one_that_only_dns_knows_is_waited_for(self, free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(directories, "UNKNOWN_GRACE_S", 0.0)
-        discovery = FakeDiscovery()
-        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
         channel = HandleChannel(f"localhost:{free_port}", metrics=RuntimeMetrics())
         pool = channel.pool()
         await until(lambda: bool(pool.replicas()) and discovery.watches > 0, "both have answered")
         with pytest.raises(NoReplica, match="is not connected; none had room within"):
             await EchoStub(channel).Echo(echo(), timeout=0.3)
-        await discovery.close()
 
 
 async def _awaited(call: Any) -> Any:
@@ -393,12 +308,12 @@ class TestDrain:
         assert await waiting == "old: wait"
         await cluster.ended(servers[0])
 
-    async def test_a_replica_that_the_controller_drains_gets_no_new_calls(self, cluster: Cluster) -> None:
+    async def test_a_replica_that_the_controller_drains_gets_no_new_calls(
+        self, cluster: Cluster, discovery: FakeDiscovery
+    ) -> None:
         one, two = EchoService("one"), EchoService("two")
         servers = [await cluster.start(one), await cluster.start(two)]
-        discovery = FakeDiscovery()
         discovery.say("echo-child", ("r1", address(servers[0]), False), ("r2", address(servers[1]), False))
-        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
         stub, channel = make()
         await stub.Echo(echo())
         await until(lambda: connected(channel) == 2, "both are connected")
@@ -407,7 +322,6 @@ class TestDrain:
         calls = one.calls
         assert {await _reply(stub, "hi") for _ in range(20)} == {"two: hi"}
         assert one.calls == calls
-        await discovery.close()
 
 
 REPLICA = """
@@ -532,17 +446,14 @@ class TestDiscovery:
         await directory.close()
         await discovery.close()
 
-    async def test_one_stream_carries_all_services(self, cluster: Cluster) -> None:
+    async def test_one_stream_carries_all_services(self, cluster: Cluster, discovery: FakeDiscovery) -> None:
         server = await cluster.start(EchoService())
-        discovery = FakeDiscovery()
         discovery.say("echo-child", ("r1", address(server), False))
         discovery.say("second", ("r2", address(server), False))
-        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
         await make()[0].Echo(echo())
         second = EchoStub(HandleChannel("second", metrics=RuntimeMetrics()))
         await second.Echo(echo())
         assert discovery.asked[-1] == ["echo-child", "second"]
-        await discovery.close()
 
     @pytest.mark.parametrize("host", ["a..b", "x" * 64])
     async def test_a_name_that_no_host_has_stands_for_nothing(self, host: str) -> None:
@@ -571,12 +482,12 @@ class TestDiscovery:
         await asyncio.gather(*calls)
         await discovery.close()
 
-    async def test_the_service_says_how_its_replicas_are_chosen(self, cluster: Cluster) -> None:
+    async def test_the_service_says_how_its_replicas_are_chosen(
+        self, cluster: Cluster, discovery: FakeDiscovery
+    ) -> None:
         servers = [await cluster.start(EchoService(name)) for name in ("r1", "r2")]
         listed = [(f"r{number}", address(server), False) for number, server in enumerate(servers, 1)]
-        discovery = FakeDiscovery()
         discovery.say("echo-child", *listed, policy="round_robin")
-        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
         (stub, channel), (_, own) = make(), make(policy="least_ongoing")
 
         def policies() -> list[str]:
@@ -595,7 +506,6 @@ class TestDiscovery:
         assert len(same) == 1
         discovery.say("echo-child", *listed)
         await until(lambda: policies() == ["PowerOfTwo", "LeastOngoing"], "it says nothing any more")
-        await discovery.close()
 
     async def test_replicas_on_this_machine_come_first(self, cluster: Cluster) -> None:
         services = [EchoService("far"), EchoService("near")]
@@ -616,28 +526,11 @@ class TestDiscovery:
         await discovery.close()
 
 
-class LastOfAll:
-    """A policy of the user's own, found by its import path."""
-
-    def __init__(self, _: Random) -> None: ...
-
-    def choose(self, candidates: Sequence[Any], _: object) -> Any:
-        return candidates[-1]
+NAMES = ["", ":50051", "ranker:", "ranker:x", "ranker:70000", "x" * 64]
+"""Of no service: calls would wait to their deadlines for an address that never comes."""
 
 
 class TestPolicies:
-    async def test_one_of_the_user_s_own_by_its_import_path(
-        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        services = [EchoService(str(number)) for number in range(2)]
-        servers = [await cluster.start(service) for service in services]
-        know(*servers)
-        monkeypatch.setitem(sys.modules, "own_policies", sys.modules[__name__])
-        stub, channel = make(policy="own_policies:LastOfAll")
-        await until(lambda: connected(channel) == 2, "two connections")
-        last = max(range(2), key=lambda number: address(servers[number]))
-        assert {await _reply(stub, "hi") for _ in range(5)} == {f"{last}: hi"}
-
     async def test_sessions_stay_at_their_replicas_for_every_caller(self, cluster: Cluster) -> None:
         services = [EchoService(str(number)) for number in range(3)]
         know(*[await cluster.start(service) for service in services])
@@ -656,6 +549,8 @@ class TestPolicies:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
+            *[({"service": name}, "service: expected a service's name, or name:port, found ") for name in NAMES],
+            ({"policy_kwargs": {"a": 1}}, "policy_kwargs: expected a policy beside them"),
             ({"policy": "best"}, "policy: expected one of"),
             ({"policy": "no_such_module:Best"}, 'policy "no_such_module:Best": the module "no_such_module" cannot be'),
             ({"max_queued_requests": -2}, "max_queued_requests: expected an integer >= -1"),
@@ -665,7 +560,7 @@ class TestPolicies:
     )
     def test_what_cannot_be_is_refused_at_once(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(ValueError, match=f"^{message}"):
-            handle(EchoStub, "echo-child", **options)
+            handle(EchoStub, **{"service": "echo-child", **options})
 
 
 class TestOutliers:

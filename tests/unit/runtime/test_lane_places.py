@@ -122,31 +122,8 @@ async def test_no_more_calls_wait_than_are_missing_to_a_share(world: World) -> N
     await world.idle()
 
 
-async def test_a_call_that_is_cancelled_while_it_waits_leaves_nothing(world: World) -> None:
-    many = await world.fill(2)
-    few = world.ask(timeout=30)
-    await until(lambda: world.waiting == 1, "it waits")
-    few.cancel()
-    await until(lambda: world.waiting == 0, "it does not wait any more")
-    assert world.server._admission.ongoing == 1, "the place of the call that is worked on is still taken"
-    await world.service.end_all(2)
-    await asyncio.gather(*many)
-    assert world.service.begun == ["many", "many"]
-    await world.idle()
-
-
-async def test_a_deadline_ends_the_waiting_too(world: World) -> None:
-    many = await world.fill(1)
-    with pytest.raises(DeadlineExceeded):
-        await world.ask(timeout=0.5)
-    await until(lambda: world.waiting == 0, "it does not wait any more")
-    await world.service.end(0)
-    await asyncio.gather(*many)
-    await world.idle()
-
-
 @pytest.mark.parametrize("ends_by", ["cancel", "deadline"])
-async def test_a_call_that_ends_while_it_waits_is_logged_under_its_own_id(
+async def test_a_call_that_ends_while_it_waits_leaves_nothing_and_is_logged_under_its_own_id(
     world: World, monkeypatch: pytest.MonkeyPatch, ends_by: str
 ) -> None:
     logged: list[tuple[str, str]] = []
@@ -157,10 +134,14 @@ async def test_a_call_that_ends_while_it_waits_is_logged_under_its_own_id(
     if ends_by == "cancel":
         few.cancel()
     await until(lambda: len(logged) == 1, "its end is logged")
-    await asyncio.wait([few])
+    with pytest.raises(asyncio.CancelledError if ends_by == "cancel" else DeadlineExceeded):
+        await few
     assert logged[0][1] == "mine"
+    await until(lambda: world.waiting == 0, "it does not wait any more")
+    assert world.server.readiness().ongoing == 1, "the place of the call that is worked on is still taken"
     await world.service.end(0)
     await asyncio.gather(*many)
+    assert world.service.begun == ["many"]
     await world.idle()
 
 
@@ -197,7 +178,7 @@ async def test_a_call_that_may_go_elsewhere_is_refused_at_once(world: World, clu
     world.few_channel.pool().update(
         Listing([Endpoint(f"{place}", address(server)) for place, server in enumerate((world.server, free))])
     )
-    await until(lambda: len(world.few_channel.pool()._callable) == 2, "both are known")
+    await until(lambda: sum(known.callable for known in world.few_channel.pool().replicas()) == 2, "both are known")
     few = [world.ask(timeout=30) for _ in range(4)]
     await until(lambda: len(second.begun) == 4, "all are where there is room")
     assert world.waiting == 0

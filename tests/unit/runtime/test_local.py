@@ -11,16 +11,14 @@ from typing import Any
 
 import grpc
 import pytest
-from pierhead import Backpressure, BadRequest, DeadlineExceeded, UserCodeError, close_handles, handle
+from pierhead import Backpressure, BadRequest, close_handles, handle
 from pierhead.calls.channel import HandleChannel
-from pierhead.calls.clients import Clients
 from pierhead.echo.v1 import echo_pb2_grpc
-from pierhead.errors import RemoteError
 from pierhead.local import LocalReplica, local, override_handle
 from pierhead.metrics import RuntimeMetrics
 from pierhead.request import CURRENT, RequestContext
 
-from tests.unit.runtime.harness import Cluster, EchoService, echo, generate, know, until
+from tests.unit.runtime.harness import Cluster, EchoService, echo, know, until
 from tests.unit.runtime.pipes import Pipes, PipesStub
 
 # The suite of the transports, run against `pipes` of this module.
@@ -61,12 +59,8 @@ async def pipes(request: pytest.FixtureRequest) -> AsyncIterator[tuple[PipesStub
     await close_handles()
 
 
-@dataclass
-class Echo:
-    """A stub, and the servicer behind it."""
-
-    stub: Any
-    service: EchoService
+Echo = tuple[Any, EchoService]
+"""A stub, and the servicer behind it."""
 
 
 @pytest.fixture(params=["local", "override", "replica"])
@@ -75,83 +69,36 @@ async def served(request: pytest.FixtureRequest, cluster: Cluster) -> AsyncItera
     service = EchoService()
     if request.param == "replica":
         know(await cluster.start(service, max_ongoing_requests=2))
-        yield Echo(handle(echo_pb2_grpc.EchoStub, "echo-child"), service)
+        yield (handle(echo_pb2_grpc.EchoStub, "echo-child"), service)
     elif request.param == "local":
-        yield Echo(local(service, echo_pb2_grpc.EchoStub, max_ongoing_requests=2), service)
+        yield (local(service, echo_pb2_grpc.EchoStub, max_ongoing_requests=2), service)
     else:
         with override_handle("echo-child", service, max_ongoing_requests=2):
-            yield Echo(handle(echo_pb2_grpc.EchoStub, "echo-child"), service)
+            yield (handle(echo_pb2_grpc.EchoStub, "echo-child"), service)
 
 
 class TestSameAsAReplica:
-    async def test_a_reply(self, served: Echo) -> None:
-        assert (await served.stub.Echo(echo("hi"))).response == "echo: hi"
-
-    async def test_a_stream_of_replies(self, served: Echo) -> None:
-        assert [token.index async for token in served.stub.Generate(generate(num_tokens=4))] == [0, 1, 2, 3]
-
     async def test_the_service_s_own_error(self, served: Echo) -> None:
         with pytest.raises(BadRequest, match='message: expected anything but "bad"'):
-            await served.stub.Echo(echo("bad"))
-
-    async def test_an_exception_of_the_service(self, served: Echo) -> None:
-        with pytest.raises(UserCodeError, match=r"ValueError: boom \[error id [0-9a-f]{16}\]") as caught:
-            await served.stub.Echo(echo("boom"))
-        assert 'raise ValueError("boom")' in caught.value.traceback
-
-    async def test_an_exception_in_the_middle_of_a_stream(self, served: Echo) -> None:
-        stream = served.stub.Generate(generate("boom"))
-        assert (await stream.read()).index == 0
-        with pytest.raises(UserCodeError, match="boom"):
-            await stream.read()
-
-    async def test_a_status_of_the_service_s_own_choice(self, served: Echo) -> None:
-        with pytest.raises(RemoteError, match="there is one already") as caught:
-            await served.stub.Echo(echo("abort"))
-        assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
-
-    async def test_a_deadline(self, served: Echo) -> None:
-        await served.stub.Echo(
-            echo()
-        )  # connected, where there is something to connect: the deadline is the work's alone
-        with pytest.raises(DeadlineExceeded):
-            await served.stub.Echo(echo("wait"), timeout=0.5)
-        await until(lambda: served.service.cancelled == 1, "the work is cancelled")
+            await served[0].Echo(echo("bad"))
 
     async def test_the_request_context(self, served: Echo) -> None:
         deadline = time.monotonic() + 30
         CURRENT.set(RequestContext("r-1", deadline, "00-1-2-01", "s-1", "m-1"))
-        await served.stub.Echo(echo())
-        (seen,) = served.service.seen
+        await served[0].Echo(echo())
+        (seen,) = served[1].seen
         assert seen is not None
         assert (seen.request_id, *seen[2:]) == ("r-1", "00-1-2-01", "s-1", "m-1")
         assert abs(seen.deadline - deadline) < 1
 
-    async def test_cancelling_the_caller_cancels_the_work(self, served: Echo) -> None:
-        async def call() -> None:
-            await served.stub.Echo(echo("wait"))
-
-        task = asyncio.create_task(call())
-        await until(lambda: served.service.begun == 1, "the work has begun")
-        task.cancel()
-        await asyncio.wait([task])
-        await until(lambda: served.service.cancelled == 1, "the work is cancelled")
-
-    async def test_leaving_a_stream_cancels_the_work(self, served: Echo) -> None:
-        stream = served.stub.Generate(generate("wait"))
-        assert (await stream.read()).index == 0
-        await until(lambda: served.service.begun == 1, "the work goes on")
-        stream.cancel()
-        await until(lambda: served.service.cancelled == 1, "the work is cancelled")
-
     async def test_admission(self, served: Echo) -> None:
-        calls = [served.stub.Echo(echo("wait")) for _ in range(2)]
-        await until(lambda: served.service.begun == 2, "it is full")
+        calls = [served[0].Echo(echo("wait")) for _ in range(2)]
+        await until(lambda: served[1].begun == 2, "it is full")
         with pytest.raises(Backpressure, match="is full"):
-            await served.stub.Echo(echo(), timeout=0.2)
-        served.service.gate.set()
+            await served[0].Echo(echo(), timeout=0.2)
+        served[1].gate.set()
         await asyncio.gather(*calls)
-        assert (await served.stub.Echo(echo("hi"))).response == "echo: hi"
+        assert (await served[0].Echo(echo("hi"))).response == "echo: hi"
 
 
 WHO: ContextVar[str] = ContextVar("who", default="nobody")
@@ -231,15 +178,6 @@ class TestOverride:
             replies.append((await stub.Echo(echo())).response)
         replies.append((await stub.Echo(echo())).response)
         assert replies == ["real: hi", "fake: hi", "inner: hi", "fake: hi", "real: hi"]
-
-    async def test_the_pool_of_before_serves_again_as_it_did(self, cluster: Cluster) -> None:
-        know(await cluster.start(EchoService("real")))
-        pool = Clients.current().pool("echo-child", "lane")
-        with override_handle("echo-child", EchoService()):
-            assert Clients.current().pool("echo-child", "lane") is not pool
-            assert pool.closed
-        assert Clients.current().pool("echo-child", "lane") is pool
-        assert not pool.closed
 
     async def test_other_services_are_left_alone(self, cluster: Cluster) -> None:
         know(await cluster.start(EchoService("real")))

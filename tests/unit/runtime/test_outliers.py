@@ -114,17 +114,6 @@ def test_a_trial_without_a_verdict_is_followed_by_another() -> None:
     assert world.out(back + 2) == [], "the verdict has followed"
 
 
-def test_calls_from_before_the_verdict_say_nothing_new() -> None:
-    world = World(2)
-    world.fail(0, FAILURES, now=NOW)
-    until = world.all[0].until
-    world.fail(0, 3, now=NOW + 3, began=NOW - 1)
-    world.all[0].answered(NOW - 1, NOW + 3)
-    assert world.all[0].until == until
-    world.fail(0, 3, now=until + 1, began=NOW - 1)
-    assert world.out(until + 1) == [], "it is on probation still"
-
-
 def test_a_call_made_during_the_time_out_makes_it_no_longer() -> None:
     """By a handle that leaves nobody out."""
     world = World(2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -14,15 +14,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead.calls.listing import Listing
-from pierhead.calls.pool import Pool
-from pierhead.calls.replica import Endpoint
 from pierhead.policies.balanced import LeastOngoing, PowerOfTwo, RoundRobin
 from pierhead.policies.registry import make_policy, register_policy
-from pierhead.policies.router import Router
 from pierhead.policies.session import ConsistentHash
-
-from tests.unit.runtime.test_pool import FakeConnection, Timers
 
 POLICIES = ["power_of_two", "round_robin", "least_ongoing", "consistent_hash", "prefix", "engine_load"]
 
@@ -181,14 +175,6 @@ class TestConsistentHash:
         counts = Counter(policy.choose(candidates([0] * 4), CALL).name for _ in range(2000))
         assert all(300 < count < 750 for count in counts.values()), counts
 
-    def test_replicas_that_are_gone_are_forgotten(self) -> None:
-        policy = ConsistentHash(Random(1))
-        for number in range(100):
-            policy.choose([Fake(f"replica-{number}", 0)], CALL)
-            policy.on_replica_gone(f"replica-{number}")
-        policy.on_replica_gone("a stranger")
-        assert policy._ring.names == set()
-
 
 class TestMaking:
     def test_an_unknown_policy_is_refused_with_what_there_is(self) -> None:
@@ -269,51 +255,3 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     return name
-
-
-worlds = st.lists(
-    st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.integers(1, 3), st.integers(0, 4)),
-    min_size=1,
-    max_size=8,
-)
-
-
-@given(worlds, st.sampled_from(POLICIES), seeds, sessions)
-def test_no_policy_is_shown_a_replica_that_may_not_be_called(
-    world: Sequence[tuple[bool, bool, bool, bool, int, int]], policy: str, seed: int, session: str | None
-) -> None:
-    """Draining by the list, draining by its own word, disconnected, left out, full: none of them is ever taken."""
-    timers = Timers()
-    pool = Pool("service", connect, clock=lambda: 100.0, call_later=timers.call_later)
-    pool.update(
-        Listing(
-            [
-                Endpoint(f"r{index}", f"10.0.0.{index}:1", draining, limit)
-                for index, (draining, _, _, _, limit, _) in enumerate(world)
-            ]
-        )
-    )
-    for replica, (_, refuses, ready, out, _, inflight) in zip(pool.replicas(), world, strict=True):
-        replica.refuses = refuses
-        replica.connection.ready = ready
-        replica.inflight = replica.load = inflight
-        if out:
-            replica.standing.leave_out(100.0, 1.0)
-    pool._refresh()
-    may_be_called = [
-        (f"r{index}", out, inflight < limit)
-        for index, (draining, refuses, ready, out, limit, inflight) in enumerate(world)
-        if ready and not draining and not refuses
-    ]
-    all_out = [name for name, left_out, _ in may_be_called if left_out]
-    spared = max(0, len(all_out) - len(may_be_called) // 2)
-    lease = pool.take(Router(policy, Random(seed)), FakeCall(session), 100.0)
-    if lease is not None:
-        assert lease.replica.name in [name for name, _, room in may_be_called if room]
-        assert spared or lease.replica.name not in all_out
-    else:
-        assert not any(room and not left_out for _, left_out, room in may_be_called)
-
-
-def connect(_: str, changed: Any) -> FakeConnection:
-    return FakeConnection(changed)

@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead import handle
 from pierhead.calls.channel import HandleChannel
-from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.llm.v1.llm_pb2 import LLMRequest
-from pierhead.policies.prefix import CHARS_PER_NODE, MOST_CHARS, PrefixAware
+from pierhead.policies.prefix import CHARS_PER_NODE, PrefixAware
 from pierhead.policies.registry import make_policy
 from pierhead.policies.router import Router
 
@@ -63,13 +61,6 @@ class TestAffinity:
         assert len(counts) == 4
         assert max(counts.values()) < 160
 
-    def test_calls_without_a_text_go_by_load(self) -> None:
-        policy, of = make_policy("prefix", Random(1)), candidates([0, 3])
-        for request in (None, object(), LLMRequest(), LLMRequest(routing_text="short")):
-            call = FakeCall(request=request)
-            assert policy.choose(of, call) is of[0]
-            policy.on_routed(of[0], call)  # type: ignore[attr-defined]
-
     def test_who_is_gone_has_read_nothing(self) -> None:
         policy, of = PrefixAware(Random(1)), candidates([1] * 8)
         policy.on_routed(of[5], ask(SYSTEM))
@@ -86,12 +77,6 @@ class TestAffinity:
 
 
 class TestTheLoadGate:
-    def test_one_that_is_crowded_is_passed_over_whatever_it_has_read(self) -> None:
-        policy, of = PrefixAware(Random(1)), candidates([9, 4, 4, 4])
-        policy.on_routed(of[0], ask(SYSTEM))
-        assert policy.choose(of, prompt(1)) is not of[0]
-        assert policy.choose(candidates([5, 4, 4, 4]), prompt(1)).name == of[0].name
-
     def test_then_the_next_best_among_the_others(self) -> None:
         policy, of = PrefixAware(Random(1)), candidates([9, 4, 4, 4])
         policy.on_routed(of[0], ask(SYSTEM))
@@ -184,12 +169,6 @@ def test_any_text_is_routed(text: str, loads: list[int], model: str | None) -> N
         policy.on_routed(chosen, call)
 
 
-def test_a_text_is_looked_at_up_to_a_bound() -> None:
-    policy, of = PrefixAware(Random(1)), candidates([1] * 4)
-    policy.on_routed(of[0], ask("x" * 100_000))
-    assert policy._tree.chars(of[0].name) == MOST_CHARS
-
-
 def test_many_short_texts_take_little_memory() -> None:
     policy, (of, *_) = PrefixAware(Random(1)), candidates([1])
     for number in range(20_000):
@@ -221,8 +200,6 @@ class TestItsSettings:
         policy = channel.binding().router.policy
         assert isinstance(policy, PrefixAware)
         assert policy._threshold == 0.5
-        with pytest.raises(ValueError, match="policy_kwargs: expected a policy beside them"):
-            handle(EchoStub, "llm", policy_kwargs={"match_rate_threshold": 0.5})
 
     @pytest.mark.parametrize(
         ("kwargs", "words"),

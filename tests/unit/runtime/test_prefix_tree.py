@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from random import Random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -135,19 +134,6 @@ def test_one_text_through_more_nodes_than_there_may_be_loses_its_end() -> None:
     tree.insert(text, "r9")
     assert tree.nodes("r9") == 10
     assert tree.match(text)["r9"] == 10
-
-
-def test_a_prefix_that_goes_on_being_used_is_kept() -> None:
-    tree = PrefixTree(100)
-    for number in range(1000):
-        tree.insert("system prompt" + f"{number:010}", "r0")
-    assert tree.match("system prompt") == {"r0": 13}
-
-
-@pytest.mark.parametrize(("most", "target", "grain"), [(0, None, 1), (10, 11, 1), (10, 0, 1), (10, 10, 0)])
-def test_bounds_that_cannot_be_are_refused(most: int, target: int | None, grain: int) -> None:
-    with pytest.raises(ValueError, match="expected 0 < target_chars <= max_chars and grain >= 1"):
-        PrefixTree(most, target, grain)
 
 
 def test_the_worst_text_is_looked_up_in_bounded_time() -> None:

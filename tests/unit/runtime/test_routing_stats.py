@@ -170,14 +170,12 @@ class Remembers:
 
 
 class TestCallers:
-    @pytest.mark.parametrize("transport", ["lane", "grpc"])
-    async def test_replies_tell_them_and_again_when_they_change(
-        self, stats: Published, cluster: Cluster, transport: str
-    ) -> None:
+    async def test_replies_bring_them_and_again_when_they_change(self, stats: Published, cluster: Cluster) -> None:
+        """Over plain gRPC; for lanes see test_lane_wire.py."""
         server = await cluster.start(EchoService())
         Clients.use(Settings(static={"ECHO_CHILD": (address(server),)}))
         channel = HandleChannel(
-            "echo-child", metrics=RuntimeMetrics(), transport=transport, policy=f"{__name__}:Remembers"
+            "echo-child", metrics=RuntimeMetrics(), transport="grpc", policy=f"{__name__}:Remembers"
         )
         one = channel.unary_unary("/pierhead.echo.v1.Echo/Echo", lambda message: message.SerializeToString(), bytes)
         await one(echo())

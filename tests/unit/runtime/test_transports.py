@@ -17,27 +17,20 @@ from pierhead.calls.channel import HandleChannel
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.errors import RemoteError
 from pierhead.metrics import RuntimeMetrics
-from pierhead.replica.server import ReplicaServer
 from pierhead.request import CURRENT, RequestContext
 
 from tests.unit.runtime import harness
 from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, EchoService, address, echo, know, until
-from tests.unit.runtime.pipes import LARGE, Pipes, PipesStub, idle, numbers
+from tests.unit.runtime.pipes import LARGE, Served, idle, numbers, serve
 
 pytestmark = EACH_TRANSPORT
 
 
 @pytest.fixture
-async def pipes(cluster: Cluster, transport: str) -> tuple[PipesStub, Pipes, ReplicaServer]:
-    service = Pipes()
-    server = await cluster.start(service, debug=True)
-    know(server)
-    stub = PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=transport))
-    await stub.One(b"connect")  # a replica that is not connected when a short deadline is over is another error
-    return stub, service, server
-
-
-Served = tuple[PipesStub, Pipes, ReplicaServer]
+async def pipes(cluster: Cluster, transport: str) -> Served:
+    served = await serve(cluster, debug=True)
+    await served[0].One(b"connect")  # a replica that is not connected when a short deadline is over is another error
+    return served
 
 
 class TestCalls:
@@ -64,10 +57,12 @@ class TestCalls:
         assert b"('mine-bin', b'\\x00\\xfe')" in seen
         assert b"x-request-id" in seen
 
-    async def test_a_status_set_by_the_service_reaches_the_caller(self, pipes: Served) -> None:
+    @pytest.mark.parametrize("how", [b"status", b"abort"])
+    async def test_a_status_of_the_service_s_own_choice_reaches_the_caller(self, pipes: Served, how: bytes) -> None:
         with pytest.raises(RemoteError, match="there is one") as raised:
-            await pipes[0].One(b"status")
+            await pipes[0].One(how)
         assert raised.value.code() is grpc.StatusCode.ALREADY_EXISTS
+        assert raised.value.http_status == 409
 
     async def test_a_method_that_is_not_there(self, pipes: Served) -> None:
         with pytest.raises(RemoteError) as raised:
@@ -81,7 +76,7 @@ class TestCalls:
         assert got == list(range(5000))
         await idle(server)
 
-    async def test_large_replies_come_among_small_ones(self, pipes: Served) -> None:
+    async def test_large_replies_come_in_order(self, pipes: Served) -> None:
         stub, _, server = pipes
         sizes = [len(message) async for message in stub.Split(b"5 %d" % LARGE)]
         assert sizes == [LARGE + 4] * 5
@@ -103,12 +98,17 @@ class TestCalls:
         assert rest == 100_000
         await idle(server)
 
-    async def test_leaving_a_stream_of_replies_ends_the_work(self, pipes: Served) -> None:
+    async def test_cancelling_the_caller_or_the_call_ends_the_work(self, pipes: Served) -> None:
         stub, service, server = pipes
-        call = stub.Split(b"1000000 1000")
-        async for _ in call:
-            break
-        call.cancel()
+        service.gate.clear()
+        waiting = asyncio.ensure_future(stub.One(b"wait"))
+        replies, requests = stub.Split(b"1000000 1000"), stub.Join()
+        await replies.read()
+        await requests.write(b"1")
+        await until(lambda: server.readiness().ongoing == 3, "all are at the replica")
+        waiting.cancel()
+        replies.cancel()
+        requests.cancel()
         await until(lambda: service.ended == 1, "the generator is closed")
         await idle(server)
 
@@ -116,14 +116,6 @@ class TestCalls:
     async def test_requests_come_from_an_iterator(self, pipes: Served, count: int, size: int) -> None:
         stub, _, server = pipes
         assert await stub.Join(numbers(count, size)) == b"%d %d" % (count, count * size)
-        await idle(server)
-
-    async def test_cancelling_a_stream_of_requests_ends_the_work(self, pipes: Served) -> None:
-        stub, _, server = pipes
-        call = stub.Join()
-        await call.write(b"1")
-        await until(lambda: server.readiness().ongoing == 1, "the call is at the replica")
-        call.cancel()
         await idle(server)
 
     async def test_an_iterator_that_fails_ends_the_call(self, pipes: Served) -> None:
@@ -148,56 +140,36 @@ class TestCalls:
         assert await call.code() is grpc.StatusCode.OK
         await idle(server)
 
-    async def test_an_exception_ends_a_stream(self, pipes: Served) -> None:
+    async def test_an_exception_of_the_service_arrives_with_its_traceback(self, pipes: Served) -> None:
         stub, _, server = pipes
         call = stub.Talk()
         await call.write(b"fail")
-        with pytest.raises(UserCodeError, match="told to"):
+        with pytest.raises(UserCodeError, match=r"^ValueError: told to \[error id \w{16}\](\n|$)") as caught:
             await call.read()
+        assert 'raise ValueError("told to")' in caught.value.traceback
+        assert caught.value.error_id in str(caught.value)
+        with pytest.raises(UserCodeError, match="told to"):
+            await stub.One(b"fail")
         await idle(server)
 
-    async def test_a_deadline_ends_a_call_with_one_reply(self, pipes: Served) -> None:
+    async def test_a_deadline_ends_a_call_of_any_kind(self, pipes: Served) -> None:
         stub, service, server = pipes
         service.gate.clear()
         with pytest.raises(DeadlineExceeded):
             await stub.One(b"wait", timeout=0.1)
-        await idle(server)
-
-    async def test_a_deadline_ends_a_stream_of_replies(self, pipes: Served) -> None:
-        stub, _, server = pipes
         with pytest.raises(DeadlineExceeded):
             async for _ in stub.Split(b"100000000 10", timeout=0.2):
                 pass
-        await idle(server)
-
-    async def test_a_deadline_ends_a_stream_of_requests(self, pipes: Served) -> None:
-        stub, _, server = pipes
-        call = stub.Join(timeout=0.1)
-        await call.write(b"1")
+        requests = stub.Join(timeout=0.1)
+        await requests.write(b"1")
         with pytest.raises(DeadlineExceeded):
-            await call
+            await requests
         await idle(server)
 
 
 def make(**options: Any) -> tuple[Any, HandleChannel]:
     channel = HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=harness.TRANSPORT, **options)
     return EchoStub(channel), channel
-
-
-async def test_a_user_s_exception_arrives_with_its_traceback(cluster: Cluster) -> None:
-    know(await cluster.start(EchoService(), debug=True))
-    with pytest.raises(UserCodeError, match=r"^ValueError: boom \[error id \w{16}\](\n|$)") as caught:
-        await make()[0].Echo(echo("boom"))
-    assert 'raise ValueError("boom")' in caught.value.traceback
-    assert caught.value.error_id in str(caught.value)
-
-
-async def test_the_service_s_own_abort_keeps_its_status(cluster: Cluster) -> None:
-    know(await cluster.start(EchoService()))
-    with pytest.raises(RemoteError, match="there is one already") as caught:
-        await make()[0].Echo(echo("abort"))
-    assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
-    assert caught.value.http_status == 409
 
 
 async def test_a_call_within_a_request_gets_what_the_request_has_left(cluster: Cluster) -> None:
@@ -213,24 +185,6 @@ async def test_a_call_within_a_request_gets_what_the_request_has_left(cluster: C
     assert seen.request_id == "request-1"
     assert seen.traceparent == "00-trace"
     assert seen.deadline <= time.monotonic() + 0.5
-
-
-async def test_cancelling_the_caller_cancels_the_work(cluster: Cluster) -> None:
-    service = EchoService()
-    know(await cluster.start(service))
-    stub, channel = make()
-
-    async def call() -> None:
-        await stub.Echo(echo("wait"))
-
-    task = asyncio.create_task(call())
-    await until(lambda: service.begun == 1, "the call is at the replica")
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await until(lambda: service.cancelled == 1, "the work is cancelled")
-    assert [replica.inflight for replica in channel.pool().replicas()] == [0]
-    assert channel.metrics.handle_requests.values[("echo-child", "cancelled")] == 1
 
 
 async def test_a_full_replica_s_call_goes_to_another(cluster: Cluster) -> None:

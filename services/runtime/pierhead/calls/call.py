@@ -206,7 +206,7 @@ class Call:
     # ---- getting to a replica
 
     def _add_metadata(self, metadata: Any) -> None:
-        """The caller's own, which also say for whom and for which model this one call is."""
+        """Add the caller's own pairs, which may name another session and model for this one call."""
         self._metadata += tuple(metadata)
         for key, value in metadata:
             if key == SESSION_KEY:

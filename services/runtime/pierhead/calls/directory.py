@@ -127,7 +127,7 @@ class Directory:
                 except grpc.aio.AioRpcError as error:
                     reason = error.details() or error.code().name
                 except Exception as error:
-                    # Whatever one list brings out, the next ones must still be heard: a frozen list is an outage later.
+                    # Whatever one list causes, later ones must still be taken over: a frozen list is an outage later.
                     logger.exception("internal: a list from discovery could not be taken over")
                     reason = repr(error)
                 logger.info("discovery at %s: %s; the last lists stay in force", self._settings.discovery, reason)

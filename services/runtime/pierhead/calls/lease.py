@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from pierhead.calls.replica import Replica
 
-
-class Releases(Protocol):
-    """What a lease gives its place back to: the pool."""
-
-    def released(self, replica: Replica, trial: bool) -> None:
-        """A call has left the replica."""
-        ...
+if TYPE_CHECKING:
+    from pierhead.calls.pool import Pool
 
 
 class Lease:
@@ -20,7 +15,7 @@ class Lease:
 
     __slots__ = ("_pool", "began", "left", "replica", "trial")
 
-    def __init__(self, pool: Releases, replica: Replica, began: float) -> None:
+    def __init__(self, pool: Pool, replica: Replica, began: float) -> None:
         self._pool = pool
         self.replica = replica
         self.began = began

@@ -1,7 +1,7 @@
 """The line of calls that wait for a replica with room: the oldest call is served first.
 
-Age and not arrival decides, so that a call that was refused comes back to where it stood. Pure: who is served, and
-when, is the pool's business.
+Age and not arrival decides, so that a refused call returns to its former place. Pure: the pool decides which call is
+served, and when.
 """
 
 from __future__ import annotations

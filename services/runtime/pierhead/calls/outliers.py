@@ -10,8 +10,8 @@ A failure is a lost connection, a deadline that passed while the replica answere
 the service is broken; never overload, draining, a cancellation, or a request that is wrong. `failures` sorts them.
 
 A dependency that fails makes all replicas fail alike; then none is an outlier, and leaving some out would only halve
-what is left. So a replica is left out only while there is another one in service whose last call did not fail, and
-never more than half of those that may be called, rounded down: the only one never is.
+what is left. So a replica is left out only while another one is in service whose last call did not fail, and never more
+than half of the callable replicas, rounded down: a single replica never is.
 
 All of it is pure: times are monotonic seconds, handed in, and so is the randomness.
 """
@@ -149,7 +149,7 @@ def most_out(callable_replicas: int) -> int:
 
 
 def left_out(peers: Collection[Standing], now: float) -> list[Standing]:
-    """The replicas to leave out now: of the unwanted ones no more than allowed, those with the longest time left first.
+    """The replicas to leave out now: of the unwanted ones no more than allowed, the longest time left first.
 
     Replicas drain and disappear while others are left out: what was half of them may now be all.
     """

@@ -22,6 +22,8 @@ from pierhead.calls.outliers import Outliers, Standing, left_out, next_change
 from pierhead.calls.replica import FULL_TRUSTED_S, Replica
 from pierhead.errors import NoReplica, PierheadError
 from pierhead.lanes.transports import Connect
+from pierhead.lanes.waiting import next_change as next_wake
+from pierhead.lanes.waiting import wake_all
 from pierhead.policies.policy import RoutedCall
 from pierhead.policies.router import Router
 from pierhead.routing_stats import Stats
@@ -91,7 +93,7 @@ class Pool:
     # ---- what sources report
 
     def update(self, listing: Listing) -> None:
-        """Take another listing. Replicas are known by address: one that stays keeps its connection and its counts."""
+        """Take over a listing. A replica whose address stays keeps its connection and its counts."""
         self.listed = True
         former, self.listing = self.listing, listing
         if (listing.policy, listing.policy_kwargs) != (former.policy, former.policy_kwargs):
@@ -118,9 +120,7 @@ class Pool:
         return self._replicas.values()
 
     def watch(self, router: Router) -> None:
-        """Tell `router` of replicas that are gone, and how the service is to be called, for as long as code holds
-        it.
-        """
+        """Keep `router` informed of replicas that are gone, and of the service's policy, as long as code holds it."""
         router.follow(self.listing.policy, self.listing.policy_kwargs)
         if router.watches_replicas or router.follows:
             self._watching.add(router)
@@ -138,9 +138,7 @@ class Pool:
 
     async def changed(self) -> None:
         """Return at the next change of which replicas may be called."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._changes.append(future)
-        await future
+        await next_wake(self._changes)
 
     def describe(self) -> str:
         """The replicas in one line, for messages."""
@@ -337,7 +335,7 @@ class Pool:
     def _watcher_of(self, replica: Replica) -> Callable[[], None]:
         def changed() -> None:
             if not replica.connection.ready:
-                lost = not replica.drains  # one that drains goes away in order
+                lost = not replica.drains  # a draining replica goes away in order
                 replica.renewed()
                 if lost:
                     self._lost(replica.standing)
@@ -356,10 +354,7 @@ class Pool:
         self._callable = sorted((r for r in self._replicas.values() if r.callable), key=lambda replica: replica.name)
         self._weighed = weights.differ(self._callable)
         self._sort(self._clock())
-        changes, self._changes = self._changes, []
-        for future in changes:
-            if not future.done():
-                future.set_result(None)
+        wake_all(self._changes)
         self._serve()
 
     def _sort(self, now: float) -> None:
@@ -389,8 +384,8 @@ class Pool:
         self._sort(now)
 
     def _take_word(self, lease: Lease, ongoing: int, until: float) -> None:
-        """Take over what a replica says of its load. Of that, this process's calls are those at the answer's arrival:
-        what has ended since would be taken for others' calls.
+        """Take over the load that a replica reports. This process's share of it is the number of its calls when the
+        answer arrived: calls that have ended since would be taken for others' calls.
         """
         replica = lease.replica
         replica.set_others(ongoing - (lease.left if lease.left >= 0 else replica.inflight - 1), until)

@@ -28,7 +28,7 @@ class Endpoint:
     weight: int = 1
     """Its share of the calls, relative to the other replicas'."""
     stats: Stats | None = None
-    """What it publishes for policies, as the source last heard it; None = not known."""
+    """The numbers that it publishes for policies, as the source last read them; None = not known."""
 
 
 class Replica:

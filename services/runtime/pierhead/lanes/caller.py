@@ -187,7 +187,7 @@ class LaneConnection:
                 await asyncio.wait([writer])
 
     async def _live_without(self) -> None:
-        """Speak plain gRPC until that connection breaks: whoever answers there next may have lanes."""
+        """Speak plain gRPC until that connection breaks: the next process at the address may have lanes."""
         plain = GrpcConnection(self._address, self._plain_changed.set)
         self._plain = plain
         try:
@@ -222,13 +222,13 @@ async def _write(outbox: Outbox, stream: Any) -> None:
     try:
         await outbox.write_all(stream.write)
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        return  # the reader hears why
+        return  # reading raises why
     except Exception:
         logger.exception("internal: a lane's packet could not be written")
 
 
 class CallerLane:
-    """One lane, from its hello to its loss: the calls in it, and what they say."""
+    """One lane, from its hello to its loss, and the calls in it."""
 
     largest_packet = MAX_PACKET_BYTES
 
@@ -238,7 +238,7 @@ class CallerLane:
         self.window = WINDOW_BYTES
         self.was_open = False
         self.models: tuple[Pair, ...] = ()
-        """What the replica told last of the models it holds, as metadata for every call's reader."""
+        """The models that the replica last said it holds, as metadata for every call's reader."""
         self.stats: tuple[Pair, ...] = ()
         """Likewise of the numbers that it publishes."""
         self.deadlines = Deadlines.current()
@@ -288,7 +288,7 @@ class CallerLane:
         return bytes(taken.message)
 
     def learn(self, trailers: Iterable[Pair]) -> None:
-        """A replica tells once in each lane which models it holds and what it publishes, and again when it changes."""
+        """Keep what a replica sends once in each lane, and again when it changes: models held, numbers published."""
         for key, value in trailers:
             if key == MODELS_KEY:
                 self.models = ((key, value),)

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import grpc
 
 NEVER_SENT = "failed to connect to all addresses"
-"""How the message begins of a call that surely was not begun: gRPC's core says so of one that found no connection to be
-written to, and so does every other transport here."""
+"""How the message of a call begins that was surely not begun: gRPC's core uses it for a call that found no connection,
+and so does every other transport here."""
 
 CHANNEL_OPTIONS = (
     # A peer that hangs or whose machine is gone answers no ping: calls on it fail after five seconds at most.

@@ -1,4 +1,4 @@
-"""What one side of a lane has to say. Frames queue; one writer sends all that has come together, a packet at a time.
+"""The queue of frames that one side of a lane sends. One writer sends all that has queued, a packet at a time.
 
 Nothing waits for company: the writer is woken by the first frame and runs in the same turn of the event loop or the
 next; what others add until then travels along. While a packet is being written, the next one fills.

@@ -384,5 +384,5 @@ def _status(code: Any) -> grpc.StatusCode:
 
 def _pairs(metadata: Iterable[Pair] | Mapping[str, Any]) -> tuple[Pair, ...]:
     pairs = tuple(metadata.items() if isinstance(metadata, Mapping) else metadata)
-    flatten(pairs)  # raises here, at whoever sets them, for what cannot be sent
+    flatten(pairs)  # raises here, in the code that sets them, for what cannot be sent
     return pairs

@@ -302,7 +302,7 @@ class ServedLane:
         refusal = edge.admission.enter()
         if refusal is not None and (isinstance(method, str) or not self._waits(frame, refusal)):
             reason = edge.refused(refusal)
-            name = UNMATCHED if isinstance(method, str) else method.name  # anybody can invent names: they are no labels
+            name = UNMATCHED if isinstance(method, str) else method.name  # callers can invent names: no labels
             edge.metrics.requests.inc((name, refusal.grpc_status.name))
             trailers = (*refusal.trailing_metadata(), (REFUSED_KEY, reason))
             self.refuse(number, refusal.grpc_status, refusal.details(), trailers, edge.admission.ongoing + 1)

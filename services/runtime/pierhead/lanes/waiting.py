@@ -1,5 +1,4 @@
-"""Tasks that wait for the next change of something: each has a future of its own, so one who is cancelled takes nobody
-along."""
+"""Tasks that wait for the next change of something: each has a future of its own, so a cancelled one harms no other."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ def next_change(waiting: list[asyncio.Future[None]]) -> asyncio.Future[None]:
 
 
 def wake_all(waiting: list[asyncio.Future[None]]) -> None:
-    """Tell those who wait, and have the list empty for the next change."""
+    """Wake the waiting tasks, and empty the list for the next change."""
     for waiter in waiting:
         if not waiter.done():
             waiter.set_result(None)

@@ -40,7 +40,7 @@ class SendWindow:
 
 
 class ReceiveWindow:
-    """What a receiver holds, and what it owes to the sender."""
+    """The bytes that a receiver holds, and the credit that it owes to the sender."""
 
     __slots__ = ("_owed", "_window", "left")
 
@@ -48,7 +48,7 @@ class ReceiveWindow:
         self._window = window
         self._owed = 0
         self.left = window
-        """What the sender may send by what it was told so far."""
+        """Bytes that the sender may still send, by the credit that it was given."""
 
     def arrive(self, size: int) -> bool:
         """A message came; False when the sender had no right to send it."""
@@ -57,7 +57,7 @@ class ReceiveWindow:
         return allowed
 
     def consume(self, size: int) -> int:
-        """The consumer took a message: the credit to send now, or 0. Told by the half window, not by the message."""
+        """The consumer took a message: the credit to send now, or 0. Sent by the half window, not by the message."""
         self._owed += cost(size)
         if self._owed * 2 < self._window:
             return 0

@@ -19,8 +19,8 @@ class EngineLoad:
 
     def __init__(self, rng: Random) -> None:
         self._random = rng.random
-        self._heard: dict[str, tuple[Mapping[str, float], int]] = {}
-        """What each replica said last, and how many calls were there when that was seen first."""
+        self._reports: dict[str, tuple[Mapping[str, float], int]] = {}
+        """Each replica's last report, and how many calls were there when it was first seen."""
 
     def choose(self, candidates: Sequence[C], _: RoutedCall) -> C:
         """The less busy of two; of equally busy ones, the one with more free cache, and then the first drawn."""
@@ -31,18 +31,18 @@ class EngineLoad:
 
     def on_replica_gone(self, name: str) -> None:
         """Forget what it said."""
-        self._heard.pop(name, None)
+        self._reports.pop(name, None)
 
     def _busy(self, candidate: Candidate) -> tuple[float, float]:
         """Requests at the engine, and the share of its cache in use.
 
-        What it said, and what came, less what went, since that was heard; never less than the calls that are there.
+        What it reported, plus the calls that came and less those that ended since; never less than the calls there.
         """
         stats, load = candidate.stats, candidate.load
         if "running" not in stats and "waiting" not in stats:
             return load, stats.get("kv_use", 0.0)
-        heard = self._heard.get(candidate.name)
-        if heard is None or heard[0] is not stats:
-            heard = self._heard[candidate.name] = (stats, load)
+        report = self._reports.get(candidate.name)
+        if report is None or report[0] is not stats:
+            report = self._reports[candidate.name] = (stats, load)
         said = stats.get("running", 0.0) + stats.get("waiting", 0.0)
-        return max(load, said + load - heard[1]), stats.get("kv_use", 0.0)
+        return max(load, said + load - report[1]), stats.get("kv_use", 0.0)

@@ -1,7 +1,7 @@
 """A consistent-hash ring: which replica a key belongs to, the same in every process, and for as long as may be.
 
 Each name has many points on a circle of 64 bits; a key belongs to the name of the first point at or after its own
-position. A name that comes takes over about its share of the keys, one that goes leaves only its own to others.
+position. A new name takes over about its share of the keys; a removed name leaves only its own to others.
 """
 
 from __future__ import annotations

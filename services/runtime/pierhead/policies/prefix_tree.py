@@ -53,19 +53,12 @@ class PrefixTree:
       bounds how deep the tree can be, and so what the worst text costs.
     - max_nodes: nodes that a holder may have, cut down in proportion; None = any number. A node takes some 700 bytes
       however short its text is, so this bounds the memory that many short texts take.
-
-    Raises ValueError for bounds that cannot be.
     """
 
     def __init__(
         self, max_chars: int, target_chars: int | None = None, grain: int = 1, max_nodes: int | None = None
     ) -> None:
         target_chars = max_chars if target_chars is None else target_chars
-        if not 0 < target_chars <= max_chars or grain < 1 or (max_nodes is not None and max_nodes < 1):
-            raise ValueError(
-                f"PrefixTree: expected 0 < target_chars <= max_chars and grain >= 1 and max_nodes >= 1, found "
-                f"target_chars={target_chars}, max_chars={max_chars}, grain={grain}, max_nodes={max_nodes}"
-            )
         self._max = max_chars
         self._target = target_chars
         self._max_nodes = sys.maxsize if max_nodes is None else max_nodes

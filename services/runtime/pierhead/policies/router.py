@@ -14,7 +14,6 @@ from typing import Any, NoReturn, TypeVar
 
 from pierhead.errors import UserCodeError
 from pierhead.policies.hash_ring import position
-from pierhead.policies.model_holders import prefer_holders
 from pierhead.policies.policy import Candidate, Policy, RoutedCall
 from pierhead.policies.registry import DEFAULT_POLICY, make_policy
 from pierhead.request import new_request_id
@@ -114,16 +113,25 @@ class Router:
 
 
 def near(candidates: Sequence[C], node: str) -> Sequence[C]:
-    """Those that run on `node`; all of them when none does, as when those are full and so no candidates."""
+    """The candidates that run on `node`; all of them where none does, as when the near ones are full."""
     return [candidate for candidate in candidates if candidate.node == node] or candidates
 
 
 def for_model(candidates: Sequence[C], model_id: str) -> Sequence[C]:
-    """Those that hold the model. When none does, the one to load it: of those with the fewest models the one that the
-    model's name picks, so that the first calls for it agree on one while it loads. All of them where nothing is held.
+    """Those that hold the model. When none does, the one to load it: of those with the fewest models (which need not
+    unload any, or not soon) the one that the model's name picks, so that the first calls for it agree on one while it
+    loads. All of them where nothing is held.
+
+    Candidates have room, so where every holder is full a call goes to another replica, which then holds it as well.
     """
-    preferred = prefer_holders(candidates, model_id)
-    if model_id in preferred[0].models or not any(candidate.models for candidate in candidates):
-        return preferred
+    holders = [candidate for candidate in candidates if model_id in candidate.models]
+    if holders or not any(candidate.models for candidate in candidates):
+        return holders or candidates
+    fewest = min(len(candidate.models) for candidate in candidates)
     # Rendezvous hashing: each pair has a rank, the highest wins. A replica that comes or goes moves only its models.
-    return [max(preferred, key=lambda candidate: position(f"{model_id}@{candidate.name}"))]
+    return [
+        max(
+            (candidate for candidate in candidates if len(candidate.models) == fewest),
+            key=lambda candidate: position(f"{model_id}@{candidate.name}"),
+        )
+    ]
