@@ -63,6 +63,15 @@ async def test_an_expectation_is_answered_on_a_remembered_path_too(cluster: Clus
         assert status == 200
 
 
+async def test_methods_that_no_standard_has_share_a_label(cluster: Cluster, client: ClientSession) -> None:
+    app = web.Application()
+    app.router.add_route("*", "/here", told)
+    server = await cluster.start(app)
+    for method in ("PURGE", "REPORT"):
+        assert (await ask(client, server, "/here", method))[0] == 200
+    assert server.metrics.requests.values == {("OTHER /here", "200"): 2}
+
+
 async def test_middlewares_see_every_request(cluster: Cluster, client: ClientSession) -> None:
     seen = []
 

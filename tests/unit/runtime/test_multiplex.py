@@ -415,6 +415,10 @@ class TestDoor:
         assert (await translator.get_model()).model_id == "fr", "the request's"
         assert (await translator.get_model("de")).model_id == "de"
         assert await translator.get_model("de") is not await other.get_model("de"), "of each instance its own"
+        used = translator.get_model("de")
+        async with used:
+            with pytest.raises(RuntimeError, match="this use was entered already"):
+                await used.__aenter__()
         for model_id in ("", 7):
             with pytest.raises(
                 ValueError, match=r"Translator\.get_model: expected the id of a model, some text, found"

@@ -66,6 +66,7 @@ def test_what_the_controller_gives_is_read() -> None:
             'PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD: expected true or false, found "on"',
         ),
         ("PIERHEAD_LOG_ENCODING", "xml", 'PIERHEAD_LOG_ENCODING: expected json or text, found "xml"'),
+        ("PIERHEAD_USER_CONFIG", "[]", "PIERHEAD_USER_CONFIG: expected a JSON object of at most 64 KiB"),
         ("PIERHEAD_LOG_LEVEL", "loud", "expected debug, info, warning or error"),
     ],
 )

@@ -67,6 +67,14 @@ def is_open(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def test_settings_that_are_wrong_keep_no_start_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIERHEAD_ADMIN_PORT", "nonsense")
+    start = Start({"PIERHEAD_REPLICA": "shop-ranker-1"})
+    start.report("loading weights", 1, 2)
+    start.hand_over()
+    assert start.steps == 1
+
+
 def test_the_controller_sees_it_before_the_program_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     port = unused_port()
     monkeypatch.setenv("PIERHEAD_ADMIN_PORT", str(port))
