@@ -15,7 +15,7 @@ from tests.harness.own_engine import OwnEngine, missing
 from tests.harness.stack import ROOT, Stack, address_of, request
 from tests.harness.waiting import eventually, seconds_until
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(900)]
 
 ECHO = "/echo?message=x"
 REPLICAS = {"echo": 2, "echo-child": 2}
@@ -81,7 +81,6 @@ def test_with_live_restore_no_request_is_lost(engine: OwnEngine, stack: Stack) -
     assert stack.container("controller").id == controller
 
 
-@pytest.mark.long
 def test_published_ports_stay_open_while_the_engine_is_down(engine: OwnEngine, stack: Stack) -> None:
     """They are rules in the kernel. The engine writes them anew when it starts: then they refuse for some 0.2 s."""
     engine.set_live_restore(True)
@@ -102,7 +101,6 @@ def test_published_ports_stay_open_while_the_engine_is_down(engine: OwnEngine, s
     assert lives(stack) == before, "nothing was restarted"
 
 
-@pytest.mark.long
 def test_without_it_everything_comes_back_by_itself(engine: OwnEngine, stack: Stack) -> None:
     engine.set_live_restore(False)
     own, replicas = {name: stack.container(name).id for name in OWN}, stack.replica_ids()
