@@ -265,7 +265,7 @@ class EngineReader:
         requests: dict[str, frozenset[str]] = {}
         names: dict[str, frozenset[str]] = {}
         for summary in summaries:
-            # The value counts, too: replicas have a label of that name, those of other stacks as well.
+            # The value counts, too: replicas of every stack have a label of that name.
             if not _is_up(summary) or (summary.get("Labels") or {}).get(PROBE_LABEL) == PROBE_VALUE:
                 continue
             container_id = summary["Id"]

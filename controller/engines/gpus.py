@@ -29,7 +29,7 @@ _YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True, slots=True)
 class GpuInventory:
-    """GPUs of this machine in the order of their indices where those are known, and index -> UUID."""
+    """GPUs of this machine in the order of their indices where these are known, and index -> UUID."""
 
     gpus: tuple[Gpu, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)

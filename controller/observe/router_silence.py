@@ -31,7 +31,7 @@ class SilenceWatch:
         """Since when every reading has found that HAProxy does not hang."""
 
     async def read(self, _: None) -> RoutingState:
-        """Return what HAProxy tells. Raises RoutingUnreachable where it does not answer, RoutingError where its answer
+        """Return HAProxy's state. Raises RoutingUnreachable where it does not answer, RoutingError where its answer
         cannot be read.
         """
         begun = self._clock()

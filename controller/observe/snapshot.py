@@ -130,7 +130,7 @@ class Observer:
         return replace(sight, observed=self.latest)
 
     def look_ahead(self, sight: Sight, plan: Plan, in_progress: tuple[Action, ...], now: float) -> None:
-        """Begin to read what a later look needs to know of the GPUs, and mark those that cannot be trusted."""
+        """Begin to read what a later look needs of the GPUs, and mark GPUs that cannot be used."""
         self._gpu_marks.note_removals(sight.observed, in_progress)
         if sight.complete:
             self._gpu_memory.refresh(sight.spec, sight.observed, plan)
@@ -200,7 +200,7 @@ class Observer:
 
 
 def with_unseen(in_progress: tuple[Action, ...], unseen: Iterable[Action]) -> tuple[Action, ...]:
-    """Return the actions in progress, and those that have ended and may not have been seen, each once."""
+    """Return the actions in progress, and the ended ones whose effect may not have been seen, each once."""
     listed = {id(action) for action in in_progress}
     return (*in_progress, *(action for action in unseen if id(action) not in listed))
 

@@ -28,7 +28,7 @@ def fake_gpus() -> Iterator[None]:
 
 
 def write_gpus(indices: Iterable[int]) -> None:
-    """Say which GPUs there are, in one step: somebody may be reading."""
+    """Write which GPUs there are, in one step: the engine may be reading the file."""
     devices = "".join(
         f"- name: GPU-000{index}\n  containerEdits:\n    env: [PINNED_GPU=GPU-000{index}]\n"
         f"    deviceNodes: [{{path: /dev/pinned{index}, hostPath: /dev/null}}]\n"

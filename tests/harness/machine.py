@@ -1,8 +1,8 @@
 """Whether this machine had processors for what a test measures: without them a time that is too long is no verdict.
 
-What is in time on a busy machine is in time, so nobody looks at the machine before something was late. Processes of
-ours do not make it a busy one. But where one of them needs nearly all of its core (BUSY_S) a time is as much about the
-core's speed as about our code, and is no verdict either: what our code costs is for tests/bench.
+What is in time on a busy machine is in time, so the machine's figures count only after something was late. Processes
+of the test do not make it a busy one. But where one of them needs nearly all of its core (BUSY_S) a time is as much
+about the core's speed as about the code, and is no verdict either: tests/bench measures what the code costs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ START_S = 0.15
 
 
 class Watch(ABC):
-    """Looks at something again and again for as long as the block runs, in a thread of its own."""
+    """Calls `look` again and again for as long as the block runs, in a thread of its own."""
 
     every_s = 1.0
 
@@ -156,7 +156,7 @@ def judge(in_time: bool, promise: str, machine: Machine, more_excuses: Sequence[
 
 
 def _all_cores() -> float:
-    """Seconds of all cores that somebody has had, and that the host of a virtual machine kept."""
+    """Seconds that all cores were used, or kept by the host of a virtual machine."""
     user, nice, system, _, _, hard, soft, stolen = map(int, Path("/proc/stat").read_text().split()[1:9])
     return (user + nice + system + hard + soft + stolen) / _TICKS
 

@@ -27,7 +27,7 @@ ENDED_WITHIN_S = 90.0
 """dockerd gives its containers their own grace periods."""
 ALL_ENDED_WITHIN_S = 90.0
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
-# The first process of the new namespaces. When nobody holds its input any more it ends, and with it everything in them.
+# The first process of the new namespaces. It ends with its input, and with it everything in them.
 # The machine's engine may be at work: copies of its mounts must not outlive the containers that they are of.
 FIRST_PROCESS = """
 set -e
@@ -95,18 +95,15 @@ class OwnEngine:
     def stop(self, signal_name: str = "TERM") -> None:
         """End dockerd, as `systemctl stop docker` does (KILL: as a crash), and wait for its end."""
         assert self._daemon is not None
-        pid = (self.work / "run/docker.pid").read_text().strip()
-        subprocess.run(["nsenter", *self._inside(), "kill", f"-{signal_name}", pid], check=True, timeout=60)
+        self._signal(signal_name)
         self._daemon.wait(ENDED_WITHIN_S)
 
     def set_live_restore(self, on: bool) -> None:
         """Change the setting of the running dockerd."""
         self._configure(live_restore=on)
-        pid = (self.work / "run/docker.pid").read_text().strip()
-        subprocess.run(["nsenter", *self._inside(), "kill", "-HUP", pid], check=True, timeout=60)
-        eventually(
-            lambda: self._info("LiveRestoreEnabled") == str(on).lower(), f"live-restore is {on}", STARTED_WITHIN_S
-        )
+        self._signal("HUP")
+        wanted = str(on).lower()
+        eventually(lambda: self._info("LiveRestoreEnabled") == wanted, f"live-restore is {on}", STARTED_WITHIN_S)
 
     def load(self, images: Iterable[str]) -> None:
         """Bring images over from the machine's own engine."""
@@ -126,6 +123,10 @@ class OwnEngine:
                 _enter(own)
 
     # ------------------------------------------------------------------------------------------------------- the rest
+
+    def _signal(self, name: str) -> None:
+        pid = (self.work / "run/docker.pid").read_text().strip()
+        subprocess.run(["nsenter", *self._inside(), "kill", f"-{name}", pid], check=True, timeout=60)
 
     def _inside(self) -> list[str]:
         return ["--target", str(self._first), "--mount", "--net", "--pid", "--"]
@@ -147,8 +148,8 @@ class OwnEngine:
             self._daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def _answers(self) -> bool:
-        """Whether dockerd does. It gives up where its containerd takes more than 15 s to start: then it is started
-        again, as systemd does.
+        """Whether dockerd answers. It ends if its containerd takes more than 15 s to start, and is then started again,
+        as systemd does.
         """
         assert self._daemon is not None
         if self._daemon.poll() is not None:
@@ -158,7 +159,7 @@ class OwnEngine:
         return bool(self._info("ServerVersion"))
 
     def _info(self, key: str) -> str:
-        """One field of what `docker info` says; "" while nobody answers."""
+        """One field of `docker info`; "" while the daemon does not answer."""
         command = ["docker", "--host", self.host, "info", "--format", f"{{{{.{key}}}}}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,4 +1,4 @@
-"""What a test's process has once for everybody in it, so that no test is left what another one did to it.
+"""The state of a test's process that all tests in it share, so that no test finds what another one left in it.
 
 Which tests share a process, and in which order, is decided anew in each run that has several processes.
 """
@@ -54,7 +54,7 @@ def our_threads() -> set[threading.Thread]:
 
 
 def left_behind(state: ProcessState, threads: set[threading.Thread]) -> list[str]:
-    """What is no more as it was, as "name: before -> now"; a thread that has been told to end has time for it."""
+    """What has changed, as "name: before -> now"; threads have time to end."""
     now = process_state()
     changed = [
         f"{name}: {state.get(name)!r} -> {now.get(name)!r}"
