@@ -45,7 +45,7 @@ async def until(look: Callable[[], object], within_s: float | None = None) -> No
     if within_s is None:
         within_s = 5.0 if isinstance(asyncio.get_running_loop(), VirtualLoop) else PATIENCE_S
     async with asyncio.timeout(within_s):
-        while not look():  # noqa: ASYNC110 - tests look at many things, none of which tells
+        while not look():  # noqa: ASYNC110 - the things that tests look at send no event
             await asyncio.sleep(0.005)
 
 
@@ -68,7 +68,7 @@ class FakeRouter:
     problem: RoutingError | None = None
     """Why its answers cannot be read."""
     reading_s: float = 0.0
-    """How long it takes to answer; what it tells is then as old."""
+    """How long it takes to answer; the answer is then as old."""
     pid: int = 1
     servers: dict[tuple[str, str], Server] = field(default_factory=dict)
     backends: frozenset[str] = frozenset()
@@ -87,28 +87,17 @@ class FakeRouter:
         if self.problem is not None:
             raise self.problem
         await self._hang(5.0)
-        state = self.state()
+        state = self._state() if self.up and not self.hangs else None
         await asyncio.sleep(self.reading_s)
         return state
 
-    def state(self) -> RoutingState | None:
-        """What it would tell at this moment."""
-        if not self.up or self.hangs:
-            return None
+    def _state(self) -> RoutingState:
         self._check()
         servers = tuple(self.servers.values())
         taking = {server.backend for server in servers if server.state is ServerState.READY and server.up}
         held = {backend: Held() if backend in taking else held for backend, held in self.held.items()}
-        return RoutingState(
-            self.pid,
-            float(self.pid),
-            "3.0.11",
-            self.hash,
-            servers,
-            self.backends,
-            held=held,
-            closed=frozenset(self.closed),
-        )
+        pid, closed = self.pid, frozenset(self.closed)
+        return RoutingState(pid, float(pid), "3.0.11", self.hash, servers, self.backends, held=held, closed=closed)
 
     async def http_is_silent(self) -> bool:
         await self._hang(2.0)
@@ -134,16 +123,8 @@ class FakeRouter:
             case SetWaitingRoom():
                 (self.closed.discard if action.is_open else self.closed.add)(action.backend)
             case AddServer():
-                self._put(
-                    Server(
-                        action.backend,
-                        action.target,
-                        action.address,
-                        ServerState.READY,
-                        up=self.answers(action.target),
-                        weight=action.weight,
-                    )
-                )
+                up, ready = self.answers(action.target), ServerState.READY
+                self._put(Server(action.backend, action.target, action.address, ready, up=up, weight=action.weight))
             case SetServerWeight():
                 self._put(replace(self.servers[(action.backend, action.target)], weight=action.weight))
             case SetServerState():
@@ -166,9 +147,7 @@ class FakeRouter:
         self.closed.clear()
 
     def mark_down(self, name: str, until: Callable[[], bool] = lambda: False) -> None:
-        """HAProxy's own check of that server fails, until it passes again: who has the name and the address by then may
-        be another one.
-        """
+        """HAProxy's own check of that server fails, until it passes again: another replica may have the name then."""
         self.ill[name] = until
         self._set_up(name, up=False)
 
@@ -343,20 +322,10 @@ class Control:
                 )
             case "draining":
                 return Reading(ok=False, detail="503 from :9100/readyz: draining", draining=True, ongoing=0, queued=0)
-            case "starting" if container and container.service in self.starts:
-                progress, told = self.starts[container.service]
-                detail = f"503 from :9100/readyz: {told}"
-                return Reading(
-                    ok=False,
-                    detail=detail,
-                    ongoing=0,
-                    queued=0,
-                    progress=progress,
-                    told=told,
-                    stage=told.partition(",")[0],
-                )
             case "starting":
-                return Reading(ok=False, detail="503 from :9100/readyz: loading", ongoing=0, queued=0)
+                progress, told = self.starts.get(container.service if container else "", (None, ""))
+                detail, stage = f"503 from :9100/readyz: {told or 'loading'}", told.partition(",")[0]
+                return Reading(False, detail, ongoing=0, queued=0, progress=progress, told=told, stage=stage)
             case _:
                 return Reading(ok=False, detail="no answer from :9100/readyz within 2 s")
 
@@ -406,7 +375,7 @@ class Control:
         return wall_clock() + self.engine.clock_set_by_s
 
     def set_clock(self, by_s: float) -> None:
-        """Somebody sets the machine's clock forward, or back."""
+        """An operator sets the machine's clock forward, or back."""
         self.engine.clock_set_by_s += by_s
 
     def row(self, service: str) -> tuple[int, int, int]:

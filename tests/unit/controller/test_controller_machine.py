@@ -39,13 +39,13 @@ T = TypeVar("T")
 EXAMPLES = int(os.environ.get("PIERHEAD_TEST_EXAMPLES", "25"))
 STEPS = 40
 PHASES = tuple(phase for phase in Phase if "PIERHEAD_TEST_SHRINK" in os.environ or phase is not Phase.shrink)
-"""A failure is told as it was found; PIERHEAD_TEST_SHRINK=1 looks for a shorter one, for minutes."""
+"""A failure is reported as it was found; PIERHEAD_TEST_SHRINK=1 looks for a shorter one, for minutes."""
 GPUS = 3
 SETTLE_S = 1800.0
 """Virtual seconds within which everything must be as it was asked for, once the trouble is over."""
 NEVER_S = 1e9
 SLOWEST_S = 8.0
-"""Longest time that the engine takes to tell what there is."""
+"""Longest time that the engine or HAProxy takes to answer."""
 BAD = {
     "crashes": Behaviour(ready_after_s=NEVER_S, exits_after_s=0.5, exit_code=1, output="no such model\n"),
     "never ready": Behaviour(ready_after_s=NEVER_S),
@@ -149,10 +149,10 @@ class ControllerMachine(RuleBasedStateMachine):
         end = self._loop.time() + within_s
         while not look():
             if self._loop.time() > end:
-                raise AssertionError(f"not within {within_s:g} s: {what}\n{self.told()}")
+                raise AssertionError(f"not within {within_s:g} s: {what}\n{self.explained()}")
             await asyncio.sleep(0.5)
 
-    def told(self) -> str:
+    def explained(self) -> str:
         """What explains a failure."""
         controller = self.control.controller
         rows = [f"{row.name}: {row.ready} of {row.wanted}: {row.message}" for row in controller.view.services]
@@ -319,7 +319,7 @@ class ControllerMachine(RuleBasedStateMachine):
                 if one.service == name and one.id not in marked and one.state.is_up
             ]
             most = 4 + max(1, spec.rollout.max_surge) + 1
-            assert len(staying) <= most, f"{[one.name for one in staying]}\n{self.told()}"
+            assert len(staying) <= most, f"{[one.name for one in staying]}\n{self.explained()}"
 
     # --------------------------------------------------------------------------------------------------------- the end
 
@@ -357,12 +357,12 @@ class ControllerMachine(RuleBasedStateMachine):
         for name in SERVICES:
             versions = {one.version for one in self.control.engine.containers.values() if one.service == name}
             assert len(versions) <= 1
-            assert not versions & self.bad, self.told()
+            assert not versions & self.bad, self.explained()
         for one in self.control.engine.containers.values():
             text = self.control.user_configs.get(one.id, NO_USER_CONFIG)
             assert text in self.beside.get(one.version, {NO_USER_CONFIG}), one.name
             if one.version == self.version(one.service):
-                assert text == self.specs[one.service].user_config, f"{one.name}\n{self.told()}"
+                assert text == self.specs[one.service].user_config, f"{one.name}\n{self.explained()}"
         routed = {one.name for one in self.control.engine.containers.values() if one.service == "web"}
         assert {name for _, name in self.control.router.servers} == routed
         is_off = "web" not in self.removed and self.is_switched_off("web")

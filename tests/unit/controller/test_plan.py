@@ -282,10 +282,10 @@ PATIENT_FOREIGN = service(managed=False, graceful_shutdown_wait_loop_s=5.0)
             NOTHING,
             id="not ready, and drains",
         ),
-        pytest.param(WEB, leaving(WEB, 1, stopping_since=NOW - 1), NOTHING, id="told just now"),
-        pytest.param(WEB, leaving(WEB, 6, stopping_since=NOW - 6), "send SIGTERM", id="did not listen, told again"),
-        pytest.param(WEB, leaving(WEB, 11, stopping_since=NOW - 11), NOTHING, id="not told a third time"),
-        pytest.param(FOREIGN, leaving(FOREIGN, 6, stopping_since=NOW - 6), NOTHING, id="foreign, never told again"),
+        pytest.param(WEB, leaving(WEB, 1, stopping_since=NOW - 1), NOTHING, id="SIGTERM just now"),
+        pytest.param(WEB, leaving(WEB, 6, stopping_since=NOW - 6), "send SIGTERM", id="missed SIGTERM, sent again"),
+        pytest.param(WEB, leaving(WEB, 11, stopping_since=NOW - 11), NOTHING, id="not sent a third time"),
+        pytest.param(FOREIGN, leaving(FOREIGN, 6, stopping_since=NOW - 6), NOTHING, id="foreign, never sent again"),
         pytest.param(
             WEB,
             leaving(WEB, state=ContainerState.EXITED, exit_code=0, stopping_since=NOW - 1),
@@ -527,7 +527,7 @@ def test_a_new_version_starts_one_more_replica_and_each_old_one_leaves_for_a_new
 @pytest.mark.parametrize(
     "changes",
     [{"health": Health.UNKNOWN}, {"reported_draining": True}],
-    ids=["not ready yet", "told to stop from outside"],
+    ids=["not ready yet", "stopped from outside"],
 )
 def test_a_new_replica_that_does_not_serve_displaces_none(changes: dict[str, Any]) -> None:
     world = observed(ONE, TWO, replica(NEW, 3, **changes), specs=(NEW,))

@@ -300,7 +300,7 @@ def new_world() -> World:
 steps = st.tuples(st.sampled_from(OPS), st.integers(0, 40), st.sets(st.integers(1, 8), max_size=2))
 NOTHING: tuple[str, int, set[int]] = ("tick", 0, set())
 TOLD_AGAIN = [NOTHING, ("scale", 0, set[int]()), *[NOTHING] * 9, ("busy", 0, set[int]())]
-"""A replica that is told to stop before it listens, and gets requests before it is told again."""
+"""A replica that misses its first SIGTERM, and gets requests before the second one."""
 
 
 @settings(max_examples=300, deadline=None)

@@ -38,17 +38,21 @@ def tried(there: list[ReplicaContainer], size: int, request: GpuRequest, most: i
     return swap(places, there, (count, request), (0, None), most)
 
 
-def test_slots_go_together_where_they_are_on_one_gpu() -> None:
-    slot = GpuSlot(memory_bytes=24 * GIB)
-    there = [replica(RANKER, n, gpus=(f"GPU-{n % 2}",), gpu_slot=slot) for n in range(6)]
-    machine = tuple(Gpu(f"GPU-{index}", memory_bytes=80 * GIB) for index in range(2))
-    larger = GpuRequest(1, slot=GpuSlot(memory_bytes=40 * GIB))
-    for most, expected in ((1, 0), (2, 2), (3, 2)):
-        ledger = GpuLedger.of(Observed(containers=tuple(there), gpus=machine), NOW)
+def test_the_fewest_slots_go_and_they_are_on_one_gpu() -> None:
+    def slots(request_gib: int, most: int, *there: ReplicaContainer) -> list[int]:
+        """The numbers of the replicas that go for one with so much memory, on two GPUs of 80 GiB."""
+        machine = tuple(Gpu(f"GPU-{index}", memory_bytes=80 * GIB) for index in range(2))
+        ledger = GpuLedger.of(Observed(containers=there, gpus=machine), NOW)
+        larger = GpuRequest(1, slot=GpuSlot(memory_bytes=request_gib * GIB))
         found = swap(Places.after(ledger, "ranker", ()), there, (1, larger), (0, None), most)
-        assert len(found.victims) == expected
-        assert len({one.gpus for one in found.victims}) <= 1
-        assert found.has_place is bool(expected)
+        assert found.has_place is bool(found.victims)
+        return [one.number for one in found.victims]
+
+    small, large = GpuSlot(memory_bytes=24 * GIB), GpuSlot(memory_bytes=40 * GIB)
+    six = [replica(RANKER, n, gpus=(f"GPU-{n % 2}",), gpu_slot=small) for n in range(6)]
+    assert [slots(40, most, *six) for most in (1, 2, 3)] == [[], [0, 2], [0, 2]]
+    alone = replica(RANKER, 9, gpus=("GPU-1",), gpu_slot=large)
+    assert slots(64, 3, six[0], six[2], alone) == [9]
 
 
 def test_the_replica_on_the_gpu_that_is_asked_for_goes() -> None:

@@ -27,7 +27,7 @@ ROUTES = "routes1"
 
 
 def service(name: str = "web", **changes: Any) -> ServiceSpec:
-    """A routed HTTP service of two replicas, unless told otherwise."""
+    """A routed HTTP service of two replicas, by default."""
     fields: dict[str, Any] = {
         "name": name,
         "image": f"image/{name}",
