@@ -24,7 +24,7 @@ def one_line(text: str) -> str:
     return _BREAKS.sub(" ", storable(text)).strip()
 
 
-_SHOWN_LENGTH = 80
+SHOWN_LENGTH = 80
 
 
 def shown(value: object) -> str:
@@ -38,4 +38,4 @@ def shown(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 64:
         return "an integer of more than 64 bits"
     text = json.dumps(value if value is None or isinstance(value, str | int | float) else str(value))
-    return text if len(text) <= _SHOWN_LENGTH else text[: _SHOWN_LENGTH - 4] + '..."'
+    return text if len(text) <= SHOWN_LENGTH else text[: SHOWN_LENGTH - 4] + '..."'

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..model.text import _SHOWN_LENGTH, shown
+from ..model.text import SHOWN_LENGTH, shown
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_./:=@-]+")
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?(?:(\d+)us)?(?:(\d+)ns)?")
@@ -49,7 +49,7 @@ class Problems:
         if instead:
             self.add(at(path, str(key)), f"unknown key; {instead}")
             return
-        near = difflib.get_close_matches(str(key)[:_SHOWN_LENGTH], known, n=1)
+        near = difflib.get_close_matches(str(key)[:SHOWN_LENGTH], known, n=1)
         guess = f'; did you mean "{near[0]}"?' if near else ";"
         self.add(at(path, str(key)), f"unknown key{guess} known keys: {', '.join(known)}")
 
