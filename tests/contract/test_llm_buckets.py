@@ -115,7 +115,7 @@ def of_nobody(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 @pytest.fixture(params=LIBRARIES)
 def bucket(request: pytest.FixtureRequest, of_nobody: pytest.MonkeyPatch) -> Bucket:
-    """A bucket, and in the environment what a person sets who has it."""
+    """A bucket, and the environment of a reader that has its key."""
     scheme: str = request.param
     if why := missing(scheme):
         pytest.skip(why)
@@ -130,7 +130,7 @@ def bucket(request: pytest.FixtureRequest, of_nobody: pytest.MonkeyPatch) -> Buc
 
 
 def silent(doing: str, done: float | None, total: float) -> None:
-    """A report of progress that nobody reads."""
+    """A report of progress that is not read."""
 
 
 on_servers = pytest.mark.parametrize("bucket", ["s3", "gs"], indirect=True)
@@ -224,7 +224,7 @@ def test_an_object_that_changes_while_it_is_fetched_is_not_mixed(
 
 @dataclass
 class Replica:
-    """One that fetches, as a process. With `steps` it waits after each report until it is told to go on."""
+    """A process that fetches. With `steps` it waits after each report for `go_on`."""
 
     process: subprocess.Popen[str]
     lines: list[Any] = field(default_factory=list)
@@ -243,7 +243,7 @@ class Replica:
         self.process.stdin.flush()
 
     def end(self) -> Any:
-        """How it ended, when nobody keeps it any more."""
+        """Let it run to its end, and return how it ended."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         while isinstance(self.next(), list):
@@ -252,7 +252,7 @@ class Replica:
 
     @property
     def downloaded(self) -> list[float]:
-        """What it has told of its own download."""
+        """The progress of its own download, as it reported it."""
         return [line[1] for line in self.lines if isinstance(line, list) and line[0].startswith("downloading")]
 
 
@@ -346,7 +346,7 @@ def test_a_store_that_cannot_be_asked_says_why_and_names_its_variables(
 
 @on_servers
 def test_a_public_bucket_is_read_without_a_key(bucket: Bucket, tmp_path: Path, of_nobody: pytest.MonkeyPatch) -> None:
-    """And without gRPC, which nobody answers here: gcsfs would try it for minutes."""
+    """And without gRPC, for which there is no server here: gcsfs would try it for minutes."""
     assert isinstance(bucket.store, S3 | GoogleStorage)
     for name in bucket.store.variables:
         of_nobody.delenv(name)
@@ -362,7 +362,7 @@ def test_a_public_bucket_is_read_without_a_key(bucket: Bucket, tmp_path: Path, o
 def test_what_google_refuses_is_an_error_with_its_reason(
     status: int, error: str, tmp_path: Path, of_nobody: pytest.MonkeyPatch
 ) -> None:
-    """By an answer as Google has it: the emulator refuses nobody."""
+    """By an answer in Google's form: the emulator refuses no request."""
     words = "tests@example.iam.gserviceaccount.com does not have storage.objects.list access"
     body = json.dumps({"error": {"code": status, "message": words}}).encode()
     with serving(lambda asked: sends(asked, status, body, {"Content-Type": "application/json"})) as url:
@@ -375,7 +375,7 @@ def test_what_google_refuses_is_an_error_with_its_reason(
 
 
 def refused(source: str, cache: Path) -> str:
-    """What is told of a source that cannot be had, in one line."""
+    """The error of a source that cannot be fetched, which is one line."""
     with pytest.raises(LLMStartError) as caught:
         fetch(source, cache, silent)
     assert not isinstance(caught.value, SourceNotFoundError)
@@ -414,7 +414,7 @@ async def test_an_adapter_is_fetched_on_its_first_request(bucket: Bucket, tmp_pa
     for name, content in adapter.items():
         bucket.put(f"loras/french/{name}", content)
     async with served(bucket, tmp_path) as server:
-        assert not os.listdir(tmp_path), "before somebody asks"
+        assert not os.listdir(tmp_path), "before the first request"
         status, answer = await asked(server, "qwen:french")
         assert (status, answer["model"]) == (200, "qwen:french")
         (found,) = os.listdir(tmp_path / "buckets")

@@ -181,7 +181,7 @@ async def test_no_replica_and_no_time_left(stack: Stack) -> None:
     assert (late.value.status_code, late.value.code) == (504, "deadline_exceeded")
     with pytest.raises(openai.APITimeoutError):
         await client.chat.completions.create(model="slow", messages=ASK, timeout=0.2)
-    await until(lambda: stack.running() == 0, "the engine has stopped what nobody waits for", SOON_S)
+    await until(lambda: stack.running() == 0, "the engine has aborted the requests of clients that left", SOON_S)
 
 
 async def test_a_stream_out_of_time_ends_with_an_error(stack: Stack) -> None:

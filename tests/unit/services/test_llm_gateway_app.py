@@ -1,4 +1,4 @@
-"""The LLM gateway before services that answer as they are told."""
+"""The LLM gateway before fake services that answer as the request says."""
 
 from __future__ import annotations
 
@@ -485,7 +485,7 @@ async def test_keys_and_scopes(stand: Stand, tmp_path: Path) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while (await stand.post(CHAT, chat(), headers=bearer("three")))[0] != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert (await stand.post(CHAT, chat(), headers=bearer("two")))[0] == 401, "a key that is gone is nobody's"
+    assert (await stand.post(CHAT, chat(), headers=bearer("two")))[0] == 401, "a removed key is refused"
 
 
 async def test_rate_limits(stand: Stand, tmp_path: Path) -> None:

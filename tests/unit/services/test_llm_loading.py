@@ -28,7 +28,7 @@ WEIGHTS = bytes(range(256)) * 400
 
 
 def silent(doing: str, done: float | None, total: float) -> None:
-    """A report of progress that nobody reads."""
+    """A report of progress that is not read."""
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ class OfHub(Exception):
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The hub's library, as far as it is used; nobody answers."""
+    """The parts of the hub's library that are used, without a hub that answers."""
     names = ("HfHubHTTPError", "GatedRepoError", "LocalEntryNotFoundError", "RepositoryNotFoundError")
     errors = types.SimpleNamespace(**{name: type(name, (OfHub,), {}) for name in (*names, "RevisionNotFoundError")})
 

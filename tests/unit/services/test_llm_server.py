@@ -347,7 +347,7 @@ async def test_adapters_are_operated(cluster: Cluster, loras: Path) -> None:
     with pytest.raises(BadRequest, match='the adapter "german" is in use'):
         await served.stub.Operate(unload, timeout=PATIENCE_S)
     call.cancel()
-    await until(lambda: served.engine.load().running == 0, "nobody uses it")
+    await until(lambda: served.engine.load().running == 0, "no request uses it")
     await served.stub.Operate(unload, timeout=PATIENCE_S)
     assert list(served.engine.describe().adapters) == []
 

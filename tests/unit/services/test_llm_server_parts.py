@@ -178,7 +178,7 @@ async def test_remote_ones_are_fetched(tmp_path: Path) -> None:
 
 
 class SlowEngine(MockEngine):
-    """Loads an adapter for as long as a test wants, and notes what it was told."""
+    """Loads an adapter until a test lets it go on, and notes the calls."""
 
     def __init__(self, config: LLMConfig) -> None:
         super().__init__(config)

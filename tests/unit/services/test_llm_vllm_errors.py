@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from services.llm.server.engines.vllm.errors import MOST_CHARACTERS, openai_error, parameter, reason
+from services.llm.server.engines.vllm.errors import MOST_CHARACTERS, openai_error, reason
 
 INVALID = "invalid_request_error"
 
@@ -116,12 +116,6 @@ def test_why_an_adapter_is_refused() -> None:
     )
     assert reason(message) == "LoRA rank 512 is greater than max_lora_rank 16."
     assert reason("No adapter found for <path>") == "No adapter found for <path>"
-
-
-def test_members_are_spelt_as_openai_does() -> None:
-    assert parameter("body.tools.0.function") == "tools[0].function"
-    assert parameter("model") == "model"
-    assert parameter("body") is None
 
 
 @given(some.integers(400, 599), some.text(), some.none() | some.text())

@@ -50,15 +50,12 @@ def test_a_known_failure_says_what_to_do_and_what_vllm_said(said: str, advice: s
     assert told.endswith(f"vLLM: {said}")
 
 
-def test_an_unknown_failure_shows_the_end_of_the_log() -> None:
+def test_an_unknown_failure_shows_the_last_exception_and_the_end_of_the_log() -> None:
     told = explanation("/m", "RuntimeError: it is broken", [f"line {number}" for number in range(20)])
     assert told.splitlines() == [
         "/m could not be loaded. vLLM: RuntimeError: it is broken",
         *[f"line {number}" for number in range(12, 20)],
     ]
-
-
-def test_an_unknown_failure_begins_with_the_exception_that_the_log_names_last() -> None:
     log = [
         "(EngineCore pid=21) ERROR 11-22 02:11:22 [core.py:1510] Traceback (most recent call last):",
         '(EngineCore pid=21) ERROR 11-22 02:11:22 [core.py:1510]   File "core.py", line 1482, in run_engine_core',
