@@ -21,32 +21,28 @@ class Endpoint:
     """Whether it makes tokens after a prompt, which prefill may read."""
 
 
-CHAT: Final = Endpoint("Chat", "/v1/chat/completions", messages=True, generates=True)
-COMPLETIONS: Final = Endpoint("Completions", "/v1/completions", generates=True)
-EMBEDDINGS: Final = Endpoint("Embeddings", "/v1/embeddings")
 SCORE: Final = Endpoint("Score", "/v1/score")
 TOKENIZE: Final = Endpoint("Tokenize", "/tokenize")
 DETOKENIZE: Final = Endpoint("Detokenize", "/detokenize")
-PASS_THROUGH: Final = Endpoint("PassThrough", "")
 
 POSTS: Final = {
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": COMPLETIONS,
-    "/v1/embeddings": EMBEDDINGS,
+    "/v1/chat/completions": Endpoint("Chat", "/v1/chat/completions", messages=True, generates=True),
+    "/v1/completions": Endpoint("Completions", "/v1/completions", generates=True),
+    "/v1/embeddings": Endpoint("Embeddings", "/v1/embeddings"),
     "/v1/score": SCORE,
     "/score": SCORE,
     "/tokenize": TOKENIZE,
     "/v1/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
     "/v1/detokenize": DETOKENIZE,
-    "/v1/{path:.+}": PASS_THROUGH,
+    "/v1/{path:.+}": Endpoint("PassThrough", ""),
 }
 
 _PATH = re.compile(r"/v1(/[A-Za-z0-9_~:@-][A-Za-z0-9._~:@-]*)+")
 
 
 def is_path(path: str) -> bool:
-    """Whether a path may be passed on: without `..`, which leads out of /v1 to what is for operators alone, without
-    anything that ends a path, and spelt in the one way.
+    """Whether a path may be passed on: without `..`, which leads out of /v1 to the operator's paths, without a mark
+    that ends a path, and in its one spelling.
     """
     return _PATH.fullmatch(path) is not None

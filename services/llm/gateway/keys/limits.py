@@ -1,6 +1,6 @@
 """What one API key may use: requests and tokens per minute, and requests at a time. Pure.
 
-admit(estimate) --> Admitted --> the request --> settle(what it used)
+admit(estimate) --> None: the request runs --> settle(what it used)
     `--> Refused: which limit, and how long to wait
 """
 
