@@ -96,7 +96,7 @@ async def test_the_three_pages(served: Admin) -> None:
             assert (answer.status, (await answer.json())["state"]) == (503, "draining")
 
 
-async def test_other_requests_are_told_what_there_is(served: Admin) -> None:
+async def test_answers_to_other_requests_list_the_paths(served: Admin) -> None:
     async with ClientSession(served.url) as client:
         async with client.get("/ready") as answer:
             assert (answer.status, await answer.json()) == (
@@ -150,7 +150,7 @@ async def test_requests_in_one_packet_are_answered_one_after_the_other(served: A
     assert got.index(b'"alive"') < got.index(b'"ready"')
 
 
-async def test_who_never_asks_is_let_go(served: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_without_a_request_is_closed(served: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "SLOW_S", 0.01)
     assert await served.raw(b"GET /livez") == b""
 

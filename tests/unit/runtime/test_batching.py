@@ -363,7 +363,7 @@ class TestRows:
         with pytest.raises(ValueError, match=message):
             await batcher_of(same, lambda _: rows)(1)
 
-    async def test_a_function_that_wants_the_list_is_told_that_it_gets_one_item(self) -> None:
+    async def test_an_error_of_a_function_that_wants_the_list_says_that_it_gets_one_item(self) -> None:
         def of_list(items: Any) -> int:
             return sum(items)
 

@@ -107,7 +107,7 @@ async def test_a_call_past_its_deadline_is_not_computed(served: Served) -> None:
     assert service.batches == [["a"], ["b"]]
 
 
-async def test_a_client_who_leaves_a_stream_harms_no_other_and_the_last_one_closes_it(served: Served) -> None:
+async def test_a_client_that_leaves_a_stream_harms_no_other_and_the_last_one_closes_it(served: Served) -> None:
     stub, service = served
     service.gate.clear()
     leaver, stayer = (stub.Generate(generate(num_tokens=100_000)) for _ in range(2))

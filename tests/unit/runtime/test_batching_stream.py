@@ -122,7 +122,7 @@ class TestErrors:
 
 
 class TestLeaving:
-    async def test_when_nobody_is_left_the_generator_is_closed(self) -> None:
+    async def test_when_every_reader_has_left_the_generator_is_closed(self) -> None:
         model = Model()
         one, other = model.count(50), model.count(60)
         assert list(await asyncio.gather(anext(one), anext(other))) == [50, 60]

@@ -23,7 +23,7 @@ def taken(window: Window, now: float) -> list[Member[float]]:
 
 
 class TestWhen:
-    def test_an_idle_replica_keeps_nobody_waiting(self) -> None:
+    def test_on_an_idle_replica_no_request_waits(self) -> None:
         window = Window(BatchLimits(10, batch_wait_timeout_s=5))
         window.add(member(1.0))
         window.add(member(1.0))
@@ -76,7 +76,7 @@ class TestWhich:
         assert taken(window, 0) == [], "nobody is alone in an idle replica any more"
         assert [m.model for m in taken(window, 5)] == ["b", "b"]
 
-    def test_who_is_too_late_is_not_computed_and_takes_no_room(self) -> None:
+    def test_a_late_request_is_not_computed_and_takes_no_room(self) -> None:
         window = Window(BatchLimits(2, max_batch_rows=10, batch_wait_timeout_s=5))
         late = [member(0, 9, deadline=1.0), member(0, 9, deadline=2.0)]
         in_time = [member(0, 5, deadline=2.1), member(0, 5)]

@@ -337,7 +337,7 @@ async def test_a_client_that_reads_nothing_is_cut_off_at_the_deadline(
     assert stage.server.metrics.requests.values == {("GET /stream", "504"): 1}
 
 
-async def test_how_a_failure_is_told_is_the_handler_s_choice(cluster: Cluster) -> None:
+async def test_the_handler_chooses_the_event_of_a_failure(cluster: Cluster) -> None:
     async def source() -> AsyncIterator[str]:
         yield "a"
         raise BadRequest("no more")

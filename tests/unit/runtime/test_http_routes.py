@@ -134,7 +134,7 @@ async def test_an_application_that_looks_at_its_responses_is_shown_each(
             assert response.headers["X-Marked"] == "1"
 
 
-async def test_whoever_puts_something_in_place_of_aiohttps_own_sees_every_request(
+async def test_a_replaced_function_of_aiohttp_sees_every_request(
     cluster: Cluster, client: ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As tracers do."""

@@ -107,7 +107,7 @@ def test_each_connection_gets_all_it_was_sent_in_order(steps: list[str | int | f
         assert not connection.held
 
 
-async def test_a_server_that_refuses_answers_everybody(cluster: Cluster) -> None:
+async def test_a_server_that_refuses_answers_every_client(cluster: Cluster) -> None:
     """Uploads in many pieces among them: what is held is put together again."""
 
     async def take(request: web.Request) -> web.Response:

@@ -73,7 +73,7 @@ def test_an_urgent_line_does_not_wait_and_neither_do_those_before_it(pipe: Pipe)
     writer.close()
 
 
-def test_a_stream_that_blocks_holds_up_nobody_and_costs_what_has_no_room(pipe: Pipe) -> None:
+def test_a_stream_that_blocks_holds_up_no_caller_and_lines_without_room_are_dropped(pipe: Pipe) -> None:
     pipe.open.clear()
     writer = LineWriter(pipe, lambda dropped: f"{dropped} dropped", max_buffered=10, linger_s=0)
     writer.put("first", urgent=True)

@@ -37,7 +37,7 @@ class Written(io.StringIO):
     """A stream, and its lines once everything put has been written."""
 
     def lines(self) -> list[dict[str, Any]]:
-        logs.flush()
+        logging.getLogger().handlers[0].flush()
         return [json.loads(line) for line in self.getvalue().splitlines()]
 
 
@@ -77,7 +77,7 @@ class Keeping(logging.Handler):
 
 
 class TestRequestId:
-    async def test_it_is_that_of_the_record_s_making_whoever_formats_it(self, written: Written) -> None:
+    async def test_it_is_the_request_that_made_the_record_not_the_one_that_formats_it(self, written: Written) -> None:
         """A service that puts a buffering handler before ours must not get the id of the request that flushes it."""
         records: list[logging.LogRecord] = []
         logger = logging.getLogger("buffered")
@@ -139,7 +139,7 @@ class TestText:
         logs.configure(Settings(service="ranker", replica="ranker-1", log_encoding="text"), stream)
 
         def lines() -> list[str]:
-            logs.flush()
+            logging.getLogger().handlers[0].flush()
             return stream.getvalue().splitlines()
 
         return lines
@@ -172,7 +172,7 @@ class TestText:
         assert line.isprintable()
 
 
-def test_lines_that_were_dropped_are_told(restored: None) -> None:
+def test_dropped_lines_are_reported(restored: None) -> None:
     stream = Written()
     logs.configure(Settings(service="ranker"), stream)
     assert logs._handler is not None

@@ -119,7 +119,7 @@ class TestLoading:
         loader.gate.set()
         assert [model.model_id for model in await asyncio.gather(*tasks)] == ["a", "b", "c"]
 
-    async def test_a_failure_reaches_all_who_wait_and_is_not_kept(self) -> None:
+    async def test_a_failure_reaches_every_waiting_caller_and_is_not_kept(self) -> None:
         loader = Loader()
         results = await asyncio.gather(*[loader.use("bad") for _ in range(3)], return_exceptions=True)
         assert [str(result) for result in results] == ["no such file: bad.bin"] * 3
@@ -225,7 +225,7 @@ class TestUnloading:
         assert (a.closed, loader.cancelled, loader.get.models) == (1, ["b"], ())
         assert loader.held.models() == frozenset()
 
-    async def test_a_replica_that_is_told_to_stop_unloads_its_models(self, cluster: Cluster, free_port: int) -> None:
+    async def test_a_replica_that_stops_unloads_its_models(self, cluster: Cluster, free_port: int) -> None:
         process = await cluster.process(HOLDS_ONE, free_port)
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
@@ -269,7 +269,7 @@ serve(web.Application(), Holds())
 
 
 class TestWaiting:
-    async def test_one_who_finds_no_place_in_time_is_told_why(self) -> None:
+    async def test_a_caller_that_finds_no_place_in_time_gets_the_reason(self) -> None:
         loader = Loader(1)
 
         async def late() -> None:

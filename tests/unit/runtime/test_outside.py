@@ -158,7 +158,7 @@ class TestHowLong:
         assert service.seen[0].remaining_s() <= 0, "calls made within it have no more time than it"
         await until(lambda: server.readiness().ongoing == 0, "its place is free")
 
-    async def test_a_reply_that_nobody_reads(self, cluster: Cluster) -> None:
+    async def test_a_reply_that_is_not_read(self, cluster: Cluster) -> None:
         service = Endless()
         server = await cluster.start(service, request_timeout_s=0.3)
         async with grpc.aio.insecure_channel(address(server)) as channel:

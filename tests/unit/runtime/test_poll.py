@@ -118,7 +118,7 @@ async def test_a_source_may_have_timeouts_of_its_own() -> None:
     assert await everything(Polled(source())) == ["too late"]
 
 
-async def test_what_fails_between_looking_and_waiting_is_told_to_the_source() -> None:
+async def test_a_failure_between_looking_and_waiting_is_raised_in_the_source() -> None:
     seen: list[BaseException] = []
 
     async def numbers() -> AsyncIterator[int]:
@@ -152,8 +152,3 @@ async def test_an_error_of_the_source_comes_out_of_either() -> None:
     assert waiting.poll() is NOT_YET
     with pytest.raises(ValueError, match="boom"):
         await waiting.wait()
-
-
-async def test_waiting_needs_something_to_wait_for() -> None:
-    with pytest.raises(RuntimeError, match="without a poll"):
-        await Polled(paced([0])).wait()

@@ -41,7 +41,7 @@ async def moves(progress: Callable[[], int], source: Told) -> None:
         await until(lambda before=before: progress() != before, "the message was seen")  # type: ignore[misc]
 
 
-async def test_answers_are_progress_and_those_that_the_clock_gives_are_none() -> None:
+async def test_answers_are_progress_and_missed_deadlines_are_not() -> None:
     counts: dict[tuple[str, ...], float] = {
         ("m", "OK"): 3.0,
         ("m", "INTERNAL"): 2.0,

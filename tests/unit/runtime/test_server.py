@@ -110,7 +110,7 @@ class TestGrpc:
                 [token async for token in echo_pb2_grpc.EchoStub(channel).Generate(generate())]
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
-    async def test_a_cancellation_that_nobody_asked_for_is_answered(self, cluster: Cluster) -> None:
+    async def test_a_cancelled_error_of_the_service_s_own_is_answered(self, cluster: Cluster) -> None:
         """As from a future of the service's own that was cancelled: without an answer the caller waits in vain."""
 
         class Odd(EchoService):
@@ -215,7 +215,7 @@ class TestHealth:
             await cluster.start(EchoService(), part)
         assert caught.value.__notes__ == ["raised by Checked.check_health"]
 
-    async def test_a_cancellation_that_nobody_asked_for_ends_the_start_with_words(self, cluster: Cluster) -> None:
+    async def test_a_cancelled_error_of_a_check_ends_the_start_with_a_message(self, cluster: Cluster) -> None:
         """Without them the process would end with code 0, as after a drain."""
         part = Checked()
         part.problem = asyncio.CancelledError()

@@ -76,7 +76,7 @@ def test_a_bad_value_is_named_with_what_was_expected(name: str, value: str, mess
     assert message in str(caught.value)
 
 
-def test_all_bad_values_are_told_at_once() -> None:
+def test_one_error_names_all_bad_values() -> None:
     with pytest.raises(SettingsError) as caught:
         Settings.from_env({"PIERHEAD_PORT": "x", "PIERHEAD_LOG_LEVEL": "y"})
     assert len(str(caught.value).splitlines()) == 2

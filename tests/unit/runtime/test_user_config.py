@@ -116,7 +116,7 @@ class TestUserConfig:
         await asyncio.wait_for(task, PATIENCE_S)
         assert config.report() == in_force(A)
 
-    async def test_a_cancellation_that_nobody_asked_for_is_a_refusal(self) -> None:
+    async def test_a_cancelled_error_of_a_hook_is_a_refusal(self) -> None:
         """As from a call that was cancelled at its other end: the changes that follow must still be heard."""
         part = Tuned()
         config = configured(NO_USER_CONFIG, part)
@@ -213,7 +213,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestOneThatDoesNotReturn:
-    async def test_it_is_cancelled_told_and_tried_again(self, brief: None) -> None:
+    async def test_it_is_cancelled_reported_and_tried_again(self, brief: None) -> None:
         before, slow = Tuned(), Slow()
         config = configured(NO_USER_CONFIG, before, slow)
         keeper = asyncio.ensure_future(config.keep())

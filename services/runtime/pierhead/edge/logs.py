@@ -187,12 +187,6 @@ def dropped() -> int:
     return _handler.writer.dropped if _handler is not None else 0
 
 
-def flush() -> None:
-    """Write what is buffered. At exit the standard library does it."""
-    if _handler is not None:
-        _handler.flush()
-
-
 def _formatter(settings: Settings) -> logging.Formatter:
     return TextFormatter() if settings.log_encoding == "text" else JsonFormatter(settings.service, settings.replica)
 

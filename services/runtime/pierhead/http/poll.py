@@ -1,7 +1,7 @@
 """Looking whether an async iterator has its next item already, without waiting and without a task.
 
-An item that is there comes out of `__anext__` at the first step; one that is not makes it give a future to wait for.
-That future is kept, and handed to the event loop when the item is awaited: the iterator sees nothing unusual.
+An item that is there comes out of the first step of `__anext__`; otherwise the step yields a future to wait for. That
+future is kept, and passed to the event loop when the item is awaited: the iterator sees nothing unusual.
 """
 
 from __future__ import annotations
@@ -49,10 +49,8 @@ class Polled(Generic[T]):
     @types.coroutine
     def wait(self, error: BaseException | None = None) -> Generator[Any, Any, T]:
         """Wait for the item that was not there; with `error`, have that raised where the iterator waits."""
-        step, found = self._step, self._waits_for
-        if step is None:
-            raise RuntimeError("wait() without a poll() that found nothing")
-        self._waits_for = None
+        step: Any = self._step
+        found, self._waits_for = self._waits_for, None
         try:
             if error is not None:
                 found = step.throw(error)

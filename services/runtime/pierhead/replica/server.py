@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("pierhead")
 
 QUIET_S = 0.25
-"""A drained replica stays this long without a request before it closes its ports: callers that have not heard of the
-drain yet get a refusal they can act upon, instead of a broken connection."""
+"""A drained replica stays this long without a request before it closes its ports: callers that do not know of the drain
+yet get a refusal they can act upon, instead of a broken connection."""
 
 QUIET_TRIES = 20
-"""Somebody who keeps asking a draining replica does not keep it alive for longer than this many such moments."""
+"""A caller that keeps calling a draining replica keeps it alive for at most this many times QUIET_S."""
 
 END_S = 10.0
 """How long a servicer's `aclose`, or `close`, may take."""
