@@ -55,23 +55,19 @@ def test_everything_is_waited_for_before_the_hopeless_are_told() -> None:
     assert judge_all(document(spec_problems=["x"])).exit_code == 2
 
 
-def test_who_fails_again_and_again_is_not_waited_for() -> None:
-    starting = row(name="api", ready=1, converged=False, message="1 starting")
-    failing = row(
-        ready=1,
-        converged=False,
-        message="CRASH_LOOP: failed",
-        failure={"count": 5, "last_at": AT, "detail": "exit code 1"},
-    )
-    assert not judge_all(document(failing, row(name="api"))).hopeless
-    failing["failure"]["count"] = 6
-    assert not judge_all(document(failing, starting)).hopeless
-    for serving in (False, True):
-        verdict = judge_all(document(failing, row(name="api")), serving=serving)
-        assert (verdict.hopeless, verdict.done) == (True, False)
-        assert verdict.message == "web: 1 of 2 ready; CRASH_LOOP: failed"
-        assert verdict.next_step == "`pierhead why web` says what is in the way."
-    assert not judge_all(document({**failing, "ready": 2, "message": "1 draining"})).hopeless, "that was before"
+@pytest.mark.parametrize("serving", [False, True])
+def test_a_service_that_fails_again_and_again_is_not_waited_for(serving: bool) -> None:
+    def failing(count: int, ready: int = 1) -> dict[str, Any]:
+        failure = {"count": count, "last_at": AT, "detail": "exit code 1"}
+        return row(ready=ready, converged=False, message="CRASH_LOOP: failed", failure=failure)
+
+    assert not judge_all(document(failing(5), row(name="api")), serving=serving).hopeless
+    assert not judge_all(document(failing(6), row(name="api", ready=1, converged=False)), serving=serving).hopeless
+    assert not judge_all(document(failing(6, ready=2)), serving=serving).hopeless, "its failures are over"
+    verdict = judge_all(document(failing(6), row(name="api")), serving=serving)
+    assert (verdict.hopeless, verdict.done) == (True, False)
+    assert verdict.message == "web: 1 of 2 ready; CRASH_LOOP: failed"
+    assert verdict.next_step == "`pierhead why web` says what is in the way."
 
 
 def test_as_many_as_wanted_may_be_enough() -> None:

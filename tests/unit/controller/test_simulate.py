@@ -24,9 +24,7 @@ from controller.errors import InvalidRequest
 from controller.model.spec import AutoscaleSpec, FunctionPolicy, GpuRequest, PrometheusPolicy, ServiceSpec
 from tests.unit.controller.worlds import service
 
-MIN = 60.0
 FIVE_EACH = AutoscaleSpec(min=1, max=8, target_ongoing_requests=5)
-UP_S = FIVE_EACH.upscale_delay_s
 
 
 def setting(**changes: Any) -> Setting:
@@ -47,10 +45,9 @@ def run(
     return result, summarise(result)
 
 
-def targets(result: Result, begin_s: float = 0.0, end_s: float = 1e9) -> list[int]:
-    """The targets in a span of time, each once in a row."""
-    seen = [sample.target for sample in result.samples if begin_s <= sample.at_s < end_s]
-    return [target for target, _ in itertools.groupby(seen)]
+def targets(result: Result) -> list[int]:
+    """The targets, each once in a row."""
+    return [target for target, _ in itertools.groupby(sample.target for sample in result.samples)]
 
 
 def test_the_simulated_loop_looks_as_often_as_the_real_one() -> None:
@@ -61,77 +58,31 @@ def test_the_simulated_loop_looks_as_often_as_the_real_one() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(
-    ("panic_threshold", "earliest_s", "latest_s"),
-    [
-        (FIVE_EACH.panic_threshold, 0, FIVE_EACH.panic_window_s + 3),
-        (1e9, UP_S, UP_S + FIVE_EACH.look_back_period_s / 3),
-    ],
-    ids=["a burst at once", "another step after the delay"],
-)
-def test_ten_times_the_load_is_answered_and_served_when_the_replicas_have_started(
-    panic_threshold: float, earliest_s: float, latest_s: float, seed: int
-) -> None:
-    autoscale = replace(FIVE_EACH, panic_threshold=panic_threshold)
-    (step,) = run("step:10x,rate=10,at=120,duration=300", autoscale, seed=seed)[1].steps
+def test_ten_times_the_load_is_answered_at_once_and_served_when_the_replicas_have_started(seed: int) -> None:
+    (step,) = run("step:10x,rate=10,at=120,duration=300", seed=seed)[1].steps
     assert step.needed == 4
     assert step.decided_after_s is not None
     assert step.ready_after_s is not None
-    assert earliest_s <= step.decided_after_s <= latest_s
-    assert step.ready_after_s <= latest_s + 20 + 1
+    assert step.decided_after_s <= FIVE_EACH.panic_window_s + 3
+    assert step.ready_after_s <= step.decided_after_s + 20 + 1
 
 
 @pytest.mark.parametrize("rate", [45, 60, 110])
 def test_a_steady_noisy_load_hardly_ever_changes_the_target_in_an_hour(rate: int) -> None:
-    result, found = run(f"noise:rate={rate},amplitude=0.4,duration=3600", begin=rate // 25 + 1)
+    _, found = run(f"noise:rate={rate},amplitude=0.4,duration=3600", begin=rate // 25 + 1)
     assert found.target_changes <= 3
     assert found.refused == found.lost == 0
     assert rate * 0.2 / 5 <= found.target_last <= rate * 0.2 / 5 + 2
-    assert len(targets(result, 15 * MIN)) <= 3
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_spike_is_answered_at_once_and_its_replicas_stay_until_it_is_over_for_the_look_back_period(seed: int) -> None:
-    hasty = replace(FIVE_EACH, downscale_delay_s=0.0, look_back_period_s=30.0)
-    result, found = run("spike:20x,rate=10,at=120,length=20,duration=300", hasty, seed=seed)
-    assert found.steps[0].decided_after_s is not None
-    assert found.steps[0].decided_after_s <= hasty.panic_window_s + 3
-    assert found.target_most == 8
-    burst = 2 * 5  # panic_threshold times target_ongoing_requests
-    over_s = max(sample.at_s for sample in result.samples if sample.in_work + sample.waiting >= burst * sample.ready)
-    decided_s = 120 + found.steps[0].decided_after_s
-    assert targets(result, decided_s, over_s + hasty.look_back_period_s - hasty.panic_window_s) == [8]
-    assert targets(result)[-1] == 1
-    words = [event.message for event in result.events if event.kind == "autoscale"]
-    assert "a burst: " in words[0]
 
 
 def test_a_service_at_zero_wakes_and_sleeps_again() -> None:
     sleepy = replace(FIVE_EACH, min=0, downscale_delay_s=20.0, downscale_to_zero_delay_s=60.0)
-    trace = Trace("one", [100.0, 100.5], 400.0, [0.2, 0.2])
-    result, found = run(trace, sleepy)
+    result, found = run(Trace("one", [100.0, 100.5], 400.0, [0.2, 0.2]), sleepy)
     assert targets(result) == [0, 1, 0]
-    woken = next(sample for sample in result.samples if sample.target == 1)
-    asleep = next(sample for sample in result.samples if sample.target == 0 and sample.at_s > woken.at_s)
-    assert woken.at_s - 100.0 <= simulation.LOOK_S
     assert (found.served, found.refused) == (2, 0)
     assert found.wait_s.most is not None
     assert 10 <= found.wait_s.most <= 20 + 2 * simulation.LOOK_S
-    assert asleep.at_s - woken.at_s >= 60.0
     assert result.samples[-1].present == 0
-
-
-@pytest.mark.parametrize("route", ["/model", None])
-def test_scaling_down_loses_and_refuses_nothing_and_does_not_take_long(route: str | None) -> None:
-    hasty = replace(FIVE_EACH, downscale_delay_s=5.0, look_back_period_s=5.0)
-    result, found = run("spike:4x,rate=30,at=30,length=40,duration=200", hasty, spec=service("model", route=route))
-    assert (found.refused, found.lost) == (0, 0)
-    falls = [after for before, after in itertools.pairwise(result.samples) if after.target < before.target]
-    assert falls
-    for fall in falls:
-        # Requests take 0.2 s: a draining replica is done soon.
-        later = next(sample for sample in result.samples if sample.at_s > fall.at_s + 5)
-        assert later.present <= max(fall.target, later.target)
 
 
 def test_failing_starts_are_tried_again() -> None:

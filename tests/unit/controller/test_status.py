@@ -96,13 +96,13 @@ def test_states_of_a_replica(changes: dict[str, object], state: str, words: str)
     assert row.converged is (state == "RUNNING")
 
 
-def test_a_retiring_replica_is_told_with_its_cause() -> None:
+def test_a_retiring_replica_is_shown_with_its_cause() -> None:
     stays, leaves = replica(WEB, 1), replica(WEB, 2)
-    row = row_of(observed(stays, leaves, retirements=retired(leaves)), desired(WEB, web=1))
-    assert (row.ready, row.converged, row.message) == (1, False, "1 draining")
-    assert (row.replicas[1].state, row.replicas[1].message) == ("DRAINING", "2 replicas, 1 wanted")
-    row = row_of(observed(stays, leaves, retirements=retired(leaves, NOW)), desired(WEB, web=1))
-    assert row.replicas[1].state == "STOPPING"
+    for stopping_since, state in ((None, "DRAINING"), (NOW, "STOPPING")):
+        world = observed(stays, leaves, retirements=retired(leaves, stopping_since))
+        row = row_of(world, desired(WEB, web=1))
+        assert (row.ready, row.converged, row.message) == (1, False, f"1 {state.lower()}")
+        assert (row.replicas[1].state, row.replicas[1].message) == (state, "2 replicas, 1 wanted")
 
 
 def test_a_routed_replica_runs_when_haproxy_sends_to_it() -> None:
@@ -127,13 +127,7 @@ def test_pending_replicas_say_why_once() -> None:
 
 def test_a_replica_that_is_being_created_is_shown() -> None:
     action = CreateContainer(
-        target="p-web-v-2",
-        service="web",
-        version="v",
-        number=2,
-        gpus=(Gpu("GPU-1"),),
-        spec=WEB,
-        cause="1 of 2 replicas exist",
+        target="p-web-v-2", service="web", version="v", number=2, gpus=(Gpu("GPU-1"),), spec=WEB, cause="1 of 2 exist"
     )
     for world, plan in (
         (observed(replica(WEB, 1)), Plan((Step(1, action),))),
@@ -242,19 +236,10 @@ def test_endpoints_carry_what_callers_choose_and_wait_by() -> None:
 
 def test_targets() -> None:
     world = observed(replica(RANKER, 1, gpus=("GPU-0", "GPU-1")), replica(RANKER, 2, ip=None), replica(WEB, 1))
-    assert scrape_targets(desired(RANKER, service("web")), world) == (
-        {
-            "targets": ["10.0.0.1:9100"],
-            "labels": {
-                "job": "replicas",
-                "service": "ranker",
-                "replica": f"p-ranker-{version(RANKER)}-1",
-                "version": version(RANKER),
-                "gpu": "GPU-0,GPU-1",
-                "__metrics_path__": "/metrics",
-            },
-        },
-    )
+    labels = {"job": "replicas", "service": "ranker", "version": version(RANKER), "gpu": "GPU-0,GPU-1"}
+    labels |= {"replica": f"p-ranker-{version(RANKER)}-1", "__metrics_path__": "/metrics"}
+    (target,) = scrape_targets(desired(RANKER, service("web")), world)
+    assert target == {"targets": ["10.0.0.1:9100"], "labels": labels}
 
 
 def test_gpus_their_holders_and_their_memory() -> None:
@@ -323,9 +308,9 @@ def test_each_change_is_one_event() -> None:
 
 def test_the_first_view_is_an_adoption() -> None:
     empty = View(NOW, "p")
-    assert kinds(empty, view()) == []
     (change,) = transitions(empty, view(replica(WEB, 1), replica(WEB, 2)))
     assert change.message == "found 2 replicas of 1 services, adopted them"
+    assert kinds(empty, view()) == []
     assert kinds(empty, view(routing=None)) == ["haproxy_silent"]
 
 
