@@ -10,7 +10,6 @@ from pierhead import close_handles
 
 from tests.harness import ports
 from tests.harness.waiting import PATIENCE_S
-from tests.unit.runtime import harness
 from tests.unit.runtime.harness import Cluster
 
 
@@ -50,11 +49,3 @@ def make_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
 def free_port() -> int:
     """See tests/harness/ports.py."""
     return ports.free_port()
-
-
-@pytest.fixture
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What handles use in this test; see EACH_TRANSPORT."""
-    chosen = str(request.param)
-    monkeypatch.setattr(harness, "TRANSPORT", chosen)
-    return chosen

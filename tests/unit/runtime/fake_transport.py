@@ -12,7 +12,8 @@ import pytest
 from pierhead import Settings
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
-from pierhead.calls.replica import Replica
+from pierhead.calls.listing import Listing
+from pierhead.calls.replica import Endpoint, Replica
 from pierhead.lanes.connection import Kind, Method
 from pierhead.lanes.transports import TRANSPORTS
 from pierhead.metrics import RuntimeMetrics
@@ -187,9 +188,12 @@ class FakeService:
         static = {"FAKE": tuple(f"r{number}:1" for number in range(replicas))}
         Clients.use(Settings(static=static, **settings))
 
-    def channel(self, **options: Any) -> HandleChannel:
+    def channel(self, *, limit: int = 0, **options: Any) -> HandleChannel:
+        """A handle; with a `limit`, r0 alone is listed, and takes so many calls at a time."""
         channel = HandleChannel("fake", transport="fake", metrics=RuntimeMetrics(), **options)
-        channel.pool()
+        pool = channel.pool()
+        if limit:
+            pool.update(Listing([Endpoint("r0", "r0:1", max_ongoing_requests=limit)]))
         return channel
 
     def __getitem__(self, name: str) -> FakeConnection:

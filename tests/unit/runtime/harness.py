@@ -22,15 +22,6 @@ from pierhead.request import RequestContext, current_request
 
 from tests.harness.waiting import PATIENCE_S
 
-TRANSPORT = "lane"
-"""What `know` and `make` have handles use; the fixture `transport` changes it."""
-
-EACH_TRANSPORT = [
-    pytest.mark.usefixtures("transport"),
-    pytest.mark.parametrize("transport", ["lane", "grpc"], indirect=True),
-]
-"""`pytestmark = EACH_TRANSPORT` in a module whose tests are to hold for each of them."""
-
 
 class EchoService(echo_pb2_grpc.EchoServicer):
     """Answers; blocks, fails or watches as the message says."""
@@ -184,7 +175,6 @@ def address(server: ReplicaServer) -> str:
 
 def know(*servers: ReplicaServer, **settings: Any) -> None:
     """Tell the handles of this loop where the service "echo-child" is."""
-    settings.setdefault("transport", TRANSPORT)
     Clients.use(Settings(static={"ECHO_CHILD": tuple(address(server) for server in servers)}, **settings))
 
 

@@ -112,9 +112,9 @@ Served = tuple[Any, Any, ReplicaServer]
 """A PipesStub, the Pipes behind it, and the replica."""
 
 
-async def serve(cluster: Cluster, service: Pipes | None = None, **settings: Any) -> Served:
+async def serve(cluster: Cluster, service: Pipes | None = None, *, transport: str = "lane", **settings: Any) -> Served:
     """A replica, and a handle to it."""
     service = service or Pipes()
     server = await cluster.start(service, **settings)
-    know(server)
+    know(server, transport=transport)
     return PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics())), service, server

@@ -51,6 +51,11 @@ async def service(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
     await close_handles()
 
 
+def called(fake: FakeService, **options: Any) -> tuple[FakeService, HandleChannel]:
+    """A service, and a handle to it."""
+    return fake, fake.channel(**options)
+
+
 def unary(channel: HandleChannel) -> Any:
     return channel.unary_unary("/test.Test/One")
 
@@ -80,9 +85,7 @@ def counts(channel: HandleChannel) -> list[int]:
 
 class TestGettingThere:
     async def test_the_first_of_two_calls_takes_the_place_and_the_second_waits_for_it(self, service: Make) -> None:
-        fake = service()
-        channel = fake.channel()
-        channel.pool().update(Listing([Endpoint("r0", "r0:1", max_ongoing_requests=1)]))
+        fake, channel = called(service(), limit=1)
         first, second = begin(unary(channel)("a")), begin(unary(channel)("b"))
         await turns()
         assert [call.request for call in fake.calls] == ["a"]
@@ -107,8 +110,7 @@ class TestGettingThere:
     async def test_a_refused_call_tries_each_replica_once_then_waits(
         self, service: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        fake = service(2)
-        channel = fake.channel()
+        fake, channel = called(service(2))
         clock = Clock(channel, monkeypatch)
         refused = begin(unary(channel)("old"))
         await turns()
@@ -127,8 +129,7 @@ class TestGettingThere:
         await asyncio.gather(refused, young)
 
     async def test_a_line_that_is_full_takes_back_what_came_from_it(self, service: Make) -> None:
-        fake = service()
-        channel = fake.channel(max_queued_requests=0)
+        fake, channel = called(service(), max_queued_requests=0)
         call = begin(unary(channel)("a"))
         await turns()
         fake.calls[0].refuse()
@@ -141,8 +142,7 @@ class TestGettingThere:
     async def test_refused_after_its_deadline_it_goes_nowhere(
         self, service: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        fake = service(2)
-        channel = fake.channel()
+        fake, channel = called(service(2))
         clock = Clock(channel, monkeypatch)
         call = begin(unary(channel)("a", timeout=1))
         await turns()
@@ -153,8 +153,7 @@ class TestGettingThere:
         assert fake.calls == []
 
     async def test_without_budget_it_pauses_and_can_be_cancelled_then(self, service: Make) -> None:
-        fake = service(2)
-        channel = fake.channel()
+        fake, channel = called(service(2))
         while channel.pool().budget.take(time.monotonic()):
             pass
         call = unary(channel)("a")
@@ -171,8 +170,7 @@ class TestGettingThere:
         assert counts(channel) == [0, 0]
 
     async def test_it_goes_on_after_any_number_of_pauses(self, service: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-        fake = service()
-        channel = fake.channel()
+        fake, channel = called(service())
         clock = Clock(channel, monkeypatch)
         waiting = begin(unary(channel)("a", timeout=3600))
 
@@ -192,8 +190,7 @@ class TestGettingThere:
         assert await waiting == "A"
 
     async def test_what_the_transport_raises_is_raised_where_the_call_is_awaited(self, service: Make) -> None:
-        fake = service()
-        channel = fake.channel()
+        fake, channel = called(service())
         fake["r0"].raises = TypeError("no message")
         call = unary(channel)("a")
         with pytest.raises(TypeError, match="no message"):
@@ -202,9 +199,7 @@ class TestGettingThere:
         assert channel.metrics.handle_requests.values[("fake", "error")] == 1
 
     async def test_what_it_raises_for_one_in_line_leaves_the_next_its_turn(self, service: Make) -> None:
-        fake = service()
-        channel = fake.channel()
-        channel.pool().update(Listing([Endpoint("r0", "r0:1", max_ongoing_requests=1)]))
+        fake, channel = called(service(), limit=1)
         calls = [begin(unary(channel)(number)) for number in range(3)]
         await turns()
         fake["r0"].raises = TypeError("no message")
@@ -216,8 +211,7 @@ class TestGettingThere:
         assert channel.queued == 0
 
     async def test_a_request_without_time_left_reaches_nobody(self, service: Make) -> None:
-        fake = service(2)
-        channel = fake.channel()
+        fake, channel = called(service(2))
         CURRENT.set(RequestContext("request-1", time.monotonic() - 1))
         for _ in range(2 * FAILURES):
             with pytest.raises(DeadlineExceeded, match=r"^test.Test/One: not sent, its deadline has passed already"):
@@ -233,8 +227,7 @@ class TestLeaving:
         gc.enable()
 
     async def test_a_call_that_nobody_holds_is_cancelled_at_once(self, service: Make) -> None:
-        fake = service()
-        channel = fake.channel()
+        fake, channel = called(service())
         call = unary(channel)("a")
         (there,) = fake.calls
         del call
@@ -243,8 +236,7 @@ class TestLeaving:
         assert channel.metrics.handle_requests.values[("fake", "cancelled")] == 1
 
     async def test_so_is_a_stream_whose_loop_is_left(self, service: Make) -> None:
-        fake = service()
-        channel = fake.channel()
+        fake, channel = called(service())
 
         async def first_of_many() -> Any:
             async for message in stream(channel)("a"):
@@ -260,8 +252,7 @@ class TestLeaving:
         assert counts(channel) == [0]
 
     async def test_so_is_one_that_is_closed(self, service: Make) -> None:
-        fake = service()
-        channel = fake.channel()
+        fake, channel = called(service())
         async with aclosing(stream(channel)("a")) as messages:
             (there,) = fake.calls
             there.message(1)
@@ -270,8 +261,7 @@ class TestLeaving:
         assert channel.metrics.handle_requests.values == {("fake", "ok"): 0, ("fake", "cancelled"): 1}
 
     async def test_one_that_has_ended_is_left_alone(self, service: Make) -> None:
-        fake = service()
-        channel = fake.channel()
+        fake, channel = called(service())
         ended: list[Any] = []
         call = unary(channel)("a")
         call.add_done_callback(lambda _: ended.append(1))
@@ -284,9 +274,7 @@ class TestLeaving:
         assert channel.metrics.handle_requests.values == {("fake", "ok"): 1}
 
     async def test_one_that_gets_to_no_replica_has_ended_before_anybody_asks(self, service: Make) -> None:
-        fake = service()
-        channel = fake.channel(max_queued_requests=0)
-        channel.pool().update(Listing([Endpoint("r0", "r0:1", max_ongoing_requests=1)]))
+        fake, channel = called(service(), limit=1, max_queued_requests=0)
         first = begin(unary(channel)("first"))
         ended: list[Any] = []
         refused = unary(channel)("refused")
@@ -347,9 +335,7 @@ class TestLeaving:
         assert channel.queued == 0
 
     async def test_a_dropped_call_in_line_makes_room_for_the_next(self, service: Make) -> None:
-        fake = service()
-        channel = fake.channel()
-        channel.pool().update(Listing([Endpoint("r0", "r0:1", max_ongoing_requests=1)]))
+        fake, channel = called(service(), limit=1)
         first = begin(unary(channel)("first"))
         unary(channel)("dropped")
         last = begin(unary(channel)("last"))
@@ -361,9 +347,7 @@ class TestLeaving:
         assert counts(channel) == [0]
 
     async def test_whoever_waits_for_what_comes_first_may_be_cancelled_too(self, service: Make) -> None:
-        fake = service()
-        channel = fake.channel()
-        channel.pool().update(Listing([Endpoint("r0", "r0:1", max_ongoing_requests=1)]))
+        fake, channel = called(service(), limit=1)
         first, second = begin(unary(channel)("first")), unary(channel)("second")
         waiting = begin(second.initial_metadata())
         await turns()
@@ -422,8 +406,7 @@ class TestPolicies:
         assert policy.routed == ["r1:1"] * 4
 
     async def test_session_and_model_travel_on_and_the_caller_s_own_word_is_the_last(self, service: Make) -> None:
-        fake = service()
-        channel = fake.channel()
+        fake, channel = called(service())
         CURRENT.set(RequestContext("request-1", time.monotonic() + 9, "00-trace", "s-1", "m-1"))
         call = unary(channel)("a", metadata=(("x-session-id", "s-2"),))
         assert fake.calls[0].metadata == {
@@ -435,8 +418,7 @@ class TestPolicies:
         call.cancel()
 
     async def test_one_that_fails_is_told_where_the_call_is_awaited(self, service: Make) -> None:
-        fake = service(2)
-        channel = fake.channel(policy="raising")
+        channel = service(2).channel(policy="raising")
         call = unary(channel)("a")
         with pytest.raises(UserCodeError, match=r'policy "raising": choose failed: KeyError: \'session\' \[error id'):
             await call
@@ -445,8 +427,7 @@ class TestPolicies:
         assert counts(channel) == [0, 0]
 
     async def test_the_replica_that_holds_the_model_gets_its_calls(self, service: Make) -> None:
-        fake = service(3)
-        channel = fake.channel(policy="round_robin")
+        fake, channel = called(service(3), policy="round_robin")
         for _ in range(3):
             call = unary(channel)("a")
             (there,) = fake.calls
@@ -475,8 +456,7 @@ class TestBounds:
         assert channel.binding().max_queued == bound
 
     async def test_a_service_that_wants_no_line_has_none(self, service: Make) -> None:
-        fake = service()
-        channel = fake.channel()
+        fake, channel = called(service())
         channel.pool().update(Listing([Endpoint("r0", "r0:1", max_ongoing_requests=1)], 0))
         first = unary(channel)("a")
         with pytest.raises(Backpressure, match=r"0 calls wait already \(max_queued_requests = 0\)"):
@@ -485,9 +465,7 @@ class TestBounds:
         await first
 
     async def test_a_call_gives_up_in_time_and_says_what_it_waited_for(self, service: Make) -> None:
-        fake = service()
-        channel = fake.channel()
-        channel.pool().update(Listing([Endpoint("r0", "r0:1", max_ongoing_requests=1)]))
+        fake, channel = called(service(), limit=1)
         first = unary(channel)("a")
         with pytest.raises(Backpressure, match=r"every replica of fake is full: r0 works on 1 of 1; none had room"):
             await unary(channel)("b", timeout=0.1)
@@ -533,14 +511,12 @@ class TestOutliers:
     async def test_one_that_answers_is_not_whatever_it_answers(
         self, service: Make, code: grpc.StatusCode, trailers: dict[str, str]
     ) -> None:
-        fake = service(2)
-        channel = fake.channel(policy="watching")
+        fake, channel = called(service(2), policy="watching")
         for _ in range(2 * FAILURES):
             assert (await fail(fake, channel, code, trailers)).connection is fake["r1"]
 
     async def test_an_answer_that_blames_the_request_is_an_answer(self, service: Make) -> None:
-        fake = service(2)
-        channel = fake.channel(policy="watching")
+        fake, channel = called(service(2), policy="watching")
         for _ in range(2):
             for _ in range(FAILURES - 1):
                 assert (await fail(fake, channel, grpc.StatusCode.INTERNAL, {})).connection is fake["r1"]
@@ -550,8 +526,7 @@ class TestOutliers:
     async def test_a_call_that_may_have_waited_there_for_a_place_says_nothing_by_its_deadline(
         self, service: Make
     ) -> None:
-        fake = service(2)
-        channel = fake.channel(policy="watching")
+        fake, channel = called(service(2), policy="watching")
         pool = channel.pool()
         for _ in range(2 * FAILURES):
             pool.update(Listing([Endpoint("r0", "r0:1", draining=True), Endpoint("r1", "r1:1", draining=True)]))
@@ -565,8 +540,7 @@ class TestOutliers:
                 await call
 
     async def test_a_call_that_was_never_sent_goes_elsewhere_and_counts(self, service: Make) -> None:
-        fake = service(2)
-        channel = fake.channel(policy="watching")
+        fake, channel = called(service(2), policy="watching")
         call = begin(unary(channel)("a"))
         await turns()
         fake.calls[0].fail(grpc.StatusCode.UNAVAILABLE, NEVER_SENT)
@@ -577,8 +551,7 @@ class TestOutliers:
         assert await call == "A"
 
     async def test_the_first_message_of_a_stream_is_an_answer(self, service: Make) -> None:
-        fake = service(2)
-        channel = fake.channel(policy="watching")
+        fake, channel = called(service(2), policy="watching")
         for _ in range(FAILURES - 1):
             await fail(fake, channel, grpc.StatusCode.INTERNAL, {})
         call = stream(channel)("a")
@@ -598,8 +571,7 @@ class TestOutliers:
         call.cancel()
 
     async def test_a_stream_cut_off_by_its_deadline_had_been_answered(self, service: Make) -> None:
-        fake = service(2)
-        channel = fake.channel(policy="watching")
+        fake, channel = called(service(2), policy="watching")
         for _ in range(2 * FAILURES):
             call = stream(channel)("a")
             (there,) = fake.calls
@@ -613,8 +585,7 @@ class TestOutliers:
     async def test_each_time_out_is_counted(self, service: Make) -> None:
         from pierhead.metrics import PROCESS  # the pool is the process's, not the handle's
 
-        fake = service(2)
-        channel = fake.channel(policy="watching")
+        fake, channel = called(service(2), policy="watching")
         before = PROCESS.handle_ejections.values.get(("fake",), 0)
         for _ in range(FAILURES):
             await fail(fake, channel, grpc.StatusCode.INTERNAL, {})
@@ -634,8 +605,7 @@ class TestStreamsOfRequests:
 
     @pytest.mark.parametrize("as_grpc", [False, True])
     async def test_one_of_which_nothing_was_sent_may_move(self, service: Make, as_grpc: bool) -> None:
-        fake = service(2)
-        channel = fake.channel(policy="watching")
+        fake, channel = called(service(2), policy="watching")
         fake["r1"].as_grpc = as_grpc
         call = self.both(channel)()
         fake.calls[0].refuse("draining")
@@ -649,8 +619,7 @@ class TestStreamsOfRequests:
         assert await call.read() is grpc.aio.EOF
 
     async def test_whoever_notices_first_reader_or_writer_it_moves_once(self, service: Make) -> None:
-        fake = service(3)
-        channel = fake.channel(policy="watching")
+        fake, channel = called(service(3), policy="watching")
         call = self.both(channel)()
         reading = begin(call.read())
         await turns()
@@ -672,8 +641,7 @@ class TestStreamsOfRequests:
         assert fake.calls == []
 
     async def test_one_from_an_iterator_may_not(self, service: Make) -> None:
-        fake = service(2)
-        channel = fake.channel()
+        fake, channel = called(service(2))
         call = channel.stream_unary("/test.Test/Sum")(iter("abc"))
         fake.calls[0].fail(grpc.StatusCode.UNAVAILABLE, NEVER_SENT)
         with pytest.raises(NoReplica, match="a call that sends a stream is not moved"):
@@ -681,8 +649,7 @@ class TestStreamsOfRequests:
         assert counts(channel) == [0, 0]
 
     async def test_a_failure_is_learnt_of_once_however_many_notice(self, service: Make) -> None:
-        fake = service(2)
-        channel = fake.channel(policy="watching")
+        fake, channel = called(service(2), policy="watching")
         call = self.both(channel)()
         await call.write("a")
         fake.calls[0].fail(grpc.StatusCode.UNAVAILABLE, "gone")
@@ -716,8 +683,7 @@ async def test_ten_times_the_capacity_leaves_the_goodput_at_capacity(
     service: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Capacity is 4 calls each 100 ms; 40 callers want ten times that, each within 250 ms."""
-    fake = service(1)
-    channel = fake.channel()
+    fake, channel = called(service(1))
     clock = Clock(channel, monkeypatch)
     channel.pool().update(Listing([Endpoint("r0", "r0:1", max_ongoing_requests=4)]))
     outcomes, begun = Counter[str](), dict[FakeCall, float]()
@@ -754,8 +720,7 @@ async def test_thousands_of_calls_cancelled_refused_and_failed_leave_nothing_beh
     """Random callers and replicas: at the end every count is back, every call is accounted for, and none was worked on
     twice.
     """
-    fake = service(3, request_timeout_s=0.5)
-    channel = fake.channel(max_queued_requests=40)
+    fake, channel = called(service(3, request_timeout_s=0.5), max_queued_requests=40)
     clock, pool = Clock(channel, monkeypatch), channel.pool()
     pool.update(Listing([Endpoint(f"r{n}", f"r{n}:1", max_ongoing_requests=4) for n in range(3)]))
     rng, tasks, begun, worked = Random(seed), set[asyncio.Task[None]](), 0, Counter[int]()

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-from hypothesis import given
-from hypothesis import strategies as st
 from pierhead.policies.engine_load import EngineLoad
 
-from tests.unit.runtime.test_policies import CALL, Drawn, Fake, candidates
+from tests.unit.runtime.test_policies import CALL, Fake, candidates
 
 
 def replica(name: str, load: int, **stats: float) -> Fake:
@@ -69,15 +67,3 @@ def test_news_replaces_what_was_counted() -> None:
 
 def test_what_is_there_is_the_least() -> None:
     assert EngineLoad(Random(1))._busy(Fake("a", 7, stats={"running": 1.0})) == (7.0, 0.0)
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=8), st.integers(0, 2**32))
-def test_never_the_busier_of_the_two_drawn(world: list[tuple[int, int]], seed: int) -> None:
-    rng = Drawn(seed)
-    of = [replica(f"r{index}", 0, running=running, waiting=waiting) for index, (running, waiting) in enumerate(world)]
-    chosen = EngineLoad(rng).choose(of, CALL)
-    first = int(rng.drawn[0] * len(of))
-    rest = [index for index in range(len(of)) if index != first]
-    drawn = [of[first], of[rest[int(rng.drawn[1] * len(rest))]]]
-    assert chosen in drawn
-    assert sum(chosen.stats.values()) == min(sum(one.stats.values()) for one in drawn)

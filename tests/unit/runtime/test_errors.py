@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from urllib.parse import quote
 
 import grpc
@@ -92,14 +91,6 @@ anything = st.text(st.characters())  # lone surrogates too
 def test_details_always_fit_the_wire(message: str, traceback: str) -> None:
     details = UserCodeError(message, error_id="1", traceback=traceback * 50).details()
     assert len(quote(details)) <= MAX_DETAILS
-
-
-@pytest.mark.parametrize("keep", ["start", "end"])
-def test_the_cost_of_clipping_does_not_grow_with_the_text(keep: str) -> None:
-    started = time.process_time()
-    short = clip("\u20ac%" * 20_000_000, MAX_DETAILS, keep=keep)
-    assert MAX_DETAILS - 40 < len(quote(short)) <= MAX_DETAILS
-    assert time.process_time() - started < 0.5
 
 
 def test_what_is_cut_off_a_traceback_is_its_oldest_part() -> None:

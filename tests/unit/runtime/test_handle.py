@@ -17,7 +17,6 @@ from pierhead import (
     ReplicaDied,
     ScaledToZero,
     Settings,
-    UserCodeError,
     close_handles,
     handle,
 )
@@ -26,7 +25,6 @@ from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
 from pierhead.calls.directory import Directory, resolve
 from pierhead.calls.listing import Listing
-from pierhead.calls.outliers import FAILURES
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.metrics import RuntimeMetrics
 
@@ -41,6 +39,7 @@ from tests.unit.runtime.harness import (
     know,
     until,
 )
+from tests.unit.runtime.pipes import Pipes, PipesStub
 
 DEFINED_AT_IMPORT = handle(EchoStub, "echo-child")
 
@@ -100,15 +99,6 @@ async def test_a_handle_works_in_several_threads_at_once(cluster: Cluster) -> No
     assert channel.queued == 0
 
 
-async def test_calls_spread_over_replicas(cluster: Cluster) -> None:
-    services = [EchoService(str(number)) for number in range(3)]
-    know(*[await cluster.start(service) for service in services])
-    stub, channel = make(policy="round_robin")
-    await until(lambda: connected(channel) == 3, "three connections")
-    await asyncio.gather(*[stub.Echo(echo()) for _ in range(30)])
-    assert [service.calls for service in services] == [10, 10, 10]
-
-
 class TestDeadlines:
     async def test_a_call_ends_at_its_timeout_and_so_does_the_work(self, cluster: Cluster) -> None:
         service = EchoService()
@@ -126,27 +116,6 @@ class TestDeadlines:
         (seen,) = service.seen
         assert seen is not None
         assert 5 < seen.deadline - time.monotonic() <= 7.01  # gRPC's wire has whole milliseconds, rounded up
-
-
-class TestCancellation:
-    @pytest.mark.parametrize("turns", range(12))
-    async def test_no_count_leaks_wherever_the_caller_is_cancelled(self, cluster: Cluster, turns: int) -> None:
-        know(await cluster.start(EchoService(), max_ongoing_requests=1))
-        stub, channel = make()
-        await stub.Echo(echo())
-
-        async def call() -> None:
-            await stub.Echo(echo())
-
-        tasks = [asyncio.create_task(call()) for _ in range(3)]
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await until(lambda: all(r.inflight == 0 for r in channel.pool().replicas()), "the counts are back")
-        assert channel.queued == 0
-        assert (await stub.Echo(echo(), timeout=2)).response
 
 
 class TestRefusals:
@@ -167,20 +136,6 @@ class TestRefusals:
         know(await cluster.start(EchoService()))
         with pytest.raises(PayloadTooLarge, match="larger than max"):
             await make()[0].Echo(echo("x" * (64 * 1024 * 1024)))
-
-    async def test_no_replica_says_what_is_known(self, cluster: Cluster) -> None:
-        Clients.use(Settings(static={"ECHO_CHILD": ("127.0.0.1:1",)}))
-        with pytest.raises(NoReplica, match=r"127\.0\.0\.1:1 is not connected"):
-            await make()[0].Echo(echo(), timeout=0.2)
-
-    async def test_a_call_waits_for_the_first_replica(self, cluster: Cluster, discovery: FakeDiscovery) -> None:
-        discovery.say("echo-child")
-        stub, channel = make()
-        call = asyncio.ensure_future(_reply(stub, "hi"))
-        await until(lambda: channel.queued == 1, "the call waits")
-        server = await cluster.start(EchoService())
-        discovery.say("echo-child", ("r1", address(server), False))
-        assert await call == "echo: hi"
 
 
 class TestNobodyComes:
@@ -531,21 +486,6 @@ NAMES = ["", ":50051", "ranker:", "ranker:x", "ranker:70000", "x" * 64]
 
 
 class TestPolicies:
-    async def test_sessions_stay_at_their_replicas_for_every_caller(self, cluster: Cluster) -> None:
-        services = [EchoService(str(number)) for number in range(3)]
-        know(*[await cluster.start(service) for service in services])
-        (one, channel), (other, _) = make(policy="consistent_hash"), make(policy="consistent_hash")
-        await until(lambda: connected(channel) == 3, "three connections")
-
-        async def replies(stub: Any) -> list[str]:
-            sessions = [(("x-session-id", f"session-{number}"),) for number in range(60)]
-            return [(await stub.Echo(echo(), metadata=session)).response for session in sessions]
-
-        homes = await replies(one)
-        assert len(set(homes)) == 3, "ports of chance decide who goes where: of 60 none goes to one of them never"
-        assert await replies(one) == homes
-        assert await replies(other) == homes
-
     @pytest.mark.parametrize(
         ("options", "message"),
         [
@@ -563,77 +503,27 @@ class TestPolicies:
             handle(EchoStub, **{"service": "echo-child", **options})
 
 
-class TestOutliers:
-    async def test_a_replica_whose_calls_fail_gets_no_more_for_a_while(self, cluster: Cluster) -> None:
-        sick, well = EchoService("sick"), EchoService("well")
-        know(*[await cluster.start(service) for service in (sick, well)])
-        stub, channel = make(policy="round_robin")
-        await until(lambda: connected(channel) == 2, "both are connected")
-        sick.fails = True
-        errors = 0
-        for _ in range(40):
-            try:
-                await stub.Echo(echo())
-            except UserCodeError:
-                errors += 1
-        assert errors == FAILURES
-        assert "is left out for" in channel.pool().describe()
-        assert well.calls == 40 - FAILURES
-
-
-class TestOtherKinds:
-    """Client and bidirectional streams, over a service made by hand: no .proto of ours has one."""
-
-    async def test_a_refused_stream_says_so(self, cluster: Cluster) -> None:
-        server = await cluster.start(_Summing())
-        server._admission.max_ongoing_requests = 0
-        know(server)
-        channel = HandleChannel("echo-child", metrics=RuntimeMetrics())
-
-        async def numbers() -> AsyncIterator[bytes]:
-            yield b"1"
-
-        with pytest.raises(Backpressure, match="already works on 0 requests"):
-            await channel.stream_unary("/test.Sum/Total")(numbers(), timeout=PATIENCE_S)
-
-    async def test_a_stream_that_a_draining_replica_refuses_moves_before_its_first_message(
-        self, cluster: Cluster
-    ) -> None:
-        servers = [await cluster.start(_Summing()) for _ in range(2)]
-        know(*servers)
-        channel = HandleChannel("echo-child", metrics=RuntimeMetrics(), policy="round_robin")
-        await until(lambda: connected(channel) == 2, "both are connected")
-        servers[0]._admission.draining = True
-        for _ in range(2):
-            call = channel.stream_stream("/test.Sum/Running")(timeout=PATIENCE_S)
-            if call._lease.replica.address == address(servers[0]):
-                await until(call.done, "the refusal has come")
-            await call.write(b"1")
-            assert await call.read() == b"1"
-            await call.done_writing()
-            assert await call.read() is grpc.aio.EOF
-
-
-class SumServicer:
-    """As generated code would have it."""
-
-
-class _Summing(SumServicer):
-    async def total(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
-        return str(sum([int(number) async for number in requests])).encode()
-
-    async def running(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        total = 0
-        async for number in requests:
-            total += int(number)
-            yield str(total).encode()
-
-
-def add_SumServicer_to_server(servicer: _Summing, server: Any) -> None:
-    server.add_registered_method_handlers(
-        "test.Sum",
-        {
-            "Total": grpc.stream_unary_rpc_method_handler(servicer.total),
-            "Running": grpc.stream_stream_rpc_method_handler(servicer.running),
-        },
-    )
+async def test_a_stream_of_requests_that_a_draining_replica_refuses_moves_before_its_first_message(
+    cluster: Cluster,
+) -> None:
+    leaving, staying = [await cluster.start(Pipes()) for _ in range(2)]
+    know(leaving, staying)
+    channel = HandleChannel("echo-child", metrics=RuntimeMetrics(), policy="round_robin")
+    await until(lambda: connected(channel) == 2, "both are connected")
+    stub = PipesStub(channel)
+    held = [stub.Talk(timeout=PATIENCE_S) for _ in range(2)]  # one each: the drain lasts
+    for call in held:
+        await call.write(b"1")
+        await call.read()
+    leaving.stop()
+    await until(lambda: leaving.state == "draining", "it drains")
+    calls = [stub.Talk(timeout=PATIENCE_S) for _ in range(2)]  # again one each
+    await until(lambda: any(call.done() for call in calls), "the refusal has come")
+    for call in calls:
+        await call.write(b"2")
+        assert await call.read() == b"2"
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+    for call in held:
+        call.cancel()
+    await cluster.ended(leaving)

@@ -19,16 +19,19 @@ from pierhead.errors import RemoteError
 from pierhead.metrics import RuntimeMetrics
 from pierhead.request import CURRENT, RequestContext
 
-from tests.unit.runtime import harness
-from tests.unit.runtime.harness import EACH_TRANSPORT, Cluster, EchoService, address, echo, know, until
+from tests.unit.runtime.harness import Cluster, EchoService, address, echo, know, until
 from tests.unit.runtime.pipes import LARGE, Served, idle, numbers, serve
 
-pytestmark = EACH_TRANSPORT
+
+@pytest.fixture(params=["lane", "grpc"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """What the handles of the test use."""
+    return str(request.param)
 
 
 @pytest.fixture
 async def pipes(cluster: Cluster, transport: str) -> Served:
-    served = await serve(cluster, debug=True)
+    served = await serve(cluster, transport=transport, debug=True)
     await served[0].One(b"connect")  # a replica that is not connected when a short deadline is over is another error
     return served
 
@@ -168,13 +171,13 @@ class TestCalls:
 
 
 def make(**options: Any) -> tuple[Any, HandleChannel]:
-    channel = HandleChannel("echo-child", metrics=RuntimeMetrics(), transport=harness.TRANSPORT, **options)
+    channel = HandleChannel("echo-child", metrics=RuntimeMetrics(), **options)
     return EchoStub(channel), channel
 
 
-async def test_a_call_within_a_request_gets_what_the_request_has_left(cluster: Cluster) -> None:
+async def test_a_call_within_a_request_gets_what_the_request_has_left(cluster: Cluster, transport: str) -> None:
     service = EchoService()
-    know(await cluster.start(service))
+    know(await cluster.start(service), transport=transport)
     stub, _ = make()
     await stub.Echo(echo())  # connected, as above
     CURRENT.set(RequestContext("request-1", time.monotonic() + 0.5, "00-trace"))
@@ -187,13 +190,13 @@ async def test_a_call_within_a_request_gets_what_the_request_has_left(cluster: C
     assert seen.deadline <= time.monotonic() + 0.5
 
 
-async def test_a_full_replica_s_call_goes_to_another(cluster: Cluster) -> None:
+async def test_a_full_replica_s_call_goes_to_another(cluster: Cluster, transport: str) -> None:
     full, free = EchoService("full"), EchoService("free")
     servers = [await cluster.start(full, max_ongoing_requests=1), await cluster.start(free)]
     async with grpc.aio.insecure_channel(address(servers[0])) as other_process:
         blocked = EchoStub(other_process).Echo(echo("wait"))
         await until(lambda: full.begun == 1, "somebody else fills the first replica")
-        know(*servers)
+        know(*servers, transport=transport)
         stub, channel = make(policy="round_robin")
         await until(lambda: sum(replica.callable for replica in channel.pool().replicas()) == 2, "two connections")
         replies = [(await stub.Echo(echo())).response for _ in range(10)]

@@ -2,7 +2,7 @@
 
 window.py   flow control of one stream of messages (pure)
 waiting.py  tasks that wait for the next change of something
-outbox.py   what one side has to say, one packet per turn of the event loop
+outbox.py   the queue of frames to send, one packet per turn of the event loop
 caller.py   the caller's connection        calls.py    its calls
 server.py   the replica's side             served.py   its calls
 """

@@ -1,4 +1,4 @@
-"""What both sides of a lane hold the other to."""
+"""The rules that both sides of a lane check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_PACKET_BYTES = 4 * 1024 * 1024
 
 
 class LaneBrokenError(Exception):
-    """The other side broke a rule of the protocol; says which. The lane is of no more use, everything else is."""
+    """The other side broke a rule of the protocol; says which. The lane ends, and nothing else."""
 
 
 def parse_packet(raw: bytes, largest: int = MAX_PACKET_BYTES) -> Packet:
