@@ -127,7 +127,8 @@ async def test_a_canary_serves_its_share_beside_all_old_replicas_until_it_is_pro
         await until(lambda: phase(control) == "SETTLING")
         await until(lambda: versions(control) == {version(control, new)})
         await until(lambda: weights() == [1, 1])
-        await until(lambda: control.said("rolled_out"), within_s=4000)
+        control.source.edit(replace(new, rollout=QUICK))  # the same version, watched for a shorter time
+        await until(lambda: control.said("rolled_out"))
         assert control.said("rolled_out")[0].startswith(f"web: {old} -> {version(control, new)} is done")
         assert controller.deployer.state("web").previous == (old,)
         await until(lambda: state_of(control) == "HEALTHY")
@@ -467,16 +468,25 @@ async def test_an_engine_restart_does_not_count_as_the_versions_failure(control:
         assert control.said("rollback") == []
 
 
-async def test_a_replica_that_fails_alone_counts_as_its_versions_failure(control: Control) -> None:
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_a_failure_counts_as_its_versions_unless_another_service_fails_with_it(
+    tmp_path: Path, is_alone: bool
+) -> None:
+    control = Control.of(tmp_path, web(), service("other", replicas=1))
     async with control.running():
         await stable_at(control, web())
+        await control.settled("other", 1)
         new = web("d2", rollout=LONG)
-        control.source.edit(new)
+        control.source.edit(new, control.source.services["other"])
         await until(lambda: phase(control) == "BAKING")
         made = version(control, new)
-        control.engine.crash(next(c.name for c in control.engine.containers.values() if c.version == made), 1)
-        await until(lambda: control.said("rolled_back"), within_s=15)
-        assert "a replica of it failed in its first minutes" in control.said("rollback")[0]
+        for one in list(control.engine.containers.values()):
+            if one.version == made or (one.service == "other" and not is_alone):
+                control.engine.crash(one.name, 1)
+        await asyncio.sleep(15)
+        assert versions(control) == ({version(control, web())} if is_alone else {version(control, web()), made})
+        words = [message for message in control.said("rollback") if "a replica of it failed" in message]
+        assert len(words) == is_alone
 
 
 async def test_callers_and_haproxy_use_the_limits_that_every_serving_replica_can_keep(tmp_path: Path) -> None:
