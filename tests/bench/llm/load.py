@@ -33,8 +33,8 @@ import httptools
 import uvloop
 from hdrh.histogram import HdrHistogram
 
+from tests.bench import routing_simulation as simulation
 from tests.bench.load.generator import new_histogram
-from tests.harness import routing_simulation as simulation
 
 AROUND_TOKENS: Final = 3
 """Events of a chat's stream that are no token: the role, the finish reason, [DONE]."""

@@ -1,10 +1,10 @@
-"""How well prompts are routed: whole workloads against simulated engines (tests/harness/routing_simulation.py)."""
+"""How well prompts are routed: whole workloads against simulated engines (tests/bench/routing_simulation.py)."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.harness.routing_simulation import (
+from tests.bench.routing_simulation import (
     SMALL,
     Hardware,
     Result,
