@@ -120,20 +120,6 @@ async def test_an_idle_websocket_loses_its_place(edge: Edge) -> None:
         assert (await socket.receive(timeout=PATIENCE_S)).type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.ERROR)
 
 
-async def test_one_address_has_no_bound_by_default(edge: Edge) -> None:
-    await edge.route(service("echo"))
-    await edge.serve("echo", "echo-1")
-    async with (
-        ClientSession(edge.url, connector=TCPConnector(limit=0)) as session,
-        contextlib.AsyncExitStack() as stack,
-    ):
-        for _ in range(50):
-            await stack.enter_async_context(session.ws_connect("/echo/socket"))
-        for _ in range(100):
-            async with session.get("/echo") as answer:
-                assert answer.status == 200
-
-
 async def test_connections_of_one_address_are_bounded_where_the_operator_says_so(edge: Edge) -> None:
     edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(client_connections=5))
     await edge.route(service("echo"))

@@ -344,16 +344,6 @@ async def test_the_process_survives_scaling(world: World, router: HAProxyRouter)
     assert (after.pid, after.started_at) == (before.pid, before.started_at)
 
 
-async def test_changes_at_the_same_time_do_not_disturb_each_other(world: World, router: HAProxyRouter) -> None:
-    await route(router, ECHO)
-    async with asyncio.TaskGroup() as tasks:
-        for number in range(20):
-            tasks.create_task(add(router, f"echo-{number:02}", world.addresses[number % 3]))
-    assert len((await observe(router)).servers) == 20
-    text = (world.run_dir / "haproxy.cfg").read_text()
-    assert text.count("\n    server echo-") == 20
-
-
 async def test_changes_in_a_row_know_of_each_other(world: World, router: HAProxyRouter) -> None:
     await route(router, ECHO)
     async with asyncio.TaskGroup() as tasks:  # a task waits for those before it

@@ -1,4 +1,4 @@
-"""The client of streams tells how each of them ended."""
+"""The client of streams says how each of them ended."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -57,33 +58,27 @@ def server(*writes: bytes, status: int = 200, breaks: bool = False, waits: bool 
 
 
 @pytest.mark.parametrize(
-    ("writes", "how", "events"),
+    ("writes", "ending", "how", "events"),
     [
-        ([PART, PART, END], DONE, 2),
-        ([PART + PART, PART + END], DONE, 3),
-        ([PART, FAILED], ERROR_EVENT, 1),
-        ([PART, FAILED, END], CUT, 1),
-        ([PART, PART], CUT, 2),
-        ([], CUT, 0),
+        ([PART, PART, END], {}, DONE, 2),
+        ([PART + PART, PART + END], {}, DONE, 3),
+        ([PART, FAILED], {}, ERROR_EVENT, 1),
+        ([PART, FAILED, END], {}, CUT, 1),
+        ([PART, PART], {}, CUT, 2),
+        ([], {}, CUT, 0),
+        ([PART], {"breaks": True}, CUT, 1),
+        ([b"no room"], {"status": 503}, "status 503", 0),
     ],
 )
-def test_streams_that_the_server_ends(writes: list[bytes], how: str, events: int) -> None:
-    with server(*writes) as url, Streams(url, "m", count=3, tokens=2) as streams:
+def test_streams_that_the_server_ends(writes: list[bytes], ending: dict[str, Any], how: str, events: int) -> None:
+    with server(*writes, **ending) as url, Streams(url, "m", count=3, tokens=2) as streams:
         pass
-    assert [(each.how, each.events) for each in streams.ended] == [(how, events)] * 3
+    assert [each.how for each in streams.ended] == [how] * 3
     assert bool(streams.not_well()) == (how != DONE)
-
-
-def test_a_connection_that_breaks() -> None:
-    with server(PART, breaks=True) as url, Streams(url, "m", count=1, tokens=2) as streams:
-        pass
-    assert [each.how for each in streams.ended] == [CUT]
-
-
-def test_a_refusal() -> None:
-    with server(b"no room", status=503) as url, Streams(url, "m", count=1, tokens=2) as streams:
-        pass
-    assert [(each.how, each.detail) for each in streams.ended] == [("status 503", "no room")]
+    if not ending:
+        assert [each.events for each in streams.ended] == [events] * 3
+    if "status" in ending:
+        assert {each.detail for each in streams.ended} == {"no room"}
 
 
 def test_a_client_that_leaves() -> None:
