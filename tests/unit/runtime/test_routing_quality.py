@@ -63,8 +63,3 @@ def test_a_hot_prefix_does_not_overload_a_replica(gateways: int, users: int) -> 
     assert by_prefix.imbalance <= 1.5
     assert max(by_prefix.routed) * len(by_prefix.routed) <= 1.5 * sum(by_prefix.routed)
     assert by_prefix.latency <= 1.03 * by_load.latency
-
-
-def test_the_same_seed_gives_the_same_run() -> None:
-    one, other = (simulate("prefix", sessions, requests=300, warm_up=50, gateways=3) for _ in range(2))
-    assert (one.latencies, one.routed) == (other.latencies, other.routed)
