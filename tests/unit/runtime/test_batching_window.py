@@ -42,16 +42,6 @@ class TestWhen:
         assert taken(window, 5.9) == []
         assert len(taken(window, 6.0)) == 3
 
-    def test_the_first_one_of_an_idle_replica_may_leave_before_its_batch_starts(self) -> None:
-        window = Window(BatchLimits(10, batch_wait_timeout_s=5))
-        first = member(0)
-        window.add(first)
-        window.discard(first)
-        window.discard(first)
-        assert window.due_at() is None
-        window.add(member(1))
-        assert len(taken(window, 1)) == 1
-
 
 class TestWhich:
     def test_both_bounds_hold(self) -> None:
@@ -61,12 +51,6 @@ class TestWhich:
         assert [m.rows for m in taken(window, 0)] == [4, 4]
         window.finished()
         assert [m.rows for m in taken(window, 9)] == [4, 1, 1]
-
-    def test_a_request_larger_than_the_bound_goes_alone(self) -> None:
-        window = Window(BatchLimits(3, max_batch_rows=10))
-        window.add(member(0, 50))
-        window.add(member(0, 1))
-        assert [m.rows for m in taken(window, 0)] == [50]
 
     def test_a_batch_is_for_one_model_and_is_filled_from_all_that_wait(self) -> None:
         window = Window(BatchLimits(3, batch_wait_timeout_s=5, max_concurrent_batches=9))
