@@ -259,9 +259,9 @@ def _gpu(uuid: str, width: int) -> str:
 
 def _holders(gpu: Document) -> str:
     slots = ", ".join(f"{slot['replica']} ({slot['amount']})" for slot in gpu["slots"])
-    nobody = "free" if gpu["free_bytes"] == gpu["memory_bytes"] else "other processes"
+    unheld = "free" if gpu["free_bytes"] == gpu["memory_bytes"] else "other processes"
     fault = gpu["fault"]
-    holder = slots or str(gpu["holder"] or ("nobody" if fault else nobody))
+    holder = slots or str(gpu["holder"] or ("nobody" if fault else unheld))
     return f"{holder} (not used: {fault})" if fault else holder
 
 

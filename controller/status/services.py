@@ -246,7 +246,7 @@ def _creations(name: str, observed: Observed, plan: Plan) -> tuple[CreateContain
 
 
 def _message(material: _Material, replicas: list[ReplicaStatus], ready: int) -> str:
-    """The most important message: an obstacle, else what is going on, else the origin of the target number."""
+    """The most important message: an obstacle, else a change in progress, else the origin of the target number."""
     if material.spec is None:
         return "the compose files no longer have it: its replicas drain and are removed"
     obstacles = [

@@ -77,12 +77,15 @@ def test_other_lines_stay_as_they_are(line: str) -> None:
     assert readable(line) == [line]
 
 
-def test_an_event_on_its_lines() -> None:
-    first, second = event_line(
-        {"at": 0.0, "outcome": "failed", "message": "web-1: exited\nlast line", "times": 3}
-    ).splitlines()
+def test_events_are_shown_chosen_and_searched() -> None:
+    failed = event("web-1: exited\nlast line", "replica_failed", outcome="failed", times=3, at=AT - 900, last_at=AT - 5)
+    first, second = event_line(failed).splitlines()
     assert first.endswith(" FAILED  web-1: exited (3 times)")
     assert second.strip() == "last line"
+    other = event("create", "create_container", outcome="failed", last_at=AT - 900)
+    assert chosen([other, failed], None) == [other, failed]
+    assert chosen([other, failed], AT - 60) == [failed], "it happened again since then"
+    assert (last_failure([failed, other]), last_failure([])) == (failed, None)
 
 
 @pytest.mark.parametrize(
@@ -101,16 +104,3 @@ def test_since_when(text: str, since: float) -> None:
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match=r"^--since: expected a time ago such as 10m"):
         since_time(text, AT)
-
-
-def test_events_are_chosen_by_when_they_last_happened() -> None:
-    old = event("a", "scale", last_at=AT - 900)
-    repeated = event("b", "spec_error", at=AT - 900, last_at=AT - 5)
-    assert chosen([old, repeated], None) == [old, repeated]
-    assert chosen([old, repeated], AT - 60) == [repeated]
-
-
-def test_the_last_failure_is_that_of_a_replica() -> None:
-    failed = event("p-web-1: exited\nTraceback", "replica_failed", outcome="failed")
-    assert last_failure([failed, event("create", "create_container", outcome="failed")]) == failed
-    assert last_failure([]) is None

@@ -67,6 +67,10 @@ async def test_real_answers_have_its_shapes(control: Control) -> None:
 
 
 async def test_changes_and_what_follows_them_have_its_shapes(control: Control) -> None:
+    def is_rolling() -> bool:
+        [web] = [row.rollout for row in control.view.services if row.name == "web"]
+        return web is not None and web.state.rollout is not None
+
     async with serving(control) as client:
         await control.settled("web", 2)
         await control.settled("ranker", 1)
@@ -76,21 +80,13 @@ async def test_changes_and_what_follows_them_have_its_shapes(control: Control) -
         await checked(await client.post("/api/v1/deploy", json={}), "deploy")
         await checked(await client.put("/api/v1/gpus/GPU-1", json={"fault": "loud fan"}), "gpu")
         control.source.edit(service("web", definition_hash="d2"), gpu_service("ranker", replicas=1))
-        await until(lambda: phase_of(control, "web"))
-        row = await checked(await client.get("/api/v1/services/web"), "service")
-        assert row["rollout"]["phase"]
+        await until(is_rolling)
+        assert (await checked(await client.get("/api/v1/services/web"), "service"))["rollout"]["phase"]
         await checked(await client.get("/api/v1/plan"), "plan")
         await checked(await client.post("/api/v1/services/web/abort"), "abort")
-        await until(lambda: not phase_of(control, "web"))
+        await until(lambda: not is_rolling())
         listed = await checked(await client.get("/api/v1/services"), "services")
         assert [each["name"] for each in listed["services"] if each["rejected"]] == ["web"]
-
-
-def phase_of(control: Control, name: str) -> str:
-    """The phase of a service's rollout; "" while none goes on."""
-    [row] = [row for row in control.view.services if row.name == name]
-    rollout = row.rollout and row.rollout.state.rollout
-    return rollout.phase if rollout else ""
 
 
 async def test_the_bounds_of_parameters_are_the_real_ones(control: Control) -> None:
