@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from pierhead import BadRequest, UserCodeError
-from pierhead.errors import DeadlineExceeded, PierheadError
+from pierhead.errors import DeadlineExceeded, PayloadTooLarge, PierheadError, ReplicaDied
 from pierhead.lanes.caller import CallerLane
 from pierhead.lanes.metadata import MAX_BYTES
 
@@ -90,6 +90,32 @@ async def test_a_call_goes_on_until_its_large_reply_is_here(
         call.cancel()
     with pytest.raises(DeadlineExceeded if end == "deadline" else asyncio.CancelledError):
         await waiting
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "error", "words"),
+    [
+        (grpc.StatusCode.NOT_FOUND, "it was fetched", ReplicaDied, "it went away after it may have begun"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "larger than max", PayloadTooLarge, "One could not be fetched: larger"),
+    ],
+)
+async def test_a_large_reply_that_cannot_be_fetched_fails_its_call(
+    pipes: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    code: grpc.StatusCode,
+    details: str,
+    error: type[Exception],
+    words: str,
+) -> None:
+    async def fetch(*_: object) -> bytes:
+        raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+
+    monkeypatch.setattr(CallerLane, "fetch", fetch)
+    with pytest.raises(error, match=words):
+        await pipes[0].One(b"make %d" % LARGE)
+    with pytest.raises(error):
+        await pipes[0].Split(b"5 %d" % LARGE).read()
+    await idle(pipes[2])
 
 
 @dataclass(frozen=True)
