@@ -21,6 +21,7 @@ class Progress:
         self._bars = _make_bars(console) if console.is_terminal and not quiet else None
         self._tasks: dict[str, bars.TaskID] = {}
         self._last: object = None
+        self._written = ""
         self._shown: set[tuple[str, ...]] = set()
 
     def __enter__(self) -> Progress:
@@ -72,9 +73,10 @@ class Progress:
         """Write the message once for each state; times and loads in it change at every look."""
         parts = [(part.name, part.ready, part.wanted, part.key) for part in verdict.parts]
         state = (verdict.notices, parts) if parts else verdict.message
-        if state != self._last:
-            self._last = state
+        if state != self._last and verdict.message != self._written:
+            self._written = verdict.message
             self._console.print(Text(verdict.message), soft_wrap=True)
+        self._last = state
 
 
 def _make_bars(console: Console) -> bars.Progress:

@@ -97,9 +97,9 @@ def test_bars_for_each_service_and_nothing_stays() -> None:
 def test_elsewhere_a_line_for_each_change() -> None:
     log = io.StringIO()
     with Progress(Console(file=log, force_terminal=False, width=20)) as progress:
-        for left_s, ready in ((3, 1), (2, 1), (0, 3)):
+        for left_s, ready, state in ((3, 1, "UPDATING"), (2, 1, "UPDATING"), (0, 3, "UPDATING"), (0, 3, "HEALTHY")):
             message = f"web: {ready} of 3 ready; next try in {left_s} s"
-            progress.show(Verdict(message, parts=(Part("web", ready, 3, key=("UPDATING",)),)))
+            progress.show(Verdict(message, parts=(Part("web", ready, 3, key=(state,)),)))
     assert log.getvalue() == "web: 1 of 3 ready; next try in 3 s\nweb: 3 of 3 ready; next try in 0 s\n"
 
 
