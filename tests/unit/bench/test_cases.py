@@ -29,17 +29,3 @@ def test_both_sides_get_the_same_loads(app: str) -> None:
     }
     assert loads["ours"] == loads["peer"]
     assert loads["ours"]
-
-
-def test_an_open_loop_comes_after_a_closed_one_of_the_same_application() -> None:
-    for plan in (visits("ONLY=open"), visits("ONLY=open,dlrm", "QUICK=1"), visits()):
-        seen: set[str] = set()
-        opened = 0
-        for visit in plan:
-            for step in visit.steps:
-                if step.load == "closed":
-                    seen.add(visit.app)
-                if step.load == "open":
-                    opened += 1
-                    assert visit.app in seen
-        assert opened

@@ -20,37 +20,29 @@ from tests.unit.controller.worlds import service
 GOOD = Ticks(100, 0.02, 0.1, 1.0)
 
 
-def found(*starts: Start, seconds: float, **changes: Any) -> Found:
-    growth = Growth(len(starts), seconds, starts, GOOD, 1.0, 2.0)
-    return replace(Found("tiny", growth, [Rest(50, 60.0, 3.0, 90.0, GOOD, 0.1)], 5.0, (7, 7)), **changes)
-
-
 STARTS = (Start(0.0, 0.5, 1.5), Start(0.5, 1.0, 1.6), Start(1.0, 2.0, 3.0))
 
 
-def resting(**changes: Any) -> Found:
-    return found(*STARTS, seconds=3.0, rests=[replace(Rest(50, 60.0, 3.0, 90.0, GOOD, 0.1), **changes)])
-
-
-def test_what_growth_is_made_of() -> None:
-    growth = found(*STARTS, seconds=3.0).growth
-    assert (growth.engine_done_s, growth.slowest_s, growth.beyond_s, growth.most_starting) == (2.0, 1.0, 1.0, 2)
+REST = Rest(50, 60.0, 3.0, 90.0, GOOD, 0.1)
 
 
 @pytest.mark.parametrize(
-    ("run", "broken"),
+    ("seconds", "changes", "broken"),
     [
-        (found(*STARTS, seconds=3.0), None),
-        (found(*STARTS, seconds=8.5), "0 to 3 replicas"),
-        (found(*STARTS, seconds=3.0, haproxy_worker=(7, 8)), "reloads of HAProxy"),
-        (found(*STARTS, seconds=3.0, routing_writes=1), "reloads of HAProxy"),
-        (resting(resident_mb=151.0), "the controller at rest, 50 replicas: memory"),
-        (resting(cpu_percent=5.1), "the controller at rest, 50 replicas: CPU"),
-        (resting(ticks=replace(GOOD, within=0.99)), "a tick at rest, 50 replicas"),
+        (3.0, {}, None),
+        (8.5, {}, "0 to 3 replicas"),
+        (3.0, {"haproxy_worker": (7, 8)}, "reloads of HAProxy"),
+        (3.0, {"routing_writes": 1}, "reloads of HAProxy"),
+        (3.0, {"rests": [replace(REST, resident_mb=151.0)]}, "the controller at rest, 50 replicas: memory"),
+        (3.0, {"rests": [replace(REST, cpu_percent=5.1)]}, "the controller at rest, 50 replicas: CPU"),
+        (3.0, {"rests": [replace(REST, ticks=replace(GOOD, within=0.99))]}, "a tick at rest, 50 replicas"),
     ],
 )
-def test_a_broken_promise_is_not_met(run: Found, broken: str | None) -> None:
-    verdicts = {line.what: line.met for line in many_containers.lines(run)}
+def test_a_broken_promise_is_not_met(seconds: float, changes: dict[str, Any], broken: str | None) -> None:
+    growth = Growth(3, seconds, STARTS, GOOD, 1.0, 2.0)
+    assert (growth.engine_done_s, growth.slowest_s, growth.most_starting) == (2.0, 1.0, 2)
+    found = replace(Found("tiny", growth, [REST], 5.0, (7, 7)), **changes)
+    verdicts = {line.what: line.met for line in many_containers.lines(found)}
     assert len(verdicts) == 6
     assert [what for what, met in verdicts.items() if not met] == ([broken] if broken else [])
 
@@ -60,23 +52,17 @@ def histogram(*buckets: tuple[str, int], total: float, name: str = TICKS) -> str
     return "\n".join([*lines, f"{name}_count {buckets[-1][1]}", f"{name}_sum {total}", ""])
 
 
-def test_ticks_are_those_since_the_last_lap() -> None:
+def test_ticks_and_readings_of_the_engine_are_those_since_the_last_lap() -> None:
     pages = [
-        histogram(("0.1", 5), ("0.2", 5), ("0.5", 9), ("+Inf", 9), total=2.0),
-        histogram(("0.1", 8), ("0.2", 9), ("0.5", 13), ("+Inf", 13), total=3.0),
+        histogram(("0.1", 5), ("0.2", 5), ("0.5", 9), ("+Inf", 9), total=2.0)
+        + histogram(("0.2", 2), ("+Inf", 3), total=3, name=READINGS),
+        histogram(("0.1", 8), ("0.2", 9), ("0.5", 13), ("+Inf", 13), total=3.0)
+        + histogram(("0.2", 2), ("+Inf", 5), total=5, name=READINGS),
     ]
-    stack: Any = SimpleNamespace(api=lambda path: Answer(200, {}, pages.pop(0).encode()))
-    assert TickBook(stack).lap() == Ticks(4, 0.25, 0.2, 1.0)
-
-
-def test_readings_of_the_engine_are_a_histogram_beside_the_ticks() -> None:
-    pages = [
-        histogram(("0.2", count), ("+Inf", count), total=1.0)
-        + histogram(("0.2", 2), ("+Inf", end), total=end, name=READINGS)
-        for count, end in ((5, 3), (9, 5))
-    ]
-    stack: Any = SimpleNamespace(api=lambda path: Answer(200, {}, pages.pop(0).encode()))
-    assert TickBook(stack, READINGS).lap() == Ticks(2, 1.0, float("inf"), 0.0)
+    for name, lap in ((TICKS, Ticks(4, 0.25, 0.2, 1.0)), (READINGS, Ticks(2, 1.0, float("inf"), 0.0))):
+        answers = iter(pages)
+        stack: Any = SimpleNamespace(api=lambda path, answers=answers: Answer(200, {}, next(answers).encode()))
+        assert TickBook(stack, name).lap() == lap
 
 
 def simulated(*, ready_after_s: str) -> Result:
@@ -87,22 +73,19 @@ def simulated(*, ready_after_s: str) -> Result:
     return simulate(replace(service("sleeper", route="/sleeper"), autoscale=autoscale), trace, setting)
 
 
+STEADY = "decisions in the 50 s of steady noisy load after that"
+
+
 @pytest.mark.parametrize(
-    ("slowest_s", "later", "broken"),
+    ("slowest_s", "messages", "broken"),
     [
-        (4.0, [], []),
+        (4.0, ["sleeper: 5 -> 6 replicas: a burst: 36.0 requests", "something else"], []),
         (1.0, [], ["load x 10: 5 replicas take traffic"]),
-        (4.0, [(5, 6)], []),
-        (4.0, [(5, 6), (6, 5)], ["decisions in the 50 s of steady noisy load after that"]),
+        (4.0, ["sleeper: 5 -> 6 replicas: more", "sleeper: 6 -> 5 replicas: less"], [STEADY]),
     ],
 )
-def test_what_a_step_promises(slowest_s: float, later: list[tuple[int, int]], broken: list[str]) -> None:
+def test_what_a_step_promises(slowest_s: float, messages: list[str], broken: list[str]) -> None:
     result = simulated(ready_after_s="4")
-    starts = [Start(0.0, 0.5, slowest_s)]
-    run = autoscale_step.Found(result, summarise(result), starts, later, 50.0)
+    later = autoscale_step.decisions([{"message": message} for message in messages])
+    run = autoscale_step.Found(result, summarise(result), [Start(0.0, 0.5, slowest_s)], later, 50.0)
     assert [line.what for line in autoscale_step.lines(run) if not line.met] == broken
-
-
-def test_decisions_are_read_from_events() -> None:
-    told = [{"message": "sleeper: 1 -> 5 replicas: a burst: 36.0 requests"}, {"message": "something else"}]
-    assert autoscale_step.decisions(told) == [(1, 5)]

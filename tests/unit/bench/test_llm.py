@@ -17,15 +17,8 @@ from tests.bench.llm.cases import FREE, SUBJECTS, WAYS
 from tests.bench.llm.figures import Samples, lines, tables
 from tests.bench.llm.load import WORKLOADS, Asking, Seen, http_user
 from tests.bench.llm.measure import Sample
-from tests.bench.load.generator import new_histogram
 from tests.bench.processes import BenchError
-
-
-def histogram(*milliseconds: float) -> str:
-    found = new_histogram()
-    for each in milliseconds:
-        found.record_value(round(each * 1000))
-    return str(found.encode().decode())
+from tests.unit.bench.worlds import histogram
 
 
 def sample(part: str, case: str, variant: str = "", **changes: Any) -> Sample:
@@ -60,38 +53,25 @@ def test_what_the_way_adds(p50: float, p99: float, peer_cpu: float, met: list[bo
     assert list(verdicts(floor, *ours, sample("overhead", "peer", cpu_s={"rest": peer_cpu})).values()) == met
 
 
-@pytest.mark.parametrize(("peer_cpu", "met"), [(20.0, True), (4.0, False)])
-def test_as_fast_as_it_goes_has_a_line_and_rows_of_its_own(peer_cpu: float, met: bool) -> None:
+def test_streams_as_fast_as_they_come_and_the_bare_chain_have_lines_of_their_own() -> None:
     found = [sample("overhead", "gateway"), sample("overhead", "haproxy"), sample("overhead", "haproxy", FREE)]
-    found.append(sample("overhead", "peer", FREE, cpu_s={"rest": peer_cpu}))
-    lines = verdicts(*found)
-    assert lines["64 streams: CPU per 1,000 streamed tokens, HAProxy, gateway and replica"] is None
-    what = "64 streams as fast as they come: CPU per 1,000 streamed tokens, HAProxy, gateway and replica"
-    assert lines[what] is met
+    found.append(sample("overhead", "peer", FREE, cpu_s={"rest": 4.0}))
+    free = "64 streams as fast as they come: CPU per 1,000 streamed tokens, HAProxy, gateway and replica"
+    assert verdicts(*found)[free] is False
     [table] = tables(Samples(found), 2)
-    assert [row[0] for row in table.rows] == [
-        SUBJECTS["gateway"], SUBJECTS["haproxy"], f"{SUBJECTS['haproxy']}, as fast as it goes",
-        f"{SUBJECTS['peer']}, as fast as it goes",
-    ]  # fmt: skip
-
-
-def test_how_far_it_is_from_the_least_is_shown_and_not_judged() -> None:
-    found = [sample("overhead", each) for each in ("gateway", "haproxy")]
+    fastest = [f"{SUBJECTS[each]}, as fast as it goes" for each in ("haproxy", "peer")]
+    assert [row[0] for row in table.rows] == [SUBJECTS["gateway"], SUBJECTS["haproxy"], *fastest]
     found += [sample("overhead", "bare", cpu_s={"gateway": 1.0}), sample("overhead", "peer", cpu_s={"rest": 5.0})]
     told = {line.what: (line.found, line.met) for line in lines(Samples(found), 2)}
-    before = "64 streams: the CPU of the same packages with nothing of ours, "
-    assert told[f"{before}of Ray Serve LLM's"] == ("1/5.0", None)
-    assert told[f"{before}and that of ours in it"] == ("2.00 x", None)
+    bare = "64 streams: the CPU of the same packages with nothing of ours, "
+    assert told[f"{bare}of Ray Serve LLM's"] == ("1/5.0", None), "shown and not judged"
+    assert told[f"{bare}and that of ours in it"] == ("2.00 x", None)
 
 
 def test_linear_is_promised_until_the_cores_are_full() -> None:
-    found = verdicts(
-        sample("linear", "1"),
-        sample("linear", "2", tokens=39_000),
-        sample("linear", "4", tokens=70_000),
-        sample("linear", "8", tokens=90_000, busy_cores=1.98),
-    )
-    assert [found[f"{each} replicas of 2,000 tokens/s: share of linear"] for each in (2, 4, 8)] == [True, False, None]
+    more = [sample("linear", "2", tokens=39_000), sample("linear", "4", tokens=70_000)]
+    full = sample("linear", "8", tokens=90_000, busy_cores=1.98)
+    assert list(verdicts(sample("linear", "1"), *more, full).values()) == [True, False, None]
 
 
 @pytest.mark.parametrize(
@@ -161,56 +141,50 @@ async def users_see(answer: list[bytes], status: int = 200, answers: int = 0) ->
     app.router.add_post("/v1/chat/completions", chat)
     seen = Seen(begins=0.0, ends=float("inf"), slow_s=60.0)
     async with TestServer(app) as server:
-        prompts = WORKLOADS["nothing shared"](0, Random(1))
         asking = Asking(seen, "m", 3, 0.0, answers)
+        prompts = WORKLOADS["nothing shared"](0, Random(1))
         user = asyncio.create_task(http_user(asking, str(server.make_url("")), prompts, Random(1)))
-        await asyncio.wait_for(done.wait(), 10)
-        if answers:
-            await asyncio.wait_for(user, 10)
+        await asyncio.wait_for(user if answers else done.wait(), 10)
         user.cancel()
         await asyncio.gather(user, return_exceptions=True)
-    assert asked[0]["model"] == "m"
-    assert asked[0]["stream"]
-    assert asked[0]["max_tokens"] == 3
+    assert {"model": "m", "stream": True, "max_tokens": 3}.items() <= asked[0].items()
     assert asked[0].get("ignore_eos", False) == bool(answers), "an answer of a real model has to have its length"
     return seen
-
-
-WHOLE = b"".join([event(""), event("a"), event("b"), event("c"), event(""), b"data: [DONE]\n\n"])
-
-
-@pytest.mark.parametrize("size", [1, 7, 1000])
-async def test_users_count_tokens_however_their_events_arrive(size: int) -> None:
-    seen = await users_see([WHOLE[start : start + size] for start in range(0, len(WHOLE), size)])
-    assert not seen.errors
-    assert seen.answers >= 1
-    assert seen.good_tokens == 3 * seen.answers
-    assert seen.firsts >= seen.answers
-    assert 3 * seen.answers <= seen.tokens <= 3 * (seen.answers + 1)
-
-
-SHORT = [event(""), event("a"), event(""), b"data: [DONE]\n\n"]
-
-
-@pytest.mark.parametrize(
-    ("answer", "status", "error"), [(SHORT, 200, "1 tokens in place of 3"), ([WHOLE], 503, "status 503")]
-)
-async def test_a_short_answer_and_another_status_are_errors(answer: list[bytes], status: int, error: str) -> None:
-    seen = await users_see(answer, status=status)
-    assert (set(seen.errors), seen.answers) == ({error}, 0)
 
 
 def usage(tokens: int) -> bytes:
     return f'data: {{"choices":[],"usage":{{"prompt_tokens":9,"completion_tokens":{tokens}}}}}\n\n'.encode()
 
 
+DONE = b"data: [DONE]\n\n"
+WHOLE = [event(""), event("a"), event("b"), event("c"), event(""), DONE]
+WITH_USAGE = [event(""), event("a b"), event("c"), usage(3), DONE]
+
+
 @pytest.mark.parametrize("size", [1, 7, 1000])
-async def test_users_who_ask_for_answers_count_by_the_usage(size: int) -> None:
-    whole = b"".join([event(""), event("a b"), event("c"), usage(3), b"data: [DONE]\n\n"])
-    seen = await users_see([whole[start : start + size] for start in range(0, len(whole), size)], answers=2)
+async def test_users_count_tokens_however_their_events_arrive(size: int) -> None:
+    def parts(events: list[bytes]) -> list[bytes]:
+        whole = b"".join(events)
+        return [whole[start : start + size] for start in range(0, len(whole), size)]
+
+    seen = await users_see(parts(WHOLE))
+    assert not seen.errors
+    assert 1 <= seen.answers <= seen.firsts
+    assert seen.good_tokens == 3 * seen.answers <= seen.tokens <= 3 * (seen.answers + 1)
+    seen = await users_see(parts(WITH_USAGE), answers=2)
     assert (seen.tokens, seen.answers, seen.firsts, dict(seen.errors)) == (6, 2, 2, {})
 
 
-async def test_an_answer_whose_usage_is_another_is_an_error() -> None:
-    seen = await users_see([event(""), event("a"), usage(1), b"data: [DONE]\n\n"], answers=2)
-    assert seen.errors == {"1 tokens in place of 3": 2}
+@pytest.mark.parametrize(
+    ("answer", "status", "answers", "error"),
+    [
+        ([event(""), event("a"), event(""), DONE], 200, 0, "1 tokens in place of 3"),
+        ([event(""), event("a"), usage(1), DONE], 200, 2, "1 tokens in place of 3"),
+        (WHOLE, 503, 0, "status 503"),
+    ],
+)
+async def test_a_short_answer_and_another_status_are_errors(
+    answer: list[bytes], status: int, answers: int, error: str
+) -> None:
+    seen = await users_see(answer, status, answers)
+    assert (set(seen.errors), seen.answers) == ({error}, 0)
