@@ -21,7 +21,7 @@ from controller.status.documents import explanation, routes_json
 from tests.fakes.fake_engine import Behaviour
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import Control, until
-from tests.unit.controller.worlds import gpu_service, gpus, service
+from tests.unit.controller.worlds import service
 
 Client = TestClient[Any, Any]
 
@@ -239,19 +239,6 @@ async def test_a_defect_is_a_500_without_its_inside(control: Control, monkeypatc
         assert "ZeroDivisionError" in message
 
 
-async def test_the_plan_as_text_and_data(control: Control) -> None:
-    control.source.services["web"] = replace(control.source.services["web"], replicas=3, gpu=gpu_service().gpu)
-    control.engine.gpus = gpus(1)
-    async with serving(control) as client:
-        await until(lambda: control.row("web")[1] == 1)
-        await until(lambda: not control.controller.executor.in_progress and not control.view.plan.steps)
-        text = await (await client.get("/api/v1/plan?format=text")).text()
-        assert text.startswith("pending web: it asks for 1 GPU and 0 of 1 are free")
-        document = await (await client.get("/api/v1/plan")).json()
-        assert document["steps"] == []
-        assert [pending["service"] for pending in document["pending"]] == ["web", "web"]
-
-
 async def test_a_row_has_the_load_and_what_failed_and_why(control: Control) -> None:
     control.work["web"] = 5
     control.waiting["api"] = {"web": 2}
@@ -369,19 +356,6 @@ async def test_targets_health_and_metrics(control: Control) -> None:
         control.source.edit(service("api", replicas=1))
         await until(lambda: [row.name for row in control.view.services] == ["api"])
         assert 'service="web"' not in await (await client.get("/metrics")).text(), "its series went with it"
-
-
-async def test_files_that_cannot_be_used_are_told(control: Control) -> None:
-    control.source.error = SpecError(["services.web.x-serve.rout: unknown key", "services.api: no image"])
-    async with serving(control) as client:
-        await until(lambda: control.view.spec_problems)
-        document = await (await client.get("/api/v1/services")).json()
-        assert document["spec_problems"] == ["services.web.x-serve.rout: unknown key", "services.api: no image"]
-        assert not document["settled"]
-        status, _, message = await error_of(await client.put("/api/v1/services/web/scale", json={"replicas": 1}))
-        assert (status, "unknown key" in message) == (400, True)
-        assert "unknown key" in await (await client.get("/api/v1/plan?format=text")).text()
-        assert "pierhead_controller_spec_error 1.0" in await (await client.get("/metrics")).text()
 
 
 async def test_a_loop_that_stands_still_or_fails_is_not_healthy(control: Control) -> None:

@@ -156,16 +156,6 @@ async def test_a_call_of_a_service_that_does_not_exist_is_shown(control: Control
         assert (await pierhead("wait-ready")).code == 0, "its replicas are ready all the same"
 
 
-async def test_followed_events_go_on_with_what_is_asked_for(control: Control) -> None:
-    async with served(control) as pierhead:
-        await control.settled("web", 2)
-        process = await pierhead.begin("events", "-f", "-n", "1", "--kind", "scale", "--service", "api")
-        control.controller.commands.scale("web", 3)
-        control.controller.commands.scale("api", 2)
-        assert b"api: 1 -> 2 replicas" in await line(process)
-        assert await interrupted(process) == (130, "")
-
-
 async def test_a_followed_log_has_each_line_once(control: Control) -> None:
     control.engine.behaviours["api"] = Behaviour(output="begins\n")
     async with served(control) as pierhead:
@@ -190,15 +180,6 @@ async def test_it_ends_with_its_caller_outside_the_container(control: Control) -
         async with asyncio.timeout(20):
             _, err = await process.communicate()
         assert (process.returncode, err) == (130, b"")
-
-
-async def test_top_ends_with_zero_when_interrupted(control: Control) -> None:
-    async with served(control) as pierhead:
-        await control.settled("web", 2)
-        process = await pierhead.begin("top", "--interval", "0.2")
-        while b"web" not in await line(process):
-            pass
-        assert await interrupted(process) == (0, "")
 
 
 async def test_what_a_shell_is_offered(control: Control) -> None:
@@ -285,26 +266,6 @@ async def test_interrupted_it_leaves_the_target(control: Control) -> None:
         assert code == 1
         assert "Not waiting any more. The target stays 3" in err
         assert control.store.overrides["web"].replicas == 3
-
-
-async def test_interrupted_while_it_is_imported_it_ends_without_a_word(tmp_path: Path) -> None:
-    slow = "import sys\nprint('importing', flush=True)\nsys.stdin.read()\n"
-    (tmp_path / "typer.py").write_text(slow)
-    process = await Command("http://127.0.0.1:1").begin("status", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
-    assert await line(process) == b"importing\n"
-    assert await interrupted(process) == (130, "")
-
-
-async def test_a_target_that_is_overwritten_at_once_ends_the_wait(
-    control: Control, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with served(control) as pierhead:
-        await control.settled("web", 2)
-        scale = control.controller.commands.scale
-        monkeypatch.setattr(control.controller.commands, "scale", lambda service, _: scale(service, 3))
-        done = await pierhead("scale", "web", "5", "--timeout", "20")
-        assert (done.code, done.out) == (1, "")
-        assert done.err.splitlines()[-1] == "web: another request set the target to 3 meanwhile"
 
 
 async def test_files_that_cannot_be_used_are_bad_input(control: Control) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.spec.schema import REFERENCE, compose_schema, descriptions, schema_text
+from controller.spec.schema import REFERENCE, compose_schema, schema_text
 from controller.spec.serve_block import ServeBlock
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -91,17 +91,6 @@ def test_every_problem_is_shown_and_ends_with_two(project: Project) -> None:
     }
 
 
-def test_warnings_do_not_fail_it(project: Project) -> None:
-    project.resolves_to(GOOD, stderr='time="now" level=warning msg="The \\"TAG\\" variable is not set. Blank."\n')
-    document = json.loads(project.run("validate", "-o", "json").stdout)
-    assert (document["valid"], document["services"]) == (True, ["ranker", "web"])
-    assert 'variable "TAG" is not set' in document["warnings"][0]
-    app = "{image: a, build: ., scale: 0, x-serve: {}}"
-    project.resolves_to(f"{{name: shop, services: {{one: {app}, two: {app}}}}}")
-    done = project.run("validate")
-    assert (done.returncode, done.stdout.count("warning: services.two.build: ")) == (0, 1)
-
-
 def test_named_files_are_those_that_are_read(project: Project) -> None:
     project.resolves_to(GOOD)
     for name in ("compose.yaml", "app.yaml"):
@@ -159,13 +148,3 @@ def test_every_key_is_described() -> None:
     assert missing == []
     assert set(definitions["ServeBlock"]["properties"]) == set(ServeBlock.model_fields)
     assert definitions["ServeBlock"]["additionalProperties"] is False
-
-
-def test_words_are_those_above_the_key() -> None:
-    words = descriptions(
-        "services:\n  a:\n    # not ours\n    scale: 0\n    x-serve:\n"
-        "      # The\n      # first.\n      replicas: 1\n\n"
-        "      # Lost, as a blank line follows.\n\n      port: null\n      # How.\n      health:\n        # Where.\n"
-        "        path: null\n"
-    )
-    assert words == {"replicas": "The first.", "health": "How.", "health.path": "Where."}

@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from controller.cli import tables, top
 from controller.cli.output import plain
 from controller.cli.prometheus import Reading, Traffic
-from controller.cli.rows import age, rate, seconds, who_decides
+from controller.cli.rows import who_decides
 from controller.cli.why import Case
 from controller.cli.why import page as why_page
 from tests.unit.controller.cli_documents import AT, UUID, document, event, gpu, replica, rolling, row, settled
@@ -77,21 +77,6 @@ def test_status_on_a_narrow_terminal() -> None:
 
         GPU           KIND  HELD BY
         GPU-3f2c1b0a  H100  p-ranker-1a2b3c4d-1
-        """)
-
-
-def test_status_on_a_wide_terminal() -> None:
-    page = tables.status(document(ranker(), gpus=GPUS), TRAFFIC, 160)
-    assert shown(page, 160) == picture(f"""
-        SERVICE  STATE      VERSION   READY  GPUS  IN FLIGHT  WAITING  P99    WHAT IS GOING ON
-        ranker   UNHEALTHY  1a2b3c4d  1/2    1     16         14       1.3 s  1 pending: {SHORTAGE}
-
-        REPLICA              STATE    ADDRESS          GPU                                       IN FLIGHT  WHY
-        p-ranker-1a2b3c4d-1  RUNNING  172.18.0.7:8080  {UUID}  16
-        ranker (none yet)    PENDING  -                -                                         -          {SHORTAGE}
-
-        GPU                                       KIND  HELD BY
-        {UUID}  H100  p-ranker-1a2b3c4d-1
         """)
 
 
@@ -205,14 +190,6 @@ def test_why_of_a_crash_loop_has_the_log() -> None:
         in text
     )
     assert "(2 more lines)" in text
-
-
-def test_why_of_a_healthy_service_is_short() -> None:
-    text = shown(why_page(case(row()), 120), 120)
-    assert text.startswith("web is HEALTHY: 2 of 2 replicas ready\n")
-    assert "2 wanted: the compose files say so" in text
-    assert "What is in the way" not in text
-    assert "Last failure" not in text
 
 
 @pytest.mark.parametrize(
@@ -359,10 +336,3 @@ def test_revisions() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- cells
-
-
-def test_figures() -> None:
-    durations = [0.00042, 0.00251, 0.0123, 0.9994, 1.31, None]
-    assert [seconds(value) for value in durations] == ["0.42 ms", "2.5 ms", "12 ms", "999 ms", "1.3 s", "-"]
-    assert [rate(value) for value in (0.0, 12.34, 12345.6, None)] == ["0.0", "12.3", "12,346", "-"]
-    assert [age(AT - ago, AT) for ago in (-5, 8, 300, 10_000, 400_000)] == ["0 s", "8 s", "5 min", "2 h", "4 d"]

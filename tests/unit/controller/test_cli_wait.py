@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from controller.cli.wait import RolloutWait, ScaleWait, TargetMovedError, Verdict, judge_all
-from tests.unit.controller.cli_documents import AT, document, replica, rolling, row, settled
+from tests.unit.controller.cli_documents import AT, document, rolling, row, settled
 
 
 def test_a_scale_waits_until_the_world_agrees() -> None:
@@ -19,20 +19,6 @@ def test_a_scale_waits_until_the_world_agrees() -> None:
     assert wait.judge(row(converged=False, blocked="no GPU")).hopeless
     with pytest.raises(TargetMovedError, match="to 5 meanwhile"):
         wait.judge(row(wanted=5))
-
-
-def test_what_is_waited_for_has_its_numbers_and_reasons() -> None:
-    unreachable = "not ready yet: no connection to :8001/healthz"
-    names = [f"p-web-1a2b3c4d-{number}" for number in (1, 2, 3)]
-    starting = [
-        replica(names[0], "STARTING", message=unreachable),
-        replica(names[1]),
-        replica(names[2], "STARTING", message=unreachable),
-    ]
-    web, api = judge_all(document(row(ready=1, wanted=3, converged=False, replicas=starting), row(name="api"))).parts
-    assert (web.name, web.ready, web.wanted) == ("web", 1, 3)
-    assert [reason.words for reason in web.reasons] == [f"{names[0]} and 1 more: {unreachable}"]
-    assert (api.name, api.ready, api.wanted, api.reasons) == ("api", 2, 2, ())
 
 
 def test_a_target_that_is_overwritten_before_the_first_look_ends_the_wait_soon() -> None:
@@ -217,12 +203,6 @@ def test_a_version_that_a_service_takes_in_its_sleep_was_not_tried() -> None:
     )
 
 
-def test_an_update_between_two_phases_is_no_end() -> None:
-    between = settled(state="UPDATING")
-    last = views(RolloutWait(["ranker"], BEFORE), rolling(), between, between)[-1]
-    assert (last.done, last.message) == (False, "ranker: 2 of 2 ready; UPDATING")
-
-
 def test_views_from_before_the_request_are_no_end() -> None:
     old = BEFORE["services"][0]
     assert [verdict.done for verdict in views(RolloutWait(["ranker"], BEFORE), old, old, old)] == [False, False, True]
@@ -242,14 +222,6 @@ def test_a_version_that_is_rolled_back_fails_with_reason_and_next_step() -> None
         "ranker: version 9f8e7d6c was rolled back: its replicas failed 3 times; version 1a2b3c4d serves"
     )
     assert "`pierhead why ranker`" in last.next_step
-
-
-def test_a_rejection_is_known_again_when_the_clock_was_set() -> None:
-    before = settled(version="1a2b3c4d", rejected={**REJECTED, "id": "9f8e7d6c@1", "at": 1.0})
-    now = settled(version="1a2b3c4d", rejected={**REJECTED, "id": "9f8e7d6c@1", "at": 9.0})
-    assert views(RolloutWait(["ranker"], document(before)), now, now, now)[-1].done
-    again = settled(version="1a2b3c4d", rejected={**REJECTED, "id": "9f8e7d6c@2", "at": 9.0})
-    assert views(RolloutWait(["ranker"], document(before)), again, again, again)[-1].hopeless
 
 
 def test_a_rollback_is_done_whatever_is_still_rejected() -> None:
@@ -287,10 +259,3 @@ def test_several_services_are_waited_for_until_the_last() -> None:
     verdict = wait.judge(document(failed, settled("b", "2"), at=AT + 2))
     assert verdict.hopeless
     assert "a: version 2 was rolled back" in verdict.message
-
-
-def test_files_that_cannot_be_used_end_a_deployment_but_no_rollback() -> None:
-    broken = document(settled(), spec_problems=["services.ranker.x-serve.rout: unknown key"])
-    verdict = RolloutWait(["ranker"], BEFORE).judge(broken)
-    assert (verdict.hopeless, verdict.exit_code) == (True, 2)
-    assert not RolloutWait(["ranker"], BEFORE, reverting=True).judge(broken).hopeless

@@ -176,11 +176,6 @@ async def test_a_project_directory_that_is_not_mounted(tmp_path: Path) -> None:
         await project(tmp_path / "x", "").load()
 
 
-async def test_output_that_is_no_yaml(tmp_path: Path) -> None:
-    with pytest.raises(ControllerError, match="printed what is not YAML"):
-        await project(tmp_path, "print('a: [')").load()
-
-
 # ---------------------------------------------------------------------------------------------------- files and changes
 
 
@@ -226,24 +221,6 @@ def test_the_fingerprint_follows_every_file(shop: Path, changed: str) -> None:
     before = files.fingerprint()
     assert files.fingerprint() == before
     write(shop / changed, "services: {}\n# changed\n")
-    assert files.fingerprint() != before
-
-
-def test_files_that_have_not_changed_are_not_read_again(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = ProjectFiles(shop, {})
-    before = files.fingerprint()
-    monkeypatch.setattr("controller.spec.files.load_written", pytest.fail)
-    assert files.fingerprint() == before
-
-
-def test_the_fingerprint_sees_a_file_replaced_by_another_of_the_same_age_and_size(shop: Path) -> None:
-    files = ProjectFiles(shop, {})
-    before = files.fingerprint()
-    target = shop / "compose" / "a.env"
-    status = target.stat()
-    write(shop / "new", "A=2")
-    os.utime(shop / "new", ns=(status.st_atime_ns, status.st_mtime_ns))
-    (shop / "new").rename(target)
     assert files.fingerprint() != before
 
 

@@ -15,7 +15,7 @@ from controller.model.spec import GpuSlot, ServiceSpec
 from controller.model.world import Gpu
 from controller.spec.parse import parse
 from controller.spec.translate import IGNORED
-from tests.unit.controller.compose_configs import PROJECT, config, problems, problems_of, ranker, read, service
+from tests.unit.controller.compose_configs import PROJECT, config, problems, problems_of, ranker, service
 
 FOREIGN = {"protocol": "http", "health": {"probe": {"path": "/"}}}
 
@@ -23,16 +23,6 @@ FOREIGN = {"protocol": "http", "health": {"probe": {"path": "/"}}}
 def container(**definition: Any) -> Any:
     """What is created for a service whose image is not ours (so nothing of ours is in the environment)."""
     return ranker(FOREIGN, **definition).container
-
-
-def test_the_smallest_service() -> None:
-    assert container() == {
-        "Env": [],
-        "HostConfig": {"NetworkMode": "shop_default", "RestartPolicy": {"Name": "no"}},
-        "Image": "shop/ranker",
-        "NetworkingConfig": {"EndpointsConfig": {"shop_default": {"Aliases": ["ranker"]}}},
-        "StopTimeout": 75,
-    }
 
 
 # Lines of a compose file, what the engine's create call has for them.
@@ -342,10 +332,6 @@ def test_the_environment_of_a_managed_replica() -> None:
     ]
 
 
-def test_somebody_elses_image_gets_no_environment_of_ours() -> None:
-    assert body(ranker(FOREIGN, environment={"A": "1"}))["Env"] == ["A=1"]
-
-
 def test_labels_are_ours_and_those_of_a_compose_one_off() -> None:
     spec = ranker({}, labels={"team": "search"})
     assert body(spec, Gpu("GPU-1"), Gpu("GPU-2"))["Labels"] == {
@@ -422,18 +408,3 @@ def test_a_replica_is_told_its_slot_whatever_its_image_is(
 @given(st.one_of(st.integers(1, 2**60).map(GpuSlot), st.integers(1, 10_000).map(lambda n: GpuSlot(None, n / 10_000))))
 def test_a_label_of_a_slot_is_read_back(slot: GpuSlot) -> None:
     assert GpuSlot.read(str(slot)) == slot
-
-
-NO_AMOUNTS = "memory memory: memory:0 memory:-1 memory:1.5 fraction:0 fraction:1.5 fraction:0.12345 share:1"
-
-
-@pytest.mark.parametrize("text", ["", *NO_AMOUNTS.split()])
-def test_a_label_that_says_no_amount_is_no_slot(text: str) -> None:
-    assert GpuSlot.read(text) is None
-
-
-def test_making_a_body_leaves_the_spec_as_it_was() -> None:
-    spec = ranker({}, labels={"a": "1"}, gpus=[{"count": 1}])
-    again = read(ranker=service({}, labels={"a": "1"}, gpus=[{"count": 1}])).services["ranker"]
-    body(spec, Gpu("GPU-1"))
-    assert spec == again

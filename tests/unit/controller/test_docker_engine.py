@@ -301,11 +301,6 @@ async def test_a_replica_of_another_project_holds_its_gpu(daemon: Daemon) -> Non
     assert (state.containers, state.foreign_gpu_holders) == ((), {"GPU-0": "lab-web-1"})
 
 
-@pytest.mark.parametrize(("running", "state"), [(True, ContainerState.RUNNING), (False, ContainerState.EXITED)])
-async def test_a_state_of_a_later_engine(daemon: Daemon, running: bool, state: ContainerState) -> None:
-    assert (await read(daemon, summary(State="stopping"), Status="stopping", Running=running)).state is state
-
-
 @pytest.mark.parametrize(
     ("name", "changes"),
     [("shop-ranker-0a1b2c3d-1", {"Labels": LABELS | {"pierhead.number": "one"}}), ("hungry_hopper", {})],
@@ -351,24 +346,6 @@ async def test_only_what_compose_started_as_a_service_s_container_is_a_stray(
     state = await observe(daemon)
     assert state.containers == ()
     assert [stray.name for stray in state.strays] == [name] * is_stray
-
-
-async def test_an_engine_in_trouble_is_quoted(daemon: Daemon) -> None:
-    daemon.answers[LIST] = (500, {"message": "out of\nfile descriptors"})
-    with pytest.raises(EngineError, match=r"reading containers failed: .* out of file descriptors$"):
-        await observe(daemon)
-
-
-async def test_a_cancelled_call_returns_at_once_and_the_engine_goes_on(daemon: Daemon) -> None:
-    daemon.answers[LIST] = hanging = Held()
-    async with engine(daemon) as docker:
-        task = asyncio.create_task(docker.exists("shop", "haproxy"))
-        await asyncio.to_thread(hanging.asked.acquire)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        daemon.has(summary())
-        assert await docker.exists("shop", "haproxy")
 
 
 # -------------------------------------------------------------------------------------------------------------- actions
@@ -475,29 +452,6 @@ async def test_a_pull_that_fails(daemon: Daemon, status: int, said: str, error: 
     assert type(raised.value) is error
     assert str(raised.value).startswith("pull of image shop/ranker:3 for service ranker failed: ")
     assert said in str(raised.value)
-
-
-async def test_a_cancelled_pull_hangs_up(daemon: Daemon) -> None:
-    begun, hung_up = threading.Event(), threading.Event()
-
-    def endless(handler: Handler) -> None:
-        handler.begin_stream()
-        try:
-            while not handler.server.ending.wait(0.01):
-                handler.chunk(PULLING)
-                begun.set()
-        except OSError:
-            hung_up.set()
-            raise
-
-    daemon.answers["POST /images/create"] = endless
-    async with engine(daemon) as docker:
-        task = asyncio.create_task(docker.perform(PULL, "shop"))
-        await asyncio.to_thread(begun.wait)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert await asyncio.to_thread(hung_up.wait, 10)
 
 
 async def test_the_world_is_seen_while_starts_take_long(daemon: Daemon) -> None:
@@ -641,21 +595,6 @@ async def test_while_events_are_followed_a_container_that_has_just_started_is_as
                 assert daemon.calls == [LIST, INSPECT], "events may be missed"
 
 
-async def test_a_start_that_fails_is_no_event_and_shows_in_the_code(daemon: Daemon) -> None:
-    async def exit_code(code: int, age: str) -> int | None:
-        daemon.calls.clear()
-        text = f"Exited ({code}) {age} ago"
-        daemon.has(summary(State="exited", Status=text), Status="exited", Running=False, ExitCode=code)
-        return (await docker.observe("shop", ["ranker"], [])).containers[0].exit_code
-
-    daemon.answers["GET /events"] = Stream()
-    async with engine(daemon) as docker, following(docker):
-        assert await exit_code(1, "2 seconds") == 1
-        assert await exit_code(1, "3 seconds") == 1
-        assert daemon.calls == [LIST]
-        assert await exit_code(128, "3 seconds") == 128
-
-
 async def test_an_event_during_a_read_of_its_container_causes_another_read(daemon: Daemon) -> None:
     daemon.answers["GET /events"] = stream = Stream()
     daemon.has(summary(Status="Up 1 second"))
@@ -734,12 +673,6 @@ async def test_a_quiet_stream_is_opened_anew(daemon: Daemon) -> None:
             assert await first_events(daemon, 3, quiet_s) == [CONNECTED] * 3
             return
     pytest.fail("the daemon's answer took longer than 5 s")
-
-
-async def test_a_daemon_that_takes_the_call_and_says_nothing_is_away(daemon: Daemon) -> None:
-    daemon.answers["GET /events"] = Held()
-    with pytest.raises(EngineUnreachable):
-        await first_events(daemon, 1, 0.05)
 
 
 async def test_more_events_than_the_queue_holds_become_one() -> None:

@@ -21,7 +21,6 @@ from controller.errors import PolicyError
 from controller.model.spec import AutoscaleSpec, FunctionPolicy
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import until
-from tests.unit.controller.worlds import service
 
 SPEC = AutoscaleSpec(min=0, max=20, target_ongoing_requests=10)
 
@@ -224,17 +223,6 @@ class TestCalls:
         await caller.answer(4)
         assert (caller.wanted(), caller.woken) == (4, 2)
 
-    async def test_another_policy_of_the_service_does_not_wait_for_the_call_of_the_former(self) -> None:
-        caller = Caller()
-        caller.calls.sync({"quick": service("quick", autoscale=AutoscaleSpec(policy=QUICK))})
-        caller.wanted()
-        other = FunctionPolicy(QUICK.path, {"least": 2})
-        caller.calls.sync({"quick": service("quick", autoscale=AutoscaleSpec(policy=other))})
-        await until(lambda: not caller.tasks)
-        assert caller.wanted(other) is None
-        await caller.answer(5)
-        assert caller.wanted(other) == 5
-
     async def test_a_thread_that_never_returns_holds_up_no_other_function(self, never: threading.Event) -> None:
         def call(policy: FunctionPolicy, seen: Situation) -> int:
             if policy == SLOW:
@@ -271,8 +259,3 @@ def test_a_thread_that_never_returns_does_not_keep_the_process_from_ending() -> 
     )
     ended = subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S, capture_output=True, text=True, check=True)
     assert (ended.stdout, ended.stderr) == ("ended\n", "")
-
-
-async def test_what_a_thread_raises_arrives() -> None:
-    with pytest.raises(ZeroDivisionError):
-        await in_thread(lambda: 1 // 0)

@@ -14,7 +14,6 @@ from controller.model.observed import Observed
 from controller.model.world import Gpu, GpuFault, Health, ReplicaContainer
 from controller.observe.gpu_faults import GONE_AFTER_S, STRIKES, GpuWatch, Mark, Unmark, struck
 from controller.plan import plan
-from controller.storage.store import Store
 from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import NOW, desired, gpu_service, gpus, observed, replica
@@ -141,29 +140,10 @@ class TestPlan:
         assert "GPU-0" not in self.planned(listed=2)
         assert "not used because of a fault: GPU-0" in self.planned(listed=1)
 
-    def test_a_replica_whose_gpu_is_gone_goes_where_one_is_free(self) -> None:
-        moved = self.planned(self.on_the_marked(), listed=2)
-        assert "its GPU GPU-0 is gone" in moved
-        assert "GPU-1" in moved
-
     @pytest.mark.parametrize(("health", "leaves"), [(Health.READY, False), (Health.FAILED, True)])
     def test_without_a_free_gpu_it_stays_for_as_long_as_it_answers(self, health: Health, leaves: bool) -> None:
         lost = self.on_the_marked(health=health)
         assert (lost.name in self.planned(lost, listed=1)) is leaves
-
-
-def test_marks_outlive_the_controller(tmp_path: Path) -> None:
-    fault = GpuFault("GPU-1", "it fell off the bus", 12.5, "gone")
-    store = Store(tmp_path)
-    store.mark_gpu(GpuFault("GPU-1", "another reason", 1.0, "failing"))
-    store.mark_gpu(fault)
-    store.close()
-    store = Store(tmp_path)
-    assert dict(store.gpu_faults) == {"GPU-1": fault}
-    store.unmark_gpu("GPU-1")
-    store.unmark_gpu("GPU-1")
-    store.close()
-    assert dict(Store(tmp_path).gpu_faults) == {}
 
 
 async def test_a_gpu_that_vanishes_is_marked_and_its_replica_moves(

@@ -127,13 +127,6 @@ class TestNames:
         inventory = inventory_of_names(names, nodes)
         assert (uuids(inventory), inventory.aliases) == (found, aliases)
 
-    @given(st.lists(st.sampled_from(["all", "0", "1", "0:1", A, B, "MIG-x"])))
-    def test_every_gpu_is_listed_once_and_never_beside_its_index(self, names: list[str]) -> None:
-        found = uuids(inventory_of_names(names))
-        assert len(found) == len(set(found))
-        assert "all" not in found
-        assert not ({"0", "1", "0:1"} & set(found) and {A, B, "MIG-x"} & set(found))
-
 
 MIB = 1024 * 1024
 
@@ -211,10 +204,6 @@ class TestMig:
         assert {gpu.uuid: gpu.parent for gpu in inventory.gpus} == {MIG_0: A, MIG_1: A, B: ""}
         assert inventory.divided == {A}
 
-    def test_a_node_of_every_gpu_says_nothing_of_a_parent(self) -> None:
-        nodes = {A: "/dev/nvidia0\n/dev/ctl", B: "/dev/nvidia1\n/dev/ctl", MIG_0: "/dev/nvidia1\n/dev/ctl"}
-        assert {gpu.uuid: gpu.parent for gpu in inventory_of_names(nodes, nodes).gpus} == {A: "", MIG_0: B}
-
     def test_nvidia_smi_says_which_gpu_is_divided_where_names_do_not(self) -> None:
         report = parse_report(printed((A, "G", "100 MiB", "N/A"), parts={A: {MIG_0: ("1g", "20 MiB", "1 MiB")}}))
         inventory = described(inventory_of_names([A, B, MIG_0]), report)
@@ -222,9 +211,6 @@ class TestMig:
             (B, None, "cdi"),
             (MIG_0, 20 * MIB, "cdi"),
         ]
-
-    def test_a_gpu_in_mig_mode_without_parts_cannot_be_used(self) -> None:
-        assert described(inventory_of_names([A, B]), [SmiDevice(A, "0", divided=True)]).gpus == (Gpu(B),)
 
     def test_a_container_with_a_divided_gpu_holds_all_its_parts(self) -> None:
         nodes = {A: "n0", "0": "n0", MIG_0: "n0\nc0", MIG_1: "n0\nc1", B: "n1"}
@@ -264,12 +250,6 @@ class TestHolders:
         assert (holders, warnings) == ({B: "train"}, ())
         holders, _ = foreign_holders({"train": frozenset({A}), "other": frozenset({"all"})}, inventory)
         assert holders == {A: "other", B: "other"}
-
-    def test_an_index_of_an_unknown_gpu_is_reported_unless_the_machine_has_none(self) -> None:
-        holders, (warning,) = foreign_holders({"train": frozenset({"7"})}, GpuInventory((Gpu(A),)))
-        assert holders == {}
-        assert 'container train holds GPU "7"' in warning
-        assert foreign_holders({"train": frozenset({"7"})}, GpuInventory()) == ({}, ())
 
 
 class TestReadingDirectories:
@@ -431,17 +411,6 @@ class TestDiscovery:
         assert discovery.used_memory() == {A: 7 * MIB}
         assert client.running == {}
 
-    def test_no_gpu_costs_one_info_each_half_minute(self) -> None:
-        client = StubClient({"Runtimes": {"runc": {}}})
-        discovery = self.discover(client)
-        for _ in range(10):
-            assert discovery.inventory() == GpuInventory()
-            self.now += 2.9
-        assert client.calls == ["info"]
-        self.now += 2
-        discovery.inventory()
-        assert client.calls == ["info", "info"]
-
     def test_memory_in_use_is_asked_in_a_container_that_cdi_gives_the_gpus_to(self, tmp_path: Path) -> None:
         (tmp_path / "a.yaml").write_text(cdi({A: "n0", B: "n1", "0": "n0", "all": "n0"}))
         text = printed((A, "NVIDIA L4", "23034 MiB", "1500 MiB"), (B, "NVIDIA GB10", "[N/A]", "N/A"))
@@ -458,15 +427,6 @@ class TestDiscovery:
             Gpu(A, "cdi", "NVIDIA L4", 23034 * MIB),
             Gpu(B, "cdi", "NVIDIA GB10", None),
         ), "what nvidia-smi says of the GPUs stays known"
-
-    def test_memory_in_use_through_the_nvidia_runtime(self) -> None:
-        client = StubClient({"Runtimes": {"nvidia": {}}}, smi=printed((A, "NVIDIA L4", "23034 MiB", "7 MiB")))
-        discovery = self.discover(client)
-        discovery.inventory()
-        client.smi = printed((A, "L4", "23034 MiB", "8 MiB"), (B, "L4", "23034 MiB", "9 MiB"))
-        assert discovery.used_memory() == {A: 8 * MIB, B: 9 * MIB}
-        assert client.bodies[-1]["HostConfig"]["Runtime"] == "nvidia"
-        assert uuids(discovery.inventory()) == [A, B]
 
     @pytest.mark.parametrize(("smi_text", "said"), [("", "exit code 9: no driver"), ("what", "expected its list")])
     def test_memory_that_cannot_be_read_says_why(self, smi_text: str, said: str) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from controller.errors import EngineUnreachable, SpecError
-from controller.loop import Wakeup
-from controller.model.plan import Outcome, Plan
+from controller.model.plan import Plan
 from controller.model.spec import ProbeSpec
 from controller.model.world import Gpu
 from controller.observe.probe import Reading, Subject
@@ -26,27 +24,6 @@ pytestmark = pytest.mark.virtual_time
 @pytest.fixture
 def control(tmp_path: Path) -> Control:
     return Control.of(tmp_path, service("web"), service("api", replicas=1))
-
-
-async def test_starts_what_is_wanted_and_sends_it_traffic(control: Control) -> None:
-    async with control.running():
-        await control.settled("web", 2)
-        await control.settled("api", 1)
-        assert len(control.router.ready("web")) == 2
-        assert len(control.view.endpoints["web"].replicas) == 2
-        assert "nothing to do" in str(control.view.plan)
-        assert control.kinds("failed") == []
-
-
-async def test_scales_up_down_and_to_nothing(control: Control) -> None:
-    async with control.running() as controller:
-        await control.settled("web", 2)
-        for count in (5, 1, 0, 3):
-            controller.commands.scale("web", count)
-            await control.settled("web", count)
-            assert len(control.router.ready("web")) == count
-        assert len(control.engine.names()) == 4
-        assert control.store.retirements == {}
 
 
 @pytest.mark.parametrize(
@@ -164,16 +141,6 @@ async def test_what_scale_has_set_to_zero_is_refused_at_once_until_it_is_scaled_
         await control.settled("web", 1)
 
 
-async def test_a_new_controller_continues_a_drain(control: Control) -> None:
-    control.engine.behaviours["web"] = Behaviour(drain_s=0.3)
-    async with control.running() as controller:
-        await control.settled("web", 2)
-        controller.commands.scale("web", 1)
-        await until(lambda: len(control.store.retirements) == 1)
-    async with control.running():
-        await control.settled("web", 1)
-
-
 async def test_a_scale_target_outlives_the_controller_until_its_number_in_the_files_changes(control: Control) -> None:
     async with control.running() as controller:
         await control.settled("web", 2)
@@ -256,38 +223,6 @@ async def test_files_that_cannot_be_read_change_nothing(control: Control, error:
         await control.settled("web", 1)
 
 
-async def test_files_are_read_although_looking_for_changes_fails(control: Control) -> None:
-    async def broken() -> Hashable:
-        raise KeyError("maybe")
-
-    async with control.running() as controller:
-        await control.settled("web", 2)
-        control.source.error = SpecError(["services.web.x: expected true or false"])
-        control.source.fingerprint = broken  # type: ignore[method-assign]
-        await until(lambda: controller.view.spec_problems == ("services.web.x: expected true or false",))
-
-
-async def test_a_spec_error_at_the_start_waits_for_the_files(control: Control) -> None:
-    control.source.error = SpecError(["services.web.image: expected a name, found nothing"])
-    async with control.running() as controller:
-        await until(lambda: controller.view.spec_problems)
-        assert controller.view.desired is None
-        with pytest.raises(SpecError):
-            controller.commands.scale("web", 1)
-        control.source.edit(service("web"))
-        await control.settled("web", 2)
-
-
-async def test_a_removed_service_is_drained_and_gone(control: Control) -> None:
-    async with control.running() as controller:
-        await control.settled("web", 2)
-        await control.settled("api", 1)
-        control.source.edit(service("api", replicas=1))
-        await until(lambda: len(control.engine.containers) == 1)
-        assert not [name for name in control.engine.names() if "-web-" in name]
-        await until(lambda: [row.name for row in controller.view.services] == ["api"])
-
-
 async def test_replicas_that_only_the_controller_cannot_reach_are_left_alone(control: Control) -> None:
     control.source.services["web"] = replace(
         control.source.services["web"], probe=replace(service().probe, period_s=0.05, failures=2)
@@ -343,28 +278,6 @@ async def test_a_defect_in_the_planner_is_an_event_and_ends_nothing(control: Con
         assert (controller.view.notices, controller.publisher.defect) == ((), "")
 
 
-async def test_a_burst_of_wakes_is_one() -> None:
-    wakeup, clock = Wakeup(debounce_s=0.01), asyncio.get_running_loop().time
-    for _ in range(100):
-        wakeup.ring()
-    await wakeup.wait(1.0)
-    started = clock()
-    await wakeup.wait(0.05)
-    assert clock() - started >= 0.04, "nothing was left of the burst"
-
-
-async def test_a_container_that_cannot_be_started_is_made_anew_until_one_can(control: Control) -> None:
-    control.engine.behaviours["api"] = Behaviour(start_error="unresolvable CDI devices nvidia.com/gpu=GPU-1")
-    async with control.running():
-        await until(lambda: control.store.failures)
-        assert ["could not start it (code 128)" in record.detail for record in control.store.failures.values()] == [
-            True
-        ]
-        control.engine.behaviours["api"] = Behaviour()
-        await control.settled("api", 1, within_s=10)
-        assert [record.count >= 1 for record in control.store.failures.values()] == [True]
-
-
 async def test_a_defect_in_asking_one_replica_ends_nothing(control: Control, caplog: pytest.LogCaptureFixture) -> None:
     ask = control.ask
 
@@ -382,14 +295,3 @@ async def test_a_defect_in_asking_one_replica_ends_nothing(control: Control, cap
         control.engine.crash(control.router.ready("web")[0])
         await until(lambda: "replica_failed" in control.kinds())
         await control.settled("web", 2)
-
-
-async def test_a_defect_in_telling_of_an_action_ends_nothing(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(outcome: Outcome) -> None:
-        raise KeyError(outcome.action.target)
-
-    async with control.running() as controller:
-        await control.settled("web", 2)
-        monkeypatch.setattr(controller.publisher.metrics, "action", broken)
-        controller.commands.scale("web", 3)
-        await control.settled("web", 3)

@@ -78,13 +78,6 @@ def test_slots_share_a_gpu_while_they_fit() -> None:
     assert result.pending[0].blocked
 
 
-def test_fractions_fill_a_gpu_whose_memory_is_not_known() -> None:
-    third = slot_service(GpuSlot(fraction=0.3333))
-    result = made(observed(specs=(third,), gpus=gpus(1)), third, llm=4)
-    assert places(result) == ["GPU-0", "GPU-0", "GPU-0"]
-    assert reasons(result) == ["it asks for 0.3333 of a GPU and 0 of 1 GPUs fit: 1 has 0.0001 free"]
-
-
 def test_a_whole_gpu_is_not_shared() -> None:
     world = observed(holding(RANKER, 1, "GPU-0"), holding(HALF, 1, "GPU-1"), specs=(RANKER, HALF), gpus=gpus(3))
     result = made(world, RANKER, HALF, ranker=3, llm=4)
@@ -120,11 +113,6 @@ def test_a_gpu_whose_memory_is_not_known_is_not_shared_by_memory() -> None:
     assert places(half_there) == [], "no replica shares a GPU with a slot that cannot be measured"
 
 
-def test_named_gpus_are_shared_and_no_others() -> None:
-    llm = slot_service(GpuSlot(fraction=0.5), device_ids=("GPU-1", "GPU-3"))
-    assert places(made(observed(specs=(llm,), gpus=gpus(4)), llm, llm=5)) == ["GPU-1", "GPU-1", "GPU-3", "GPU-3"]
-
-
 def test_a_replacement_takes_the_slot_of_its_predecessor() -> None:
     dead = holding(HALF, 2, "GPU-1", state=ContainerState.EXITED, exit_code=137)
     world = observed(holding(HALF, 1, "GPU-0"), dead, specs=(HALF,), gpus=gpus(2))
@@ -144,16 +132,6 @@ def test_a_slot_beside_the_one_that_is_being_freed_does_not_wait_for_it() -> Non
     assert "#2 after #1 create p-zoo" in str(made(world, third, replace(full, gpu=GpuRequest(1)), third=0, zoo=1))
 
 
-def test_a_slot_being_created_counts() -> None:
-    most = slot_service(GpuSlot(fraction=0.6))
-    create = CreateContainer(target="p-llm-x-1", service="llm", version="x", number=1, gpus=(Gpu("GPU-0"),), spec=most)
-    world = observed(specs=(HALF,), gpus=gpus(1), in_progress=(create,))
-    assert places(made(world, HALF, llm=2)) == []
-    same = replica(HALF, 1, version="x", name="p-llm-x-1", gpus=("GPU-0",), gpu_slot=GpuSlot(fraction=0.5))
-    world = observed(same, specs=(HALF,), gpus=gpus(1), in_progress=(replace(create, spec=HALF),))
-    assert places(made(world, HALF, llm=2)) == ["GPU-0"], "the replica that is there is the one being created"
-
-
 # ----------------------------------------------------------------------------------------------------------- placement
 
 
@@ -166,16 +144,6 @@ def test_packing_fills_the_fullest_gpu_in_use_and_then_begins_the_smallest_that_
     assert places(made(observed(specs=(llm,), gpus=cards(80, 24)), llm, llm=3)) == ["GPU-1", "GPU-1", "GPU-0"]
     world = observed(holding(llm, 1, "GPU-0"), specs=(llm,), gpus=cards(80, 12))
     assert places(made(world, llm, llm=2)) == ["GPU-0"], "a GPU in use comes before a tighter one"
-
-
-@pytest.mark.parametrize("placement", ["pack", "spread"])
-def test_a_gpu_that_reports_no_memory_is_one_whose_memory_is_not_known(placement: str) -> None:
-    none = Gpu("GPU-0", memory_bytes=0)
-    share = slot_service(GpuSlot(fraction=0.5), placement=placement)
-    assert places(made(observed(specs=(share,), gpus=(none,)), share, llm=2)) == ["GPU-0", "GPU-0"]
-    sized = slot_service(memory(1), placement=placement)
-    (pending,) = made(observed(specs=(sized,), gpus=(none,)), sized, llm=1).pending
-    assert "the memory of 1 is not known" in pending.reason
 
 
 def test_spreading_takes_the_gpu_with_the_fewest_of_the_service_then_the_emptiest() -> None:
@@ -203,12 +171,6 @@ def test_no_more_replicas_than_are_allowed_on_one_machine() -> None:
         == ["2 replicas are on this machine and max_replicas_per_node is 2: raise it, or ask for fewer"] * 2
     )
     assert result.pending[0].blocked
-
-
-def test_the_replacement_of_a_dead_replica_is_not_one_too_many() -> None:
-    few = replace(RANKER, max_replicas_per_node=1)
-    dead = holding(few, 1, "GPU-0", state=ContainerState.EXITED, exit_code=1)
-    assert "#2 after #1 create" in str(made(observed(dead, specs=(few,), gpus=gpus(1)), few, ranker=1))
 
 
 # ----------------------------------------------------------------------------------------------------------------- MIG

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from controller.model.actions import (
-    BeginRetirement,
-    PullImage,
     RemoveContainer,
     SetWaitingRoom,
     WriteRouting,
@@ -230,23 +228,6 @@ def test_the_server_of_an_earlier_container_of_that_name_goes_at_once(successor:
     assert f"delete server svc_web/p-web-{V}-1" in text(first_of(WEB), world)
 
 
-def test_replicas_of_an_older_version_keep_the_port_they_were_made_for() -> None:
-    old, new = replica(WEB, 1, port=8080), replace(WEB, port=9090, definition_hash="d2")
-    successor = replica(new, 2, port=9090)
-    assert "server" not in text(first_of(new), observed(old, specs=(new,), routing=routing(server(old))))
-    world = observed(old, successor, specs=(new,), routing=routing(server(old)))
-    assert f"add server svc_web/{successor.name} at 10.0.0.2:9090" in text(first_of(new), world)
-    restarted = observed(old, specs=(new,), routing=routing())
-    assert f"add server svc_web/{old.name} at 10.0.0.1:8080" in text(first_of(new), restarted)
-
-
-def test_a_service_may_have_the_name_of_a_target_of_our_own() -> None:
-    foreign = service("routing", has_build=False, image="far/away")
-    pull = PullImage(target="routing", service="routing", image="far/away", spec=foreign, cause="x")
-    world = observed(ONE, specs=(WEB,), routing=routing(), in_progress=(pull,))
-    assert "add server" in text(desired(WEB, foreign, web=1, routing=0), world)
-
-
 # ---------------------------------------------------------------------------------------------- replicas that leave
 
 
@@ -420,21 +401,6 @@ def test_a_failed_replica_is_replaced(spec: ServiceSpec, world: Observed, expect
     assert text(desired(spec), world) == expected
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"state": ContainerState.EXITED, "exit_code": 137, "oom_killed": True}, "out of memory"),
-        (
-            {"health": Health.UNKNOWN, "started_at": NOW - 1801, "health_detail": "503 from /readyz"},
-            "not ready 1800 s after its start (startup.deadline_s): 503 from /readyz",
-        ),
-    ],
-    ids=["out of memory", "startup deadline"],
-)
-def test_the_cause_of_a_failure_is_named(changes: dict[str, Any], words: str) -> None:
-    assert words in text(first_of(WEB), observed(replica(WEB, 1, **changes), specs=(WEB,)))
-
-
 def test_failures_in_a_row_wait_longer_each_time() -> None:
     assert [backoff_s(failures) for failures in (0, 1, 2, 3, 5, 9, 1000)] == [0, 0, 1, 2, 8, 60, 60]
     record = FailureRecord(count=4, last_at=NOW - 1, detail="exited by itself with code 3")
@@ -507,12 +473,6 @@ def test_a_replica_that_cannot_start_says_why(spec: ServiceSpec, world: Observed
     assert text(first_of(spec), world) == expected
 
 
-def test_a_replica_that_hangs_keeps_its_gpu_until_it_is_gone() -> None:
-    hangs = replica(RANKER, 1, health=Health.FAILED, gpus=("GPU-0",))
-    (pending,) = plan(first_of(RANKER), observed(hangs, specs=(RANKER,), gpus=gpus(1)), NOW).pending
-    assert pending.reason == "it asks for 1 GPU and 0 of 1 are free: 1 held by ranker"
-
-
 def test_a_new_version_starts_one_more_replica_and_each_old_one_leaves_for_a_new_one_that_is_ready() -> None:
     first = text(desired(NEW), observed(ONE, TWO, specs=(NEW,)))
     assert first == lines(
@@ -531,10 +491,4 @@ def test_a_new_version_starts_one_more_replica_and_each_old_one_leaves_for_a_new
 )
 def test_a_new_replica_that_does_not_serve_displaces_none(changes: dict[str, Any]) -> None:
     world = observed(ONE, TWO, replica(NEW, 3, **changes), specs=(NEW,))
-    assert "drain p-web" not in text(desired(NEW), world)
-
-
-def test_a_retirement_in_progress_no_longer_counts_as_ready() -> None:
-    busy = BeginRetirement(target=ONE.name, service="web", container_id=ONE.id, cause="x")
-    world = observed(ONE, TWO, replica(NEW, 3), specs=(NEW,), in_progress=(busy,))
     assert "drain p-web" not in text(desired(NEW), world)

@@ -12,14 +12,12 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import unused_port
-from hypothesis import given
-from hypothesis import strategies as st
 
 from controller.errors import ReplicaError
 from controller.model.phases import Phase, phase_of
 from controller.model.spec import ProbeSpec, ServiceSpec
-from controller.model.world import ContainerState, Health, PublishedStats, ReplicaContainer, UserConfigReport
-from controller.observe.probe import EAGER_S, PATIENT_S, RETIRING_S, HttpProbe, Judge, Prober, Reading, Subject
+from controller.model.world import Health, ReplicaContainer, UserConfigReport
+from controller.observe.probe import HttpProbe, Judge, Prober, Reading, Subject
 from tests.unit.controller.control import until
 from tests.unit.controller.worlds import replica, service
 
@@ -92,43 +90,6 @@ def test_how_long_it_may_fail_for_does_not_depend_on_how_often_it_is_asked(retir
     assert least_s <= now - 10.0 <= SPEC.failures * SPEC.period_s
 
 
-def test_the_loop_is_woken_when_a_replica_begins_to_drain() -> None:
-    ready = judge(GOOD)
-    assert ready.record(DRAINING, 2.0)
-    assert (ready.verdict.reading.draining, ready.verdict.reading.ongoing) == (True, 1)
-
-
-def test_ready_since_holds_while_it_is_ready() -> None:
-    assert judge(BAD, GOOD, GOOD, GOOD, BAD).verdict.ready_since == 1.0
-
-
-def test_the_pace() -> None:
-    judge = Judge(SPEC, since=100.0)
-    assert judge.pause_s(100.0, retiring=False) == EAGER_S
-    assert judge.pause_s(131.0, retiring=False) == PATIENT_S
-    judge.record(GOOD, 132.0)
-    assert judge.pause_s(132.0, retiring=False) == SPEC.period_s
-    assert judge.pause_s(132.0, retiring=True) == RETIRING_S
-
-
-@given(st.lists(st.sampled_from([GOOD, BAD, DRAINING])), st.booleans())
-def test_health_follows_from_the_readings_alone(readings: list[Reading], was_ready: bool) -> None:
-    judge = Judge(SPEC, 0.0, was_ready=was_ready)
-    seen: list[Reading] = []
-    for number, reading in enumerate(readings):
-        before = judge.verdict.health
-        changed = judge.record(reading, float(number))
-        seen.append(reading)
-        health = judge.verdict.health
-        assert (health is Health.READY) or reading is not GOOD
-        if health is Health.FAILED and before is not Health.FAILED:
-            assert seen[-SPEC.failures :] == [BAD] * SPEC.failures
-        if health is Health.UNKNOWN:
-            assert GOOD not in seen
-        if before is not health:
-            assert changed
-
-
 # ----------------------------------------------------------------------------------------------------- over HTTP
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -199,29 +160,6 @@ async def test_a_report_is_read(probe: HttpProbe, status: int, report: dict[str,
         assert await probe(replace(target, managed=False)) == Reading(status == 200, where), "a foreign image's is not"
 
 
-@pytest.mark.parametrize(
-    ("report", "stats"),
-    [
-        (
-            {
-                "stats": {"running": 3, "kv_use": 0.5, "x" * 99: 1, "odd": "text", "on": True, "huge": 10**400},
-                "stats_version": 7,
-            },
-            PublishedStats({"running": 3.0, "kv_use": 0.5}, 7),
-        ),
-        ({"stats": {"running": 3}}, PublishedStats()),
-        ({"stats": [3], "stats_version": 7}, PublishedStats()),
-        ({"stats": {f"n{number}": 1 for number in range(17)}, "stats_version": 7}, PublishedStats()),
-    ],
-    ids=["some", "no version", "no mapping", "too many"],
-)
-async def test_published_stats_are_passed_on_where_they_can_be(
-    probe: HttpProbe, report: dict[str, Any], stats: PublishedStats
-) -> None:
-    async with listening(says(report)) as target:
-        assert (await probe(target)).stats == stats
-
-
 async def test_a_refused_user_config_has_its_reason_on_one_line(probe: HttpProbe) -> None:
     async with listening(says({"error": "no such file:\n  caf\udce9.bin"}, 400)) as target:
         with pytest.raises(ReplicaError, match=r"refused it with 400: no such file: caf\\udce9\.bin$"):
@@ -254,19 +192,6 @@ async def test_any_body_is_survived(probe: HttpProbe, body: bytes) -> None:
     async with listening(answer) as target:
         reading = await probe(target)
         assert (reading.ok, reading.ongoing, reading.user_config, reading.waiting) == (True, None, None, {})
-
-
-async def test_a_body_in_pieces_is_read_whole(probe: HttpProbe) -> None:
-    async def answer(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        for piece in (b'{"ongo', b'ing": 7', b"}"):
-            await response.write(piece)
-            await asyncio.sleep(0.01)
-        return response
-
-    async with listening(answer) as target:
-        assert (await probe(target)).ongoing == 7
 
 
 async def test_silence_refusal_and_redirects_are_no_good_answers(probe: HttpProbe) -> None:
@@ -346,25 +271,6 @@ async def test_verdicts_reach_the_snapshot_and_wake_the_loop(world: Replicas) ->
     assert world.prober.ready_since(BARE.id) is None
 
 
-async def test_a_judged_container_is_the_same_object_until_container_or_verdict_change(world: Replicas) -> None:
-    world.answers[BARE.id] = GOOD
-    await world.sync(BARE, spec=SLOW)
-    judged = world.prober.judged(BARE)
-    assert world.prober.judged(BARE) is judged
-    assert world.prober.judged(replace(BARE, number=7)).number == 7
-    world.prober.learn(BARE.id, UserConfigReport("a", "b", ""))
-    assert world.prober.judged(BARE).user_config == UserConfigReport("a", "b", "")
-
-
-async def test_only_replicas_that_are_up_and_have_an_address_are_asked(world: Replicas) -> None:
-    lost, ended = replace(BARE, id="lost", ip=None), replace(BARE, id="ended", state=ContainerState.EXITED)
-    world.answers = {one.id: GOOD for one in (BARE, lost, ended)}
-    await world.sync(BARE, lost, ended)
-    assert {target.container_id for target in world.asked} == {BARE.id}
-    await world.sync()
-    assert world.prober.judged(BARE).health is UNKNOWN
-
-
 async def test_a_replica_that_loses_its_address_gets_no_question_and_fails(world: Replicas) -> None:
     world.answers[BARE.id] = GOOD
     await world.sync(BARE)
@@ -415,19 +321,6 @@ async def test_the_deadline_of_a_start_counts_from_the_first_look(world: Replica
     assert begun.progressed_at is not None
     for late_s, phase in ((59.0, Phase.STARTING), (61.0, Phase.FAILED)):
         assert phase_of(begun, spec, None, begun.progressed_at + late_s)[0] is phase
-
-
-def test_a_replica_that_reports_no_progress_is_only_waited_for_until_its_first_answer() -> None:
-    for tells_progress, later in ((False, None), (True, 5.0)):
-        judge = Judge(SPEC, 5.0, tells_progress=tells_progress)
-        assert judge.verdict.progressed_at == 5.0
-        judge.record(BAD, 6.0)
-        assert judge.verdict.progressed_at == later
-
-
-async def test_the_first_round_does_not_wait_for_a_silent_replica(world: Replicas) -> None:
-    world.prober.sync([BARE], {"web": WEB}, ())
-    await world.prober.first_round(0.05)
 
 
 async def test_a_retiring_replica_is_asked_at_once_and_often(world: Replicas) -> None:
@@ -481,16 +374,3 @@ def test_since_when_a_replica_with_work_has_not_moved(
 ) -> None:
     seen = [judge(*readings[: count + 1]).verdict.stalled_since for count in range(len(readings))]
     assert seen == stalled_since
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1))
-def test_a_replica_that_has_just_moved_or_has_no_work_is_not_stalled(seen: list[tuple[int, int]]) -> None:
-    judge, last, moved_at = Judge(SPEC, 0.0), None, 0.0
-    for number, (progress, ongoing) in enumerate(seen):
-        now = float(number)
-        judge.record(busy(progress, ongoing), now)
-        moved_at = now if progress != last else moved_at
-        last = progress
-        assert judge.verdict.progressed_at == moved_at
-        since = judge.verdict.stalled_since
-        assert since is None if not ongoing or moved_at == now else since is not None and moved_at < since <= now

@@ -66,22 +66,6 @@ def test_a_rollout_goes_through_every_phase() -> None:
     assert state == ServiceRollout(stable="v2", previous=("v1",))
 
 
-@pytest.mark.parametrize(
-    ("phase", "expected"),
-    [
-        (WAITING, ("v1", None)),
-        (STARTING, ("v2", "v1")),
-        (BAKING, ("v2", "v1")),
-        (ROLLING, ("v2", None)),
-        (SETTLING, ("v2", None)),
-    ],
-)
-def test_the_version_of_new_replicas_and_the_version_that_is_kept(
-    phase: RolloutPhase, expected: tuple[str, str | None]
-) -> None:
-    assert goal_version(in_phase(phase), "v2") == expected
-
-
 def test_without_a_record_the_version_with_ready_replicas_counts_as_proven() -> None:
     assert advance(ServiceRollout(), facts("v1"), RULES, 0)[0].stable == "v1"
     state, _ = advance(ServiceRollout(), facts("v2"), RULES, 0)
@@ -221,19 +205,6 @@ def test_when_errors_are_no_accident(new: Tally, old: Tally, is_worse: bool) -> 
 
 
 @pytest.mark.parametrize(
-    ("new", "old", "expected"),
-    [
-        (Tally(3, 3), Tally(3, 0), 1 / 20),
-        (Tally(2, 2), Tally(2, 1), 1 / 2),
-        (Tally(5, 4), Tally(5, 1), 26 / 252),
-        (Tally(5, 0), Tally(5, 0), 1.0),
-    ],
-)
-def test_fishers_exact_test(new: Tally, old: Tally, expected: float) -> None:
-    assert rollout.chance_of(new, old) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
     ("trouble", "words"),
     [
         ({"failures": {"v2": FailureRecord(9, 5.0, "code 1")}}, "it does not become ready (9 tries); last: code 1"),
@@ -256,13 +227,6 @@ def test_a_rejected_version_waits_until_an_operator_asks_for_it_or_the_files_cha
     assert walk(rejected, (6, facts("v1")))[0] == V1
     again = rollout.retried(rejected, "v2", 7)
     assert walk(again, (7, facts()))[1] == ["STARTING"]
-
-
-def test_a_third_version_in_the_middle_of_a_rollout_takes_its_place() -> None:
-    state, phases = walk(in_phase(ROLLING), (5, facts("v3", counts=counts(v1=(1, 1), v2=(1, 1)))))
-    assert phases == ["STARTING"]
-    assert state.rollout
-    assert (state.rollout.source, state.rollout.to) == ("v1", "v3")
 
 
 def test_the_former_version_in_the_middle_is_a_way_back_without_a_rejection() -> None:
@@ -334,23 +298,6 @@ def test_a_return_to_an_earlier_version_skips_the_bake_time_and_the_files_wait()
     assert (state.rejected.version, state.rejected.is_asked) == ("v2", True)
     failed = replace(at_v2, rejected=Rejection("v3", "it crashed", 1))
     assert rollout.returned(failed, "v1", "v3", 2).rejected == failed.rejected, "why it failed is worth more"
-
-
-def test_a_failed_return_to_the_version_of_the_files_is_rejected_as_a_failure() -> None:
-    at_v1 = ServiceRollout(stable="v1", rejected=Rejection("v2", "an operator asked for it", 1, is_asked=True))
-    state = rollout.returned(at_v1, "v2", "v2", 5)
-    failing_v2 = {"v2": FailureRecord(3, 6.0, "code 1")}
-    state, _ = walk(state, (7, facts(failures=failing_v2)), (8, facts()))
-    assert state.rejected == Rejection("v2", "it does not become ready (3 tries); last: code 1", 7)
-
-
-def test_a_promotion_ends_the_bake_time() -> None:
-    state = rollout.promoted(in_phase(BAKING), 3)
-    assert state
-    assert state.rollout
-    assert (state.rollout.phase, state.rollout.since) == (ROLLING, 3)
-    assert rollout.promoted(in_phase(ROLLING), 3) is None
-    assert rollout.promoted(V1, 3) is None
 
 
 def failing(count: int, **changes: Any) -> Facts:

@@ -136,18 +136,6 @@ async def test_a_number_set_by_hand_pauses_the_autoscaler_until_it_is_taken_back
         await settled(control, "model", 3)
 
 
-async def test_bounds_and_load_are_shown(control: Control) -> None:
-    control.work["model"] = 15
-    control.source.edit(service("model", replace(QUICK, upscale_delay_s=3600)))
-    async with control.running() as controller:
-        await until(lambda: "15.0 requests" in "".join(row.message for row in control.view.services), within_s=30)
-        (row,) = control.view.services
-        assert row.message == "autoscaled, 1 to 4: 15.0 requests, which are for 2 replicas if they last"
-        page = controller.publisher.metrics.page().decode()
-        assert 'pierhead_service_autoscale_load{service="model"} 15.0' in page
-        assert 'pierhead_service_autoscale_wanted_replicas{service="model"} 2.0' in page
-
-
 async def test_while_the_engine_is_away_nothing_is_decided_and_a_due_decision_does_not_make_the_loop_spin(
     control: Control,
 ) -> None:
@@ -192,22 +180,6 @@ async def test_a_function_that_goes_by_the_hour_sees_the_wall_clock(control: Con
         await settled(control, "model", 1)
         control.set_clock(3600.0)
         await settled(control, "model", 3)
-
-
-async def test_a_function_that_raises_is_one_event_and_holds_the_target(control: Control) -> None:
-    policy = with_function(control, "def wanted(situation):\n    return 1 // 0\n", replace(QUICK, initial=2))
-    control.work["model"] = 100
-    async with control.running():
-        await settled(control, "model", 2)
-        await looks_pass(control, 3)
-        assert control.row("model") == (2, 2, 2)
-        file = control.directory / f"{policy.path.partition(':')[0]}.py"
-        words = f"{policy.path} raised ZeroDivisionError: integer division or modulo by zero at {file}:2"
-        (row,) = control.view.services
-        assert row.message == f"autoscaled, 1 to 4: its policy gives no number, so 2 are held: {words}"
-        (failed,) = control.events("policy_failed")
-        assert failed.outcome == "warning"
-        assert failed.message == f"model: the autoscaling policy gives no number, so 2 replicas are held: {words}"
 
 
 async def test_a_measured_value_decides_and_the_target_is_held_without_one(control: Control) -> None:
@@ -330,16 +302,6 @@ def test_a_policy_that_fails_now_and_then_is_one_event_until_it_is_calm(asked: A
     asked.answer = None
     asked.look(3)
     assert asked.kinds() == ["policy_failed", "policy_works", "policy_failed"]
-
-
-def test_a_delay_begins_anew_after_a_policy_has_failed(asked: Asked) -> None:
-    asked.answer = 4
-    asked.look(25)
-    asked.answer = None
-    asked.look(1)
-    asked.answer = 4
-    assert asked.look(30) == 1
-    assert asked.look(1) == 4
 
 
 def test_a_burst_and_a_first_request_do_not_wait_for_a_policy_that_fails(asked: Asked) -> None:

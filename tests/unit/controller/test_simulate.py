@@ -21,7 +21,7 @@ from controller.cli.simulate.report import Summary, percentile, step_words, summ
 from controller.cli.simulate.simulation import Result, Setting, seeded, simulate
 from controller.cli.simulate.traces import Step, Trace, read_trace
 from controller.errors import InvalidRequest
-from controller.model.spec import AutoscaleSpec, FunctionPolicy, GpuRequest, PrometheusPolicy, ServiceSpec
+from controller.model.spec import AutoscaleSpec, FunctionPolicy, ServiceSpec
 from tests.unit.controller.worlds import service
 
 FIVE_EACH = AutoscaleSpec(min=1, max=8, target_ongoing_requests=5)
@@ -85,21 +85,6 @@ def test_a_service_at_zero_wakes_and_sleeps_again() -> None:
     assert result.samples[-1].present == 0
 
 
-def test_failing_starts_are_tried_again() -> None:
-    _, found = run("step:10x,rate=10,at=30,duration=300", failing_starts=0.5, start_time=parse_distribution("", "2"))
-    assert found.failed_starts > 0
-    assert found.steps[0].ready_after_s is not None
-
-
-def test_replicas_without_a_gpu_are_not_started() -> None:
-    for gpus, most in ((6, 3), (None, 8)):
-        result, found = run(
-            "step:10x,rate=20,at=30,duration=120", spec=service("model", gpu=GpuRequest(count=2)), gpus=gpus
-        )
-        assert found.target_most == 8
-        assert max(sample.present for sample in result.samples) == most
-
-
 def test_a_function_decides_and_one_that_fails_holds(tmp_path: Path) -> None:
     (tmp_path / "simulate_test_policy.py").write_text(
         "def wanted(situation, high):\n"
@@ -117,14 +102,6 @@ def test_a_function_decides_and_one_that_fails_holds(tmp_path: Path) -> None:
     assert failed.message in table(result, found)
 
 
-def test_a_query_is_answered_with_the_utilisation() -> None:
-    busy = replace(FIVE_EACH, panic_threshold=1e9, policy=PrometheusPolicy("avg(gpu)", 50.0))
-    result, found = run("step:4x,rate=10,at=60,duration=900", busy, places=5)
-    # 40/s of 0.2 s each keep 8 places busy; at 50 percent of 5 places a replica, that is 3.2 replicas.
-    assert found.target_last == 4
-    assert "avg(gpu) = " in next(event.message for event in result.events if event.kind == "autoscale")
-
-
 # ------------------------------------------------------------------------------------------------ the simulator itself
 
 
@@ -134,13 +111,6 @@ def test_the_same_arguments_give_the_same_result() -> None:
     assert first.requests != other.requests
     few = run("spike:5x,at=30,length=20,duration=120", replace(FIVE_EACH, max=1), seed=1)[0].requests
     assert (few.arrived, few.needs) == (first.requests.arrived, first.requests.needs), "whatever is decided"
-
-
-def test_requests_in_work_are_rate_times_duration() -> None:
-    result, found = run("noise:rate=50,amplitude=0,duration=600", begin=3)
-    mean = sum(sample.in_work for sample in result.samples) / len(result.samples)
-    assert mean == pytest.approx(50 * 0.2, rel=0.1)
-    assert found.latency_s.p50 == pytest.approx(0.2 * 0.693, rel=0.1)
 
 
 def test_requests_wait_inside_a_replica_and_in_a_queue_with_a_bound_and_a_time_limit() -> None:

@@ -46,11 +46,6 @@ def test_a_block_without_keys_is_a_managed_grpc_service() -> None:
     assert (spec.route, spec.grpc_services, spec.gpu, spec.has_build) == (None, (), None, False)
 
 
-def test_a_route_makes_it_http() -> None:
-    spec = ranker({"route": "/rank"})
-    assert (spec.protocol, spec.port, spec.route) == ("http", 8080, "/rank")
-
-
 def test_a_probe_path_makes_it_a_foreign_image_unless_managed_is_written() -> None:
     spec = ranker({"protocol": "http", "port": 8000, "health": {"probe": {"path": "/v2/health/ready"}}})
     assert (spec.managed, spec.metrics_port) == (False, None)
@@ -81,12 +76,6 @@ def test_arguments_of_a_policy_reach_callers_as_json_and_need_no_new_container()
     spec = ranker({"router": {"policy": "prefix", "policy_kwargs": {"max_chars": 9000, "balance": 1.5}}})
     assert (spec.router_policy, spec.router_policy_kwargs) == ("prefix", '{"balance":1.5,"max_chars":9000}')
     assert (plain.router_policy_kwargs, spec.definition_hash) == ("", plain.definition_hash)
-
-
-def test_the_bound_of_queues_in_callers_is_not_set_in_the_replica() -> None:
-    spec = ranker({"max_queued_requests": 5}, environment={"PIERHEAD_MAX_QUEUED_REQUESTS": "7"})
-    assert spec.max_queued_requests == 5
-    assert "PIERHEAD_MAX_QUEUED_REQUESTS=7" in spec.container["Env"]
 
 
 def test_the_grace_period_follows_the_drain_unless_it_is_written() -> None:
@@ -163,10 +152,6 @@ SOME = nvidia(count=-1, capabilities=["gpu", "video"])
 )
 def test_gpus(gpu: dict[str, Any] | None, deploy: dict[str, Any] | None, request_: GpuRequest) -> None:
     assert ranker({} if gpu is None else {"gpu": gpu}, deploy=deploy).gpu == request_
-
-
-def test_gpus_in_the_short_form() -> None:
-    assert ranker({}, gpus=[{"count": 1}]).gpu == GpuRequest(1)
 
 
 DEVICE = "deploy.resources.reservations.devices[0]"

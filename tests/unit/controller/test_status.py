@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from controller.errors import EngineError, EngineUnreachable, ImageNotFound
-from controller.model.actions import CreateContainer, PullImage
+from controller.errors import EngineError, ImageNotFound
+from controller.model.actions import PullImage
 from controller.model.desired import Desired
 from controller.model.observed import Observed
-from controller.model.plan import PendingReplica, Plan, Refusal, Step
+from controller.model.plan import PendingReplica, Plan, Refusal
 from controller.model.spec import GpuSlot, ServiceSpec, backend_name
 from controller.model.told import AutoscaleStatus, ServiceStatus
 from controller.model.world import (
@@ -31,7 +31,7 @@ from controller.plan.failures import STEADY_S, forgiven
 from controller.status.endpoints import endpoints, scrape_targets
 from controller.status.services import service_rows
 from controller.status.transitions import transitions
-from controller.status.view import GpuSlotUse, View, gpu_uses, notices
+from controller.status.view import GpuSlotUse, View, gpu_uses
 from tests.unit.controller.worlds import IMAGE_ID, NOW, gpu_service, replica, service, version
 
 WEB = service("web", metrics_port=9100)
@@ -62,17 +62,6 @@ def row_of(
 ) -> ServiceStatus:
     (row,) = service_rows(wanted, world, plan or Plan(), refusals, overrides, NOW)
     return row
-
-
-def test_a_converged_service_needs_no_words() -> None:
-    row = row_of(observed(replica(WEB, 1), replica(WEB, 2)), desired(WEB))
-    assert (row.wanted, row.ready, row.message, row.converged, row.blocked) == (2, 2, "", True, "")
-    assert [(one.state, one.address, one.ongoing) for one in row.replicas] == [
-        ("RUNNING", "10.0.0.1:8080", 0),
-        ("RUNNING", "10.0.0.2:8080", 0),
-    ]
-    row = row_of(observed(replica(WEB, 1, version="old00000")), desired(WEB, web=1))
-    assert (row.ready, row.converged) == (1, False), "an outdated replica serves, and is to be replaced"
 
 
 @pytest.mark.parametrize(
@@ -123,19 +112,6 @@ def test_pending_replicas_say_why_once() -> None:
     leaving = replica(WEB, 9)
     row = service_rows(desired(RANKER), observed(leaving, retirements=retired(leaving)), plan, (), {}, NOW)[0]
     assert (row.name, row.blocked) == ("ranker", ""), "the retiring replica may hold what is missing"
-
-
-def test_a_replica_that_is_being_created_is_shown() -> None:
-    action = CreateContainer(
-        target="p-web-v-2", service="web", version="v", number=2, gpus=(Gpu("GPU-1"),), spec=WEB, cause="1 of 2 exist"
-    )
-    for world, plan in (
-        (observed(replica(WEB, 1)), Plan((Step(1, action),))),
-        (observed(replica(WEB, 1), in_progress=(action,)), Plan()),
-    ):
-        row = row_of(world, desired(WEB), plan)
-        assert [(one.name, one.state) for one in row.replicas][1] == ("p-web-v-2", "PENDING")
-        assert row.message == "1 being created"
 
 
 def test_a_missing_image_blocks_and_other_failures_do_not() -> None:
@@ -260,17 +236,6 @@ def test_gpus_their_holders_and_their_memory() -> None:
     assert (last.holder, last.memory_bytes, last.used_bytes, last.free_bytes) == (whole.name, None, None, None)
 
 
-def test_notices() -> None:
-    refusal = Refusal(PullImage(target="routing", image="x", spec=WEB), EngineUnreachable("gone"), 1, NOW)
-    found = notices(observed(routing=None), (refusal,), "no answer", NOW)
-    assert [notice.split(":")[0] for notice in found] == [
-        "the Docker Engine does not answer, what is shown is old",
-        "HAProxy does not answer",
-        "could not pull x for routing, trying again",
-    ]
-    assert notices(observed(), (), "", NOW) == ()
-
-
 # --------------------------------------------------------------------------------------------------------- transitions
 
 
@@ -304,14 +269,6 @@ def test_each_change_is_one_event() -> None:
         (ready, view(replica(WEB, 1), routing=other), ["haproxy_restarted"]),
     ):
         assert kinds(before, after) == expected
-
-
-def test_the_first_view_is_an_adoption() -> None:
-    empty = View(NOW, "p")
-    (change,) = transitions(empty, view(replica(WEB, 1), replica(WEB, 2)))
-    assert change.message == "found 2 replicas of 1 services, adopted them"
-    assert kinds(empty, view()) == []
-    assert kinds(empty, view(routing=None)) == ["haproxy_silent"]
 
 
 # ------------------------------------------------------------------------------------------------------------ recovery

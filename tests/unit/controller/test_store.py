@@ -188,19 +188,6 @@ def test_a_file_of_another_version_is_set_aside(tmp_path: Path, script: str) -> 
     assert dict(Store(tmp_path).autoscaled) == {"llm": 3}
 
 
-def test_one_bad_byte_in_a_text_costs_that_byte(tmp_path: Path) -> None:
-    """SQLite sees no damage in it: what it keeps of texts it does not read."""
-    store = Store(tmp_path)
-    store.set_override("web", Override(4, 2))
-    store.append_event(event("a replica is ready"))
-    store.close()
-    path = tmp_path / FILE_NAME
-    path.write_bytes(path.read_bytes().replace(b"a replica is ready", b"a replica is \xffeady"))
-    found = Store(tmp_path)
-    assert (found.set_aside, dict(found.overrides)) == (None, {"web": Override(4, 2)})
-    assert [stored.event.message for stored in found.events()] == ["a replica is \\xffeady"]
-
-
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="state directory"):
@@ -270,21 +257,6 @@ def test_whoever_locks_the_file_holds_up_nobody(tmp_path: Path) -> None:
     assert took_s < 5, "a single wait for the lock took as long"
 
 
-def test_what_is_owed_is_bounded(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store._file.db.execute("PRAGMA query_only = ON")
-    for number in range(EVENTS_KEPT + 50):
-        seq = store.append_event(event(str(number)))
-        store.repeat_event(seq, 2.0, 2)
-        store.failure(("web", "v1"), float(number), "exited")
-    assert len(store._file.owed) <= 2 * EVENTS_KEPT + 3
-    store._file.db.execute("PRAGMA query_only = OFF")
-    store.settle()
-    assert [stored.event.message for stored in store.events()] == [str(n) for n in range(50, EVENTS_KEPT + 50)]
-    assert all(stored.times == 2 for stored in store.events())
-    store.close()
-
-
 # -------------------------------------------------------------------------------------------------------------- events
 
 
@@ -301,16 +273,6 @@ def test_repetitions_are_counted_on_the_first(tmp_path: Path) -> None:
     expected = [("web", 5), ("api", 5), ("web", 1), ("web", 1), ("web", 1)]
     assert [(stored.event.service, stored.times) for stored in log.select()] == expected
     assert [(stored.event.service, stored.times) for stored in EventLog(store).select()] == expected
-    store.close()
-
-
-def test_after_a_success_the_next_failure_is_a_new_event(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    log = EventLog(store)
-    for _ in range(2):
-        log.record("haproxy_silent", "HAProxy does not answer", target="haproxy", outcome="warning")
-        log.record("haproxy_answers", "HAProxy answers", target="haproxy", outcome="ok")
-    assert [stored.times for stored in log.select()] == [1, 1, 1, 1]
     store.close()
 
 
