@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import time
 from typing import Any
 
 import grpc
@@ -19,7 +18,6 @@ from pierhead.errors import SettingsError
 from pierhead.replica.server import ReplicaServer
 from pierhead.replica.user_config import digest
 
-from tests.harness.machine import Pace, judge
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, EchoService, address, echo, generate, readyz, until
 from tests.unit.runtime.pipes import Pipes, PipesStub
@@ -60,6 +58,7 @@ class TestGrpc:
             assert service.calls == 1
             service.gate.set()
             await first
+            assert ("pierhead-ongoing", "0") in tuple(await first.trailing_metadata())
         assert server.metrics.refused.values[("overloaded",)] == 1
 
     async def test_a_call_that_ends_at_its_deadline_is_counted_so(self, cluster: Cluster) -> None:
@@ -326,8 +325,8 @@ class TestSignals:
             ("stopped", "echo"),
         ]
 
-    async def test_a_second_signal_stops_now(self, cluster: Cluster, free_port: int, pace: Pace) -> None:
-        process = await cluster.process(SLOW, free_port)
+    async def test_a_second_signal_stops_now(self, cluster: Cluster, free_port: int) -> None:
+        process = await cluster.process(SLOW, free_port, PIERHEAD_DRAIN_TIMEOUT_S="3600")
         assert process.stderr is not None
         async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
             stub = echo_pb2_grpc.EchoStub(channel)
@@ -337,14 +336,11 @@ class TestSignals:
             process.send_signal(signal.SIGTERM)
             while b"draining" not in await process.stderr.readline():
                 pass
-            started = time.monotonic()
             process.send_signal(signal.SIGINT)
-            with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
-                await call
             async with asyncio.timeout(PATIENCE_S):
+                with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+                    await call
                 await process.wait()
-            took_s = time.monotonic() - started
-        judge(took_s < 3, f"stopped now, and it was after {took_s:.1f} s", pace)
 
     async def test_bad_settings_stop_the_start_with_2(self, cluster: Cluster, free_port: int) -> None:
         with pytest.raises(AssertionError, match=r'PIERHEAD_REQUEST_TIMEOUT_S: expected .*, found "soon"'):

@@ -22,7 +22,7 @@ from pierhead.request import CURRENT, RequestContext
 
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, address, echo, know, readyz, until
-from tests.unit.runtime.pipes import Pipes, PipesStub
+from tests.unit.runtime.pipes import Pipes, PipesStub, serve
 
 # Collected here once more: with the `pipes` below, each of them runs with the servicer in a thread.
 from tests.unit.runtime.test_lane_calls import test_a_thousand_calls_at_once  # noqa: F401
@@ -187,6 +187,20 @@ async def test_handles_work_there(cluster: Cluster) -> None:
     assert not [
         thread for thread in threading.enumerate() if thread.name == "pierhead-user" and thread.ident in front.threads
     ]
+
+
+class Writes(Pipes):
+    """Split writes its replies by itself."""
+
+    async def Split(self, request: bytes, context: Any) -> None:  # type: ignore[override]
+        async for message in super().Split(request, context):
+            await context.write(message)
+
+
+@pytest.mark.parametrize("transport", ["lane", "grpc"])
+async def test_a_method_may_write_its_replies_there(cluster: Cluster, transport: str) -> None:
+    stub, _, _ = await serve(cluster, Writes(), transport=transport, run_user_code_in_separate_thread=True)
+    assert [int.from_bytes(reply[:4], "big") async for reply in stub.Split(b"2000 100")] == list(range(2000))
 
 
 async def test_a_drain_finishes_what_runs_there(cluster: Cluster, served: Served) -> None:
