@@ -157,14 +157,6 @@ async def test_all_gpus_as_compose_prints_them(tmp_path: Path, count: str) -> No
     assert told.startswith("services.a.deploy.resources.reservations.devices[0].count: expected the number of GPUs")
 
 
-async def test_limits_of_cpu_and_memory_as_compose_prints_them(tmp_path: Path) -> None:
-    limits = "deploy: {resources: {limits: {cpus: 1.5, memory: 2g}, reservations: {cpus: 0.5, memory: 512m}}}"
-    for written in (limits, "cpus: 1.5, mem_limit: 2g, mem_reservation: 512m"):
-        write(tmp_path / "compose.yaml", f"services: {{a: {{image: a, scale: 0, x-serve: {{}}, {written}}}}}")
-        host = (await load(tmp_path)).services["a"].container["HostConfig"]
-        assert (host["NanoCpus"], host["Memory"], host["MemoryReservation"]) == (1_500_000_000, 2 * 2**30, 512 * 2**20)
-
-
 async def test_the_reference_can_be_loaded() -> None:
     spec = await load(ROOT, COMPOSE_FILE="compose/reference.yaml", COMPOSE_PROJECT_NAME="reference")
     names = ["autoscaled", "gpu-slots", "language-model", "reference"]

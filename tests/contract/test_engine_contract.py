@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import secrets
-import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -566,16 +565,6 @@ async def test_events_wake_and_name_the_container(world: World) -> None:
         again = await get(world, await create(world, "runs"))
         await eventually(lambda: heard("create", again.id, again.name))
         assert all("-other-" not in event.name for event in events), "another project's events do not wake"
-
-
-async def test_a_cancelled_listener_leaves_no_thread(world: World) -> None:
-    async with listening(world):
-        pass
-
-    async def no_thread_left() -> bool:
-        return not any(thread.name == "pierhead-events" for thread in threading.enumerate())
-
-    await eventually(no_thread_left)
 
 
 @pytest.fixture

@@ -140,27 +140,18 @@ async def test_a_client_that_leaves_gives_up_its_place(edge: Edge) -> None:
 # -------------------------------------------------------------------------------------------------- health and servers
 
 
-async def test_a_server_gets_traffic_and_none_while_it_is_gone(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(haproxy_config, "HEAL_HOLD_S", 0.3)
+async def test_haproxy_takes_a_server_out_and_back_by_its_own_checks(edge: Edge) -> None:
     first = await edge.replica("echo-1")
     await edge.route(with_probe_port(service("echo"), first.port))
     await edge.add("echo", "echo-1", first.address)
-    async with edge.http.get("/echo") as answer:
-        assert answer.status == 200
     await first.stop()
 
     async def down() -> bool:
         return not await edge.is_up("echo-1")
 
     await until(down, "HAProxy takes it out by itself")
-    status, error, _ = await error_of(edge, "/echo")
-    assert (status, error["code"]) == (503, "no_replica")
     await first.start()
-
-    async def up() -> bool:
-        return await edge.is_up("echo-1")
-
-    await until(up, "HAProxy takes it back by itself")
+    await until(lambda: edge.is_up("echo-1"), "HAProxy takes it back by itself")
 
 
 async def test_a_replica_that_went_away_costs_no_request(edge: Edge) -> None:
@@ -469,25 +460,3 @@ async def test_a_session_stays_where_it_is_and_only_those_of_a_server_that_comes
     await edge.remove("echo", "echo-3")
     assert await homes(edge) == first, "and come back"
     assert len({await answered_by(edge, None) for _ in range(30)}) == 3, "without a session they are taken in turn"
-
-
-async def test_no_server_gets_more_than_its_share_of_a_busy_session(edge: Edge) -> None:
-    replicas = await balanced(edge, "consistent_hash", 3)
-    headers = {"x-session-id": "busy"}
-    calls = [asyncio.ensure_future(edge.http.get("/echo/hold", headers=headers)) for _ in range(12)]
-
-    async def all_there() -> bool:
-        return sum(replica.requests for replica in replicas) == 12
-
-    await until(all_there, "all requests have begun")
-    assert max(replica.requests for replica in replicas) <= 1.25 * 12 / 3 + 1
-    for replica in replicas:
-        replica.let_go.set()
-    for answer in await asyncio.gather(*calls):
-        answer.release()
-
-
-async def test_servers_are_taken_in_turn(edge: Edge) -> None:
-    await balanced(edge, "round_robin", 2)
-    answers = [await answered_by(edge, None) for _ in range(8)]
-    assert answers in (["echo-0", "echo-1"] * 4, ["echo-1", "echo-0"] * 4)

@@ -32,7 +32,6 @@ from tests.harness.edge import (
     until,
     with_probe_port,
 )
-from tests.harness.machine import Pace, judge
 from tests.harness.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.engine
@@ -128,15 +127,6 @@ async def test_large_bodies_and_heads_are_held_like_small_ones(edge: Edge) -> No
         assert [status for status, _, _ in await asyncio.gather(*requests)] == [200] * 4
     assert replica.requests == 4
     assert await held(edge) == Held(served=4)
-
-
-async def test_a_hold_ends_with_the_request_s_time(edge: Edge) -> None:
-    await edge.route(sleeping(request_timeout_s=0.5))
-    started = time.monotonic()
-    status, error, headers = await error_of(edge, "/echo")
-    assert (status, error["code"], headers["retry-after"]) == (503, "no_replica", "1")
-    assert time.monotonic() - started >= 0.5
-    assert await held(edge) == Held(expired=1)
 
 
 async def dies(edge: Edge, replica: Replica, death: str) -> None:
@@ -380,17 +370,22 @@ async def test_what_is_held_outlives_reloads(edge: Edge) -> None:
     assert (await held(edge)).served == 19
 
 
-async def test_a_hold_does_not_begin_anew_with_a_reload(edge: Edge, pace: Pace) -> None:
-    await edge.route(sleeping(request_timeout_s=1.5))
+async def test_a_hold_does_not_begin_anew_with_a_reload(edge: Edge) -> None:
+    hold_s = 4.0
+    clock_s = 0.1  # HAProxy's core.now() is the time at which its loop woke up: a hold may end some 10 ms early
+    await edge.route(sleeping(request_timeout_s=hold_s))
     async with client(edge) as session:
         started = time.monotonic()
         request = asyncio.ensure_future(outcome(session))
         await until_held(edge, 1)
-        await edge.route(sleeping(request_timeout_s=1.5), service("other"))
+        await asyncio.sleep(hold_s / 2)
+        reloaded = time.monotonic()
+        await edge.route(sleeping(request_timeout_s=hold_s), service("other"))
         status, at, body = await request
     assert (status, "no_replica" in body) == (503, True)
-    assert at - started >= 1.5
-    judge(at - started < 2.5, f"held for 1.5 s in all, and it was {at - started:.1f} s", pace)
+    assert at - started >= hold_s - clock_s
+    # A hold that began anew would end hold_s after the reload. A busy machine may be half of that late.
+    assert at - reloaded < hold_s - clock_s
 
 
 async def test_what_was_held_for_a_route_that_a_reload_took_away_is_told_so(edge: Edge) -> None:
@@ -528,15 +523,3 @@ async def test_what_grpc_calls_that_cannot_be_held_or_were_held_in_vain_get(edge
         assert closed.details() == (
             "echo is scaled to 0, and no call wakes it: `make scale SERVICE=echo N=1` does. Nothing was done."
         )
-
-
-async def test_a_server_that_is_back_from_maintenance_ends_the_hold(edge: Edge) -> None:
-    await edge.route(sleeping())
-    await edge.serve("echo", "echo-1")
-    for state in (ServerState.MAINT, ServerState.DRAIN):
-        await edge.router.perform(SetServerState(target="echo-1", backend="svc_echo", state=state))
-        async with client(edge) as session:
-            request = asyncio.ensure_future(outcome(session))
-            await until_held(edge, 1)
-            await edge.router.perform(SetServerState(target="echo-1", backend="svc_echo", state=ServerState.READY))
-            assert (await request)[0] == 200

@@ -303,25 +303,6 @@ async def test_a_server_that_is_being_deleted_is_added_anew_after_its_deletion(
     assert (found.address, found.state) == (world.addresses[1], ServerState.READY)
 
 
-async def test_the_routing_hash_is_rendered_only_when_the_services_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rendered: list[list[str]] = []
-    render = haproxy_config.render
-
-    def counted(services: Collection[ServiceSpec], limits: EdgeLimits) -> str:
-        rendered.append([spec.name for spec in services])
-        return render(services, limits)
-
-    monkeypatch.setattr(haproxy_config, "render", counted)
-    router = HAProxyRouter(tmp_path)
-    first = router.routing_hash([ECHO])
-    assert router.routing_hash([ECHO]) == first
-    assert rendered == [["echo"]]
-    assert router.routing_hash([replace(ECHO, route="/other")]) != first
-    assert len(rendered) == 2
-
-
 async def test_a_deadline_ends_what_a_server_still_has(world: World, router: HAProxyRouter) -> None:
     await route(router, ECHO)
     await add(router, "echo-1", world.addresses[0])
@@ -371,23 +352,6 @@ async def test_a_change_that_fails_does_not_mislead_those_after_it(world: World,
     )
     assert [type(end) for end in ends] == [type(None), CommandRefused, type(None)]
     assert await names(router) == ["echo-1", "echo-2"]
-
-
-async def test_servers_are_listed_once_for_changes_in_a_row(tmp_path: Path) -> None:
-    async with FakeHAProxy(tmp_path).running() as fake:
-        router = HAProxyRouter(tmp_path)
-        await route(router, ECHO)
-        fake.commands.clear()
-        async with asyncio.TaskGroup() as tasks:
-            for number in range(20):
-                tasks.create_task(add(router, f"echo-{number}", f"10.0.0.{number + 1}:8080"))
-        listings = [command for command in fake.commands if command == "show servers state"]
-        assert len(listings) == 2, "before the first change, and for the file after the last"
-        numbers = [fake.server("svc_echo", f"echo-{number}").number for number in range(20)]
-        assert sorted(numbers) == list(range(1, 21))
-        fake.commands.clear()
-        await add(router, "echo-20", "10.0.0.21:8080")
-        assert fake.commands[0] == "show servers state", "what was listed before may be old"
 
 
 async def test_a_reload_keeps_the_servers_and_their_states(world: World, router: HAProxyRouter) -> None:

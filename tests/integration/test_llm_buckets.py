@@ -34,6 +34,6 @@ def test_buckets_are_what_every_bucket_is() -> None:
     summary = run.stdout.splitlines()[-1]
     passed = re.search(r"(\d+) passed", summary)
     assert passed is not None
-    assert int(passed[1]) >= 30, "it ran"
+    assert int(passed[1]) >= 25, "it ran"
     assert "skipped" not in summary, "all of it ran"
     print("", *re.findall(r"^\d+\.\d+s .*", run.stdout, re.MULTILINE), summary, sep="\n  ")

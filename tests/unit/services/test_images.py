@@ -49,13 +49,3 @@ def test_what_a_service_imports_of_ours_is_in_its_image(dockerfile: Path) -> Non
         for name in re.findall(r"^\s*(?:from|import) (services\.\S+)", module.read_text(), re.MULTILINE):
             path = name.replace(".", "/") + ".py"
             assert any(path in (copy, f"{copy}.py") or path.startswith(f"{copy}/") for copy in copied), (module, name)
-
-
-@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=NAMES)
-def test_code_comes_last_so_that_an_edit_rebuilds_only_itself(dockerfile: Path) -> None:
-    last_stage = dockerfile.read_text().rpartition("\nFROM ")[2]
-    copies = re.findall(r"^COPY (.*)$", last_stage, re.MULTILINE)
-    assert copies[0].endswith("/opt/venv /opt/venv"), "dependencies, which seldom change"
-    assert copies[1].endswith("/app /app"), "the runtime"
-    assert all(copy.startswith("services/") for copy in copies[2:])
-    assert "RUN" not in last_stage.partition(copies[2])[2]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -28,9 +26,8 @@ from services.llm.gateway.metrics import GatewayMetrics
 from services.llm.gateway.models.cards import ModelCards
 from services.llm.gateway.models.model_map import VARIABLE, read_models
 from services.llm.gateway.settings import GatewaySettings
-from tests.harness.ports import free_port
 from tests.harness.waiting import PATIENCE_S
-from tests.unit.runtime.harness import Cluster, FakeDiscovery, until
+from tests.unit.runtime.harness import Cluster, until
 from tests.unit.services.fake_llm_server import FakeLLMServer, event
 
 MODELS = {
@@ -171,27 +168,6 @@ async def test_an_answer_goes_out_byte_for_byte(
     status, answer, headers = await gateway.post(path, body)
     assert (status, answer, headers["Content-Type"]) == (200, expected, content_type)
     assert "x-request-id" in headers
-
-
-async def test_a_client_that_reads_nothing_is_cut_off(gateway: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pierhead.http.events.LAST_EVENT_S", 0.1)
-    gateway.qwen.words = ("x" * 100_000,) * 400
-    body = json.dumps(chat(stream=True)).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nx-request-timeout-seconds: 0.5\r\nContent-Length: {len(body)}\r\n\r\n"
-    host, port = gateway.base.removeprefix("http://").split(":")
-    _, writer = await asyncio.open_connection(host, int(port), limit=1024)
-    writer.write(head.encode() + body)
-    await until(lambda: bool(gateway.counted()), "the request has ended")
-    assert gateway.counted() == {("qwen", "llm-qwen", "", "504", ""): 1}
-    writer.close()
-
-
-async def test_an_event_waits_for_no_other(gateway: Stand) -> None:
-    async with gateway.client.post(gateway.base + CHAT, json=chat(stream=True, fake="wait")) as answer:
-        first = event("The") + event(" capital")
-        assert await asyncio.wait_for(answer.content.readexactly(len(first)), PATIENCE_S) == first
-        gateway.qwen.gate.set()
-        assert first + await answer.read() == ALL
 
 
 async def test_a_form_goes_on_with_the_models_own_name(gateway: Stand) -> None:
@@ -533,19 +509,6 @@ async def test_a_key_has_so_many_requests_in_progress_at_most(stand: Stand, tmp_
         assert (await stand.post(CHAT, chat(), **ask))[0] == 200, "requests that have ended do not count"
 
 
-async def test_every_answer_has_the_rate_limit_headers(stand: Stand, tmp_path: Path) -> None:
-    await stand.start_with_keys(tmp_path, requests_per_minute=100)
-    answers = {"refuse": 400, "raise": 500, "full": 503, "nothing": 503, "wait": 504}
-    left = 100
-    for fake, expected in answers.items():
-        asked = {**bearer("one"), "x-request-timeout-seconds": "0.3"}
-        status, _, headers = await stand.post(CHAT, chat(fake=fake), headers=asked)
-        left -= 1
-        assert (status, headers["x-ratelimit-remaining-requests"]) == (expected, str(left))
-    status, _, headers = await stand.post(CHAT, chat(), headers=bearer("other"))
-    assert (status, "x-ratelimit-remaining-requests" in headers) == (401, False)
-
-
 @pytest.mark.parametrize("how", ["leaves", "is short of time"])
 async def test_a_prompt_that_its_client_gives_up_is_not_free(stand: Stand, tmp_path: Path, how: str) -> None:
     """The engine has read it, and may have made the whole answer but for its end."""
@@ -650,37 +613,3 @@ async def test_metrics_of_a_stream_and_of_an_adapter_that_clients_invent(gateway
     for name in ("time_to_first_token", "time_per_output_token", "request"):
         assert samples[f"pierhead_llm_{name}_seconds_count"] == 1
         assert 0 <= samples[f"pierhead_llm_{name}_seconds_sum"] < 5
-
-
-# ---- a replica that dies
-
-DYING = """
-from pierhead import serve
-from tests.unit.services.fake_llm_server import FakeLLMServer
-serve(FakeLLMServer())
-"""
-
-
-async def test_a_replica_that_is_killed(cluster: Cluster, client: aiohttp.ClientSession) -> None:
-    port = free_port()
-    process = await cluster.process(DYING, port, PYTHONPATH=os.pathsep.join(sys.path))
-    discovery = FakeDiscovery()
-    discovery.say("llm-qwen", ("pierhead-llm-qwen-2b3c-1", f"127.0.0.1:{port}", False))
-    Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
-    stand = Stand(cluster, client)
-    await stand.start()
-    whole = asyncio.create_task(stand.post(CHAT, chat(fake="wait")))
-    async with client.post(stand.base + CHAT, json=chat(stream=True, fake="wait")) as answer:
-        first = event("The") + event(" capital")
-        assert await asyncio.wait_for(answer.content.readexactly(len(first)), PATIENCE_S) == first
-        process.kill()
-        rest = await asyncio.wait_for(answer.read(), 10)
-    ended = error_of(rest.removeprefix(b"data: "))
-    status, body, _ = await asyncio.wait_for(whole, 10)
-    assert (status, error_of(body)["code"], ended["code"]) == (502, "replica_died", "replica_died")
-    for error in (ended, error_of(body)):
-        assert "pierhead.llm.v1.LLMServer/Chat at llm-qwen replica pierhead-llm-qwen-2b3c-1: " in error["message"]
-        assert "127.0.0.1" not in error["message"], "a name says enough"
-        assert str(port) not in error["message"]
-    await discovery.close()
-    assert stand.counted() == {("qwen", "llm-qwen", "", "502", ""): 2}

@@ -213,14 +213,6 @@ def test_what_is_read_of_a_form_another_reader_reads_as_well(changes: list[tuple
     assert [each.strip() for each in found] == [asked.model.encode()]
 
 
-def test_a_form_goes_on_with_the_services_name_of_the_model() -> None:
-    asked = read_body(FORM, FORM_TYPE)
-    assert asked.body_for(FORM, "whisper") is FORM
-    told = asked.body_for(FORM, "large:v3")
-    assert told == FORM.replace(b"\r\nwhisper\r\n", b"\r\nlarge:v3\r\n")
-    assert read_body(told, FORM_TYPE).model == "large:v3"
-
-
 @pytest.mark.parametrize(
     ("content_types", "words"),
     [

@@ -7,7 +7,6 @@ every bucket is in tests/contract/test_llm_buckets.py.
 from __future__ import annotations
 
 import errno
-import fcntl
 import io
 import shutil
 import sys
@@ -20,7 +19,6 @@ import fsspec
 import pytest
 
 from services.llm.server.errors import LLMStartError
-from services.llm.server.models import cache
 from services.llm.server.models.loading import fetch
 
 SOURCE = "memory://bucket/qwen"
@@ -159,33 +157,6 @@ def test_a_file_that_lost_its_content_is_fetched_again(tmp_path: Path) -> None:
     weights.write_bytes(b"")
     fetch(SOURCE, tmp_path, silent)
     assert weights.read_bytes() == WEIGHTS
-
-
-def test_after_a_wait_for_another_replica_the_bucket_is_listed_again(
-    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(cache, "ASK_AGAIN_S", 0.01)
-    (tmp_path / "locks").mkdir()
-    with (tmp_path / "locks" / cache.file_name(SOURCE)).open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-
-        def meanwhile(doing: str, done: float | None, total: float) -> None:
-            told.append(doing)
-            if doing.startswith("waiting"):
-                bucket.pipe("/bucket/qwen/config.json", b"changed")
-                fcntl.flock(lock, fcntl.LOCK_UN)
-
-        found = fetch(SOURCE, tmp_path, meanwhile)
-    assert told[0].startswith("waiting")
-    assert (found / "config.json").read_bytes() == b"changed"
-
-
-def test_a_directory_may_become_a_file(bucket: Any, tmp_path: Path) -> None:
-    fetch(SOURCE, tmp_path, silent)
-    bucket.rm("/bucket/qwen/weights/model.safetensors")
-    bucket.pipe("/bucket/qwen/weights", b"all of them")
-    assert (fetch(SOURCE, tmp_path, silent) / "weights").read_bytes() == b"all of them"
 
 
 @pytest.mark.usefixtures("bucket")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 from pierhead.llm_config import LLMConfig, ModelLoading
 
 from services.llm.server.engines.mock import text as mock_text
-from services.llm.server.engines.mock.cache import BlockCache, Lease, chain_of
+from services.llm.server.engines.mock.cache import BlockCache, chain_of
 from services.llm.server.engines.mock.engine import MockEngine
 from services.llm.server.engines.mock.schedule import Pace, Schedule, Sequence
 from services.llm.server.errors import LLMRequestError
@@ -42,20 +40,6 @@ def schedule(
 def look(world: Schedule, now: float) -> dict[object, int]:
     """Tokens that came since the last look, by owner."""
     return {sequence.owner: count for sequence, count in world.advance(now).items()}
-
-
-def test_when_one_ends_the_others_get_its_share() -> None:
-    world = schedule()
-    world.add(Sequence("short", 1, (), 11), 0.0)
-    world.add(Sequence("long", 1, (), 1001), 0.0)
-    # Both at 50/s until 0.21 s; then the long one alone at 100/s.
-    assert look(world, 1.01) == {"short": 11, "long": 1 + 10 + 80}
-
-
-def test_a_request_is_no_faster_than_it_may_be() -> None:
-    world = schedule(request_tokens_per_s=10.0)
-    world.add(Sequence("a", 1, (), 1000), 0.0)
-    assert look(world, 1.01) == {"a": 11}
 
 
 def test_prompts_are_read_one_after_another_and_the_first_token_comes_then() -> None:
@@ -117,56 +101,11 @@ def test_all_get_what_they_asked_for_and_never_faster_than_the_rate(
     assert (world.running, world.waiting, cache.use) == (0, 0, 0)
 
 
-@settings(deadline=None)
-@given(looks)
-def test_when_it_is_looked_at_changes_nothing(steps: list[float]) -> None:
-    """Late and frequent looks find the same: nothing drifts."""
-    worlds = [schedule(max_num_seqs=3, prefill_tokens_per_s=500.0, blocks=50) for _ in range(2)]
-    for world in worlds:
-        for number in range(5):
-            world.add(Sequence(number, 50, (), 40 + number), 0.0)
-    got: Counter[object] = Counter()
-    now = 0.0
-    for step in steps:
-        now += step
-        got.update(look(worlds[0], now))
-    assert got == look(worlds[1], now)
-
-
 # ------------------------------------------------------------------------------------------------------------- cache
 
 
 def tokens(text: str) -> list[bytes]:
     return [each.encode() for each in text]
-
-
-def test_texts_that_begin_alike_share_blocks() -> None:
-    cache = BlockCache(100)
-    first = chain_of(tokens("abcdefgh"), 4, 0)
-    lease = cache.take(first, 3)
-    assert lease is not None
-    assert (lease.hits, lease.own) == (0, 1)
-    again = cache.take(chain_of(tokens("abcdXXXX"), 4, 0), 3)
-    assert again is not None
-    assert again.hits == 1
-    assert cache.use == pytest.approx(0.05), "three blocks with a hash, two of their own"
-    cache.give(lease)
-    cache.give(again)
-    assert cache.use == 0
-
-
-def test_the_least_recently_used_block_is_evicted_and_never_one_in_use() -> None:
-    cache = BlockCache(3)
-
-    def take(name: str) -> Lease | None:
-        return cache.take(chain_of(tokens(name * 4), 4, 0), 1)
-
-    for name in "abc":
-        lease = take(name)
-        assert lease is not None
-        cache.give(lease)
-    found = [take(name) for name in "adcb"]
-    assert [lease and lease.hits for lease in found] == [1, 0, 1, None], "d took b's block, and now all are in use"
 
 
 @settings(deadline=None)
@@ -271,41 +210,3 @@ async def test_prefill_and_decode_of_one_request_by_two_engines() -> None:
     async with asyncio.timeout(5):  # to read it here would take ten seconds and more
         reply = await chat(decode, turns, kv_transfer_params=told)
     assert reply.usage.completion_tokens == 16
-
-
-def made(engine: MockEngine) -> float:
-    """Tokens generated so far, by the engine's own metrics."""
-    found = re.search(r"^mock:generation_tokens_total\S* (\S+)$", engine.expose().decode(), re.MULTILINE)
-    assert found is not None
-    return float(found[1])
-
-
-async def test_a_slow_reader_gets_the_end_that_was_made_while_it_was_busy() -> None:
-    engine = await started(tokens_per_s=1000.0)
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50, "stream": True, "n": 2}
-    replies = engine.chat(LLMRequest(body=json.dumps(body).encode(), model="m"))
-    got = [await anext(replies)]
-    async with asyncio.timeout(5):
-        while engine.load().running:  # noqa: ASYNC110 - states of an engine have no event
-            await asyncio.sleep(0.001)
-    got += [reply async for reply in replies]
-    assert sum(reply.tokens for reply in got) == 100
-    assert got[-1].data.endswith(b"data: [DONE]\n\n")
-    assert got[-1].usage.completion_tokens == 100
-
-
-async def test_a_stall_makes_no_tokens_and_says_nothing() -> None:
-    engine = await started(stall_after_tokens=5)
-    stream = asyncio.ensure_future(chat(engine, [{"role": "user", "content": "Hi"}], stream=True, max_tokens=1000))
-    async with asyncio.timeout(5):
-        while made(engine) < 5:  # noqa: ASYNC110 - states of an engine have no event
-            await asyncio.sleep(0.001)
-    tokens_then = engine.load().tokens
-    await engine.check_health()
-    assert engine.load().running == 1
-    done, _ = await asyncio.wait([stream], timeout=0.1)
-    assert not done
-    assert engine.load().tokens == tokens_then
-    stream.cancel()
-    await asyncio.wait([stream])
-    assert engine.load().running == 0

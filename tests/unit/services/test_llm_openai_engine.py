@@ -111,24 +111,6 @@ async def test_events_pass_as_they_are_and_usage_only_where_the_client_asked() -
         assert b"".join(reply.data for reply in replies) == b"".join([*events, LAST, DONE])
 
 
-async def test_an_event_goes_on_before_the_next_one_comes() -> None:
-    go_on = asyncio.Event()
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(event("Pa"))
-        await go_on.wait()
-        await response.write(DONE)
-        return response
-
-    async with started(with_models(handle)) as engine, asyncio.timeout(20):
-        replies = engine.chat(ask(stream=True))
-        assert (await anext(replies)).data == event("Pa")
-        go_on.set()
-        assert [reply.data async for reply in replies] == [DONE]
-
-
 async def test_what_the_server_is_asked() -> None:
     seen: list[tuple[str | None, dict[str, Any]]] = []
 

@@ -103,19 +103,6 @@ async def test_a_stream_is_whole_however_fast_its_caller_reads(cluster: Cluster,
     assert sum(reply.tokens for reply in got) == 4000
 
 
-async def test_a_caller_that_goes_aborts_in_the_engine(cluster: Cluster) -> None:
-    served = await start(cluster, config(tokens_per_s=50.0))
-    call = served.stub.Chat(chat(stream=True, max_tokens=30_000), timeout=20)
-    async for _ in call:
-        break
-    assert served.engine.load().running == 1
-    call.cancel()
-    await until(lambda: served.engine.load().running == 0, "the engine has nothing to do")
-    assert served.engine.load().tokens < 1000
-    assert served.engine.load().kv_use == 0
-    await served.chat()
-
-
 @pytest.mark.parametrize(
     ("model", "body", "status", "code"),
     [
@@ -132,21 +119,6 @@ async def test_a_request_that_is_refused_leaves_the_engine_alone(
     (reply,) = await served.chat(model, **body)
     assert (reply.status, json.loads(reply.data)["error"]["code"]) == (status, code)
     assert served.engine.load().tokens == 1, "the one of its start"
-
-
-async def test_a_failure_in_mid_stream_is_no_end(cluster: Cluster) -> None:
-    served = await start(cluster, config(fail_after_tokens=3))
-    got: list[LLMReply] = []
-
-    async def read() -> None:
-        async for reply in served.stub.Chat(chat(stream=True, max_tokens=100), timeout=20):
-            got.append(reply)  # noqa: PERF401 - what came before the failure
-
-    with pytest.raises(UserCodeError, match="fail_after_tokens = 3"):
-        await read()
-    assert got
-    assert not any(b"[DONE]" in reply.data for reply in got)
-    await until(lambda: served.engine.load().running == 0, "it is aborted")
 
 
 async def test_every_method_reaches_its_part_of_the_engine(served: Served) -> None:
@@ -457,22 +429,6 @@ async def test_a_sleep_is_no_stall(cluster: Cluster) -> None:
     await served.server.check_health()
     call.cancel()
     await asyncio.wait([call])
-
-
-async def test_a_drain_lets_streams_come_to_their_end(cluster: Cluster) -> None:
-    served = await start(cluster, config(tokens_per_s=200.0))
-    call = served.stub.Chat(chat(stream=True, max_tokens=100), timeout=20)
-    got: list[LLMReply] = []
-    async for reply in call:
-        got.append(reply)
-        if len(got) == 1:
-            served.replica.stop()
-    assert served.replica.state == "draining"
-    assert sum(reply.tokens for reply in got) == 100
-    assert got[-1].data.endswith(b"data: [DONE]\n\n")
-    await cluster.ended(served.replica)
-    with pytest.raises(Unavailable, match="not started, or was shut down"):
-        await anext(served.engine.chat(chat()))
 
 
 # ------------------------------------------------------------------------------------------------------------ metrics

@@ -25,8 +25,6 @@ from services.llm.server.models.adapters import Adapters
 from services.llm.server.registry import ENGINES, engine_class
 from services.llm.server.settings import ServerSettings
 from services.llm.server.watchdog import TokenWatchdog
-from tests.harness.waiting import PATIENCE_S
-from tests.unit.runtime.harness import until
 
 # ------------------------------------------------------------------------------------------------------------ engines
 
@@ -167,6 +165,8 @@ async def test_remote_ones_are_fetched(tmp_path: Path) -> None:
         asked.append(source)
         if source.endswith("/none"):
             raise SourceNotFoundError("nothing is stored there")
+        if source.endswith("/secret"):
+            raise LLMStartError("it cannot be listed: no key")
         return tmp_path
 
     adapters = await some_adapters("s3://bucket/loras/", 1, fetch=fetch)
@@ -174,37 +174,9 @@ async def test_remote_ones_are_fetched(tmp_path: Path) -> None:
     assert asked == ["s3://bucket/loras/a"]
     with pytest.raises(LLMRequestError, match="nothing was found at s3://bucket/loras/none"):
         await adapters.load("none")
+    with pytest.raises(LLMStartError, match='the adapter "secret" cannot be fetched: it cannot be listed: no key'):
+        await adapters.load("secret")
     assert await adapters.known() == []
-
-
-class SlowEngine(MockEngine):
-    """Loads an adapter until a test lets it go on, and notes the calls."""
-
-    def __init__(self, config: LLMConfig) -> None:
-        super().__init__(config)
-        self.go_on = asyncio.Event()
-        self.told: list[str] = []
-
-    async def load_adapter(self, adapter: str, path: str) -> None:
-        self.told.append(f"begin {adapter}")
-        await self.go_on.wait()
-        self.told.append(f"have {adapter}")
-
-
-async def test_an_engine_is_not_left_in_the_middle_of_a_load(loras: Path) -> None:
-    engine = SlowEngine(MOCK)
-    adapters = await some_adapters(loras, 1, engine=engine)
-    first = asyncio.ensure_future(adapters.load("a"))
-    await until(lambda: bool(engine.told), "it is being loaded")
-    first.cancel()
-    await asyncio.wait([first])
-    second = asyncio.ensure_future(adapters.load("a"))
-    await asyncio.wait([second], timeout=0.05)
-    assert engine.told == ["begin a"], "it is not loaded a second time meanwhile"
-    engine.go_on.set()
-    await second
-    assert engine.told == ["begin a", "have a"]
-    assert adapters.held == ("a",)
 
 
 async def test_a_pinned_one_in_use_stays_pinned_when_it_cannot_be_taken_out(loras: Path) -> None:
@@ -217,39 +189,6 @@ async def test_a_pinned_one_in_use_stays_pinned_when_it_cannot_be_taken_out(lora
         await adapters.load("b")
     await adapters.unload("a")
     await adapters.load("b")
-
-
-class ReluctantEngine(MockEngine):
-    """Takes an adapter out when a test lets it."""
-
-    def __init__(self, config: LLMConfig) -> None:
-        super().__init__(config)
-        self.asked = asyncio.Event()
-        self.go_on = asyncio.Event()
-
-    async def unload_adapter(self, adapter: str) -> None:
-        self.asked.set()
-        await self.go_on.wait()
-        await super().unload_adapter(adapter)
-
-
-async def test_one_that_is_taken_out_and_pinned_at_a_time_can_go_afterwards(loras: Path) -> None:
-    engine = ReluctantEngine(MOCK)
-    adapters = await some_adapters(loras, 1, engine=engine)
-    await adapters.keep(["a"])
-    taking_out = asyncio.ensure_future(adapters.unload("a"))
-    await engine.asked.wait()
-    asking = asyncio.ensure_future(adapters.load("a"))  # so it does not go for good
-    pinning = asyncio.ensure_future(adapters.keep(["a"]))
-    await asyncio.wait([asking, pinning], timeout=0.05)  # each has come as far as it does
-    engine.go_on.set()
-    with pytest.raises(LLMRequestError, match="in use"):
-        await taking_out
-    await asyncio.gather(asking, pinning)
-    await adapters.keep([])
-    async with asyncio.timeout(PATIENCE_S):
-        await adapters.load("b")
-    assert adapters.held == ("b",)
 
 
 # ----------------------------------------------------------------------------------------------------------- settings

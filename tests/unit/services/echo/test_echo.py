@@ -52,13 +52,14 @@ async def test_the_greeting_is_a_setting(cluster: Cluster, client: aiohttp.Clien
 
 
 async def test_stream_sends_fifty_chunks_and_done(base_url: str, client: aiohttp.ClientSession) -> None:
-    async with client.get(f"{base_url}/echo/stream", params={"message": "hi"}) as answer:
+    message = 'a\nb\r\n\n"\\ grüezi \u2028 data: [DONE]\n\n'  # whatever it is, it stays within its event
+    async with client.get(f"{base_url}/echo/stream", params={"message": message}) as answer:
         assert answer.status == 200
         assert answer.content_type == "text/event-stream"
         events = (await answer.text()).removesuffix("\n\n").split("\n\n")
     assert events.pop() == "data: [DONE]"
     chunks = [json.loads(event.removeprefix("data: ")) for event in events]
-    assert [chunk["choices"][0]["text"] for chunk in chunks] == [f"hi {index}" for index in range(50)]
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == [f"{message} {index}" for index in range(50)]
     assert {chunk["object"] for chunk in chunks} == {"text_completion.chunk"}
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 49 + ["stop"]
@@ -74,7 +75,7 @@ async def test_stream_sends_fifty_chunks_and_done(base_url: str, client: aiohttp
                 f"/echo/stream?message=hi&num_tokens={wrong}",
                 f'num_tokens: expected an integer from 1 to 100000, found "{wrong}"',
             )
-            for wrong in ("abc", "0", "100001", "1_0", "")
+            for wrong in ("0", "100001", "1_0")
         ),
     ],
 )

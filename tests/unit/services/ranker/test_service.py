@@ -16,7 +16,7 @@ from pierhead.recsys.v1.ranker_pb2 import RankReply, RankRequest
 from pierhead.recsys.v1.ranker_pb2_grpc import RankerStub
 from pierhead.tensor.v1.tensor_pb2 import Tensor
 
-from services.recsys.ranker.scorer import CPU_CHUNK_ROWS, Rows, Scorer
+from services.recsys.ranker.scorer import Rows, Scorer
 from services.recsys.ranker.service import MAX_BATCH_ROWS, Ranker, read_request
 from services.recsys.ranker.settings import RankerSettings
 from services.recsys.ranker.weights import seeded_weights
@@ -67,16 +67,6 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 
 # ------------------------------------------------------------------------------------------------------------ scoring
-
-
-async def test_requests_of_any_size_together_score_as_they_do_alone(ranker: Ranker) -> None:
-    sizes = [1, 32, 7, CPU_CHUNK_ROWS + 1, 32, 1, 100]
-    requests = [rank_request(rows, seed) for seed, rows in enumerate(sizes)]
-    alone = [scores_of(await ranker.Rank(request, None)) for request in requests]
-    together = [scores_of(reply) for reply in await asyncio.gather(*(ranker.Rank(r, None) for r in requests))]
-    assert [len(scores) for scores in together] == sizes
-    for one, other in zip(alone, together, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
 
 
 async def test_requests_share_batches_that_are_bounded_in_number_and_rows(
