@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from controller.assembly import Controller, World, assemble
-from controller.desired.functions import Run
 from controller.desired.measurements import Query
 from controller.errors import PolicyError, ReplicaError, RoutingError
 from controller.model.actions import (
@@ -25,7 +24,7 @@ from controller.model.actions import (
 )
 from controller.model.spec import NO_USER_CONFIG, PrometheusPolicy, ServiceSpec, Spec, backend_name, digest
 from controller.model.told import Event
-from controller.model.world import NO_STATS, Held, PublishedStats, RoutingState, Server, ServerState, UserConfigReport
+from controller.model.world import Held, RoutingState, Server, ServerState, UserConfigReport
 from controller.observe.probe import Reading, Subject
 from controller.routing.base import RoutingAction
 from controller.status.view import View
@@ -238,8 +237,6 @@ class Control:
     """By service: what each of its replicas has waiting, by the service that it waits for."""
     answers: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By version: requests that each of its replicas has answered, and errors among them."""
-    published: dict[str, PublishedStats] = field(default_factory=dict)
-    """By service: what its ready replicas publish."""
     stuck: set[str] = field(default_factory=set)
     """Names of replicas that say they are ready and have two requests that never move."""
     starts: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -254,7 +251,6 @@ class Control:
     actions_to_live: int | None = None
     """The controller dies right after so many more actions, before it can note what they did; None = it lives."""
     query: Query = no_prometheus
-    run: Run = directly
     controller: Controller = field(init=False)
     store: Store = field(init=False)
 
@@ -318,7 +314,6 @@ class Control:
                     waiting=waiting,
                     answered=answered,
                     errors=errors,
-                    stats=self.published.get(service, NO_STATS),
                 )
             case "draining":
                 return Reading(ok=False, detail="503 from :9100/readyz: draining", draining=True, ongoing=0, queued=0)
@@ -356,7 +351,7 @@ class Control:
                     self.query,
                     is_manual=self.is_manual,
                     policy_dir=self.directory,
-                    run=self.run,
+                    run=directly,
                     give=self.give,
                 )
                 self.controller = assemble(

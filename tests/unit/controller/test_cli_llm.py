@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-from pierhead.llm_app import llm_app, llm_service
-from pierhead.llm_config import LLMConfig, ModelLoading
 
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -78,21 +76,6 @@ def test_every_option_arrives() -> None:
     assert (gpus_of(service), service["shm_size"]) == (4, "16gb")
 
 
-@pytest.mark.parametrize(
-    ("options", "reserved"),
-    [
-        ("", 1),
-        ("--gpus 0", 0),
-        ("--engine mock", 0),
-        ("--engine mock --gpus 1", 1),
-        ("--engine openai --engine-arg base_url=http://sglang:30000", 0),
-    ],
-)
-def test_gpus_are_reserved_where_the_engine_or_the_user_wants_them(options: str, reserved: int) -> None:
-    document = yaml.safe_load(run("--model", "/models/small", *options.split()))
-    assert gpus_of(document["services"]["llm-small"]) == reserved
-
-
 def test_what_compose_would_take_for_a_variable_arrives_as_it_is() -> None:
     template = "{% for $x in y %} ${HOME} $$ {% endfor %}"
     written = run("--model", "/m/q", "--engine-arg", f"chat_template={template}", "--lora", "/ad$HOME")
@@ -140,9 +123,3 @@ def test_what_the_controller_would_refuse_is_not_written(tmp_path: Path, options
     file = tmp_path / "app.yaml"
     assert words in run(*options.split(), "--file", str(file), code=2)
     assert not file.exists()
-
-
-def test_two_services_cannot_have_one_model() -> None:
-    first, second = (llm_service(LLMConfig(model_loading=ModelLoading(model_id="qwen"))) for _ in range(2))
-    with pytest.raises(ValueError, match='model "qwen": expected one service for each model, found a and b'):
-        llm_app({"a": first, "b": second})

@@ -193,16 +193,6 @@ def test_a_rollout_that_ends_in_the_new_version_is_done() -> None:
     assert (last.done, last.message) == (True, "ranker: 2 of 2 ready, version 9f8e7d6c")
 
 
-def test_a_version_that_a_service_takes_in_its_sleep_was_not_tried() -> None:
-    asleep = settled(ready=0, wanted=0, untried=True)
-    last = views(RolloutWait(["ranker"], BEFORE), asleep, asleep, asleep)[-1]
-    assert last.done
-    assert last.message == (
-        "ranker: 0 of 0 ready, version 9f8e7d6c, not tried yet, "
-        "as no replica is wanted now: it will be at the next wake"
-    )
-
-
 def test_views_from_before_the_request_are_no_end() -> None:
     old = BEFORE["services"][0]
     assert [verdict.done for verdict in views(RolloutWait(["ranker"], BEFORE), old, old, old)] == [False, False, True]
@@ -248,14 +238,3 @@ def test_a_deployment_that_cannot_succeed_is_hopeless() -> None:
     assert "the deployment failed: CRASH_LOOP: failed 3 times" in last.message
     stuck = rolling(blocked="it asks for 1 GPU and 0 of 2 are free", message="waits for a GPU")
     assert views(RolloutWait(["ranker"], BEFORE), stuck)[-1].hopeless
-
-
-def test_several_services_are_waited_for_until_the_last() -> None:
-    wait = RolloutWait(["a", "b"], document(settled("a", "1"), settled("b", "1")))
-    failed = settled("a", "1", rejected={**REJECTED, "version": "2"})
-    assert not wait.judge(document(rolling("a"), rolling("b"))).hopeless
-    verdict = wait.judge(document(failed, rolling("b"), at=AT + 1))
-    assert not verdict.hopeless, "the other one may still succeed"
-    verdict = wait.judge(document(failed, settled("b", "2"), at=AT + 2))
-    assert verdict.hopeless
-    assert "a: version 2 was rolled back" in verdict.message

@@ -142,16 +142,6 @@ async def test_a_command_that_hangs_is_ended(tmp_path: Path) -> None:
     await ended(tmp_path / "pid")
 
 
-async def test_a_cancelled_load_leaves_no_process(tmp_path: Path) -> None:
-    script = "import os, time; open('p', 'w').write(str(os.getpid())); os.rename('p', 'pid'); time.sleep(600)"
-    loading = asyncio.create_task(project(tmp_path, script).load())
-    await until((tmp_path / "pid").exists)
-    loading.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await loading
-    await ended(tmp_path / "pid")
-
-
 async def ended(pid_file: Path) -> None:
     """Wait until the process has ended."""
     await until(lambda: not is_there(pid_file))

@@ -39,7 +39,6 @@ OF_THE_CONTAINER: dict[str, dict[str, Any]] = {
     "healthcheck: {test: [CMD, x], interval: 1m30s, retries: 3}": {
         "Healthcheck": {"Test": ["CMD", "x"], "Interval": 90_000_000_000, "Retries": 3}
     },
-    "healthcheck: {start_interval: 500ms}": {"Healthcheck": {"StartInterval": 500_000_000}},
     "healthcheck: {disable: true}": {"Healthcheck": {"Test": ["NONE"]}},
 }
 OF_THE_HOST: dict[str, dict[str, Any]] = {
@@ -228,14 +227,11 @@ REFUSED = {
         "<n>); remove it"
     ),
     "hostname: x": f"hostname: {ONE} (callers use the service name)",
-    "mac_address: x": f"mac_address: {ONE}",
     "network_mode: host": (
         "network_mode: not possible with x-serve: replicas need addresses of their own on a Compose network; remove it "
         "or write networks"
     ),
     "blkio_config: {}": f"blkio_config: {GONE}",
-    "use_api_socket: true": f"use_api_socket: {GONE}",
-    "something_new: 1": f"something_new: {GONE}",
     "deploy: {update_config: {}}": (
         "deploy.update_config: is for Swarm, Compose and Pierhead do not use it; remove it"
     ),
@@ -386,12 +382,6 @@ GIB = 1024**3
             ["PIERHEAD_GPU_FRACTION=0.29", f"PIERHEAD_GPU_MEMORY_BYTES={29 * GIB}"],
         ),
         ({"fraction": 0.5}, Gpu("GPU-1"), "GPU-1=fraction:0.5", ["PIERHEAD_GPU_FRACTION=0.5"]),
-        (
-            {"memory": "10GiB"},
-            Gpu("MIG-1", memory_bytes=30 * GIB),
-            "MIG-1=memory:10737418240",
-            ["PIERHEAD_GPU_FRACTION=0.3333", "PIERHEAD_GPU_MEMORY_BYTES=10737418240"],
-        ),
         ({"count": 1}, Gpu("GPU-1", memory_bytes=80 * GIB), "GPU-1", []),
     ],
 )

@@ -85,12 +85,6 @@ def test_a_whole_gpu_is_not_shared() -> None:
     assert reasons(result) == ["it asks for 1 GPU and 0 of 3 are free: 1 held by ranker, 2 shared by llm"] * 2
 
 
-def test_a_replica_without_a_label_of_its_slot_holds_the_whole_gpu() -> None:
-    old = replica(HALF, 1, gpus=("GPU-0",))
-    result = made(observed(old, specs=(HALF,), gpus=gpus(1)), HALF, llm=2)
-    assert reasons(result) == ["it asks for 0.5 of a GPU and 0 of 1 GPUs fit: 1 held by llm"]
-
-
 def test_a_shortage_names_the_holders_and_what_is_left() -> None:
     llm = slot_service(memory(16))
     held = [holding(RANKER, number, f"GPU-{number}") for number in (1, 2, 3)]
@@ -111,15 +105,6 @@ def test_a_gpu_whose_memory_is_not_known_is_not_shared_by_memory() -> None:
     kept = holding(llm, 1, "GPU-0")
     half_there = made(observed(kept, specs=(HALF,), gpus=gpus(1)), HALF, llm=2)
     assert places(half_there) == [], "no replica shares a GPU with a slot that cannot be measured"
-
-
-def test_a_replacement_takes_the_slot_of_its_predecessor() -> None:
-    dead = holding(HALF, 2, "GPU-1", state=ContainerState.EXITED, exit_code=137)
-    world = observed(holding(HALF, 1, "GPU-0"), dead, specs=(HALF,), gpus=gpus(2))
-    assert str(made(world, HALF, llm=2)).splitlines()[:2] == [
-        f"#1 remove {dead.name}: {KILLED}",
-        f"#2 after #1 create {dead.name} on 0.5 of GPU-1: 1 of 2 replicas exist",
-    ]
 
 
 def test_a_slot_beside_the_one_that_is_being_freed_does_not_wait_for_it() -> None:

@@ -57,8 +57,6 @@ BROKEN = replace(BAD, told="the engine has ended", broken=True)
             id="draining is neither good nor bad",
         ),
         pytest.param([BROKEN, GOOD], False, [FAILED, READY], id="broken at its start"),
-        pytest.param([GOOD, BROKEN, GOOD], False, [READY, FAILED, READY], id="broken later"),
-        pytest.param([GOOD, BAD, BROKEN], False, [READY, READY, FAILED], id="broken after a bad answer"),
     ],
 )
 def test_health_after_each_reading(readings: list[Reading], was_ready: bool, healths: list[Health]) -> None:
@@ -174,12 +172,8 @@ async def test_a_refused_user_config_has_its_reason_on_one_line(probe: HttpProbe
         b"",
         b"[1]",
         b'{"ongoing": -1}',
-        b'{"ongoing": true}',
-        b'{"ongoing": "2"}',
         b'{"ongoing": 1' + b"0" * 400 + b"}",
-        b'{"ongoing": 9007199254740993}',
         b'{"user_config": 1, "waiting": [], "ongoing": null}',
-        b"\xff\xfe",
         b"1" * 300_000,
         b"[" * 60_000,
     ],

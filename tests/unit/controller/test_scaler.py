@@ -112,15 +112,6 @@ async def test_a_new_controller_goes_on_from_the_decided_target(control: Control
         assert control.row("model") == (4, 4, 4)
 
 
-async def test_a_service_whose_number_was_fixed_begins_with_the_replicas_it_has(tmp_path: Path) -> None:
-    control = Control.of(tmp_path, service("model", None, replicas=3))
-    async with control.running():
-        await settled(control, "model", 3)
-        control.source.edit(service("model", replace(QUICK, downscale_delay_s=3600)))
-        await until(lambda: any(row.autoscale for row in control.view.services), within_s=30)
-        assert control.row("model") == (3, 3, 3)
-
-
 async def test_a_number_set_by_hand_pauses_the_autoscaler_until_it_is_taken_back(control: Control) -> None:
     control.work["model"] = 25
     async with control.running() as controller:
@@ -285,23 +276,6 @@ def test_delays_apply_to_the_answer_of_a_policy(asked: Asked) -> None:
     assert asked.look(60) == 4
     assert asked.look(1) == 2
     assert asked.kinds() == ["autoscale", "autoscale"]
-
-
-def test_a_policy_that_fails_now_and_then_is_one_event_until_it_is_calm(asked: Asked) -> None:
-    asked.look(5)
-    for _ in range(20):
-        asked.answer = None
-        asked.look(1)
-        assert asked.scaler.rows["model"].problem == "nothing"
-        asked.answer = 1
-        asked.look(2)
-        assert asked.scaler.rows["model"].problem == ""
-    assert asked.kinds() == ["policy_failed"]
-    asked.look(70)
-    assert asked.kinds() == ["policy_failed", "policy_works"]
-    asked.answer = None
-    asked.look(3)
-    assert asked.kinds() == ["policy_failed", "policy_works", "policy_failed"]
 
 
 def test_a_burst_and_a_first_request_do_not_wait_for_a_policy_that_fails(asked: Asked) -> None:

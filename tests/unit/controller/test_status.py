@@ -143,13 +143,9 @@ def test_a_crash_loop_is_named() -> None:
     ("held", "scaled", "set_to", "words"),
     [
         (37, AutoscaleStatus(0, 3, 1, 37.0, 1), None, "1 starting, woken by 37 held requests"),
-        (1, AutoscaleStatus(0, 3, 1, 1.0, 1), None, "1 starting, woken by 1 held request"),
         (2, AutoscaleStatus(1, 3, 1, 1.0, 1), None, "1 starting, 2 held requests wait for it"),
-        (2, None, None, "1 starting, 2 held requests wait for it"),
         (1, AutoscaleStatus(0, 3, 1, 1.0, 1, paused=True), 1, "1 starting, 1 held request waits for it"),
         (3, AutoscaleStatus(0, 3, 0, 3.0, 1, paused=True), 0, "3 held requests wait; set to 0 by scale"),
-        (3, None, 0, "3 held requests wait; set to 0 by scale"),
-        (0, None, 1, "1 starting"),
         (0, None, 0, "set by scale; the compose files say 2"),
     ],
 )
@@ -162,12 +158,6 @@ def test_what_haproxy_holds_and_what_scale_has_set_are_said(
     autoscaled = {"web": scaled} if scaled else {}
     (row,) = service_rows(desired(WEB, web=len(starting)), world, Plan(), (), overrides, NOW, autoscaled)
     assert (row.message, row.override) == (words, set_to)
-
-
-def test_a_removed_service_is_shown_until_it_is_gone() -> None:
-    row = row_of(observed(replica(WEB, 1)), desired())
-    assert (row.name, row.wanted, row.converged) == ("web", 0, False)
-    assert row.message == "the compose files no longer have it: its replicas drain and are removed"
 
 
 def test_endpoints_are_the_replicas_that_serve_or_drain() -> None:
