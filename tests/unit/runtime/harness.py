@@ -239,13 +239,6 @@ class FakeDiscovery(discovery_pb2_grpc.DiscoveryServicer):
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def forget(self, service: str) -> None:
-        """Know no service of that name any more."""
-        generation = self._states[service].generation + 1
-        self._states[service] = discovery_pb2.ServiceEndpoints(service=service, generation=generation, unknown=True)
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
     async def Watch(
         self, request: discovery_pb2.WatchRequest, context: Any
     ) -> AsyncIterator[discovery_pb2.ServiceEndpoints]:

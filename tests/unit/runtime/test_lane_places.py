@@ -160,17 +160,6 @@ async def test_a_lane_that_is_lost_takes_its_waiting_calls_along(world: World) -
     await world.idle()
 
 
-async def test_calls_that_wait_when_a_drain_begins_are_served(world: World, cluster: Cluster) -> None:
-    many = await world.fill(1)
-    few = world.ask(timeout=30)
-    await until(lambda: world.waiting == 1, "it waits")
-    world.server.stop()
-    await until(lambda: world.server.state == "draining", "it drains")
-    await world.service.end_all(2)
-    assert [await many[0], await few] == ["many", "few"]
-    await cluster.ended(world.server)
-
-
 async def test_a_call_that_may_go_elsewhere_is_refused_at_once(world: World, cluster: Cluster) -> None:
     """Else it would wait for one replica while another has room."""
     many = await world.fill(1)

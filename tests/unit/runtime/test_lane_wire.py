@@ -577,14 +577,3 @@ async def test_no_call_is_begun_where_too_much_waits_to_be_sent(monkeypatch: pyt
         with pytest.raises(grpc.aio.AioRpcError, match=NEVER_SENT):
             await ended[-1]
         await connection.close()
-
-
-async def test_large_requests_leave_nothing_behind(served: Served) -> None:
-    know(served.server)
-    channel = HandleChannel("echo-child", metrics=RuntimeMetrics())
-    stub = PipesStub(channel)
-    for _ in range(5):
-        assert len(await stub.One(b"x" * 300_000)) == 300_000
-    (known,) = channel.pool().replicas()
-    assert isinstance(known.connection, lane_caller.LaneConnection)
-    assert len(known.connection.beside()._methods) == 1

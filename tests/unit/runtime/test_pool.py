@@ -15,7 +15,7 @@ from pierhead.calls.listing import Listing
 from pierhead.calls.outliers import FAILURES
 from pierhead.calls.pool import Pool
 from pierhead.calls.replica import Endpoint, Replica
-from pierhead.errors import NoReplica, ScaledToZero, UserCodeError
+from pierhead.errors import ScaledToZero, UserCodeError
 from pierhead.policies.registry import register_policy
 from pierhead.policies.router import Router
 
@@ -184,20 +184,6 @@ class TestLine:
         world.pool.leave(picky.place)
         assert hardy.replica == "r0"
 
-    def test_it_moves_on_after_a_failed_call_at_a_replica_that_once_refused(self) -> None:
-        """Its refusal is long ago, no reply has said since that it has room, and the call there ended without one."""
-        world = World(1)
-        lease = world.must_take()
-        lease.end()
-        world.pool.refused(lease, 1)
-        world.timers.advance(1)
-        lease = world.must_take()
-        waiting = world.join()
-        lease.end()
-        assert world.take() is None, "nobody overtakes the line, not even in this moment"
-        world.timers.advance(0.1)
-        assert waiting.replica == "r0"
-
     def test_a_replica_that_others_fill_is_asked_again_after_a_moment(self) -> None:
         world = World(4)
         lease = world.must_take()
@@ -207,25 +193,6 @@ class TestLine:
         assert [call.lease for call in waiting] == [None] * 3
         world.timers.advance(0.06)
         assert [call.replica for call in waiting] == ["r0", None, None], "by one call, not by all at once"
-
-    def test_a_reply_that_tells_of_room_serves_it(self) -> None:
-        world = World(4)
-        leases = [world.must_take(), world.must_take()]
-        leases[0].end()
-        world.pool.report(leases[0], 4, world.now)
-        waiting = world.join()
-        leases[1].end()
-        assert waiting.replica == "r0", "one has ended"
-        second = world.join()
-        world.pool.report(leases[1], 1, world.now)
-        assert second.replica == "r0"
-
-    async def test_closing_tells_it(self) -> None:
-        world = World()
-        waiting = world.join()
-        await world.pool.close()
-        assert isinstance(waiting.error, NoReplica)
-        assert "were closed by this process" in str(waiting.error)
 
     def test_nobody_waits_for_a_service_that_is_switched_off(self) -> None:
         world = World(1)
@@ -371,41 +338,6 @@ class TestOutliers:
         assert [world.must_take().replica.name for _ in range(50)] == ["r0"] * 50, "it has the fewest calls now"
         assert world.ejections == 1
 
-    def test_a_line_behind_the_others_is_served_when_its_time_is_over(self) -> None:
-        world = World(1, 1)
-        world.fail("r0", FAILURES)
-        world.must_take()
-        waiting = world.join()
-        world.timers.advance(3.9)
-        assert waiting.lease is None
-        world.timers.advance(1.2)
-        assert waiting.replica == "r0"
-
-    def test_a_line_is_served_by_a_trial_that_turns_out_well(self) -> None:
-        world = World(2, 1)
-        world.fail("r0", FAILURES)
-        world.timers.advance(5)
-        leases = [world.must_take(), world.must_take()]
-        waiting = world.join()
-        (trial,) = [lease for lease in leases if lease.trial]
-        assert waiting.lease is None
-        world.pool.answered(trial, world.now)  # the first message of a stream
-        assert waiting.replica == "r0"
-
-    def test_a_line_is_served_by_the_next_trial_when_one_ends_without_a_verdict(self) -> None:
-        world = World(1, 1)
-        world.fail("r0", FAILURES)
-        world.timers.advance(5)
-        leases = [world.must_take(), world.must_take()]
-        waiting = world.join()
-        (trial,) = [lease for lease in leases if lease.trial]
-        trial.end()
-        assert world.order == []
-        world.timers.advance(0.06)
-        assert waiting.replica == "r0"
-        assert waiting.lease is not None
-        assert waiting.lease.trial
-
     def test_the_last_one_is_called_again_when_the_others_go(self) -> None:
         world = World(0, 0)
         world.fail("r0", FAILURES)
@@ -470,20 +402,6 @@ def recording(world: World) -> tuple[Router, Recording]:
 
 
 class TestPolicies:
-    async def test_handles_that_follow_hear_of_the_service_s_policy_whenever_they_come(self) -> None:
-        world = World(1, 1)
-        early, late = (Router("power_of_two", Random(1), follows=True) for _ in range(2))
-        own = Router("power_of_two", Random(1))
-        world.pool.watch(early)
-        listed = [Endpoint(replica.name, replica.address) for replica in world.pool.replicas()]
-        world.pool.update(Listing(listed, None, "round_robin"))
-        world.pool.watch(late)
-        world.pool.watch(own)
-        assert [type(router.policy).__name__ for router in (early, late, own)] == [
-            "RoundRobin", "RoundRobin", "PowerOfTwo",
-        ]  # fmt: skip
-        assert [world.must_take(early).replica.name for _ in range(4)] == ["r0", "r1", "r0", "r1"]
-
     async def test_hooks_hear_of_every_call_and_of_every_replica_that_is_gone(self) -> None:
         world = World(1, 1, 1)
         router, policy = recording(world)
