@@ -29,7 +29,6 @@ class EchoService(echo_pb2_grpc.EchoServicer):
     def __init__(self, name: str = "echo") -> None:
         self.name = name
         self.gate = asyncio.Event()
-        self.fails = False
         self.calls = 0
         self.begun = 0
         self.cancelled = 0
@@ -38,8 +37,6 @@ class EchoService(echo_pb2_grpc.EchoServicer):
     async def Echo(self, request: echo_pb2.EchoRequest, context: Any) -> echo_pb2.EchoReply:
         self.calls += 1
         self.seen.append(current_request())
-        if self.fails:
-            raise RuntimeError("it fails whatever it is asked")
         if request.message == "bad":
             raise BadRequest('message: expected anything but "bad"')
         if request.message == "boom":
@@ -48,8 +45,6 @@ class EchoService(echo_pb2_grpc.EchoServicer):
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, "there is one already")
         if request.message == "wait":
             await self._wait()
-        if request.message == "work":
-            await asyncio.sleep(0.1)
         return echo_pb2.EchoReply(response=f"{self.name}: {request.message}")
 
     async def Generate(self, request: echo_pb2.GenerateRequest, context: Any) -> AsyncIterator[echo_pb2.Token]:
@@ -208,7 +203,6 @@ class FakeDiscovery(discovery_pb2_grpc.DiscoveryServicer):
         max_queued: int | None = None,
         nodes: Mapping[str, str] | None = None,
         policy: str = "",
-        policy_kwargs: str = "",
         stats: Mapping[str, tuple[int, Mapping[str, float]]] | None = None,
         scaled_to_zero_by: str = "",
     ) -> None:
@@ -233,7 +227,6 @@ class FakeDiscovery(discovery_pb2_grpc.DiscoveryServicer):
             ],
             max_queued_requests=max_queued,
             policy=policy,
-            policy_kwargs=policy_kwargs,
             scaled_to_zero_by=scaled_to_zero_by,
         )
         changed, self._changed = self._changed, asyncio.Event()

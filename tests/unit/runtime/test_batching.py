@@ -97,11 +97,6 @@ async def test_items_that_arrive_together_are_computed_together_in_each_instance
     assert (model.batches, other.batches) == ([[1, 2, 3, 4], [5, 6]], [[7]])
 
 
-async def test_a_lone_request_does_not_wait_for_company() -> None:
-    assert await batcher_of(same, batch_wait_timeout_s=60)(1) == 1
-    assert now() == 0
-
-
 async def test_an_exception_goes_to_every_member() -> None:
     model = Model()
     results = await asyncio.gather(*[model.double(number) for number in (1, 13)], return_exceptions=True)
@@ -174,20 +169,6 @@ class TestCancellation:
         await assert_idle()
         assert await batcher(50) == 50
 
-    async def test_a_coroutine_that_is_dropped_leaves_too(self) -> None:
-        seen: list[list[int]] = []
-
-        async def see(items: list[int]) -> list[int]:
-            seen.append(items)
-            return items
-
-        batcher = batcher_of(see)
-        dropped = batcher(1)
-        dropped.send(None)
-        dropped.close()
-        assert await batcher(2) == 2
-        assert seen == [[2]]
-
     async def test_a_cancellation_from_within_ends_every_call(self) -> None:
         async def broken(items: list[int]) -> list[int]:
             raise asyncio.CancelledError
@@ -197,23 +178,6 @@ class TestCancellation:
             with pytest.raises(asyncio.CancelledError):
                 await batcher(1)
         await assert_idle()
-
-    async def test_a_failure_after_every_caller_has_left_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
-        begun = asyncio.Event()
-
-        async def work(items: list[int]) -> list[int]:
-            begun.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                raise ValueError("while cleaning up")
-
-        task = call(batcher_of(work), 1)
-        await begun.wait()
-        task.cancel()
-        await asyncio.wait([task])
-        await assert_idle()
-        assert [record.message for record in caplog.records] == ["work failed after all of its callers had left"]
 
 
 class TestTime:

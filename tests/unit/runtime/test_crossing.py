@@ -11,8 +11,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pierhead.replica.thread.crossing import WINDOW, Crossing, HandOver, Mailbox
 
 from tests.unit.runtime.harness import until
@@ -128,22 +126,6 @@ class TestCrossing:
             await task
         assert ran == []
 
-    async def test_code_that_survives_its_cancellation_is_heard(self, ways: Ways) -> None:
-        begun = threading.Event()
-
-        async def stubborn() -> str:
-            begun.set()
-            try:
-                await asyncio.sleep(3600)
-            except asyncio.CancelledError:
-                return "saved"
-            return "slept"
-
-        task = asyncio.create_task(ways.run(stubborn))
-        await until(begun.is_set, "it runs")
-        task.cancel()
-        assert await task == "saved"
-
     async def test_a_cancellation_from_within_is_one_here(self, ways: Ways) -> None:
         async def cancel_itself() -> None:
             task = asyncio.current_task()
@@ -182,31 +164,6 @@ class TestCrossing:
 
 
 class TestHandOver:
-    @given(count=st.integers(0, 200), pause_there=st.integers(1, 9), pause_here=st.integers(1, 9))
-    @settings(deadline=None, max_examples=30)
-    def test_every_item_arrives_once_and_in_order(
-        self, elsewhere: asyncio.AbstractEventLoop, count: int, pause_there: int, pause_here: int
-    ) -> None:
-        async def items() -> AsyncIterator[int]:
-            for number in range(count):
-                if number % pause_there == 0:
-                    await asyncio.sleep(0)
-                yield number
-
-        async def consume() -> list[int]:
-            ways = Ways(elsewhere)
-            stream: HandOver[int] = HandOver(ways.here, ways.there)
-            crossing = ways.cross(stream.fill, items)
-            got = []
-            while (item := await stream.next()) is not stream.END:
-                got.append(item)
-                if item % pause_here == 0:
-                    await asyncio.sleep(0)
-            await crossing.result()
-            return got
-
-        assert asyncio.run(consume()) == list(range(count))
-
     async def test_the_maker_is_never_far_ahead(self, ways: Ways) -> None:
         made = 0
 

@@ -52,18 +52,3 @@ def test_several_callers_that_hear_the_same_do_not_rush_to_the_idle_one() -> Non
             loads[chosen] += 1
             sent[chosen] += 1
     assert sent["h"] / sent.total() < 0.35, "a quarter is what two draws give it at most"
-
-
-def test_news_replaces_what_was_counted() -> None:
-    policy = EngineLoad(Random(1))
-    old, new = {"running": 9.0}, {"running": 2.0}
-    assert policy._busy(Fake("a", 4, stats=old)) == (9.0, 0.0)
-    assert policy._busy(Fake("a", 6, stats=old)) == (11.0, 0.0)
-    assert policy._busy(Fake("a", 2, stats=new)) == (2.0, 0.0)
-    assert policy._busy(Fake("a", 1, stats=new)) == (1.0, 0.0), "one has gone since"
-    policy.on_replica_gone("a")
-    assert not policy._reports
-
-
-def test_what_is_there_is_the_least() -> None:
-    assert EngineLoad(Random(1))._busy(Fake("a", 7, stats={"running": 1.0})) == (7.0, 0.0)

@@ -457,14 +457,6 @@ async def test_an_error_s_own_retry_after_is_kept(cluster: Cluster, site: Site, 
 
 
 class TestCalleesTraceback:
-    async def test_it_is_shown_with_debug(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
-        know(await cluster.start(EchoService()))
-        _, url = await start(cluster, site, debug=True)
-        async with client.get(f"{url}/child?message=boom") as response:
-            traceback = (await response.json())["error"]["traceback"]
-        assert "in Echo" in traceback
-        assert 'raise ValueError("boom")' in traceback
-
     async def test_it_is_part_of_that_of_an_error_that_it_led_to(
         self, cluster: Cluster, site: Site, client: ClientSession, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -333,19 +333,6 @@ class TestCancellation:
         assert (await loader.use("a")).model_id == "a"
         assert (loader.loads, loader.cancelled) == (["a"], [])
 
-    async def test_a_failure_that_no_caller_waits_for_is_in_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
-        loader = Loader()
-        loader.gate.clear()
-        task = asyncio.create_task(loader.use("bad"))
-        await until(lambda: loader.loads == ["bad"], "it is being loaded")
-        task.cancel()
-        await asyncio.wait([task])
-        loader.gate.set()
-        await until(
-            lambda: caplog.messages == ['load: loading model "bad" failed; no caller waits for it'], "it is logged"
-        )
-        assert loader.held.models() == frozenset()
-
     async def test_random_cancellations_leave_nothing(self) -> None:
         rng = Random(20)
         loader = Loader(3)

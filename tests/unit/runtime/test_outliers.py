@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from random import Random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -14,7 +13,6 @@ from pierhead.calls.outliers import (
     JITTER,
     LONGEST_S,
     SHORTEST_S,
-    TRIAL_PAUSE_S,
     Outliers,
     Standing,
     left_out,
@@ -49,14 +47,6 @@ def test_failures_in_a_row_leave_a_replica_out_and_one_answer_begins_the_count_a
     assert world.out() == []
     world.fail(0)
     assert world.out() == [0]
-
-
-@pytest.mark.parametrize(("count", "most"), [(1, 0), (2, 1), (3, 1), (4, 2), (7, 3)])
-def test_half_of_them_at_most(count: int, most: int) -> None:
-    world = World(count)
-    for number in range(count - 1):
-        world.fail(number, 3 * FAILURES)
-    assert len(world.out()) == most == most_out(count)
 
 
 def test_where_all_fail_alike_nobody_is_left_out() -> None:
@@ -97,21 +87,6 @@ def test_one_call_decides_after_the_time_out() -> None:
     world.fail(0, now=back + 1, began=back)
     assert world.out(back + 1) == [0]
     assert world.all[0].until - back - 1 >= 2 * SHORTEST_S * (1 - JITTER), "one failure, and longer"
-
-
-def test_a_trial_without_a_verdict_is_followed_by_another() -> None:
-    world = World(2)
-    world.fail(0, FAILURES)
-    back = world.all[0].until
-    world.all[0].begin_trial()
-    world.all[0].end_trial(back + 1)
-    assert world.out(back + 1) == [0], "the verdict may follow in a moment"
-    assert next_change(world.all, back + 1) == back + 1 + TRIAL_PAUSE_S
-    assert world.out(back + 1 + TRIAL_PAUSE_S) == []
-    world.all[0].begin_trial()
-    world.all[0].end_trial(back + 2)
-    world.all[0].answered(back + 1.5, back + 2)
-    assert world.out(back + 2) == [], "the verdict has followed"
 
 
 def test_a_call_made_during_the_time_out_makes_it_no_longer() -> None:

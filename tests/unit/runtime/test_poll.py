@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-import types
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -57,24 +56,6 @@ class Futures:
         return self.next
 
 
-class Old:
-    """An iterator whose steps are coroutines of generators."""
-
-    def __init__(self) -> None:
-        self.left = 2
-
-    def __aiter__(self) -> Old:
-        return self
-
-    @types.coroutine
-    def __anext__(self) -> Generator[Any, Any, int]:
-        yield
-        self.left -= 1
-        if self.left < 0:
-            raise StopAsyncIteration
-        return self.left
-
-
 async def test_steps_that_are_futures() -> None:
     futures = Futures()
     source = Polled(futures)
@@ -82,10 +63,6 @@ async def test_steps_that_are_futures() -> None:
     asyncio.get_running_loop().call_soon(futures.next.set_result, 7)
     assert await source.wait() == 7
     assert source.poll() == 7
-
-
-async def test_steps_that_are_generators() -> None:
-    assert await everything(Polled(Old())) == [1, 0]
 
 
 async def test_a_cancellation_reaches_what_waits_within_the_source() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pierhead.calls.channel import HandleChannel
 from pierhead.llm.v1.llm_pb2 import LLMRequest
-from pierhead.policies.prefix import CHARS_PER_NODE, PrefixAware
+from pierhead.policies.prefix import PrefixAware
 from pierhead.policies.registry import make_policy
 from pierhead.policies.router import Router
 
@@ -88,12 +88,6 @@ class TestTheLoadGate:
         policy.on_routed(of[0], ask(SYSTEM))
         assert policy.choose(of, prompt(1)) is of[0]
 
-    def test_a_finite_number_of_calls_above_the_least_loaded_is_the_most(self) -> None:
-        policy = PrefixAware(Random(1), imbalance_threshold=10)
-        of = candidates([111, 100, 111, 111])
-        policy.on_routed(of[0], ask(SYSTEM))
-        assert policy.choose(of, prompt(1)) is of[1]
-
     @given(st.lists(st.integers(0, 60), min_size=2, max_size=12), st.data())
     def test_no_replica_is_chosen_for_what_it_has_read_beyond_the_bound(
         self, loads: list[int], data: st.DataObject
@@ -105,15 +99,6 @@ class TestTheLoadGate:
         chosen = policy.choose(of, prompt(1))
         assert chosen.load < bound
         assert chosen.load <= min(loads) + 32
-
-    def test_calls_that_never_end_fill_all_replicas_alike(self) -> None:
-        """A prefix that everybody asks for: each new replica that it needs is read into it and kept."""
-        policy, loads = PrefixAware(Random(1)), [0] * 6
-        for number in range(600):
-            name = send(policy, candidates(loads), prompt(number))
-            loads[int(name[-2:])] += 1
-            assert max(loads) <= max(2, math.ceil(1.25 * sum(loads) / 6) + 1)
-        assert max(loads) * 6 <= 1.3 * sum(loads)
 
 
 class TestSeveralCallers:
@@ -127,13 +112,6 @@ class TestSeveralCallers:
             assert len(found) == 1
             homes += found
         assert len(set(homes)) == 8, "and different beginnings on different ones"
-
-    def test_new_beginnings_are_spread_by_load(self) -> None:
-        policy, loads = PrefixAware(Random(1)), [0] * 8
-        for number in range(800):
-            name = send(policy, candidates(loads), ask(f"{Random(number).getrandbits(4096):01024x}"))
-            loads[int(name[-2:])] += 1
-        assert max(loads) - min(loads) <= 8, "as power of two does"
 
     def test_one_that_comes_moves_only_what_it_takes_over(self) -> None:
         texts = [f"{Random(number).getrandbits(4096):01024x}" for number in range(300)]
@@ -167,13 +145,6 @@ def test_any_text_is_routed(text: str, loads: list[int], model: str | None) -> N
         chosen = policy.choose(of, call)
         assert chosen in of
         policy.on_routed(chosen, call)
-
-
-def test_many_short_texts_take_little_memory() -> None:
-    policy, (of, *_) = PrefixAware(Random(1)), candidates([1])
-    for number in range(20_000):
-        policy.on_routed(of, ask(f"{Random(number).getrandbits(64):016x}"))
-    assert policy._tree.nodes(of.name) <= 2_000_000 // CHARS_PER_NODE
 
 
 class TestItsSettings:

@@ -87,9 +87,7 @@ async def test_messages_of_a_grpc_stream_are_progress(cluster: Cluster, transpor
     call.cancel()
 
 
-async def test_chunks_of_an_http_stream_are_progress(cluster: Cluster) -> None:
-    source = Told()
-
+def aiohttp_stream(source: Told) -> web.Application:
     async def stream(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -97,17 +95,11 @@ async def test_chunks_of_an_http_stream_are_progress(cluster: Cluster) -> None:
             await response.write(await source.turn())
 
     app = web.Application()
-    app.router.add_get("/stream", stream)
-    server = await cluster.start(app)
-    url = f"http://127.0.0.1:{server.http_port}/stream"
-    async with ClientSession() as client, client.get(url):
-        await moves(lambda: server.readiness().progress, source)
-    await until(lambda: server.readiness().ongoing == 0, "the request has ended")
+    app.router.add_get("/", stream)
+    return app
 
 
-async def test_messages_of_a_websocket_are_progress(cluster: Cluster) -> None:
-    source = Told()
-
+def websocket(source: Told) -> web.Application:
     async def talk(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
@@ -115,27 +107,29 @@ async def test_messages_of_a_websocket_are_progress(cluster: Cluster) -> None:
             await socket.send_bytes(await source.turn())
 
     app = web.Application()
-    app.router.add_get("/talk", talk)
-    server = await cluster.start(app)
-    url = f"http://127.0.0.1:{server.http_port}/talk"
-    # Nobody reads there, and so nobody says goodbye.
-    impatient = ClientWSTimeout(ws_close=0.1)
-    async with ClientSession() as client, client.ws_connect(url, timeout=impatient):
-        await moves(lambda: server.readiness().progress, source)
+    app.router.add_get("/", talk)
+    return app
 
 
-async def test_messages_of_an_asgi_application_are_progress(cluster: Cluster) -> None:
-    source = Told()
+def asgi_stream(source: Told) -> FastAPI:
+    async def pieces() -> AsyncIterator[bytes]:
+        while True:
+            yield await source.turn()
+
     app = FastAPI()
+    app.add_api_route("/", lambda: StreamingResponse(pieces()))
+    return app
 
-    async def stream() -> StreamingResponse:
-        async def pieces() -> AsyncIterator[bytes]:
-            while True:
-                yield await source.turn()
 
-        return StreamingResponse(pieces())
-
-    app.add_api_route("/stream", stream)
-    server = await cluster.start(app)
-    async with ClientSession() as client, client.get(f"http://127.0.0.1:{server.http_port}/stream"):
-        await moves(lambda: server.readiness().progress, source)
+@pytest.mark.parametrize("make", [aiohttp_stream, websocket, asgi_stream])
+async def test_what_is_sent_over_http_is_progress(cluster: Cluster, make: Callable[[Told], object]) -> None:
+    source = Told()
+    server = await cluster.start(make(source))
+    async with ClientSession(f"http://127.0.0.1:{server.http_port}") as client:
+        # The WebSocket's handler does not read, and so does not answer a goodbye.
+        opened: Any = (
+            client.ws_connect("/", timeout=ClientWSTimeout(ws_close=0.1)) if make is websocket else client.get("/")
+        )
+        async with opened:
+            await moves(lambda: server.readiness().progress, source)
+    await until(lambda: server.readiness().ongoing == 0, "the request has ended")

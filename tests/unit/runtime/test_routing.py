@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pierhead.policies.router import Router, for_model, near
-from pierhead.policies.session import ConsistentHash
 
 from tests.unit.runtime.test_policies import CALL, POLICIES, Fake, FakeCall
 
@@ -78,13 +77,6 @@ class TestFollowing:
         following.follow(None)
         assert kind(following) == "PowerOfTwo"
 
-    def test_what_is_told_again_changes_nothing(self) -> None:
-        router = Router("power_of_two", Random(1), follows=True)
-        router.follow("round_robin")
-        policy = router.policy
-        router.follow("round_robin")
-        assert router.policy is policy, "it goes on where it was"
-
     def test_one_that_is_not_in_this_image_is_told_once_and_the_default_does(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -101,18 +93,6 @@ class TestFollowing:
         )
         router.follow("least_ongoing")
         assert kind(router) == "LeastOngoing"
-
-    def test_hooks_are_those_of_the_policy_in_force(self) -> None:
-        router = Router("power_of_two", Random(1), follows=True)
-        watched = [router.watches_replicas]
-        router.follow("consistent_hash")
-        watched.append(router.watches_replicas)
-        assert watched == [False, True]
-        of = replicas([("", set())] * 3)
-        router.choose(of, FakeCall("s"))
-        router.replica_gone("r1")
-        assert isinstance(router.policy, ConsistentHash)
-        assert router.policy._ring.names == {"r0", "r2"}
 
     @given(st.lists(st.sampled_from([None, *POLICIES, "no.such:Policy"]), max_size=12), worlds)
     def test_whatever_is_told_one_of_the_candidates_is_chosen(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import threading
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, ClassVar
@@ -106,20 +105,6 @@ class TestPublishing:
         with pytest.raises(ValueError, match=words):
             stats.publish(given)
         assert (stats.version, stats.numbers) == (0, NOTHING)
-
-    def test_threads_may_publish_at_once(self) -> None:
-        stats = Published()
-
-        def work(name: str) -> None:
-            for number in range(500):
-                stats.publish({name: number})
-
-        threads = [threading.Thread(target=work, args=(f"n{number}",)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert stats.numbers == {f"n{number}": 499.0 for number in range(4)}
 
     async def test_readyz_tells_them(self, stats: Published, cluster: Cluster) -> None:
         publish(running=3, kv_use=0.25)

@@ -203,17 +203,6 @@ async def test_a_method_may_write_its_replies_there(cluster: Cluster, transport:
     assert [int.from_bytes(reply[:4], "big") async for reply in stub.Split(b"2000 100")] == list(range(2000))
 
 
-async def test_a_drain_finishes_what_runs_there(cluster: Cluster, served: Served) -> None:
-    stub, service, server = served
-    call = asyncio.ensure_future(stub.Echo(echo("block")))
-    await until(service.begun.is_set, "it runs")
-    server.stop()
-    await until(lambda: server.state == "draining", "it drains")
-    service.release.set()
-    assert (await call).response == "block"
-    await cluster.ended(server)
-
-
 async def test_code_that_never_ends_is_left_behind(
     cluster: Cluster, served: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -104,16 +103,6 @@ class TestNames:
 
         sorted([2, 1], key=callback)
         assert re.fullmatch(rf"{re.escape(__file__)}:\d+ .*callback", found[0])
-
-    def test_a_stack_without_own_code_is_named_by_its_innermost_line(self) -> None:
-        event = threading.Event()
-        thread = threading.Thread(target=event.wait)
-        thread.start()
-        try:
-            assert "threading.py:" in line_of(sys._current_frames()[thread.ident or 0])
-        finally:
-            event.set()
-            thread.join()
 
 
 class TestWatchdog:
