@@ -83,7 +83,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what brings aiohttp along, a quarter of the memory of a service without HTTP, when it is asked for."""
+    """Import on first use the names that need aiohttp, a quarter of the memory of a service without HTTP."""
     if name in ("sse", "sse_event"):
         from pierhead.http import events
 

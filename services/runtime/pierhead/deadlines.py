@@ -1,13 +1,13 @@
 """Many deadlines on one timer.
 
-Nearly every request ends long before its deadline. A timer of the event loop for each would cost more than anything
-else that is done for it, and would leave the loop's heap full of cancelled entries. Here a deadline is an entry in the
-slot of its time, and one timer wakes for the next slot that is not empty. Deadlines strike late by a slot at most,
+Nearly every request ends long before its deadline. A timer of the event loop for each would be the largest cost of a
+request, and would leave the loop's heap full of cancelled entries. Here a deadline is an entry in the
+slot of its time, and one timer wakes for the next slot that is not empty. A deadline fires at most one slot late, and
 never early.
 
-A slot stays until its time has come, so there must not be many: deadlines far ahead share long ones, and what is left
-of them then, next to nothing, goes to the slot of its time (a timing wheel of two levels: Varghese and Lauck, "Hashed
-and Hierarchical Timing Wheels", 1987). At 60 s and 200 slots a second there would be 12,000 of them otherwise.
+A slot stays until its time has come, so there must not be many: at 60 s and 200 slots a second there would be 12,000.
+So deadlines far ahead share long slots. When a long slot is due, the few deadlines that are left in it move to the slot
+of their time (a timing wheel of two levels: Varghese and Lauck, "Hashed and Hierarchical Timing Wheels", 1987).
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ SLOTS_PER_S = 200
 """The loop's own timers are no more exact on a busy machine."""
 
 SLOT_S = 1 / SLOTS_PER_S
-"""Length of a slot."""
+"""Length of a slot in seconds."""
 
 LONG_SLOTS = 256
-"""Slots in a long one. Nearer deadlines than that have one of their own length."""
+"""Short slots in a long one. Deadlines nearer than that go into short slots."""
 
 LONGEST_S = 365 * 86_400.0
-"""Longer times, infinity for one, count as this: clocks, slots and frames have no room for more."""
+"""Longer times, such as infinity, count as this: clocks, slots and frames cannot hold more."""
 
 Slot: TypeAlias = "dict[Deadline, None]"
-"""What waits in one slot, oldest first."""
+"""The deadlines of one slot, oldest first."""
 
 
 class Deadline:
-    """One entry. `cancel` may be called any time, also after it has struck."""
+    """One entry. `cancel` may be called at any time, also after it has fired."""
 
     __slots__ = ("_callback", "_slot", "number")
 
     def __init__(self, slot: Slot, number: int, callback: Callable[[], object]) -> None:
         self._slot = slot
         self.number = number
-        """Of the slot of its time."""
+        """The number of the slot of its time."""
         self._callback: Callable[[], object] | None = callback
         slot[self] = None
 
@@ -54,7 +54,7 @@ class Deadline:
             del self._slot[self]
 
     def move(self, slot: Slot) -> None:
-        """Wait in another slot."""
+        """Move to another slot."""
         if self._callback is not None:
             del self._slot[self]
             self._slot = slot
@@ -78,19 +78,19 @@ class Deadlines:
         call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        # The loop itself is not held: as a value it would keep its own key alive.
+        # Does not hold the loop: this object is a value under that key, and would keep the loop alive.
         self._call_later = call_later or _call_later
         self._clock = clock
         self._slots: dict[int, Slot] = {}
-        """By number; a long one has that of its first."""
+        """By number; a long slot has the number of its first short one."""
         self._order: list[int] = []
         """A heap of the slots' numbers."""
         self._timer: asyncio.TimerHandle | None = None
         self._next = 0
-        """The slot that the timer waits for."""
+        """The number of the slot that the timer waits for."""
         self._near = 0
-        """Deadlines up to this slot have one of their own. Noted when the timer fires: a long slot whose time has come
-        since then is emptied at once, so asking the clock each time would change nothing."""
+        """Deadlines up to this slot go into short slots. Set when the timer fires, to save reading the clock for each
+        deadline: a long slot that has become due since then is emptied at once."""
         self._look()
 
     @classmethod
@@ -103,7 +103,7 @@ class Deadlines:
         return found
 
     def add(self, when: float, callback: Callable[[], object]) -> Deadline:
-        """Have `callback()` called at `when`, in the clock's seconds, unless it is cancelled before."""
+        """Call `callback()` at `when`, in the clock's seconds, unless the deadline is cancelled first."""
         number = int(when * SLOTS_PER_S) + 1
         slot_number = number if number <= self._near else number // LONG_SLOTS * LONG_SLOTS
         return Deadline(self._slots.get(slot_number) or self._slot(slot_number), number, callback)
@@ -132,7 +132,7 @@ class Deadlines:
         self._timer = None
         now = self._look()
         try:
-            # Also drops the slots behind the due ones that have emptied: then there is nothing to wake for.
+            # Also drops empty slots after the due ones: the timer need not wake for them.
             while self._order and (self._order[0] * SLOT_S <= now or not self._slots[self._order[0]]):
                 self._empty(heapq.heappop(self._order), now)
         finally:
@@ -140,7 +140,7 @@ class Deadlines:
                 self._arm()
 
     def _empty(self, number: int, now: float) -> None:
-        """Strike what is due, move what was in a long slot to its own."""
+        """Fire the due deadlines, and move the others of a long slot to short ones."""
         slot = self._slots[number]
         try:
             for deadline in list(slot):

@@ -1,4 +1,4 @@
-"""Reads typed environment variables, and collects what is wrong with them so that one error names all of it."""
+"""Reads typed environment variables, and collects the problems so that one error names all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Environment:
-    """A program's variables. Unset and blank ones have their default.
+    """A program's variables. An unset or blank variable has its default.
 
     environment = Environment()
     threads = environment.integer("SHOP_THREADS", 4, 1)
@@ -32,7 +32,7 @@ class Environment:
             raise SettingsError("\n".join(self.problems))
 
     def read(self, name: str, default: T, parse: Callable[[str], T], expected: str) -> T:
-        """What `parse` makes of a variable. Where it raises ValueError, notes the problem and returns the default."""
+        """Parse a variable with `parse`. If that raises ValueError, records the problem and returns the default."""
         raw = self.text(name)
         if not raw:
             return default
@@ -67,7 +67,7 @@ class Environment:
         return self.read(name, default, integer_from(least, most), expected or bounds)
 
     def seconds(self, name: str, default: float, *, may_be_zero: bool = False) -> float:
-        """A number of seconds above 0, or from 0 on."""
+        """A number of seconds above 0, or at least 0 with `may_be_zero`."""
 
         def parse(raw: str) -> float:
             value = float(raw)

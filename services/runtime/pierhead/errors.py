@@ -22,11 +22,11 @@ A service raises them; the runtime turns them into a status with `pierhead-error
 caller's handle turns that back into the same class, and the HTTP edge into `{"error": {"code": <kind>, ...}}`: an error
 of the last service in a chain reaches the client with its own code and text.
 
-Why 504 and not 408 for a deadline: 408 says that the client was slow to send, and clients may repeat such a request by
-themselves (RFC 9110, 15.5.9). Work that took too long must not be repeated unasked.
+Why 504 and not 408 for a deadline: 408 means that the client was slow to send, and clients may repeat such a request
+automatically (RFC 9110, 15.5.9). Work that took too long must not be repeated automatically.
 Why 503 and not 429 for backpressure: the service is full; this client did not send too much.
 
-Every class is also a `grpc.RpcError` with `code()` and `details()`, so code written for plain stubs goes on working.
+Every class is also a `grpc.RpcError` with `code()` and `details()`, so code written for plain stubs still works.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ class PierheadError(grpc.RpcError):
 
     def __init__(self, message: str = "", *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
-        self.message = str(message)  # `raise BadRequest(error)` is written easily, and text is what travels
+        self.message = str(message)  # `raise BadRequest(error)` is allowed, and only text can be sent
         if retry_after_s is not None:
             self.retry_after_s = retry_after_s
 
     def code(self) -> grpc.StatusCode:
-        """The gRPC status, as `grpc.aio.AioRpcError.code` gives it."""
+        """The gRPC status, as `grpc.aio.AioRpcError.code` returns it."""
         return self.grpc_status
 
     def details(self) -> str:
-        """What travels as the gRPC status message."""
+        """The gRPC status message."""
         return clip(self.message, MAX_DETAILS)
 
     def trailing_metadata(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]  # the stubs are wrong
-        """What travels beside the status so that the caller can rebuild this class."""
+        """The metadata from which the caller rebuilds this class."""
         return ((ERROR_KIND_KEY, self.kind),)
 
 
@@ -81,7 +81,7 @@ class BadRequest(PierheadError):
 
 
 class PayloadTooLarge(BadRequest):
-    """The request is larger than the service takes."""
+    """The request is larger than the service accepts."""
 
     http_status = 413
     kind = "payload_too_large"
@@ -103,7 +103,7 @@ class NotFound(PierheadError):
 
 
 class DeadlineExceeded(PierheadError):
-    """The request's time was used up before there was an answer."""
+    """The request's deadline passed before there was an answer."""
 
     grpc_status = grpc.StatusCode.DEADLINE_EXCEEDED
     http_status = 504
@@ -135,14 +135,14 @@ class NoReplica(Unavailable):
 
 
 class ScaledToZero(NoReplica):
-    """A person has set the service to 0 replicas, and no call wakes it, so none waits. Nothing was done."""
+    """A person has set the service to 0 replicas. No call wakes it, so calls fail at once. Nothing was done."""
 
     kind = "scaled_to_zero"
     retry_after_s: float | None = 10.0
 
 
 class Draining(Unavailable):
-    """This replica finishes what it has and takes nothing new; nothing was done."""
+    """This replica finishes its requests and accepts no new ones; nothing was done."""
 
     kind = "draining"
 
@@ -150,7 +150,7 @@ class Draining(Unavailable):
 class ReplicaDied(Unavailable):
     """The replica went away after it may have begun the call, which is therefore not repeated.
 
-    502 and without Retry-After: whether the work was done is not known, so the decision is the client's.
+    502 and without Retry-After: whether the work was done is unknown, so the client has to decide.
     """
 
     http_status = 502
@@ -159,9 +159,9 @@ class ReplicaDied(Unavailable):
 
 
 class Broken(PierheadError):
-    """Raised by `check_health`: this replica does not work, and will not by itself. It counts at once.
+    """Raised by `check_health`: this replica is broken and will not recover by itself. It is unhealthy at once.
 
-    Any other exception may be a moment's weakness, and makes a replica ill once three checks in a row have failed.
+    Any other exception may be temporary: a replica is unhealthy once three checks in a row have failed.
     """
 
     kind = "broken"
@@ -178,7 +178,7 @@ class UserCodeError(PierheadError):
         self.traceback = traceback
 
     def details(self) -> str:
-        """First line the message, then the traceback, cut from its oldest end so that all fits the wire."""
+        """The message, then the traceback, of which the oldest part is cut so that all fits into the header."""
         first = clip(self.message, MAX_DETAILS // 2)
         if not self.traceback:
             return first
@@ -201,14 +201,14 @@ class RemoteError(PierheadError):
 
 
 class SettingsError(PierheadError):
-    """An environment variable cannot be used; the start stops. Names the variable, what it holds, what is expected."""
+    """An environment variable cannot be used, so the start fails. Names the variable, its value, what is expected."""
 
     grpc_status = grpc.StatusCode.FAILED_PRECONDITION
     kind = "settings"
 
 
 def cannot_listen(variable: str, host: str, port: int, error: Exception) -> SettingsError:
-    """What to raise when the port that an environment variable gives cannot be had."""
+    """The error to raise when the port in an environment variable cannot be opened."""
     return SettingsError(f"{variable}: cannot listen on {host}:{port}: {error}; is another process there?")
 
 
@@ -228,13 +228,13 @@ HTTP_STATUS_OF: dict[grpc.StatusCode, int] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
-"""gRPC statuses as HTTP statuses, for those that no class of ours stands for; every other one is a 500."""
+"""gRPC statuses as HTTP statuses, where no class of ours has the status; every other status is a 500."""
 
 
 def clip(text: str, limit: int, *, keep: str = "start") -> str:
     """Shorten `text` until its percent-encoded form (how gRPC sends it) takes at most `limit` bytes."""
     mark = "... [cut]"
-    # Each character takes a byte at least, so what lies beyond need not be looked at, however long the text.
+    # Each character takes at least a byte, so only the first or last `limit` of a long text can fit.
     text = text[: limit + 1] if keep == "start" else text[-limit - 1 :]
     text = text.encode(errors="replace").decode()  # lone surrogates have no encoding
     if len(quote(text)) <= limit:

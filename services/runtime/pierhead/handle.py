@@ -15,7 +15,7 @@ from pierhead.lanes.transports import TRANSPORTS
 StubT = TypeVar("StubT")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}(:[0-9]{1,5})?")
-"""What Compose takes for a service, as far as DNS does too, and a port where there is no Discovery."""
+"""A service's name that both Compose and DNS accept, with a port where there is no Discovery."""
 
 
 def handle(
@@ -30,34 +30,35 @@ def handle(
     prefer_local: bool = False,
     eject_outliers: bool = True,
 ) -> StubT:
-    """The unchanged generated stub, on a channel that finds, balances, bounds and times calls to a service's replicas.
+    """The unchanged generated stub, on a channel that finds a service's replicas and balances, bounds and times calls.
 
         ranker = handle(RankerStub, "ranker")                    # at import is fine: nothing is opened yet
         reply = await ranker.Rank(request, timeout=0.2)
         async for token in echo.Generate(request): ...
 
     - policy: how a replica is chosen: "power_of_two", "round_robin", "least_ongoing", "consistent_hash" (keeps a
-      session at one replica), "prefix" (the replica that has read most of the prompt), "engine_load" (by what engines
-      say they have to do), one that `register_policy` made known, or "my_package.my_module:MyPolicy"; see
-      `pierhead.policies`. None = what the service says of itself (`router` in its x-serve block, by way of the
-      controller), also when it says something else later; and where neither says, "power_of_two".
-    - policy_kwargs: keyword arguments that the policy is made with; only beside a `policy`.
-    - timeout_s: deadline of calls that give no `timeout`, in seconds; None = PIERHEAD_REQUEST_TIMEOUT_S. A call made
-      while working on a request never gets longer than that request has left.
+      session at one replica), "prefix" (the replica that has read most of the prompt), "engine_load" (by the load that
+      engines report), a name from `register_policy`, or "my_package.my_module:MyPolicy"; see
+      `pierhead.policies`. None = the `router` of the service's x-serve block, which the controller sends with every
+      change; without one, "power_of_two".
+    - policy_kwargs: keyword arguments of the policy's constructor; only with a `policy`.
+    - timeout_s: deadline of calls without a `timeout`, in seconds; None = PIERHEAD_REQUEST_TIMEOUT_S. A call made
+      while working on a request never gets more time than that request has left.
     - max_queued_requests: how many calls of this handle may wait for a replica with room, -1 = no bound but the
-      deadline. One more is refused with Backpressure. None = what the service says of itself (`max_queued_requests` in
-      its x-serve block, by way of the controller), and where neither says, PIERHEAD_MAX_QUEUED_REQUESTS.
+      deadline. Further calls are refused with Backpressure. None = `max_queued_requests` of the service's x-serve
+      block, which the controller sends; without one, PIERHEAD_MAX_QUEUED_REQUESTS.
     - transport: "lane" (calls to one replica share a stream) or "grpc" (plain gRPC); None = PIERHEAD_TRANSPORT. A
       replica that has no lanes is called by plain gRPC either way.
     - prefer_local: choose among the replicas on this process's machine (PIERHEAD_NODE) while any of them has room.
       Worth it where the network between machines costs more than an uneven load: a near replica is filled up to its
-      `max_ongoing_requests` before another machine is asked.
-    - eject_outliers: leave out a replica for a while whose calls fail while others' do not (`pierhead.calls.outliers`).
+      `max_ongoing_requests` before a call goes to another machine.
+    - eject_outliers: leave a replica out for a while when its calls fail and others' do not; see
+      `pierhead.calls.outliers`.
 
     Calls raise PierheadErrors: the callee's own, or NoReplica, Backpressure, DeadlineExceeded, ReplicaDied. A call that
-    no code holds any more is cancelled.
-    Raises ValueError for an unknown policy or transport, for a bound or a timeout that cannot be, and for what cannot
-    be a service's name.
+    is no longer referenced is cancelled.
+    Raises ValueError for an unknown policy or transport, for an impossible bound or timeout, and for an invalid service
+    name.
     """
     if _NAME.fullmatch(service) is None or int(service.partition(":")[2] or 0) > 65535:
         raise ValueError(f'service: expected a service\'s name, or name:port, found "{service}"')
@@ -86,8 +87,8 @@ def handle(
 def has_replica(service: str) -> bool:
     """Whether handles of this process may call a replica of a service now, full or not.
 
-    The process watches the service from the first question on; until the first answer this is False. To be called
-    within an event loop.
+    The first call begins to watch the service; until the first listing arrives this is False. Call it within an event
+    loop.
     """
     clients = Clients.current()
     return clients.pool(service, clients.settings.transport).has_callable

@@ -1,9 +1,9 @@
-"""Which models this process holds, and how callers learn of it: `pierhead-models` in the trailing metadata of replies.
+"""The models that this process holds, and their report to callers: `pierhead-models` in replies' trailing metadata.
 
     held by wrappers --> HELD.version, HELD.text --> replies --> parse --> Candidate.models at the callers
 
-An answer compares `HELD.version` with the last one sent on its connection, which costs nothing where
-nothing is multiplexed: the version then stays 0. On connections that cannot remember, `HELD.text` goes with each reply.
+A reply carries the text only if `HELD.version` differs from the last one sent on its connection. Without multiplexing
+the version stays 0, which costs nothing. On connections without such state, `HELD.text` goes with each reply.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MODELS_KEY: Final = "pierhead-models"
 """The metadata key: ids, percent-encoded, separated by commas."""
 
 MAX_TEXT = 4096
-"""Characters of an announcement. gRPC takes 8 KiB of metadata by default, and an announcement is not all there is."""
+"""Characters of an announcement. gRPC accepts 8 KiB of metadata by default, which other keys share."""
 
 
 class Held:
@@ -28,29 +28,29 @@ class Held:
         self.version = 0
         """Grows with each change; 0 = nothing here is multiplexed."""
         self.text = ""
-        """What replies carry. Beyond MAX_TEXT the ids held for longest are left out: calls for them lose their way."""
+        """The text for replies. Beyond MAX_TEXT the ids held longest are left out: calls for them may go elsewhere."""
         self._counts: dict[str, int] = {}
 
     def begin(self) -> None:
-        """Something here is multiplexed: replies say so, also that nothing is held yet."""
+        """Multiplexing is in use: from now on replies report the models, also that there are none yet."""
         if self.version == 0:
             self._changed()
 
     def add(self, model_id: str) -> None:
-        """One more function holds or loads it."""
+        """Count a function that holds or loads the model."""
         self._counts[model_id] = self._counts.get(model_id, 0) + 1
         if self._counts[model_id] == 1:
             self._changed()
 
     def remove(self, model_id: str) -> None:
-        """One function less holds it."""
+        """Count a function that no longer holds the model."""
         self._counts[model_id] -= 1
         if not self._counts[model_id]:
             del self._counts[model_id]
             self._changed()
 
     def models(self) -> frozenset[str]:
-        """All of them."""
+        """The ids of all models."""
         return frozenset(self._counts)
 
     def _changed(self) -> None:
@@ -64,7 +64,7 @@ HELD = Held()
 
 
 def announcement(model_ids: Iterable[str]) -> str:
-    """The ids as they travel; the first ones where not all have room."""
+    """The ids as metadata; the first ones if not all fit."""
     parts: list[str] = []
     left = MAX_TEXT
     for model_id in model_ids:

@@ -1,6 +1,6 @@
 """Finds values of YAML that JSON cannot hold: dates, bytes, keys that are numbers, .nan. Pure.
 
-For settings that are written in YAML and sent as JSON: a value arrives unchanged or is refused, never converted.
+For settings that are written in YAML and sent as JSON: a value is sent unchanged or refused, never converted.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 
 class NotJson(NamedTuple):
-    """Something that JSON cannot hold."""
+    """A value that JSON cannot hold."""
 
     place: tuple[object, ...]
-    """Keys and indices that lead to it."""
+    """The keys and indices of its path."""
     value: object
     is_key: bool = False
     """The mapping at `place` has `value` as a key."""

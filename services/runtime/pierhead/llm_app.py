@@ -22,9 +22,10 @@ WITHOUT_VLLM = ("mock", "openai")
 CACHE = "llm-cache"
 """The volume of weights and compiled kernels, shared by all replicas of all models."""
 MAX_ONGOING_REQUESTS = 256
-"""What vLLM runs at a time by default (max_num_seqs). More wait in the gateway, which may choose another replica."""
+"""vLLM's default for concurrent requests (max_num_seqs). Further requests wait in the gateway, which may choose another
+replica."""
 REQUEST_TIMEOUT_S = 600.0
-"""A long answer of a slow model; Ray Serve LLM's clients wait as long by default."""
+"""Time for a long answer of a slow model; the default of Ray Serve LLM's clients, too."""
 
 Document = dict[str, Any]
 
@@ -40,7 +41,7 @@ def llm_service(
 ) -> Document:
     """One model's service.
 
-    - gpus: whether each replica reserves as many GPUs as the model is spread over; False for CPUs and mocks.
+    - gpus: whether each replica reserves the GPUs that the model is spread over; False for CPUs and mocks.
     - replicas, autoscale: how many; `autoscale` (x-serve.autoscale's keys) wins.
     - policy: how the gateway chooses a replica for a request; see x-serve.router.
     - image: an existing image; None = built from the clone that the file is used in.
@@ -56,7 +57,7 @@ def llm_service(
     if gpus:
         devices = [{"driver": "nvidia", "count": config.gpus, "capabilities": ["gpu"]}]
         service["deploy"] = {"resources": {"reservations": {"devices": devices}}}
-    # The processes of one engine hand tensors to each other in /dev/shm.
+    # The processes of one engine exchange tensors in /dev/shm.
     service["shm_size"] = "16gb" if config.gpus > 1 else "2gb"
     service["x-serve"] = _as_it_is({
         **how_many,
@@ -71,8 +72,8 @@ def llm_service(
 def llm_gateway(
     models: Mapping[str, str | Mapping[str, str]], *, replicas: int = 1, image: str | None = None
 ) -> Document:
-    """The gateway's service. `models` says which service has which model; see its PIERHEAD_LLM_MODELS. Each service's
-    models stand in a variable of their own: Compose merges the gateways of several files into one that has them all.
+    """The gateway's service. `models` maps models to services; see its PIERHEAD_LLM_MODELS. Each service's models have
+    a variable of their own: Compose merges the gateways of several files into one with all models.
     """
     variables: dict[str, dict[str, str | Mapping[str, str]]] = {}
     for model, entry in models.items():
@@ -81,7 +82,7 @@ def llm_gateway(
     return {
         **_image(image, "gateway", {}),
         "scale": 0,
-        # Keys' limits hold for all gateways together: each gives out its share.
+        # Keys' limits hold for all gateways together: each gateway grants its share.
         "environment": {
             **{variable: json.dumps(entries) for variable, entries in variables.items()},
             "PIERHEAD_LLM_GATEWAYS": str(replicas),
@@ -134,8 +135,8 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _image(image: str | None, part: str, arguments: Mapping[str, str]) -> Document:
-    """An image by name, or how to build it. Paths start at compose/, the folder of the first file. Compose names an
-    image after its service, so that no service takes another one's image for its own new version."""
+    """An image by name, or how to build it. Paths start at compose/, the folder of the first file. Compose names a
+    built image after its service, so a service never takes another service's image for its own new version."""
     if image is not None:
         return {"image": image}
     build: Document = {

@@ -1,8 +1,8 @@
-"""What an LLM service serves, and how: `x-serve.llm` in a compose file, or in code
+"""The configuration of an LLM service: `x-serve.llm` in a compose file, or in code
 
     LLMConfig(model_loading=ModelLoading(model_id="qwen", model_source="Qwen/Qwen2.5-0.5B-Instruct"))
 
-The controller checks it and hands it to the replicas in PIERHEAD_LLM_CONFIG, as JSON. Names are those of Ray Serve LLM
+The controller checks it and passes it to the replicas in PIERHEAD_LLM_CONFIG, as JSON. Names are those of Ray Serve LLM
 where they mean the same; compose/reference.yaml explains each of them. Needs pydantic (the extra `llm`).
 """
 
@@ -19,7 +19,7 @@ from pierhead.json_data import find_not_json
 
 VARIABLE = "PIERHEAD_LLM_CONFIG"
 LARGEST_CONFIG = 64 * 1024
-"""Bytes as JSON: it travels in an environment variable, of which Linux takes twice as much."""
+"""Largest config in bytes of JSON: half of Linux's limit for an environment variable."""
 
 ENGINE_NAMES = ("vllm", "openai", "mock")
 """The engines of the server's registry; any other engine is an import path."""
@@ -33,7 +33,7 @@ _HUB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?(@[A
 
 
 def _expected(expectation: str) -> PydanticCustomError:
-    """The error for a wrong value: what is expected. The report adds where, and what was found."""
+    """The error for a wrong value: what is expected. The report adds the place and the value found."""
     return PydanticCustomError("expected", "expected {expectation}", {"expectation": expectation})
 
 
@@ -142,11 +142,11 @@ class LLMConfig(_Block):
 
     @property
     def gpus(self) -> int:
-        """GPUs of one replica, where it has any."""
+        """GPUs of one replica, if it uses GPUs."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def to_json(self) -> str:
-        """As PIERHEAD_LLM_CONFIG holds it: the same config gives the same text."""
+        """The text for PIERHEAD_LLM_CONFIG: equal configs have equal texts."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
     @classmethod

@@ -2,9 +2,9 @@
 
     generated stub -> handle's channel -> lane, caller's end ==> lane, replica's end -> edge -> servicer
 
-Only the packets are passed on in memory: messages are serialised and parsed, errors become statuses and errors again,
-deadlines, cancellation and flow control are the lanes' own. Streams of requests, which no lane carries, go over plain
-gRPC on a loopback port that is opened for the first one.
+Only the transport of packets is in memory: messages are serialised and parsed, errors become statuses and errors again;
+deadlines, cancellation and flow control are the lanes' own. Streams of requests, which lanes do not carry, go over
+plain gRPC on a loopback port that is opened for the first one.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def local(
 
     - timeout_s, max_queued_requests: as for `handle`.
     - max_ongoing_requests: how many requests the servicer takes at a time; None = any number.
-    - settings: what the servicer's side goes by, as `serve` does; None = the defaults.
-
-    Calls raise what they would raise from another container. `check_health` is not called. `close_handles` ends what
-    a call has started; so does the end of the event loop. Raises TypeError for what is no generated servicer.
+    - settings: the settings of the servicer's side, as for `serve`; None = the defaults.
+    Calls raise the errors that they would raise from another container. `check_health` is not called. `close_handles`
+    ends the tasks that calls have started; so does the end of the event loop.
+    Raises TypeError for an object that is no generated servicer.
     """
     replica = LocalReplica(servicer, max_ongoing_requests=max_ongoing_requests, settings=settings)
     name = f"{type(servicer).__name__}#{next(_NUMBERS)}"
@@ -80,9 +80,9 @@ def override_handle(
     """While the block runs, calls of every handle to `service` go to servicers in this process.
 
         with override_handle("ranker", FakeRanker()):
-            response = await client.get("/?user_id=7")      # of an application that made its handle at import
+            response = await client.get("/?user_id=7")      # of an application that created its handle at import
 
-    Blocks may be nested; the inner one counts. Raises TypeError for what is no generated servicer.
+    Blocks may be nested; the inner one counts. Raises TypeError for an object that is no generated servicer.
     """
     replica = LocalReplica(*servicers, max_ongoing_requests=max_ongoing_requests, settings=settings)
     before = Clients.override(service, replica)
@@ -104,12 +104,12 @@ class LocalReplica:
         self.methods = [method for servicer in servicers for method in methods_of(servicer)]
 
     def connect(self, _: str, changed: Callable[[], None]) -> LocalConnection:
-        """What a pool asks of a transport."""
+        """Connect, as a pool does over a transport."""
         return LocalConnection(self, changed)
 
 
 class _LocalChannel(HandleChannel):
-    """Holds its replica: where calls go is known by the name alone, and forgotten with the replica."""
+    """Keeps its replica alive: calls find the replica by name, through a weak reference."""
 
     replica: LocalReplica
 
@@ -123,7 +123,7 @@ class _ReplicasEnd(ServedLane):
 
 
 class LocalConnection:
-    """A `Connection` to a LocalReplica: both ends of a lane, with nothing between them, and plain gRPC beside it."""
+    """A `Connection` to a LocalReplica: both ends of a lane, joined in memory, and plain gRPC beside it."""
 
     def __init__(self, replica: LocalReplica, changed: Callable[[], None]) -> None:
         self.ready = True
@@ -133,9 +133,9 @@ class LocalConnection:
         self._beside: GrpcConnection | None = None
         self._caller = _CallersEnd(_no_parcels)
         self._served = _ReplicasEnd(by_path(replica.methods), replica.edge, "local")
-        self._served.peer_window = WINDOW_BYTES  # as the caller's hello would say
+        self._served.peer_window = WINDOW_BYTES  # as in a caller's hello
         self._packets: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
-        # A context of its own: a servicer in another process would see none of the caller's variables.
+        # An empty context: a servicer in another process would see none of the caller's variables.
         self._carrier = asyncio.get_running_loop().create_task(
             self._carry(), context=contextvars.Context(), name="local replica"
         )
@@ -151,7 +151,7 @@ class LocalConnection:
         return self._caller.begin(method, raw, timeout, metadata)
 
     def _plain_grpc(self) -> GrpcConnection:
-        """The connection for streams of requests; its server begins to listen now, and answers in a moment."""
+        """The connection for streams of requests; its server begins to listen now, in the background."""
         if self._beside is None:
             self._server = grpc.aio.server(options=SERVER_OPTIONS)
             replica = self._replica
@@ -164,10 +164,10 @@ class LocalConnection:
         return self._beside
 
     def check(self) -> None:
-        """Nothing: it is ready until it is closed."""
+        """Does nothing: the connection is ready until it is closed."""
 
     async def close(self) -> None:
-        """End the calls and what carries them."""
+        """End the calls and the connections."""
         self._carrier.cancel()
         await asyncio.wait([self._carrier])
         if self._beside is not None and self._server is not None:
@@ -176,13 +176,13 @@ class LocalConnection:
             await self._server.stop(None)
 
     async def _carry(self) -> None:
-        """Hand packets over until it is closed."""
+        """Pass packets between the two ends until the connection is closed."""
         # Owned by this coroutine: ends in the `finally` below.
         sender = asyncio.get_running_loop().create_task(self._caller.outbox.write_all(self._packets.put))
         try:
-            await self._served.serve(self)  # type: ignore[arg-type]  # of a stream's context it reads and writes
+            await self._served.serve(self)  # type: ignore[arg-type]  # it only reads and writes, as a stream's context does
         except Exception:
-            logger.exception("internal: a local replica ended by a mistake of its own")
+            logger.exception("internal: a local replica ended through a bug in the runtime")
         finally:
             self.ready = False
             sender.cancel()
@@ -201,4 +201,4 @@ class LocalConnection:
 
 
 def _no_parcels() -> NoReturn:
-    raise AssertionError("nothing of a local call goes beside its lane")
+    raise AssertionError("a local call sends no message beside its lane")

@@ -1,8 +1,8 @@
 """Every metric of the runtime in one place: name, help, labels, buckets.
 
-On the path of a request there are plain additions to dictionaries; Prometheus objects are made only when a scraper
-scrapes, from copies: user code in a thread of its own may be counting at that moment. `service` and `replica` are the
-same for a whole process and are put onto every sample then.
+A request costs only plain additions to dictionaries. Prometheus objects are made at each scrape, from copies: user code
+in another thread may be counting at that moment. `service` and `replica` are the same for a whole process and are added
+to every sample then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Labels = tuple[str, ...]
 
 
 class Counter:
-    """A number per combination of label values that only grows; `values` is added to directly on hot paths."""
+    """A number per combination of label values that only grows; hot paths add to `values` directly."""
 
     family: type[CounterMetricFamily | GaugeMetricFamily] = CounterMetricFamily
 
@@ -181,7 +181,7 @@ class RuntimeMetrics(Collector):
             "pierhead_multiplex_load_duration_seconds", "How long a model took to load.", ("loader",), SECONDS
         )
         self.texts: list[Callable[[], bytes]] = []
-        """What else the page shows, as text of the same format: metrics of engines that keep their own."""
+        """Further text in the same format for the page: metrics of engines that keep their own."""
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -202,4 +202,4 @@ class RuntimeMetrics(Collector):
 
 
 PROCESS = RuntimeMetrics()
-"""The metrics of this process: what `handle` and `batch` count into, and what a server exposes."""
+"""The metrics of this process: `handle` and `batch` count into them, a server exposes them."""

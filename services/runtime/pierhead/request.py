@@ -1,4 +1,4 @@
-"""What belongs to the request being worked on: its id, its deadline, its trace. Passed on by every handle."""
+"""The context of the current request: its id, its deadline, its trace. Every handle passes it on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_ID_LENGTH = 128
 
 
 class RequestContext(NamedTuple):
-    """One request as the code that works on it may see it."""
+    """One request's context, as user code sees it."""
 
     request_id: str
     deadline: float
@@ -27,9 +27,9 @@ class RequestContext(NamedTuple):
     traceparent: str | None = None
     """W3C trace context as it came in; passed on unchanged."""
     session_id: str | None = None
-    """What keeps the requests of one user or conversation together; for policies that keep a session at one replica."""
+    """Names the user or conversation; for policies that keep a session at one replica."""
     model_id: str | None = None
-    """Which of the models that a multiplexed service holds the request is for."""
+    """The model that the request is for, in a multiplexed service."""
 
     def remaining_s(self) -> float:
         """Seconds until the deadline; never negative."""
@@ -40,14 +40,14 @@ CURRENT: ContextVar[RequestContext | None] = ContextVar("pierhead_request", defa
 
 
 def current_request() -> RequestContext | None:
-    """The request that this code works on; None outside of one (start-up, background work)."""
+    """The request that the running code works on; None outside of requests (start-up, background work)."""
     return CURRENT.get()
 
 
 def set_model_id(model_id: str | None) -> None:
-    """Say which model the calls are for that the current request makes, in place of what its client's header said.
+    """Set the model of the current request's own calls, in place of the one in its client's header.
 
-    Without a request this does nothing. Raises ValueError for an id that cannot travel in a header.
+    Without a request this does nothing. Raises ValueError for an id that a header cannot hold.
     """
     if model_id is not None and accept_opaque(model_id) is None:
         raise ValueError(
@@ -69,7 +69,7 @@ def accept_id(value: str | None) -> str:
 
 
 def accept_opaque(value: str | None) -> str | None:
-    """The caller's trace context, session or model id where it can travel on, else none: gRPC would refuse the call."""
+    """A trace context, session or model id of the caller if metadata can hold it, else None: gRPC would refuse it."""
     return value if value and _can_travel(value) else None
 
 

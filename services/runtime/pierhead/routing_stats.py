@@ -1,12 +1,12 @@
-"""Numbers that a replica sends to its callers, for policies that choose by them: how much its engine has to do, say.
+"""Numbers that a replica publishes for its callers' policies, such as the load of its engine.
 
     publish(running=3, waiting=1, kv_use=0.4)          at the replica, as often as it likes
       --> STATS.version, STATS.text --> replies --> parse --> Candidate.stats at the callers
       --> /readyz --> the controller --> Discovery ------------^   for callers that have had no reply of late
 
-An answer compares `STATS.version` with the last one sent on its connection, which costs nothing where
-nothing is published: the version then stays 0. On connections that cannot remember, `STATS.text` goes with each reply.
-A version is the time of its making, so callers keep the newest of what arrives both ways, also over a restart.
+A reply carries the text only if `STATS.version` differs from the last one sent on its connection. Without numbers the
+version stays 0, which costs nothing. On connections without such state, `STATS.text` goes with each reply.
+A version is a time, so callers keep the newest numbers of both ways, also across a restart of the replica.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STATS_KEY: Final = "pierhead-stats"
 """The metadata key: the version, then "name=number" each, separated by semicolons."""
 
 MOST_NUMBERS = 16
-"""Names that a replica may publish. All travel together, and gRPC takes 8 KiB of metadata by default."""
+"""Names that a replica may publish. All are sent together, and gRPC accepts 8 KiB of metadata by default."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
@@ -52,7 +52,7 @@ class Published:
         self._text: tuple[int, str] = (0, "")
 
     def publish(self, numbers: Mapping[str, float]) -> None:
-        """Take over these; others stay as they are. Raises ValueError."""
+        """Set these numbers; others stay as they are. Raises ValueError."""
         for name, number in numbers.items():
             _check(name, number)
         with self._lock:
@@ -70,7 +70,7 @@ class Published:
 
     @property
     def text(self) -> str:
-        """What replies carry. Made when it is asked for: most numbers change before they are sent."""
+        """The text for replies. Made on demand: most numbers change before they are sent."""
         version, text = self._text
         if version != self.version:
             version = self.version
@@ -89,14 +89,14 @@ def publish(**numbers: float) -> None:
         publish(running=3, waiting=0, kv_use=0.25)
 
     A number stays until the same name is published again. Cheap: call it whenever a number has changed. Callers get
-    it with the next reply, and within some two seconds by way of the controller.
-    Raises ValueError for what is no finite number, for a name of more than 64 characters, and for too many names.
+    it with the next reply, or from the controller within about two seconds.
+    Raises ValueError for a number that is not finite, for a name of more than 64 characters, and for too many names.
     """
     STATS.publish(numbers)
 
 
 def parse_stats(text: str | None) -> Stats | None:
-    """The numbers in a reply; None where there are none, or none that can be read."""
+    """The numbers in a reply; None if there are none, or if they cannot be parsed."""
     if not text or len(text) > 4096:
         return None
     version, *pairs = text.split(";")

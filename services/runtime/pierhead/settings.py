@@ -1,4 +1,4 @@
-"""What the environment says. Read once at the start; a bad value stops it and is named."""
+"""A replica's settings from the environment. Read once at the start; a bad value fails it with an error."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from pierhead.environment import Environment, integer_from
 
 MAX_USER_CONFIG_BYTES = 64 * 1024
-"""Of a config's text: it travels in an environment variable, of which Linux takes 128 KiB."""
+"""Largest config text: it is passed in an environment variable, and Linux's limit for one is 128 KiB."""
 
 NO_USER_CONFIG = "{}"
-"""What is in force at the start."""
+"""The config without PIERHEAD_USER_CONFIG."""
 
 
 def read_user_config(text: str | bytes) -> Mapping[str, Any]:
-    """The config that a text holds. Raises ValueError that says what was expected."""
+    """Parse a config. Raises ValueError that says what was expected."""
     size = len(text.encode() if isinstance(text, str) else text)
     if size > MAX_USER_CONFIG_BYTES:
         raise ValueError(f"expected at most {MAX_USER_CONFIG_BYTES} bytes, found {size}")
@@ -50,16 +50,16 @@ class Settings:
     | PIERHEAD_DISCOVERY | host:port of the controller's Discovery service |
     | PIERHEAD_STATIC_<SERVICE> | ip:port,ip:port of a service's replicas, where there is no Discovery |
     | PIERHEAD_MAX_ONGOING_REQUESTS | requests that this replica works on at a time, default 100 |
-    | PIERHEAD_MAX_QUEUED_REQUESTS | calls that wait in a handle whose bound Discovery does not give, -1 = no bound |
-    | PIERHEAD_BACKPRESSURE_STATUS_CODE | what an HTTP client gets when there is no room: 503 (default) or 429 |
+    | PIERHEAD_MAX_QUEUED_REQUESTS | calls that wait in a handle for which Discovery has no bound, -1 = no bound |
+    | PIERHEAD_BACKPRESSURE_STATUS_CODE | an HTTP client's status when the replica is full: 503 (default) or 429 |
     | PIERHEAD_BACKPRESSURE_RETRY_AFTER_S | Retry-After of that answer, default 1 |
-    | PIERHEAD_REQUEST_TIMEOUT_S | deadline of a request that brings none, default 60 |
+    | PIERHEAD_REQUEST_TIMEOUT_S | deadline of a request without one, default 60 |
     | PIERHEAD_BODY_TIMEOUT_S | how long an HTTP request's body may take to arrive, default 30; then 408 |
     | PIERHEAD_MAX_BODY_BYTES | largest body that an ASGI application gets, default 64 MiB; then 413 |
     | PIERHEAD_DRAIN_TIMEOUT_S | how long a drain may take, default 20 |
     | PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD | true: servicer methods run on an event loop in a thread of their own |
     | PIERHEAD_DEBUG | true: clients see the tracebacks of user code |
-    | PIERHEAD_TRANSPORT | how handles call: lane (default) or grpc |
+    | PIERHEAD_TRANSPORT | transport of handles: lane (default) or grpc |
     | PIERHEAD_USER_CONFIG | JSON object for `reconfigure(user_config)` before the replica is ready, default {} |
     | PIERHEAD_NODE | name of the machine that this replica runs on; for policies that prefer near ones |
     | PIERHEAD_LOG_LEVEL | debug, info (default), warning or error; the line per request is of level info |
@@ -73,7 +73,7 @@ class Settings:
     version: str = ""
     host: str = "0.0.0.0"
     port: int | None = None
-    """None = the default of the part's kind."""
+    """None = the default port for the kind of requests."""
     grpc_port: int = DEFAULT_GRPC_PORT
     """Used only by a process that serves gRPC and HTTP; `port` is then the HTTP one."""
     admin_port: int = DEFAULT_ADMIN_PORT
@@ -93,11 +93,11 @@ class Settings:
     debug: bool = False
     run_user_code_in_separate_thread: bool = False
     transport: str = "lane"
-    """What handles use that name none: "lane" or "grpc"."""
+    """The transport of handles that name none: "lane" or "grpc"."""
     node: str = ""
-    """Empty = not known."""
+    """Empty = unknown."""
     user_config: str = NO_USER_CONFIG
-    """JSON: what `reconfigure` gets at the start."""
+    """JSON: the argument of `reconfigure` at the start."""
     access_log: bool = True
     log_level: str = "info"
     log_encoding: str = "json"
@@ -150,7 +150,7 @@ class Settings:
 
 
 def static_key(service: str) -> str:
-    """How a service is spelt in PIERHEAD_STATIC_<SERVICE>: upper case, underscores."""
+    """A service's name as PIERHEAD_STATIC_<SERVICE> spells it: upper case, underscores."""
     return service.upper().replace("-", "_").replace(".", "_")
 
 

@@ -1,6 +1,6 @@
 """Tensors as protobuf carries them: dtype, shape and packed little-endian bytes. Needs no numpy.
 
-With numpy at hand a service reads and makes arrays without a copy of the numbers:
+With numpy a service reads and creates arrays without copying the numbers:
 
     rows, _ = check("dense", request.dense, FLOAT32, (None, 13))
     dense = np.frombuffer(request.dense.data, "<f4").reshape(rows, 13)
@@ -57,8 +57,8 @@ def to_proto(
 def check(field: str, tensor: Tensor, dtype: DType, shape: Sequence[int | None]) -> tuple[int, ...]:
     """Check a received tensor and return its dimensions; None in `shape` allows any length there.
 
-    Raises BadRequest that names the field, what was found and what was expected. Looks at no element: whether numbers
-    are finite or in range is for the service to say.
+    Raises BadRequest that names the field, what was found and what was expected. Does not look at the elements: the
+    service checks whether numbers are finite or in range.
     """
     # The number of dimensions comes first: a message may hold millions of them.
     fits = tensor.dtype == dtype and len(tensor.shape) == len(shape)
@@ -72,7 +72,7 @@ def check(field: str, tensor: Tensor, dtype: DType, shape: Sequence[int | None])
 
 
 def spell(dtype: DType, shape: Sequence[int | None]) -> str:
-    """A dtype and shape as messages show them: `float32 [*, 13]`; of very many dimensions the first and how many."""
+    """A dtype and shape for messages: `float32 [*, 13]`; of very many dimensions the first ones and their number."""
     dimensions = ", ".join("*" if length is None else str(length) for length in shape[:SPELT_DIMENSIONS])
     if len(shape) > SPELT_DIMENSIONS:
         dimensions += f", ... {len(shape)} dimensions"

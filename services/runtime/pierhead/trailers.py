@@ -1,4 +1,4 @@
-"""Errors as they travel: the trailing metadata of a call, and the error that a status stands for."""
+"""Translates errors to and from the wire: a call's trailing metadata, and the error that a status stands for."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _BY_KIND: dict[str, type[PierheadError]] = {
 
 
 class Trailers:
-    """The few trailing metadata keys of ours, read once from a finished call."""
+    """Our own trailing metadata keys, read once from a finished call."""
 
     __slots__ = ("error_id", "kind", "models", "ongoing", "refused", "stats")
     KEYS: ClassVar[dict[str, str]] = {
@@ -93,7 +93,7 @@ def from_status(status: grpc.StatusCode, details: str, trailers: Trailers) -> Pi
         message, _, traceback = details.partition("\n")
         failed = UserCodeError(message, error_id=trailers.error_id or "", traceback=traceback)
         if traceback:
-            failed.add_note(f"traceback at the callee:\n{traceback}")  # seen where this error is logged, or its effects
+            failed.add_note(f"traceback at the callee:\n{traceback}")  # so that logs of this error show it
         return failed
     named = _BY_KIND.get(trailers.kind or "")
     found = named if named is not None and named.grpc_status is status else _BY_STATUS.get(status)
@@ -101,5 +101,5 @@ def from_status(status: grpc.StatusCode, details: str, trailers: Trailers) -> Pi
         return RemoteError(details or f"the callee answered {status.name} without a message", status)
     error = found(details)
     if trailers.kind:
-        error.kind = trailers.kind  # a subclass that only the callee knows keeps its own name at the edge
+        error.kind = trailers.kind  # a subclass that only the callee knows keeps its own kind at the edge
     return error

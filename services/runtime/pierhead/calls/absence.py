@@ -3,7 +3,7 @@
     SwitchedOff   a person has set it to 0, and no call wakes it
     Unknown       the controller knows no service of that name
 
-A replica that may be called all the same is.
+These reasons count only while no replica can be called: a replica that is listed and ready still gets calls.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class SwitchedOff:
     """A person has set the service to 0 replicas."""
 
     by: str
-    """What did it, in words."""
+    """What set it to 0, for the message."""
 
     def error(self, service: str) -> NoReplica:
-        """The error of a call. Clients of an ingress service get its words from haproxy/errors/scaled-to-zero.json."""
+        """The error of a call. Clients of an ingress service get this text from haproxy/errors/scaled-to-zero.json."""
         return ScaledToZero(
             f"{service} is scaled to 0 replicas (by {self.by}), and no request wakes it: "
             f"`make scale SERVICE={service} N=1` does. Nothing was done."
@@ -30,7 +30,7 @@ class SwitchedOff:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The controller has said that it knows no such service, and nothing else says where it is."""
+    """The controller has reported that it knows no such service, and no other source lists replicas of it."""
 
     def error(self, service: str) -> NoReplica:
         """The error of a call."""

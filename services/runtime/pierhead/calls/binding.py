@@ -25,9 +25,9 @@ class HandleOptions:
 
     service: str
     policy: str | None = None
-    """None = as the service says."""
+    """None = the service's own."""
     policy_kwargs: Mapping[str, Any] | None = None
-    """What the policy is made with."""
+    """The keyword arguments of the policy's constructor."""
     timeout_s: float | None = None
     max_queued_requests: int | None = None
     transport: str | None = None
@@ -61,7 +61,7 @@ class Binding:
         self._show_zeros()
 
     def _show_zeros(self) -> None:
-        """Make the target's series exist before anything has happened: a panel shows 0 rather than nothing."""
+        """Create the target's series before the first call: a panel shows 0 rather than nothing."""
         self._metrics.queued.inc(self._target, 0)
         self._metrics.handle_requests.inc(self._ok, 0)
         self._metrics.handle_ejections.inc(self._target, 0)
@@ -69,7 +69,7 @@ class Binding:
             self._metrics.handle_retries.inc((self.service, reason), 0)
 
     def is_current(self) -> bool:
-        """Whether this is the loop, and so the thread, that it belongs to."""
+        """Whether the running loop, and so the thread, is the one that this binding belongs to."""
         try:
             return asyncio.get_running_loop() is self.loop
         except RuntimeError:
@@ -79,18 +79,18 @@ class Binding:
 
     @property
     def max_queued(self) -> int:
-        """How many calls may wait: the handle's own bound, else the service's, else this process's; -1 = any."""
+        """How many calls may wait: the handle's own bound, else the service's, else this process's; -1 = no bound."""
         if self._own_bound is not None:
             return self._own_bound
         said = self.pool.listing.max_queued_requests
         return self._default_bound if said is None else said
 
     def patience(self, remaining: float, *, returned: bool) -> float:
-        """Seconds that a call may wait in line which has `remaining` seconds left. Raises Backpressure or NoReplica
-        when the line is full; a call that has `returned`, because a replica refused it, had its place already.
+        """How many seconds a call with `remaining` seconds left may wait in line. Raises Backpressure or NoReplica when
+        the line is full, except for a call that has `returned` after a replica refused it: its place counted already.
 
-        It ends early enough before the deadline for the caller to receive the reason, and for a call that starts to be
-        finished: when everything is full, work that ends after its deadline would crowd out work that is in time.
+        The wait ends before the deadline, so that the caller receives the reason and a call that starts can still
+        finish: in an overload, work that ends after its deadline would crowd out work that is in time.
         """
         limit = self.max_queued
         if 0 <= limit <= self.queued and not returned:
@@ -116,7 +116,7 @@ class Binding:
     # ---- what calls report
 
     def succeeded(self, seconds: float) -> None:
-        """Count a call that was answered."""
+        """Count a call that succeeded."""
         self._metrics.handle_requests.inc(self._ok)
         self._metrics.handle_duration.observe(self._target, seconds)
 
@@ -126,7 +126,7 @@ class Binding:
         self._metrics.handle_duration.observe(self._target, seconds)
 
     def took(self, seconds: float) -> None:
-        """Learn how long a call was at a replica."""
+        """Record how long a call was at a replica."""
         self.typical_s += 0.1 * (seconds - self.typical_s)
 
     def retried(self, reason: str) -> None:

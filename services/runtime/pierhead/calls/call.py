@@ -8,13 +8,13 @@
        v
     Backpressure, NoReplica
 
-A call that a replica may have begun is never sent a second time, and neither is one of whose stream of requests
-something was sent.
+A call that a replica may have begun is never sent a second time. Nor is a call that has sent a part of its stream of
+requests.
 
 When a replica has room, which is nearly always, a call costs no task and no timer of ours: the transport's call is
-opened at once, and awaiting ours awaits it. One that has to wait costs a place in the line and a deadline, and no task.
+opened at once, and awaiting ours awaits it. A call that has to wait costs a place in the line and a deadline, no task.
 
-A call that no code holds is cancelled: its result is lost, and it takes up a place at a replica. So
+A call that is no longer referenced is cancelled: its result is lost, and it would take up a place at a replica. So
 nothing that outlives a call (leases, transports) refers to it, except the line while it waits there.
 """
 
@@ -47,23 +47,23 @@ BACKOFF_S = (0.01, 0.5)
 
 
 class Call:
-    """What calls of every kind share: choosing a replica, trying another, telling how it ended."""
+    """What calls of every kind share: choosing a replica, trying another one, reporting the outcome."""
 
-    # What most calls never set is read from here.
+    # Class attributes: most calls never set them.
     session_id: str | None = None
     model_id: str | None = None
     _call: Any = None
     """The transport's call; None while there is none."""
     _lease: Lease
-    """Of the replica that has the call, or had it last."""
+    """On the replica that has the call, or had it last."""
     _opening: asyncio.Future[None] | None = None
-    """Done when the call is at a replica, or will never be; None when it was at once."""
+    """Done when the call is at a replica, or never will be; None when it reached one at once."""
     _place: PlaceInLine | None = None
     _timer: Deadline | None = None
     _tried: list[Replica] | None = None
     _pauses = 0
     _patient = False
-    """Whether the replica that has it may let it wait for a place."""
+    """Whether the replica may queue it instead of refusing it."""
     _ended = False
     _callbacks: list[Callable[[Any], None]] | None = None
 
@@ -120,7 +120,7 @@ class Call:
             self._wait()
 
     def __del__(self) -> None:
-        # Not from another thread's garbage collection, nor when the loop is gone.
+        # Not when another thread collects garbage, nor when the loop is closed.
         if not self._ended and self._call is not None and self._binding.is_current():
             self.cancel()
 
@@ -166,9 +166,9 @@ class Call:
         return max(0.0, self._deadline - time.monotonic())
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Have `callback(call)` called when it has ended for its caller; a try that was refused is no end.
+        """Call `callback(call)` when the call has ended for its caller; an attempt that was refused is no end.
 
-        What a replica has answered is looked at when the call is awaited: until then it has not ended.
+        The replica's reply is read when the call is awaited: until then the call has not ended.
         """
         if self._ended:
             callback(self)
@@ -215,7 +215,7 @@ class Call:
                 self.model_id = value
 
     def _open(self, lease: Lease, timeout: float, *, patient: bool = False) -> None:
-        """Open the call at the replica, or deny it with what the transport raises."""
+        """Open the call at the replica, or fail it with what the transport raises."""
         self._patient = patient
         try:
             call = lease.replica.connection.open(
@@ -233,17 +233,17 @@ class Call:
         self._call = call
 
     def _deny(self, error: Exception) -> None:
-        """The call will be at no replica; awaiting it raises why."""
+        """Fail the call before it reaches a replica; awaiting it raises `error`."""
         opening = self._opening
         if opening is None or opening.done():
             opening = self._opening = asyncio.get_running_loop().create_future()
         opening.set_exception(error)
-        opening.exception()  # else the loop logs it where the caller never asks
-        # The pool goes on to other calls, whatever the callbacks do.
+        opening.exception()  # marks it as read, else the loop logs it if the caller never awaits the call
+        # Callbacks run later: the pool first serves the other calls.
         self._end(error.kind if isinstance(error, PierheadError) else "error", call_back_soon=True)
 
     async def _opened(self) -> Any:
-        """The transport's call, once there is one. Raises why there will be none."""
+        """The transport's call, once it is open. Raises the call's error if it never opens."""
         while self._call is None:
             assert self._opening is not None  # noqa: S101 - else `__init__` has not ended
             try:
@@ -307,14 +307,14 @@ class Call:
             self._deny(error)
 
     def _gave_up(self) -> None:
-        """Its time in line is over."""
+        """Its time in line has run out."""
         waited = time.monotonic() - self._started
         self._denied(self._binding.refusal(f"none had room within {waited:.3g} s"))
 
     # ---- after a failure
 
     def _recover(self, call: Any, error: grpc.aio.AioRpcError, *, begun: bool = False) -> None:
-        """Open the call elsewhere if it surely was not begun; otherwise raise what the caller is to see."""
+        """Open the call at another replica if it surely was not begun; otherwise raise the caller's error."""
         if call is not self._call:
             return  # another task that awaits this call has done it already
         now = time.monotonic()
@@ -329,10 +329,10 @@ class Call:
         self._again(reason, now)
 
     async def _failure(self, call: Any, error: grpc.aio.AioRpcError | asyncio.CancelledError) -> grpc.aio.AioRpcError:
-        """How the call ended; raises `error` when it was this side that cancelled it.
+        """The status that the call ended with; raises `error` when this side cancelled it.
 
-        gRPC by itself cancels a call whose stream of requests cannot be written any more, a moment before it learns
-        why. Passed on, that would end a task of the caller's that was not cancelled.
+        gRPC itself cancels a call whose stream of requests can no longer be written, a moment before it has the
+        status. That CancelledError must not reach the caller's task, which was not cancelled.
         """
         if isinstance(error, grpc.aio.AioRpcError):
             return error
@@ -342,11 +342,11 @@ class Call:
         return await error_of(call)
 
     def _may_move(self) -> bool:
-        """Whether all of the request is at hand after it was sent."""
+        """Whether the whole request is still at hand, so that it can be sent again."""
         return True
 
     def _learn(self, failure: Failure, now: float) -> None:
-        """Report to the pool what the failure says of the replica."""
+        """Report to the pool what the failure says about the replica."""
         pool, lease = self._pool, self._lease
         if failure.retry_reason == "draining":
             pool.refuses(lease.replica)
@@ -361,13 +361,13 @@ class Call:
                 lease.replica.connection.check()
             pool.failed(lease, now)
         elif blame is Blame.LATE and not self._patient:
-            # A patient call may have waited for a place there all the time: that is overload, and no fault.
+            # A patient call may have queued at the replica until its deadline: that is overload, not a fault.
             pool.timed_out(lease, now)
         elif blame is Blame.ANSWERED:
             pool.answered(lease, now)
 
     def _again(self, reason: str, now: float) -> None:
-        """Take another replica. A drain is announced once per replica, so it needs no budget; all else does."""
+        """Take another replica. A drain is announced once per replica, so it needs no budget; other reasons do."""
         refused = self._lease.replica
         self._call = None
         if reason == "draining" or self._pool.budget.take(now):
@@ -412,7 +412,7 @@ class Call:
             self._pool.report(self._lease, count(trailers.ongoing), time.monotonic(), held, stats)
 
     def _failed(self, error: BaseException) -> None:
-        """Count a failure; a cancelled caller takes the call with it."""
+        """Count a failure; when the caller was cancelled, cancel the call."""
         if isinstance(error, PierheadError):
             self._end(error.kind)
         elif isinstance(error, asyncio.CancelledError):
@@ -423,7 +423,7 @@ class Call:
             self._end("error")
 
     def _end(self, outcome: str, *, call_back_soon: bool = False) -> None:
-        """Count how it ended, once, and call back: now, or in a turn of the loop that is the callbacks' own."""
+        """Count the outcome, once, and run the callbacks: now, or in a later turn of the loop."""
         if self._ended:
             return
         self._ended = True
@@ -442,6 +442,6 @@ class Call:
 
 
 async def error_of(call: Any) -> grpc.aio.AioRpcError:
-    """What a transport's call that has ended would raise where it is awaited."""
+    """The error that awaiting a transport's ended call would raise."""
     initial, trailing = await call.initial_metadata(), await call.trailing_metadata()
     return grpc.aio.AioRpcError(await call.code(), initial, trailing, await call.details())

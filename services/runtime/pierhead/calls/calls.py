@@ -1,4 +1,4 @@
-"""Calls through a handle, one class per kind; they look to their callers as `grpc.aio`'s own."""
+"""Calls through a handle, one class per kind, each with the interface of `grpc.aio`'s own."""
 
 from __future__ import annotations
 
@@ -115,40 +115,40 @@ class _ManyReplies(Call):
         return messages
 
     def deliver(self, sink: Callable[[list[Any]], bool]) -> None:
-        """Have `sink(messages)` called with messages in the turn of the event loop in which they arrive: no task is
-        woken for them. For code that passes on what comes, and takes all that it is given.
+        """Call `sink(messages)` in the turn of the event loop in which messages arrive: no task is woken for them.
+        For code that only forwards messages; `sink` has to take all of them.
 
-        It returns False to be given no more until `deliver` is called again. What it is not given is there to be read
-        as ever: everything where the transport is plain gRPC, large messages, what comes after it has returned False.
-        The end of the call, and what `sink` raises, are raised where the call is read. To be called after the first
+        It returns False to receive no more until `deliver` is called again. Messages that do not go to `sink` are read
+        as usual: every message over plain gRPC, large messages, and messages after it has returned False.
+        The end of the call, and what `sink` raises, are raised where the call is read. Call it after the first
         message. `sink` runs in the context of the code that called this (`current_request()`), in no task of its own.
         """
         deliver = getattr(self._call, "deliver", None)
         if deliver is not None and self._has_read:
-            # The task that reads the lane has the context of the request that opened it, another one.
+            # The task that reads the lane runs in the context of another request, the one that opened the lane.
             context = contextvars.copy_context()
             deliver(lambda messages: context.run(sink, messages))
 
     def _answered(self) -> None:
-        """The first message came: work has begun, and the replica is known to work."""
+        """The first message came: the replica works, and has begun the call."""
         self._has_read = True
-        self._request = None  # it goes to no other replica any more, and a stream lasts long
+        self._request = None  # frees memory: the call moves to no other replica, and a stream lasts long
         self._pool.answered(self._lease, time.monotonic())
 
 
 class _ManyRequests(Call):
-    """Kinds whose requests are a stream: from an iterator, or written one by one."""
+    """Kinds with a stream of requests: from an iterator, or written one by one."""
 
     _has_written = False
 
     def __init__(self, binding: Binding, method: Method, request: Any, *options: Any) -> None:
         self._raised: list[Exception] = []
-        """What the iterator of requests has failed with."""
+        """The error of the iterator of requests, if it raised one."""
         super().__init__(binding, method, None if request is None else _kept(request, self._raised), *options)
 
     @property
     def request(self) -> Any:
-        """None: there is no one message to choose a replica by."""
+        """None: policies cannot choose by a stream."""
         return None
 
     def _may_move(self) -> bool:
@@ -164,7 +164,7 @@ class _ManyRequests(Call):
         await self._send(lambda call: call.write(request))
 
     async def done_writing(self) -> None:
-        """Say that there are no more."""
+        """End the stream of requests."""
         await self._send(lambda call: call.done_writing())
 
     async def _send(self, send: Callable[[Any], Awaitable[None]]) -> None:
@@ -178,7 +178,7 @@ class _ManyRequests(Call):
                 except asyncio.InvalidStateError:
                     if self._has_written or not call.done():
                         raise
-                    # How a plain channel says that it was over before anything could be sent.
+                    # A plain channel raises this when the call ended before anything could be sent.
                     self._recover(call, await error_of(call))
                 else:
                     self._has_written = True
@@ -189,9 +189,9 @@ class _ManyRequests(Call):
 
 
 async def _kept(requests: Any, raised: list[Exception]) -> AsyncGenerator[Any, None]:
-    """The messages of an iterator; what it raises is put into `raised`: transports only cancel the call.
+    """The messages of an iterator; its exception is put into `raised`, as transports only cancel the call.
 
-    Does not refer to the call: a call that no code holds has to end.
+    Does not refer to the call: a call that is no longer referenced has to end.
     """
     try:
         if hasattr(requests, "__aiter__"):

@@ -21,9 +21,9 @@ from pierhead.policies.router import Router
 
 
 class HandleChannel(grpc.aio.Channel):
-    """The channel behind one handle. May be made at import, outside any event loop; binds to each loop that calls.
+    """The channel behind one handle. May be created at import, outside any event loop; binds to each loop that calls.
 
-    `options` are those of `HandleOptions`. Raises ValueError for a policy that cannot be made.
+    `options` are those of `HandleOptions`. Raises ValueError for a policy that cannot be created.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class HandleChannel(grpc.aio.Channel):
         self.options = HandleOptions(service, **options)
         self.metrics = metrics or PROCESS
         self._rng = rng or Random()  # noqa: S311 - load balancing
-        # The first loop's is made now: an unknown policy name raises where the handle is created.
+        # The first loop's router is created now: an unknown policy name raises where the handle is created.
         self._spare_router: Router | None = self._make_router()
         self._bindings: dict[asyncio.AbstractEventLoop, Binding] = {}
         self._latest: Binding | None = None
@@ -104,7 +104,7 @@ class HandleChannel(grpc.aio.Channel):
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:
-        """Nothing: connections belong to the process and are shared by its handles; see `close_handles`."""
+        """Does nothing: connections belong to the process and are shared by its handles; see `close_handles`."""
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """READY while any replica may be called, else CONNECTING."""
@@ -134,7 +134,7 @@ def _method(
 
 
 class _MultiCallable:
-    """What a stub's attribute is: calling it begins a call."""
+    """One method of a stub: calling it begins a call."""
 
     def __init__(self, channel: HandleChannel, begin: Callable[..., Call], method: Method) -> None:
         self._channel = channel

@@ -26,7 +26,7 @@ class InProcess(Protocol):
 
 
 class Clients:
-    """Pools and directory of one event loop. Made at the first call within that loop."""
+    """Pools and directory of one event loop. Created at the first call within that loop."""
 
     _of_loop: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Clients]] = weakref.WeakKeyDictionary()
     _overrides: ClassVar[weakref.WeakValueDictionary[str, InProcess]] = weakref.WeakValueDictionary()
@@ -47,13 +47,13 @@ class Clients:
 
     @classmethod
     def use(cls, settings: Settings) -> Clients:
-        """Give the running loop's handles these settings instead of the environment's, unless one was used already."""
+        """Use these settings in the running loop instead of the environment's, unless a handle was used already."""
         return cls._of_loop.setdefault(asyncio.get_running_loop(), cls(settings))
 
     @classmethod
     def override(cls, service: str, replica: InProcess | None) -> InProcess | None:
-        """Send every loop's calls to `service` to a replica in this process, for as long as that is referenced; with
-        None, to where they went before. Returns the replica that was in force.
+        """Send every loop's calls for `service` to `replica`, in this process, for as long as it is referenced.
+        None restores the service's own replicas. Returns the replica that was in force.
         """
         before = cls._overrides.pop(service, None)
         if replica is not None:
@@ -61,11 +61,11 @@ class Clients:
         for clients in cls._of_loop.values():
             for (name, _), pool in clients._pools.items():
                 if name == service:
-                    pool.closed = True  # handles ask for the pool again, and may get this one
+                    pool.closed = True  # so that handles look up the pool again
         return before
 
     def pool(self, service: str, transport: str) -> Pool:
-        """The pool of a service; watching begins when it is first asked for."""
+        """The pool of a service; the first use begins to watch the service."""
         replica = self._overrides.get(service)
         key = (service, transport if replica is None else replica)
         pool = self._pools.get(key)
@@ -91,7 +91,7 @@ class Clients:
 
 
 async def close_handles() -> None:
-    """Close what the handles of the running loop hold. `serve` does it; scripts and tests may."""
+    """Close the connections and watchers of the running loop's handles. `serve` does it; scripts and tests may."""
     found = Clients._of_loop.get(asyncio.get_running_loop())
     if found is not None:
         await found.close()

@@ -1,11 +1,11 @@
-"""Where the replicas of a service are: what the controller says, else a fixed list, else Docker's DNS.
+"""Finds the replicas of a service: from the controller, else from a fixed list, else from Docker's DNS.
 
-One Directory serves a whole process (more exactly, one event loop). With a controller configured, DNS fills in until
-the first answer, and for services that the controller does not know. A controller that goes away changes nothing: the
-last list stays in force until the next answer.
+One Directory serves a whole process (more exactly, one event loop). With a controller configured, DNS is used until
+the first answer, and for services that the controller does not know. While the controller is away, its last list stays
+in force.
 
-A call to a service that a person has set to 0 does not wait for a replica; its error says so. Likewise where the
-controller has known no service of that name for UNKNOWN_GRACE_S, and DNS does not know it either.
+A call to a service that a person has set to 0 fails at once with an error that says so. So does a call to a service
+that neither the controller, for UNKNOWN_GRACE_S, nor DNS has known.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ logger = logging.getLogger("pierhead")
 Update = Callable[[Listing], None]
 
 UNKNOWN_GRACE_S = 5.0
-"""How long after the controller has said that it does not know a service calls still wait for it: services are added to
-the files, and started, in any order."""
+"""How long calls wait for a service after the controller has reported it as unknown: services are added to the files,
+and started, in any order."""
 
 RECONNECT_S = (0.1, 5.0)
-"""Shortest and longest pause before asking the controller again; doubled at each failure, jittered."""
+"""Shortest and longest backoff before the next connection to the controller; doubled at each failure, jittered."""
 
 DNS_PERIOD_S = 2.0
 DNS_PERIOD_EMPTY_S = 0.25
@@ -68,7 +68,7 @@ class Directory:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, service: str, update: Update) -> None:
-        """Call `update` with where `service` is, now and at every change."""
+        """Call `update` with the listing of `service`, now and at every change."""
         known = service in self._updates
         self._updates.setdefault(service, []).append(update)
         if service in self._last:
@@ -105,7 +105,7 @@ class Directory:
     # ---- the controller
 
     def _restart_watch(self) -> None:
-        """One stream carries all services; a new one needs a new stream, the lists stay meanwhile."""
+        """Open a new stream. One stream carries all services, so a new service needs a new one; the lists stay."""
         if self._watch is not None:
             self._watch.cancel()
         self._watch = self._own(asyncio.get_running_loop().create_task(self._watch_forever(), name="discovery"))
@@ -127,7 +127,7 @@ class Directory:
                 except grpc.aio.AioRpcError as error:
                     reason = error.details() or error.code().name
                 except Exception as error:
-                    # Whatever one list causes, later ones must still be taken over: a frozen list is an outage later.
+                    # A list that fails must not stop later ones: a frozen list becomes an outage.
                     logger.exception("internal: a list from discovery could not be taken over")
                     reason = repr(error)
                 logger.info("discovery at %s: %s; the last lists stay in force", self._settings.discovery, reason)
@@ -139,7 +139,7 @@ class Directory:
         if state.service not in self._updates:
             return
         if state.unknown:
-            # Names that DNS gives know nothing of draining or readiness: no match for a list that the controller gave.
+            # DNS says nothing about draining or readiness: it never replaces a list from the controller.
             if state.service not in self._told_by_controller:
                 self._start_dns(state.service)
             if state.service not in self._graces:
@@ -156,7 +156,7 @@ class Directory:
         self._tell(state.service, _listing(state))
 
     def _stay_unknown(self, service: str) -> None:
-        """Calls no longer wait for a service that the controller does not know, unless DNS knows it."""
+        """Let calls fail at once for a service that the controller does not know, unless DNS knows it."""
         if service in self._told_by_controller or service not in self._last:
             self._tell(service, replace(self._last.get(service, Listing()), absence=Unknown()))
 
@@ -177,12 +177,12 @@ class Directory:
 
 
 def _at(addresses: Iterable[str]) -> Listing:
-    """Replicas of which only the addresses are known."""
+    """A listing of replicas of which only the addresses are known."""
     return Listing([Endpoint(name=address, address=address) for address in addresses])
 
 
 def _listing(state: discovery_pb2.ServiceEndpoints) -> Listing:
-    """What the controller says."""
+    """A listing as the controller reports it."""
     draining = discovery_pb2.Endpoint.DRAINING
     return Listing(
         endpoints=[
@@ -205,12 +205,12 @@ def _listing(state: discovery_pb2.ServiceEndpoints) -> Listing:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Every "ip:port" that a name stands for, sorted; empty when it stands for none now. IPv4 where there is any."""
+    """Every "ip:port" that a name resolves to, sorted; empty when it resolves to none. IPv4 where there is any."""
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # the latter for what can be no host's name, such as a..b
-        return []  # not known, or no resolver now: the caller keeps what it had and asks again
+        return []  # unknown name, or no resolver: the caller keeps its list and retries
     four = {f"{address[0]}:{port}" for family, _, _, _, address in found if family == socket.AF_INET}
     six = {f"[{address[0]}]:{port}" for family, _, _, _, address in found if family == socket.AF_INET6}
     return sorted(four or six)

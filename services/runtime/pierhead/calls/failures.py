@@ -1,7 +1,7 @@
-"""What the failure of a call says: whether it may be sent again, what it makes of its replica, what its caller sees.
+"""Classifies a failed call: whether it may be sent again, whether its replica is to blame, what its caller sees.
 
 Pure. A status comes from the service, from the replica's runtime, or from the transport; the trailing metadata says
-which. Where there is none the transport made it up, and gRPC's text is all there is to go by.
+which. A status without trailing metadata comes from the transport, and only gRPC's text tells the causes apart.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ TOO_LARGE = "larger than max"
 """What gRPC's core says of a message above max_receive_message_length or max_send_message_length."""
 
 MOMENT_S = 0.01
-"""gRPC keeps deadlines by a timer of its own: how a call has ended shows so much earlier, or later, than by ours."""
+"""gRPC times deadlines with its own timer: a call may end this much earlier, or later, than by our clock."""
 
 CORE_FAILED = "Internal error from Core"
-"""How the message of a status begins that gRPC's Python layer makes up where an operation of its core failed."""
+"""The start of the status message that gRPC's Python layer sets when an operation of its core failed."""
 
 BROKEN = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS}
 )
-"""Statuses that say that the service is broken, and not what was asked of it."""
+"""Statuses that mean that the service is broken, not the request."""
 
 
 class Blame(Enum):
-    """What a failure makes of the replica."""
+    """What a failure says about the replica."""
 
     NONE = "nothing"
     ANSWERED = "it works: the fault is the request's"
@@ -54,17 +54,17 @@ class Failure:
         self.code = error.code()
         unclear = self.code is grpc.StatusCode.CANCELLED or CORE_FAILED in self.details
         if unclear and not self.worked and remaining < MOMENT_S:
-            # What gRPC names as the cause depends on what it was about to do when its timer struck.
+            # The status that gRPC reports depends on what it was doing when its timer fired.
             self.code = grpc.StatusCode.DEADLINE_EXCEEDED
 
     @property
     def worked(self) -> bool:
-        """Whether the replica's runtime had the call, and says so with its load."""
+        """Whether the replica's runtime received the call: its trailing metadata then holds the load."""
         return self.trailers.ongoing is not None
 
     @property
     def ongoing(self) -> int:
-        """What it had in flight then."""
+        """The replica's requests in flight at that time."""
         return count(self.trailers.ongoing)
 
     @property
@@ -82,10 +82,10 @@ class Failure:
 
     @property
     def blame(self) -> Blame:
-        """What it makes of the replica."""
+        """What it says about the replica."""
         if self.trailers.refused is not None or self.code is grpc.StatusCode.CANCELLED:
             return Blame.NONE
-        if self.trailers.kind == ScaledToZero.kind:  # it passes on what was said of a service behind it
+        if self.trailers.kind == ScaledToZero.kind:  # the replica passes on the error of a service behind it
             return Blame.ANSWERED
         if self.code in BROKEN:
             return Blame.BROKEN
@@ -94,9 +94,9 @@ class Failure:
         return Blame.ANSWERED
 
     def as_seen(self, where: str, limit: float) -> PierheadError:
-        """What the caller sees: the callee's own error where it spoke, else what happened on the way.
+        """What the caller sees: the callee's own error where it sent one, else the transport's failure.
 
-        `where`: the method and the replica, in words; `limit`: seconds that the call had.
+        `where`: the method and the replica, for the message; `limit`: seconds that the call had.
         """
         code, details = self.code, self.details
         if self.trailers.kind is not None or self.worked:
@@ -113,10 +113,10 @@ class Failure:
 
 
 def count(text: str | None) -> int:
-    """A load as it travels; 0 for what is none."""
+    """Parse a load from metadata; 0 where there is none."""
     return int(text) if text is not None and text.isascii() and text.isdigit() else 0
 
 
 def models(text: str | None) -> frozenset[str] | None:
-    """The models that a replica says it holds; None = it says nothing."""
+    """The models that a replica reports; None = it reports none."""
     return None if text is None else parse_announcement(text)

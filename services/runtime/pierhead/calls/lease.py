@@ -1,4 +1,4 @@
-"""One call's hold on a replica."""
+"""The lease that a call has on a replica while it is in flight there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Lease:
-    """One call's place at a replica. Holds no reference to the call: a call that no code holds ends at once."""
+    """One call's place at a replica. Does not refer to the call: a call that is no longer referenced ends at once."""
 
     __slots__ = ("_pool", "began", "left", "replica", "trial")
 
@@ -21,14 +21,14 @@ class Lease:
         self.began = began
         """When the replica was taken, in monotonic seconds."""
         self.left = -1
-        """Calls of this process that were at the replica when this one's end arrived; -1 = it has not."""
+        """Calls of this process that were at the replica when this call ended; -1 = it has not ended."""
         self.trial = False
-        """Whether it decides if the replica comes back into service."""
+        """Whether this call is the trial that decides if the replica returns into service."""
         replica.inflight += 1
         replica.load += 1
 
     def end(self, _: object = None) -> None:
-        """Give the place back; nothing happens the second time."""
+        """Return the place; a second call does nothing."""
         if self.left >= 0:
             return
         replica = self.replica

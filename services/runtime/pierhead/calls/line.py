@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class PlaceInLine:
-    """One call's place in the line. Either `granted` or `denied` is called, once, unless the call leaves before."""
+    """One call's place in the line. Either `granted` or `denied` is called, once, unless the call leaves first."""
 
     __slots__ = ("age", "call", "denied", "granted", "router", "waits")
 
@@ -42,7 +42,7 @@ class Line:
 
     def __init__(self) -> None:
         self.waiting = 0
-        """Places in the line. Those that have left do not count; the heap drops them in time."""
+        """Places in the line. Places that have left do not count; the heap drops them later."""
         self._heap: list[tuple[float, int, PlaceInLine]] = []
         self._joined = 0
 
@@ -59,13 +59,13 @@ class Line:
             return False
         place.waits = False
         self.waiting -= 1
-        if len(self._heap) > 2 * self.waiting + 16:  # so the work is a constant for each that leaves
+        if len(self._heap) > 2 * self.waiting + 16:  # so that leaving costs amortised constant time
             self._heap = [entry for entry in self._heap if entry[2].waits]
             heapq.heapify(self._heap)
         return True
 
     def head(self) -> PlaceInLine | None:
-        """Whose turn it is."""
+        """The place whose turn it is."""
         while self._heap and not self._heap[0][2].waits:
             heapq.heappop(self._heap)
         return self._heap[0][2] if self._heap else None

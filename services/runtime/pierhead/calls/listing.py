@@ -1,4 +1,4 @@
-"""What is said of a service: where its replicas are, and how it is to be called."""
+"""What a source reports about a service: where its replicas are, and how it is to be called."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pierhead.calls.replica import Endpoint
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All of it, as one source says it: a later one replaces it whole."""
+    """One source's whole report; the next one replaces it."""
 
     endpoints: Sequence[Endpoint] = ()
     max_queued_requests: int | None = None
-    """How many calls may wait at each handle; -1 = no bound, None = not said."""
+    """How many calls may wait at each handle; -1 = no bound, None = not set."""
     policy: str | None = None
-    """How handles choose that name no policy of their own; None = not said."""
+    """The policy of handles that name none; None = not set."""
     policy_kwargs: str = ""
-    """What that policy is made with: a JSON object, "" = nothing."""
+    """The policy's keyword arguments as a JSON object; "" = none."""
     absence: Absence | None = None
-    """Why calls do not wait for a replica where none may be called; None = one may come at any time."""
+    """Why calls do not wait while no replica may be called; None = a replica may come at any time."""

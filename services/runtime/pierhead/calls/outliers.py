@@ -1,4 +1,4 @@
-"""Which replicas are left out for a while because their calls fail while other replicas' calls do not.
+"""Outlier ejection: leaves a replica out for a while when its calls fail and other replicas' calls do not.
 
     in service --FAILURES in a row--> left out --some seconds--> on probation --a call is taken--> on trial
          ^                               ^                           ^                                |
@@ -6,14 +6,14 @@
          |                               `---- failed: left out for longer ---------------------------|
          `---- answered ------------------------------------------------------------------------------'
 
-A failure is a lost connection, a deadline that passed while the replica answered no call, or a status that says that
-the service is broken; never overload, draining, a cancellation, or a request that is wrong. `failures` sorts them.
+A failure is a lost connection, a deadline that passed while the replica answered no call, or a status that means that
+the service is broken; never overload, draining, a cancellation, or a wrong request. `failures` classifies them.
+A failing dependency makes all replicas fail alike: none is an outlier, and leaving some out would only overload the
 
-A dependency that fails makes all replicas fail alike; then none is an outlier, and leaving some out would only halve
-what is left. So a replica is left out only while another one is in service whose last call did not fail, and never more
-than half of the callable replicas, rounded down: a single replica never is.
+rest. So a replica is left out only while the last call of another replica in service did not fail. At most half of the
+callable replicas, rounded down, are left out: a single replica never is.
 
-All of it is pure: times are monotonic seconds, handed in, and so is the randomness.
+Pure: the time (monotonic seconds) and the randomness are passed in.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Collection
 from random import Random
 
 FAILURES = 5
-"""Calls in a row that have to fail. One or two do so by chance, or for what they ask; Envoy's default, too."""
+"""Consecutive failures that leave a replica out; Envoy's default. One or two happen by chance."""
 
 SHORTEST_S = 5.0
 """The first time out: longer than a stall of a busy machine, short enough to cost little when it was a mistake."""
@@ -34,31 +34,31 @@ FORGIVEN_S = 60.0
 """After so long in service, the next time out is a first one again."""
 
 JITTER = 0.2
-"""Times are shorter by up to this share, so that the callers of a sick replica do not come back together."""
+"""Times are shorter by up to this share, so that the callers of a broken replica do not return all at once."""
 
 TRIAL_PAUSE_S = 0.05
-"""A trial that ended without a verdict (its caller went away, the replica was full) is followed by the next one no
-sooner; also because how a call failed is known a moment after its end."""
+"""Shortest pause before the next trial when one ended without a verdict (its caller went away, the replica was full).
+Also because a call's failure is classified a moment after its end."""
 
 
 class Standing:
-    """What this process makes of one replica's answers."""
+    """How one replica's calls have gone, as this process saw them."""
 
     __slots__ = ("answered_at", "back_at", "failures", "judged_at", "next_trial_at", "on_trial", "times_out", "until")
 
     def __init__(self) -> None:
         self.failures = 0
-        """In a row, up to now."""
+        """Consecutive failures up to now."""
         self.answered_at = 0.0
-        """Its last sign of life."""
+        """When it last answered a call."""
         self.judged_at = 0.0
-        """Calls begun before say nothing new: the last verdict, or the loss of the connection, was about them too."""
+        """Calls begun before this time are ignored: the last verdict, or the lost connection, covered them too."""
         self.until = 0.0
         """When the time out ends; 0 = in service. Stays until the verdict of a call begun after it."""
         self.next_trial_at = 0.0
         self.on_trial = False
         self.times_out = 0
-        """Times out in a row: they say how long the next one is."""
+        """Consecutive times out, which set the length of the next one."""
         self.back_at = 0.0
         """When the last one ended well."""
 
@@ -72,7 +72,7 @@ class Standing:
         return self.until != 0 and (self.on_trial or now < self.next_trial_at)
 
     def begin_trial(self) -> None:
-        """A call was taken there after its time out; no second one is, until that has ended."""
+        """A call was taken there after its time out; no second call is taken until it has ended."""
         self.on_trial = True
 
     def end_trial(self, now: float) -> None:
@@ -108,7 +108,7 @@ class Standing:
 
 class Outliers:
     """The rules for the replicas of one service. `peers`: the standings of all replicas that are connected and take
-    calls, left out or not; whether the one in question is among them does not matter.
+    calls, left out or not; the replica in question may be among them.
     """
 
     def __init__(self, rng: Random) -> None:
@@ -131,8 +131,8 @@ class Outliers:
             standing.leave_out(now, 1 - JITTER * self._random())
 
     def timed_out(self, standing: Standing, began: float, now: float, peers: Collection[Standing]) -> None:
-        """A call's deadline passed before its answer. No failure if the replica has answered a call meanwhile: then it
-        is slow or full, or the deadline was short.
+        """A call's deadline passed before its answer. No failure if the replica has answered another call since: it is
+        then slow or full, or the deadline was short.
         """
         if began > standing.answered_at:
             self.failed(standing, began, now, peers)
@@ -144,19 +144,19 @@ class Outliers:
 
 
 def most_out(callable_replicas: int) -> int:
-    """How many of so many may be left out at a time."""
+    """How many of the callable replicas may be left out at a time."""
     return callable_replicas // 2
 
 
 def left_out(peers: Collection[Standing], now: float) -> list[Standing]:
-    """The replicas to leave out now: of the unwanted ones no more than allowed, the longest time left first.
+    """The replicas to leave out now: at most the allowed number of the unwanted ones, the longest time left first.
 
-    Replicas drain and disappear while others are left out: what was half of them may now be all.
+    Asked anew at each change: when other replicas drain, what was half of them may now be all.
     """
     unwanted = sorted((peer for peer in peers if peer.unwanted(now)), key=lambda peer: peer.until, reverse=True)
     return unwanted[: most_out(len(peers))]
 
 
 def next_change(peers: Collection[Standing], now: float) -> float:
-    """When the next of them goes on probation by itself; infinity when none will."""
+    """When the next replica goes on probation by itself; infinity when none will."""
     return min((peer.next_trial_at for peer in peers if peer.next_trial_at > now), default=float("inf"))

@@ -29,10 +29,10 @@ from pierhead.policies.router import Router
 from pierhead.routing_stats import Stats
 
 REPORT_TRUSTED_S = 1.0
-"""How long the load that a replica has reported counts."""
+"""How long a replica's reported load counts."""
 
 REPORT_PERIOD_S = 0.01
-"""It is read this often at most: reading it costs more than it is worth on each reply."""
+"""Shortest time between two reads of the load: reading it on each reply costs more than it is worth."""
 
 NEVER = float("inf")
 
@@ -41,7 +41,7 @@ class Timer(Protocol):
     """What `call_later` returns."""
 
     def cancel(self) -> None:
-        """Not to be called any more."""
+        """Do not call back."""
         ...
 
 
@@ -66,19 +66,19 @@ class Pool:
         self.listed = False
         """Whether any source has answered yet."""
         self.listing = Listing()
-        """What is said of the service."""
+        """The service's last listing."""
         self.closed = False
         self._clock = clock
         self._connect = connect
         self._ejected = ejected
         self._replicas: dict[str, Replica] = {}
-        # Sorted by name, and never changed: policies look at the very lists.
+        # Sorted by name, and replaced instead of changed: policies receive these lists themselves.
         self._callable: list[Replica] = []
         self._in_service: list[Replica] = []
         self._random = rng or Random()  # noqa: S311 - jitter, and shares of calls
         self._outliers = Outliers(self._random)
         self._weighed = False
-        """Whether some replicas are to get another share of the calls than others."""
+        """Whether the replicas have different shares of the calls."""
         self._due = NEVER
         """When the next reported load or time out expires."""
         self._line = Line()
@@ -120,7 +120,7 @@ class Pool:
         return self._replicas.values()
 
     def watch(self, router: Router) -> None:
-        """Keep `router` informed of replicas that are gone, and of the service's policy, as long as code holds it."""
+        """Report gone replicas and the service's policy to `router`, for as long as it is referenced."""
         router.follow(self.listing.policy, self.listing.policy_kwargs)
         if router.watches_replicas or router.follows:
             self._watching.add(router)
@@ -131,7 +131,7 @@ class Pool:
         return bool(self._callable)
 
     def hopeless(self) -> NoReplica | None:
-        """The error of a call that would wait where no replica will come; None = one may be waited for."""
+        """The error of a call that would wait in vain; None = a replica may still come."""
         if self.listing.absence is None or self._callable:
             return None
         return self.listing.absence.error(self.service)
@@ -149,10 +149,10 @@ class Pool:
         now = self._clock()
         return ", ".join(r.describe(now) for r in sorted(self._replicas.values(), key=lambda r: r.name))
 
-    # ---- taking and giving back
+    # ---- taking and returning
 
     def take(self, router: Router, call: RoutedCall, now: float, tried: Collection[Replica] = ()) -> Lease | None:
-        """A lease on a replica with room that is not in `tried`; None when a call has to wait, also behind others.
+        """A lease on a replica with room that is not in `tried`; None when the call has to wait, also behind others.
 
         Raises UserCodeError when the policy fails.
         """
@@ -168,7 +168,7 @@ class Pool:
 
     def leave(self, place: PlaceInLine) -> None:
         """Leave the line; nothing happens if its turn has come already."""
-        # A call behind it may get what this one could not.
+        # The next call may fit where this one did not.
         if self._line.leave(place) and self._line.waiting:
             self._serve()
 
@@ -184,7 +184,7 @@ class Pool:
             replica.standing.end_trial(now)
             self._sort(now)
         if self._line.waiting:
-            # How the call ended is known a moment later; a refusal made no room.
+            # The outcome of the call is known a moment later; a refusal frees no room.
             if not replica.full:
                 self._serve()
             elif replica.others:
@@ -197,9 +197,9 @@ class Pool:
     # ---- what calls learn
 
     def wants_report(self, replica: Replica, now: float, model_id: str | None = None) -> bool:
-        """Whether to read what a reply says of its replica; it matters where there is a choice, or other callers.
+        """Whether to read a reply's report on its replica; it matters with several replicas, or other callers.
 
-        The reply to a call for a model that the replica was not known to hold is always of interest: it holds it now.
+        Always read after a call for a model that the replica was not known to hold: it holds it now.
         """
         if replica.full:
             return True
@@ -209,7 +209,7 @@ class Pool:
     def report(
         self, lease: Lease, ongoing: int, now: float, models: frozenset[str] | None = None, stats: Stats | None = None
     ) -> None:
-        """A reply said how many requests the replica has in flight, and perhaps what it holds and what it publishes."""
+        """Take over a reply's report: the replica's requests in flight, and perhaps its models and its numbers."""
         replica = lease.replica
         replica.full = False
         replica.reported_at = now
@@ -221,7 +221,7 @@ class Pool:
         self._serve()
 
     def refused(self, lease: Lease, ongoing: int) -> None:
-        """The replica is full: what it has in flight is its limit. Others may make room there any time."""
+        """The replica is full: its requests in flight are its limit. Other callers may free room at any time."""
         replica, now = lease.replica, self._clock()
         replica.full = True
         replica.limit = min(replica.limit, max(1, ongoing))
@@ -234,7 +234,7 @@ class Pool:
         self._refresh()
 
     def answered(self, lease: Lease, now: float) -> None:
-        """The replica worked on the call as it should."""
+        """The replica worked."""
         standing = lease.replica.standing
         if standing.failures or standing.until:
             out = standing.until
@@ -305,8 +305,8 @@ class Pool:
         return lease
 
     def _serve(self) -> None:
-        """Give replicas with room to the calls at the head of the line; fail calls for which no replica will come."""
-        if self._serving:  # by way of a call that was just granted one: the loop below goes on anyway
+        """Grant replicas with room to the calls at the head of the line; fail calls for which no replica will come."""
+        if self._serving:  # re-entered from `granted` or `denied`: the outer loop goes on anyway
             return
         self._serving = True
         try:
@@ -335,7 +335,7 @@ class Pool:
     def _watcher_of(self, replica: Replica) -> Callable[[], None]:
         def changed() -> None:
             if not replica.connection.ready:
-                lost = not replica.drains  # a draining replica goes away in order
+                lost = not replica.drains  # a draining replica closes its connection as planned
                 replica.renewed()
                 if lost:
                     self._lost(replica.standing)
@@ -344,7 +344,7 @@ class Pool:
         return changed
 
     def _lost(self, standing: Standing) -> None:
-        """A connection broke; which replicas may be called is looked at next."""
+        """A connection broke. `_refresh` follows."""
         out, now = standing.until, self._clock()
         self._outliers.lost_connection(standing, now, self._standings())
         if standing.until > out:
@@ -358,15 +358,15 @@ class Pool:
         self._serve()
 
     def _sort(self, now: float) -> None:
-        """Which replicas are left out now, and until when."""
+        """Decide which replicas are left out now, and until when."""
         standings = self._standings()
         out = left_out(standings, now)
         self._in_service = [r for r in self._callable if r.standing not in out] if out else self._callable
-        said = min((replica.others_until for replica in self._callable if replica.others), default=NEVER)
-        self._due = min(said, next_change(standings, now))
+        expiry = min((replica.others_until for replica in self._callable if replica.others), default=NEVER)
+        self._due = min(expiry, next_change(standings, now))
 
     def _judged(self, standing: Standing, out: float, now: float) -> None:
-        """The time out of a replica that was left out until `out` may have changed."""
+        """Act on a verdict, which may have changed the end of the replica's time out, `out` before."""
         if standing.until == out:
             return
         if standing.until > out:
@@ -384,8 +384,8 @@ class Pool:
         self._sort(now)
 
     def _take_word(self, lease: Lease, ongoing: int, until: float) -> None:
-        """Take over the load that a replica reports. This process's share of it is the number of its calls when the
-        answer arrived: calls that have ended since would be taken for others' calls.
+        """Take over the load that a replica reports, less this process's own calls when the reply arrived: without
+        that moment, calls that have ended since would count as other callers'.
         """
         replica = lease.replica
         replica.set_others(ongoing - (lease.left if lease.left >= 0 else replica.inflight - 1), until)
@@ -403,7 +403,7 @@ class Pool:
     # ---- looking again
 
     def _look_again(self) -> None:
-        """Reported loads and times out expire without an event: look at the line again then."""
+        """Reported loads and times out expire without an event: set a timer that looks at the line again."""
         if self._due < NEVER:
             self._look_at(self._due)
 

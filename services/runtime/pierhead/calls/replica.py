@@ -11,28 +11,28 @@ from pierhead.lanes.connection import Connection
 from pierhead.routing_stats import NOTHING, Stats
 
 FULL_TRUSTED_S = 0.05
-"""How long a replica that refused counts as full; then it is asked again."""
+"""How long a replica counts as full after it refused a call; then it is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a replica is and whether it may be called; what a source of replicas says."""
+    """Where a replica is and whether it may be called, as a source of replicas reports it."""
 
     name: str
     address: str
     draining: bool = False
     max_ongoing_requests: int = 0
-    """0 = not known."""
+    """0 = unknown."""
     node: str = ""
-    """The machine it runs on; "" = not known."""
+    """The machine it runs on; "" = unknown."""
     weight: int = 1
     """Its share of the calls, relative to the other replicas'."""
     stats: Stats | None = None
-    """The numbers that it publishes for policies, as the source last read them; None = not known."""
+    """The numbers that it publishes for policies, as the source last read them; None = unknown."""
 
 
 class Replica:
-    """One replica. What policies know of it is `policies.Candidate`."""
+    """One replica. Policies see it as a `policies.Candidate`."""
 
     __slots__ = (
         "address", "closing", "connection", "full", "inflight", "limit", "listed_draining", "listed_limit", "load",
@@ -44,31 +44,31 @@ class Replica:
         self.address = endpoint.address
         self.connection: Connection
         self.inflight = 0
-        """Calls of this process there."""
+        """Calls of this process that are in flight there."""
         self.load = 0
-        """Calls in flight there, as far as known: this process's, and others' as the replica has last reported."""
+        """Calls in flight there: this process's, plus other callers' by the replica's last report."""
         self.others_until = 0.0
-        """When that word is too old."""
+        """When that report expires."""
         self.full = False
         """Its last report was a refusal."""
         self.reported_at = 0.0
         self.models: frozenset[str] = frozenset()
-        """Ids of the models it holds, by its own last word."""
+        """Ids of the models it holds, by its last report."""
         self.stats: Mapping[str, float] = NOTHING
-        """Numbers that it publishes, by its own word or the source's, whichever is newer. A new object each time."""
+        """Numbers that it publishes, from its replies or the source, whichever is newer. A new object each time."""
         self.stats_version = 0
         self.refuses = False
-        """It said itself that it is draining; true until its connection breaks."""
+        """It refused a call because it is draining; true until its connection breaks."""
         self.closing = False
         """No source lists it any more."""
         self.standing = Standing()
         self.listed_limit = sys.maxsize
         self.limit = sys.maxsize
-        """Requests it takes at a time: what the source says, or what its refusals teach."""
+        """Requests it takes at a time: from the source, or learned from its refusals."""
         self.update(endpoint)
 
     def update(self, endpoint: Endpoint) -> None:
-        """Take over what a source says of it."""
+        """Take over a source's report."""
         self.name = endpoint.name
         self.node = endpoint.node
         self.weight = endpoint.weight
@@ -81,7 +81,7 @@ class Replica:
             self.learn(endpoint.stats)
 
     def learn(self, stats: Stats) -> None:
-        """Take over what it publishes, unless that is known already, or older."""
+        """Take over what it publishes, unless that is not newer."""
         if stats.version > self.stats_version:
             self.stats_version, self.stats = stats
 
@@ -91,16 +91,16 @@ class Replica:
         return self.load - self.inflight
 
     def set_others(self, calls: int, until: float) -> None:
-        """Take over how many calls of other processes are there; believed until `until`."""
+        """Take over how many calls of other processes are there; it counts until `until`."""
         self.load = self.inflight + max(0, calls)
         self.others_until = until
 
     def expire(self, now: float) -> None:
-        """What it said of others' calls is old. One that refused is asked by one call at a time, not by all at once."""
+        """Drop the old report of others' calls. After a refusal one call at a time tries the replica."""
         self.set_others(self.limit - self.inflight - 1 if self.full else 0, now + FULL_TRUSTED_S)
 
     def renewed(self) -> None:
-        """Its connection broke: the next answer there may be another process's."""
+        """Its connection broke: a new process may answer at the address."""
         self.refuses = False
         self.full = False
         self.models = frozenset()
@@ -110,12 +110,12 @@ class Replica:
 
     @property
     def drains(self) -> bool:
-        """Whether it is to get no new calls, for good."""
+        """Whether it gets no new calls any more."""
         return self.listed_draining or self.refuses or self.closing
 
     @property
     def callable(self) -> bool:
-        """Whether new calls may go there, whatever came of the last ones."""
+        """Whether new calls may go there, regardless of how the last ones ended."""
         return self.connection.ready and not self.drains
 
     def describe(self, now: float) -> str:

@@ -1,8 +1,7 @@
-"""Which replicas a call may go to while a new version is tried with a part of the calls. Pure.
+"""Splits calls between versions while a canary gets a part of them. Pure.
 
-Replicas of one weight are one group: those of the new version, and the others. A call is given to a group first, by the
-groups' shares, and the policy then chooses within it; so a share holds whatever the policy is, and each group balances
-its own load.
+Replicas of one weight are one group: the new version's, and the others. A group is drawn first, by the groups' shares,
+and the policy then chooses within it. So the shares hold under every policy, and each group balances its own load.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Protocol, TypeVar
 
 
 class Weighed(Protocol):
-    """What has a share of the calls."""
+    """A replica with a share of the calls."""
 
     @property
     def weight(self) -> int:
@@ -29,7 +28,7 @@ def differ(replicas: Iterable[Weighed]) -> bool:
 
 
 def group(candidates: Sequence[W], draw: float) -> Sequence[W]:
-    """The group that `draw`, from 0 to below 1, falls upon; at least one of `candidates`."""
+    """The group that `draw`, from 0 to below 1, selects; it has at least one candidate."""
     point = draw * sum(candidate.weight for candidate in candidates)
     for weight in sorted({candidate.weight for candidate in candidates}):
         members = [candidate for candidate in candidates if candidate.weight == weight]
