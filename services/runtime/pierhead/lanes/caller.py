@@ -1,4 +1,4 @@
-"""The caller's side of lanes: one connection to one replica, with a lane in it whenever there can be one.
+"""The caller's side of lanes: one connection to one replica, over a lane whenever the replica has lanes.
 
 connecting --(hellos exchanged)--> ready --(stream lost, goodbye, rule broken)--> connecting, after a pause
     |                                ^
@@ -36,16 +36,16 @@ logger = logging.getLogger("pierhead")
 OPEN = "/pierhead.lane.v1.Lane/Open"
 
 RECONNECT_S = (0.1, 2.0)
-"""Shortest and longest pause before a lost lane is opened again; doubled at each failure, jittered."""
+"""Shortest and longest backoff before a lost lane is opened again; doubled at each failure, jittered."""
 
 HELLO_TIMEOUT_S = 5.0
-"""A replica that takes the stream and says nothing for so long is not there."""
+"""How long a replica may take for its hello after it has accepted the stream; then it counts as lost."""
 
 CALLER_QUEUE_BYTES = 64 * 1024 * 1024
-"""While more than this waits for a replica that takes nothing, no call is begun there: it counts as not connected."""
+"""While more bytes than this wait to be sent to a replica, no call is begun there: it counts as not connected."""
 
 PARCEL_TIMEOUT_S = 60.0
-"""Bringing or fetching one large message, at the longest; no longer than until the call's own deadline."""
+"""Longest time for sending or fetching one large message; the call's own deadline may end it earlier."""
 
 _BEGIN = Frame.BEGIN
 _MESSAGE = Frame.MESSAGE
@@ -56,7 +56,7 @@ _CALLS: dict[Kind, Callable[..., Any]] = {
     Kind.UNARY_UNARY: calls.UnaryUnaryLaneCall,
     Kind.UNARY_STREAM: calls.UnaryStreamLaneCall,
 }
-"""The kinds that travel in a lane."""
+"""The kinds of calls that lanes carry."""
 
 
 class LaneConnection:
@@ -68,10 +68,10 @@ class LaneConnection:
         self._changed = changed
         self._lane: CallerLane | None = None
         self._plain: GrpcConnection | None = None
-        """In use instead of a lane."""
+        """Plain gRPC in place of a lane, for a replica without lanes."""
         self._plain_changed = asyncio.Event()
         self._beside: GrpcConnection | None = None
-        """For streams of requests and large messages, made for the first one: their bytes delay no other call."""
+        """For streams of requests and large messages, whose bytes must not delay other calls; made on first use."""
         self._encoded_methods: dict[Method, Method] = {}
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._keeper = asyncio.get_running_loop().create_task(self._keep(), name=f"lane {address}")
@@ -102,7 +102,7 @@ class LaneConnection:
         return found
 
     def check(self) -> None:
-        """Nothing: a lane knows at once when it is lost."""
+        """Does nothing: a lane notices at once that it is lost."""
 
     def beside(self) -> GrpcConnection:
         """The connection for streams of requests and for large messages."""
@@ -143,7 +143,7 @@ class LaneConnection:
                 reason = f"broken: {error}"
                 logger.error("the lane to %s is %s; it is opened anew", self._address, reason)  # noqa: TRY400
             except Exception:
-                logger.exception("internal: the lane to %s ended by a mistake of its own", self._address)
+                logger.exception("internal: the lane to %s ended through a bug in the runtime", self._address)
                 reason = "internal"
             finally:
                 self._set(None)
@@ -160,11 +160,11 @@ class LaneConnection:
         stream: Any = self._channel.stream_stream(OPEN)(wait_for_ready=True)
         writer: asyncio.Task[None] | None = None
         try:
-            with contextlib.suppress(asyncio.InvalidStateError):  # it has ended already: `read` says why
+            with contextlib.suppress(asyncio.InvalidStateError):  # it has ended already: `read` raises why
                 await stream.write(Packet(hello=Hello(lane=lane.token, window=WINDOW_BYTES)).SerializeToString())
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 lane.hello(await stream.read())
-            # Owned by this coroutine: ends in the `finally` below. A lane that cannot be written to is of no use.
+            # Owned by this coroutine: ends in the `finally` below.
             writer = asyncio.get_running_loop().create_task(_write(lane.outbox, stream), name="lane writer")
             writer.add_done_callback(lambda _: stream.cancel())
             self._set(lane)
@@ -187,7 +187,7 @@ class LaneConnection:
                 await asyncio.wait([writer])
 
     async def _live_without(self) -> None:
-        """Speak plain gRPC until that connection breaks: the next process at the address may have lanes."""
+        """Use plain gRPC until that connection breaks: the next process at the address may have lanes."""
         plain = GrpcConnection(self._address, self._plain_changed.set)
         self._plain = plain
         try:
@@ -238,17 +238,17 @@ class CallerLane:
         self.window = WINDOW_BYTES
         self.was_open = False
         self.models: tuple[Pair, ...] = ()
-        """The models that the replica last said it holds, as metadata for every call's reader."""
+        """The models that the replica last reported, as metadata that is added to every call's."""
         self.stats: tuple[Pair, ...] = ()
         """Likewise of the numbers that it publishes."""
         self.deadlines = Deadlines.current()
         self.pours: list[Any] = []
-        """Calls that have something to hand over when all of a packet has been handed out."""
+        """Calls with messages for their sinks, which receive them once the whole packet is read."""
         self._beside = beside
         self._calls: dict[int, LaneCall] = {}
         self._methods: dict[Method, int] = {}
         self._taken_up: int | None = None
-        """The last call that the replica took up, by its goodbye."""
+        """The last call that the replica accepted, by its goodbye."""
 
     # ---- calls
 
@@ -288,7 +288,7 @@ class CallerLane:
         return bytes(taken.message)
 
     def learn(self, trailers: Iterable[Pair]) -> None:
-        """Keep what a replica sends once in each lane, and again when it changes: models held, numbers published."""
+        """Keep the models held and the numbers published, which a replica sends once per lane and after each change."""
         for key, value in trailers:
             if key == MODELS_KEY:
                 self.models = ((key, value),)
@@ -299,7 +299,7 @@ class CallerLane:
         """The call has ended."""
         self._calls.pop(number, None)
 
-    # ---- what the replica says
+    # ---- from the replica
 
     def hello(self, raw: Any) -> None:
         """Take in the replica's first packet. Raises LaneBrokenError."""
@@ -339,7 +339,7 @@ class CallerLane:
                     raise LaneBrokenError(f"a frame for call {frame.call}; the last one begun is {self.outbox.latest}")
                 if frame.kind == _END and frame.metadata:
                     self.learn(unflatten(frame.metadata))
-                continue  # it crossed the call's end; what it says of the replica is not said again
+                continue  # it crossed the call's end; its report on the replica is kept, as it is not sent again
             kind = frame.kind
             if kind == _END:
                 call.finish(frame)
@@ -353,7 +353,7 @@ class CallerLane:
                 raise LaneBrokenError(f"a frame of kind {kind}, which replicas do not send")
 
     def lost(self, reason: str) -> None:
-        """Nothing comes any more: every call ends. Those that the replica cannot have begun say so."""
+        """End every call: nothing arrives any more. The status of calls that the replica cannot have begun says so."""
         begun = self.outbox.sent if self._taken_up is None else min(self.outbox.sent, self._taken_up)
         for number, call in list(self._calls.items()):
             if number > begun:
@@ -372,7 +372,7 @@ def _split(metadata: Iterable[Pair]) -> tuple[str, list[str], int]:
     if len(pairs) == 1 and pairs[0][0] == REQUEST_ID_KEY:  # as nearly all calls have it
         return text_of(REQUEST_ID_KEY, pairs[0][1]), [], 0
     ids = [value for key, value in pairs if key == REQUEST_ID_KEY]
-    # The last one counts, as it does for plain gRPC's dictionaries: what the caller gives by itself follows ours.
+    # The last id counts, as in plain gRPC's dictionaries: the caller's own metadata follows ours.
     request_id = text_of(REQUEST_ID_KEY, ids[-1]) if ids else ""
     others = flatten(pair for pair in pairs if pair[0] != REQUEST_ID_KEY)
     return request_id, others, size_of(others)

@@ -1,7 +1,7 @@
-"""Calls through a lane as their callers see them: what a plain gRPC channel would return, one class per kind.
+"""The call objects of a lane, one class per kind, with the interface of a plain gRPC channel's calls.
 
 A call is owned by its lane, which passes frames to it until it has ended: by END, by its deadline, by `cancel`, or
-because the lane was lost. How it ended never changes afterwards.
+because the lane was lost. Its outcome never changes afterwards.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LaneCall:
     # ---- as grpc.aio.Call
 
     def cancel(self) -> bool:
-        """End it here and at the replica; False when it had ended."""
+        """End it here and at the replica; False if it had ended already."""
         if self._status is not None:
             return False
         self.by_itself = True
@@ -76,7 +76,7 @@ class LaneCall:
         return self._status is not None
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Have `callback(call)` called at the end."""
+        """Call `callback(call)` at the end."""
         if self._status is not None:
             callback(self)
         elif self._callbacks is None:
@@ -107,7 +107,7 @@ class LaneCall:
         return self._details
 
     async def wait_for_connection(self) -> None:
-        """Nothing: the lane is open."""
+        """Does nothing: the lane is open."""
 
     # ---- frames from the lane
 
@@ -117,7 +117,7 @@ class LaneCall:
         self._wake()
 
     def message(self, item: bytes | Parcel, size: int) -> bool:
-        """A message came; False when the replica had no right to send it."""
+        """A message came; False if the replica exceeded its window."""
         return False
 
     def finish(self, frame: Frame) -> None:
@@ -134,7 +134,7 @@ class LaneCall:
             self.end(_OK)
 
     def end(self, status: grpc.StatusCode, details: str = "") -> None:
-        """The call is over, for whatever reason; the first one counts."""
+        """The call is over, for whatever reason; the first reason counts."""
         if self._status is not None:
             return
         self._status = status
@@ -154,7 +154,8 @@ class LaneCall:
         self.end(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     async def _fetched(self, parcel: int) -> bytes:
-        """A large message that the replica keeps. Raises AioRpcError; the call has then ended, perhaps with another."""
+        """Fetch a large message that the replica keeps. Raises AioRpcError; the call has then ended, perhaps with
+        another status."""
         try:
             # The deadline does not matter any more once the call has ended.
             remaining = self._until - time.monotonic() if self._status is None else float("inf")
@@ -165,7 +166,7 @@ class LaneCall:
                 if code not in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED):
                     code = grpc.StatusCode.UNAVAILABLE
                 self._lane.say(self.number, _CANCEL)
-                # In front: gRPC's words must not be taken for the failure of a call that was never begun.
+                # Our text comes first: gRPC's alone would look like a call that was never begun, and be retried.
                 self.end(code, f"a large message of {self._method.path[1:]} could not be fetched: {error.details()}")
             raise
 
@@ -189,7 +190,7 @@ class LaneCall:
         return (*self._trailers, *self._lane.models, *self._lane.stats, (ONGOING_KEY, str(self._ongoing - 1)))
 
     def _raise(self) -> None:
-        """Raise the failure of a call that did not end well."""
+        """Raise the error of a failed call."""
         if self.by_itself:
             raise asyncio.CancelledError
         if self._status is not grpc.StatusCode.OK:
@@ -222,14 +223,14 @@ class UnaryUnaryLaneCall(LaneCall):
         self._fetching: asyncio.Task[None] | None = None
 
     def finish(self, frame: Frame) -> None:
-        """END came, with the reply when all went well. A call with a large reply ends once that is here: until then its
-        deadline holds, and it counts as in flight.
+        """END came, with the reply of a successful call. A call with a large reply ends once the reply is fetched:
+        until then its deadline holds, and it counts as in flight.
         """
         if not frame.parcel:
             self._reply = frame.message if frame.has_message else None
             super().finish(frame)
         elif self._fetching is None:
-            if frame.metadata:  # also if it ends before its reply is here
+            if frame.metadata:  # kept even if the call ends before its reply is fetched
                 self._lane.learn(unflatten(frame.metadata))
             # Owned by the call: it ends with it.
             self._fetching = asyncio.get_running_loop().create_task(self._fetch(frame), name="large reply of a call")
@@ -244,7 +245,7 @@ class UnaryUnaryLaneCall(LaneCall):
         try:
             self._reply = await self._fetched(frame.parcel)
         except grpc.aio.AioRpcError:
-            return  # the call has ended with it
+            return  # `_fetched` has ended the call with it
         super().finish(frame)
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -272,7 +273,7 @@ class UnaryStreamLaneCall(LaneCall):
         self._window = ReceiveWindow(lane.window)
         self._sink: Callable[[list[Any]], bool] | None = None
         self._failure: Exception | None = None
-        """What the sink has failed with; the next `read` raises it."""
+        """The error of the sink; the next `read` raises it."""
 
     def message(self, item: bytes | Parcel, size: int) -> bool:
         """A message came."""
@@ -285,17 +286,17 @@ class UnaryStreamLaneCall(LaneCall):
         return self._window.arrive(size)
 
     def deliver(self, sink: Callable[[list[Any]], bool]) -> None:
-        """Have `sink(messages)` called with the messages that are here and with those that come, in the turn of the
-        loop in which they come, all of one packet at once: no task is woken for them. It takes all of them, and returns
-        False to be called no more: later messages are then read, as are large messages, which have to be fetched. The
-        end of the call, and what `sink` raises, are raised by `read`.
+        """Call `sink(messages)` with the messages that have arrived and, in the turn of the loop in which they arrive,
+        with further ones, all of one packet at once: no task is woken. `sink` has to take all of them, and returns
+        False to receive no more. Later messages are then read, as are large messages, which have to be fetched. `read`
+        raises the end of the call, and what `sink` raises.
         """
         self._sink = sink
         if self._inbox:
             self.pour()
 
     def pour(self) -> None:
-        """Pass the messages that have come to the sink."""
+        """Pass the messages that have arrived to the sink."""
         sink = self._sink
         if sink is None:
             return
@@ -304,7 +305,7 @@ class UnaryStreamLaneCall(LaneCall):
             ready = self.read_ready()
             more = not ready or sink(ready)
         except asyncio.CancelledError as error:  # the lane itself was not cancelled
-            self._failure = RuntimeError("what was to take the messages of a call was cancelled")
+            self._failure = RuntimeError("the sink of a call's messages raised CancelledError")
             self._failure.__cause__ = error
         except Exception as error:
             self._failure = error

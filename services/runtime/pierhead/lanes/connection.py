@@ -1,4 +1,4 @@
-"""The way from this process to one replica: what every transport offers, and plain gRPC."""
+"""The connection from this process to one replica: the interface of every transport, and plain gRPC."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, Protocol
 import grpc
 
 NEVER_SENT = "failed to connect to all addresses"
-"""How the message of a call begins that was surely not begun: gRPC's core uses it for a call that found no connection,
+"""The start of the message of a call that was surely not begun: gRPC's core uses it for a call without a connection,
 and so does every other transport here."""
 
 CHANNEL_OPTIONS = (
-    # A peer that hangs or whose machine is gone answers no ping: calls on it fail after five seconds at most.
-    # The ping's own timeout has to be named too: gRPC sends pings for its flow control as well, waits a minute for
-    # their answer by default, and sends no keep-alive ping meanwhile.
+    # A peer that hangs or whose machine is gone answers no ping: its calls fail after five seconds at most.
+    # The ping's own timeout has to be set too: gRPC also sends pings for its flow control, waits a minute for their
+    # answer by default, and sends no keep-alive ping meanwhile.
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.ping_timeout_ms", 3_000),
@@ -26,7 +26,7 @@ CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # One connection per channel: replicas that come and go must not inherit an older channel's back-off.
+    # One connection per channel: a new replica must not inherit an older channel's backoff.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
@@ -57,7 +57,7 @@ class Method:
 
 
 class Connection(Protocol):
-    """What the pool and a call need of a transport."""
+    """The interface of a transport for the pool and for calls."""
 
     ready: bool
     """True while calls can be sent at once."""
@@ -66,8 +66,8 @@ class Connection(Protocol):
         self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any, *, patient: bool = False
     ) -> Any:
         """Begin a call and return the `grpc.aio` call object of its kind. `request` is an iterator or None for
-        request-streaming kinds. `patient`: no replica is known to have room, so a full one may let it wait for a place
-        instead of refusing it; transports that cannot say so leave it out. Never blocks.
+        request-streaming kinds. `patient`: no replica is known to have room, so a full one may queue the call instead
+        of refusing it; a transport that cannot send this flag ignores it. Never blocks.
         """
         ...
 
@@ -120,7 +120,7 @@ class GrpcConnection:
             self._changed()
 
     async def _watch(self) -> None:
-        """Keep `ready` true to the channel, and the channel connecting."""
+        """Keep `ready` equal to the channel's state, and keep the channel connecting."""
         while True:
             state = self.channel.get_state(try_to_connect=True)
             self._set(state)

@@ -12,13 +12,13 @@ Pair = tuple[str, str | bytes]
 _KEY = re.compile(r"[a-z0-9_.-]+")
 
 MAX_BYTES = 16 * 1024
-"""What the metadata of one call may take in each direction; plain gRPC's limit in connection.CHANNEL_OPTIONS."""
+"""Most bytes of one call's metadata in each direction; plain gRPC's limit in connection.CHANNEL_OPTIONS."""
 
 
 def flatten(metadata: Iterable[Pair]) -> list[str]:
-    """Pairs -> [key, value, key, value, ...]. Raises TypeError or ValueError for what gRPC would refuse.
+    """Pairs -> [key, value, key, value, ...]. Raises TypeError or ValueError for metadata that gRPC would refuse.
 
-    All that can be wrong is found here: a packet with something wrong in it would end the lane of all other calls.
+    Everything is checked here: an invalid packet would end the lane, and with it all other calls.
     """
     flat: list[str] = []
     for key, value in metadata:
@@ -31,7 +31,7 @@ def flatten(metadata: Iterable[Pair]) -> list[str]:
 
 
 def _key(key: str) -> str:
-    """As it travels. Raises ValueError for what can be no header's name."""
+    """The key in its wire form. Raises ValueError for an invalid header name."""
     lower = key.lower()
     if not _KEY.fullmatch(lower):
         raise ValueError(f"metadata {key!r}: expected a key of ASCII letters, digits, _, - and .")
@@ -52,12 +52,12 @@ def text_of(key: str, value: Any) -> str:
 
 
 def size_of(flat: Sequence[str]) -> int:
-    """About the bytes that flat metadata takes in a packet."""
+    """The approximate bytes of flat metadata in a packet."""
     return sum(map(len, flat)) + 4 * len(flat)
 
 
 def unflatten(flat: Sequence[str]) -> tuple[Pair, ...]:
-    """The other way. Raises ValueError for what `flatten` does not make."""
+    """The inverse of `flatten`. Raises ValueError for input that `flatten` does not produce."""
     if not flat:
         return ()
     if len(flat) % 2:

@@ -1,7 +1,7 @@
-"""The queue of frames that one side of a lane sends. One writer sends all that has queued, a packet at a time.
+"""The queue of frames that one side of a lane sends. One writer sends all queued frames, a packet at a time.
 
-Nothing waits for company: the writer is woken by the first frame and runs in the same turn of the event loop or the
-next; what others add until then travels along. While a packet is being written, the next one fills.
+No frame waits to be sent with others: the first frame wakes the writer, which runs in the same turn of the event loop
+or the next. Frames that are added until then go into the same packet. While a packet is written, the next one fills.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pierhead.lane.v1.lane_pb2 import Packet
 from pierhead.lanes.waiting import next_change, wake_all
 
 PACKET_BYTES = 512 * 1024
-"""A packet that holds this much is closed: with one message more it stays well below protocol.MAX_PACKET_BYTES."""
+"""A packet with this many bytes is closed: with one more message it stays well below protocol.MAX_PACKET_BYTES."""
 
 QUEUE_BYTES = 4 * 1024 * 1024
-"""While more than this waits to be written, a replica takes in nothing new from that caller."""
+"""While more bytes than this wait to be written, a replica reads no further frames from that caller."""
 
 _FRAME_BYTES = 48
-"""About what a frame takes beyond its message."""
+"""Approximate bytes of a frame besides its message."""
 
 
 class Outbox:
@@ -31,7 +31,7 @@ class Outbox:
         self.latest = 0
         """The number of the last call that was begun; the caller's side sets it."""
         self.sent = 0
-        """`latest` as it was when the last packet that was handed to gRPC was closed: calls above it never left."""
+        """`latest` when the last packet for gRPC was closed: calls above this number were never sent."""
         self._closed: deque[tuple[Packet, int, int]] = deque()
         self._packet = Packet()
         self._frames: Any = self._packet.frames
@@ -39,11 +39,11 @@ class Outbox:
         self._closed_bytes = 0
         self._wake: asyncio.Future[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
-        """For the next packet that has been written."""
+        """Tasks that wait for the next written packet."""
         self._writing = False
 
     def frames(self, size: int = 0) -> Any:
-        """Where to `add(...)` a frame, which has to be done at once; `size`: bytes of its message."""
+        """The frames to `add(...)` one frame to, before anything else runs; `size`: bytes of its message."""
         if self._bytes > PACKET_BYTES:
             self._next_packet()
         self._bytes += size + _FRAME_BYTES
@@ -53,7 +53,7 @@ class Outbox:
         return self._frames
 
     def packet(self) -> Packet:
-        """The packet that is being filled, for what it holds beside frames."""
+        """The packet that is being filled, for its fields besides frames."""
         self.frames()
         return self._packet
 
@@ -73,7 +73,7 @@ class Outbox:
             await next_change(self._waiters)
 
     async def write_all(self, write: Callable[[bytes], Awaitable[Any]]) -> None:
-        """Send what is queued and will be; ends only by what `write` raises, or by being cancelled."""
+        """Send everything that is queued, now and later; ends only when `write` raises, or by cancellation."""
         while True:
             if not self._closed and not self._bytes:
                 self._writing = False

@@ -9,7 +9,7 @@ MAX_PACKET_BYTES = 4 * 1024 * 1024
 
 
 class LaneBrokenError(Exception):
-    """The other side broke a rule of the protocol; says which. The lane ends, and nothing else."""
+    """The other side broke a rule of the protocol, which the message names. Only the lane ends."""
 
 
 def parse_packet(raw: bytes, largest: int = MAX_PACKET_BYTES) -> Packet:

@@ -1,4 +1,4 @@
-"""One call of a lane at the replica: what the service sees as its context, and how it is worked on and answered."""
+"""One call of a lane at the replica: it is the service's context, runs the method and sends the replies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OK = grpc.StatusCode.OK.value[0]
 
 
 class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
-    """A call that was admitted, or waits to be, from BEGIN to END. Is the context that the service's method gets."""
+    """A call that was admitted, or waits to be, from BEGIN to END. It is the context that the service's method gets."""
 
     def __init__(self, lane: ServedLane, frame: Frame, method: ServedMethod) -> None:
         self.task: asyncio.Task[None]
@@ -47,12 +47,12 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         self._started = now = time.monotonic()
         longest = lane.edge.settings.request_timeout_s
         self._callers_deadline = 0 < frame.timeout_us <= longest * 1e6
-        """Whether its deadline is its caller's, and not the service's own."""
+        """Whether its deadline is the caller's, and not the service's own."""
         self.until = now + (frame.timeout_us / 1e6 if self._callers_deadline else longest)
         """Its deadline, in `time.monotonic()` seconds."""
         self._deadline = lane.deadlines.add(self.until, self._expire)
 
-    # What few calls change stands here, so that making one costs nothing for it.
+    # Class attributes: few calls change them, so creating a call need not set them.
     _code: Any = None
     _details = ""
     _headers_sent = False
@@ -63,14 +63,14 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
     _ended = False
     _late = False
     _writers: list[asyncio.Future[None]] | None = None
-    """For the tasks that wait to write; nearly always one."""
+    """Futures of the tasks that wait to write; nearly always one."""
     _begin: Callable[[], None] | None = None
-    """While it waits for a place: what begins it."""
+    """While it waits for a place: the function that begins it."""
 
     # ---- the work
 
     def start(self, raw: bytes) -> None:
-        """Begin the work: as far as it comes without waiting, at once where Python can (3.12)."""
+        """Begin the work; from Python 3.12 on, it runs at once up to its first wait."""
         loop = asyncio.get_running_loop()
         if sys.version_info >= (3, 12):
             self.task = asyncio.Task(self.run(raw), loop=loop, eager_start=True)
@@ -79,12 +79,12 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
 
     def wait(self, raw: bytes) -> None:
         """Begin the work once there is a place."""
-        context = contextvars.copy_context()  # not that of the call whose end makes the place
+        context = contextvars.copy_context()  # `begin` runs in the context of the call whose end frees the place
 
         def begin() -> None:
             self._begin = None
             self._started = time.monotonic()
-            # Not at once: this is the end of another call.
+            # Not eagerly: this runs within the end of another call.
             self.task = asyncio.get_running_loop().create_task(self.run(raw), context=context)
 
         self._begin = begin
@@ -116,7 +116,7 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
             self._finished(code)
 
     def cancel(self) -> None:
-        """Stop the work: its caller does not wait for it any more."""
+        """Stop the work: its caller no longer waits for it."""
         if self._begin is not None:
             self._leave_line(self._begin)
             return
@@ -137,9 +137,9 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         self._finished(code, placed=False, request_id=accept_id(self._request_id))
 
     def _finished(self, code: str, *, placed: bool = True, request_id: str | None = None) -> None:
-        """`request_id`: of a call that ends in a context that is not its own."""
+        """`request_id`: given for a call that ends outside its own context."""
         self._ended = True
-        if self._writers:  # tasks of the service's that outlive the call: nothing else would wake them
+        if self._writers:  # tasks of the service that outlive the call: nothing else would wake them
             wake_all(self._writers)
         self._deadline.cancel()
         self._lane.ended(self, placed)
@@ -153,7 +153,7 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         return from_metadata(self.invocation_metadata(), self.until)
 
     async def _stream(self, running: Any) -> None:
-        """Send what a streaming method produces: it is an async generator, or a coroutine that writes by itself."""
+        """Send the replies of a streaming method: it is an async generator, or a coroutine that calls `write`."""
         if not inspect.isasyncgen(running):
             await running
             return
@@ -199,18 +199,18 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         """Answer with a status, unless the caller has gone; returns its name."""
         try:
             return self._answer(error)
-        except Exception as unsendable:  # the metadata of its own class, say; the caller needs some answer
+        except Exception as unsendable:  # such as bad metadata of the service's own error class
             self._trailers = ()
             return self._answer(unsendable)
 
     def _answer(self, error: BaseException) -> str:
-        """The same. Raises for an answer that cannot be sent."""
+        """As `_end_ill`, but raises for a status that cannot be sent."""
         if isinstance(error, grpc.aio.AbortError) and self._code is not None:
             status = _status(self._code)
             self._lane.refuse(self.number, status, self._details, self._trailers, self._lane.load)
             return status.name
         if self._late and isinstance(error, asyncio.CancelledError):
-            if self._callers_deadline:  # which the caller measures by its own clock
+            if self._callers_deadline:  # the caller has already ended the call by its own clock
                 return grpc.StatusCode.DEADLINE_EXCEEDED.name
             error = too_long(self.method.name, self._lane.edge.settings)
         elif not is_answerable(error):
@@ -240,7 +240,7 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
 
     async def read(self) -> Any:
         """The next request message, or `grpc.aio.EOF`."""
-        raise grpc.aio.UsageError(f"{self.method.name} has one request; it was handed over as the argument")
+        raise grpc.aio.UsageError(f"{self.method.name} has one request; it was passed as the argument")
 
     # ---- the rest of grpc.aio.ServicerContext
 
@@ -269,15 +269,15 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         self._lane.outbox.frames(size_of(headers)).add(call=self.number, kind=_HEADERS, metadata=headers)
 
     def set_trailing_metadata(self, trailing_metadata: Iterable[Pair] | Mapping[str, Any]) -> None:
-        """What to send with the status."""
+        """Set the metadata to send with the status."""
         self._trailers = _pairs(trailing_metadata)
 
     def trailing_metadata(self) -> Sequence[Pair]:  # type: ignore[override]  # any pairs do, as gRPC's own has it
-        """What was set."""
+        """The metadata that was set."""
         return self._trailers
 
     def invocation_metadata(self) -> tuple[Pair, ...]:  # type: ignore[override]
-        """What the caller sent."""
+        """The caller's metadata."""
         own: tuple[Pair, ...] = ((REQUEST_ID_KEY, self._request_id),) if self._request_id else ()
         return (*own, *self._metadata)
 
@@ -290,7 +290,7 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         return self._code or 0
 
     def set_details(self, details: str) -> None:
-        """The message to end with; cut to what fits a header. Raises TypeError for what is no text, as gRPC does."""
+        """Set the message to end with; cut to fit a header. Raises TypeError for anything but text, as gRPC does."""
         if details is not None and not isinstance(details, str):
             raise TypeError(f"details: expected str, found {type(details).__name__}: {details!r}")
         self._details = clip(details, MAX_DETAILS) if details else ""
@@ -318,13 +318,13 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         return {}
 
     def set_compression(self, compression: grpc.Compression) -> None:
-        """Nothing: calls that ask for compression travel beside the lane."""
+        """Does nothing: calls that ask for compression go over plain gRPC."""
 
     def disable_next_message_compression(self) -> None:
         """Nothing."""
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Have `callback(context)` called at the end."""
+        """Call `callback(context)` at the end."""
         self._callbacks = (*self._callbacks, callback)
 
     def cancelled(self) -> bool:
@@ -337,7 +337,7 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
 
 
 class _Replies(ServedCall):
-    """Calls that answer with a stream of messages."""
+    """Calls with a stream of replies."""
 
     def __init__(self, lane: ServedLane, frame: Frame, method: ServedMethod) -> None:
         super().__init__(lane, frame, method)
@@ -384,5 +384,5 @@ def _status(code: Any) -> grpc.StatusCode:
 
 def _pairs(metadata: Iterable[Pair] | Mapping[str, Any]) -> tuple[Pair, ...]:
     pairs = tuple(metadata.items() if isinstance(metadata, Mapping) else metadata)
-    flatten(pairs)  # raises here, in the code that sets them, for what cannot be sent
+    flatten(pairs)  # so that invalid metadata raises in the code that sets it
     return pairs

@@ -27,10 +27,10 @@ logger = logging.getLogger("pierhead")
 SERVICE = "pierhead.lane.v1.Lane"
 
 GOODBYE_S = 1.0
-"""How long a lane may take to hand over its last packet when the replica closes."""
+"""How long a lane may take to send its last packet when the replica closes."""
 
 MAX_METHODS = 4096
-"""Names that one lane may number: far more than any service has methods."""
+"""Most methods that one lane may name: far more than any service has."""
 
 _BEGIN = Frame.BEGIN
 _CANCEL = Frame.CANCEL
@@ -55,7 +55,7 @@ class Lanes:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     async def close(self) -> None:
-        """Say goodbye on every lane: callers then know which of their calls were not taken up."""
+        """Send goodbye on every lane: callers then know which of their calls were not accepted."""
         if self._lanes:
             await asyncio.wait([asyncio.ensure_future(lane.say_goodbye()) for lane in self._lanes.values()])
 
@@ -81,18 +81,18 @@ class Lanes:
         self._lanes[token] = lane
 
     def _may_wait(self, lane: ServedLane) -> bool:
-        """Whether a patient call of `lane` waits here for a place: while its caller has less than its share of them.
+        """Whether a patient call of `lane` may queue here: while its caller has less than its share of the places.
 
-        Callers keep their places busy: each is the first to know when one of its own is free. A caller that has none
-        would have to send a call in the very moment between. Waiting here up to its share, it need not: how long a call
-        waits depends on how many wait before it at its caller, not on luck.
+        A caller sees first when its own calls end, and refills those places at once. A caller without a place would
+        find one free only by luck. Its patient calls queue here up to its share instead, so that the wait of a call
+        depends on the calls before it at its caller.
         """
         admission = self._edge.admission
         held = [len(each.calls) for each in self._lanes.values() if each.calls or each is lane]
         callers = len(held)
         if sum(held) - admission.waiting < admission.ongoing:
             callers += 1  # those without lanes
-        # The line moves only when a call in flight ends.
+        # Without a call in flight nothing would move the line.
         return admission.ongoing > 0 and len(lane.calls) < max(1, admission.max_ongoing_requests // callers)
 
     async def _take(self, name: ParcelName, context: Context) -> Parcel:
@@ -108,7 +108,7 @@ class ServedLane:
 
     largest_packet = MAX_PACKET_BYTES
     large = LARGE_BYTES
-    """Bytes above which a reply is fetched beside the lane."""
+    """Replies with more bytes than this are fetched beside the lane."""
 
     def __init__(
         self,
@@ -124,10 +124,10 @@ class ServedLane:
         self.deadlines = Deadlines.current()
         self._served = methods
         self._methods: list[ServedMethod | str] = []
-        """As this lane numbers them, from 1 on; a name where there is no such method."""
+        """Methods by the numbers that this lane gave them, from 1 on; a name where there is no such method."""
         self._may_wait = may_wait
         self.calls: dict[int, ServedCall] = {}
-        """In flight, or waiting for a place."""
+        """Calls in flight, or waiting for a place."""
         self._last = 0
         self._sent_models = 0
         """The version of the held models that was last sent to the caller."""
@@ -136,7 +136,7 @@ class ServedLane:
         self._kept: dict[tuple[int, int], bytes] = {}
         """Replies that wait to be fetched, by call and parcel."""
         self._fetched: asyncio.Future[None] | None = None
-        """While the end of the lane waits until nothing is kept."""
+        """Set while the end of the lane waits until all large replies were fetched."""
         self._leaving = False
         self._broken: LaneBrokenError | None = None
         self._ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -178,7 +178,8 @@ class ServedLane:
             raise self._broken
 
     def _note(self, task: asyncio.Task[None]) -> None:
-        """A stream that fails is a caller that has gone; a broken rule ends the lane."""
+        """Handle the end of the reader or writer: a failed stream means that the caller has gone; a broken rule ends
+        the lane."""
         error = None if task.cancelled() else task.exception()
         if isinstance(error, LaneBrokenError):
             self._broken = error
@@ -186,7 +187,7 @@ class ServedLane:
             logger.debug("lane of %s: %r", self.peer, error)
 
     async def say_goodbye(self) -> None:
-        """Send the caller the last call that was begun here, and end the lane."""
+        """Send the caller the number of the last call that was begun here, and end the lane."""
         self._leaving = True
         self.outbox.packet().goodbye.CopyFrom(Goodbye(last_call=self._last))
         try:
@@ -194,7 +195,7 @@ class ServedLane:
                 await self.outbox.drained()
                 await self._all_fetched()
         except TimeoutError:
-            logger.warning("the lane of %s takes nothing any more; closed with what it had left", self.peer)
+            logger.warning("the caller %s no longer reads its lane; closed with unsent data", self.peer)
         if not self._ending.done():
             self._ending.set_result(None)
 
@@ -210,13 +211,14 @@ class ServedLane:
     def load(self) -> int:
         """`ongoing_plus_one` of END: the calls in flight here without the one that ends, plus one.
 
-        Also when its place goes to a waiting call: its caller is to send again, even if only to wait.
+        A place that goes on to a waiting call counts as free, too: the caller then sends its next call, which may
+        queue.
         """
         return self.edge.admission.ongoing
 
     def trailers(self, own: Sequence[Pair]) -> Sequence[str]:
-        """A call's trailing metadata; with it the models held and the numbers published here, when those have changed.
-        Raises ValueError for too much.
+        """A call's trailing metadata, with the models held and the numbers published here if they have changed.
+        Raises ValueError when it is too large.
         """
         if HELD.version != self._sent_models:
             own = (*own, (MODELS_KEY, HELD.text))
@@ -243,7 +245,7 @@ class ServedLane:
         )  # fmt: skip
 
     def keep(self, call: ServedCall, raw: bytes) -> int:
-        """Keep a large reply until it is fetched, at the longest until the call's deadline; returns its number."""
+        """Keep a large reply until it is fetched, at most until the call's deadline; returns its number."""
         parcel = call.next_parcel()
         key = (call.number, parcel)
         self._kept[key] = raw
@@ -251,7 +253,7 @@ class ServedLane:
         return parcel
 
     def let_go(self, key: tuple[int, int]) -> bytes | None:
-        """Keep a large reply no more, and return it where it was kept."""
+        """Stop keeping a large reply; returns it, or None if it was not kept."""
         found = self._kept.pop(key, None)
         if not self._kept and self._fetched is not None and not self._fetched.done():
             self._fetched.set_result(None)
@@ -266,7 +268,7 @@ class ServedLane:
 
     async def _read_all(self, context: Context) -> None:
         while (raw := await context.read()) is not grpc.aio.EOF:
-            await self.outbox.room()  # from a caller that does not read its replies, read no more
+            await self.outbox.room()  # read no more from a caller that does not read its replies
             packet = parse_packet(raw, self.largest_packet)
             if packet.HasField("hello"):
                 raise LaneBrokenError("a second hello")
@@ -295,14 +297,14 @@ class ServedLane:
         if number <= self._last:
             raise LaneBrokenError(f"call {number} begins after call {self._last}")
         self._last = number
-        if self._leaving:  # the goodbye says that it was not taken up: the caller may send it elsewhere
+        if self._leaving:  # the goodbye says that it was not accepted: the caller may send it elsewhere
             return
         method = self._method(frame)
         edge = self.edge
         refusal = edge.admission.enter()
         if refusal is not None and (isinstance(method, str) or not self._waits(frame, refusal)):
             reason = edge.refused(refusal)
-            name = UNMATCHED if isinstance(method, str) else method.name  # callers can invent names: no labels
+            name = UNMATCHED if isinstance(method, str) else method.name  # callers can invent names: not as labels
             edge.metrics.requests.inc((name, refusal.grpc_status.name))
             trailers = (*refusal.trailing_metadata(), (REFUSED_KEY, reason))
             self.refuse(number, refusal.grpc_status, refusal.details(), trailers, edge.admission.ongoing + 1)
@@ -324,11 +326,11 @@ class ServedLane:
             call.wait(frame.message)
 
     def _waits(self, frame: Frame, refusal: PierheadError) -> bool:
-        """Whether a call waits until there is a place, instead of being refused."""
+        """Whether a refused call waits for a place instead."""
         return frame.patient and isinstance(refusal, Backpressure) and self._may_wait(self)
 
     def _method(self, frame: Frame) -> ServedMethod | str:
-        """The method that a BEGIN names; its name where there is none such."""
+        """The method that a BEGIN names; only the name if there is no such method."""
         if frame.path:
             if frame.method != len(self._methods) + 1 or len(self._methods) >= MAX_METHODS:
                 raise LaneBrokenError(f"method {frame.method} is named after {len(self._methods)} others")

@@ -1,4 +1,4 @@
-"""How a handle's calls can travel. Another transport is a class that fits `Connection`, and one line here."""
+"""The transports of handles' calls. A new transport is a class that implements `Connection`, and one line here."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ Connect = Callable[[str, Callable[[], None]], Connection]
 """Address, and what to call when `ready` changes."""
 
 TRANSPORTS: dict[str, Connect] = {"lane": LaneConnection, "grpc": GrpcConnection}
-"""`handle(..., transport=...)` -> how to connect."""
+"""`handle(..., transport=...)` -> the function that connects."""

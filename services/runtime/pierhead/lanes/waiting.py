@@ -1,4 +1,4 @@
-"""Tasks that wait for the next change of something: each has a future of its own, so a cancelled one harms no other."""
+"""Wakes tasks that wait for a change. Each has a future of its own: cancelling one task does not affect the others."""
 
 from __future__ import annotations
 

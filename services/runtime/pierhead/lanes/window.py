@@ -1,24 +1,24 @@
-"""Flow control of one stream of messages in one direction, for each stream alone. Sizes are bytes."""
+"""Flow control of one stream of messages in one direction. Sizes are bytes."""
 
 from __future__ import annotations
 
 WINDOW_BYTES = 256 * 1024
-"""What either side takes in advance of one stream: about what a consumer that keeps up has on its way."""
+"""The window of one stream: about the bytes that are under way to a consumer that keeps up."""
 
 MESSAGE_BYTES = 64
-"""What a message takes beyond its size, so that empty ones cannot be sent without end."""
+"""Cost of a message besides its size, so that the window bounds empty messages, too."""
 
 LARGE_BYTES = 256 * 1024
-"""A message above this travels beside the lane."""
+"""A larger message is sent beside the lane."""
 
 
 def cost(size: int) -> int:
-    """What a message of `size` bytes takes of a window: no more than a window has, also when it is a large parcel."""
+    """The cost of a message of `size` bytes: at most a whole window, so that a large parcel can be sent."""
     return (size if size < WINDOW_BYTES else WINDOW_BYTES) + MESSAGE_BYTES
 
 
 class SendWindow:
-    """What a sender may still send. One message may take it below zero: none is ever too large to be sent."""
+    """The bytes that a sender may still send. One message may take it below zero: no message is too large to send."""
 
     __slots__ = ("left",)
 
@@ -35,7 +35,7 @@ class SendWindow:
         self.left -= cost(size)
 
     def earn(self, credit: int) -> None:
-        """The other side gave back what its consumer took."""
+        """The other side returned credit, as its consumer took messages."""
         self.left += credit
 
 
@@ -48,16 +48,16 @@ class ReceiveWindow:
         self._window = window
         self._owed = 0
         self.left = window
-        """Bytes that the sender may still send, by the credit that it was given."""
+        """Bytes that the sender may still send with the credit that it has."""
 
     def arrive(self, size: int) -> bool:
-        """A message came; False when the sender had no right to send it."""
+        """A message came; False if the sender exceeded its window."""
         allowed = self.left > 0
         self.left -= cost(size)
         return allowed
 
     def consume(self, size: int) -> int:
-        """The consumer took a message: the credit to send now, or 0. Sent by the half window, not by the message."""
+        """The consumer took a message: returns the credit to send now, or 0. Sent per half window, not per message."""
         self._owed += cost(size)
         if self._owed * 2 < self._window:
             return 0

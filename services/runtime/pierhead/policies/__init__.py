@@ -1,4 +1,4 @@
-"""Which replica a call goes to. `policy.py` says what a policy is: the protocols here are for policies of users."""
+"""Policies choose the replica for a call. `policy.py` defines them; users' policies import its protocols from here."""
 
 from pierhead.policies.policy import Candidate, Policy, RoutedCall
 

@@ -11,7 +11,7 @@ from pierhead.policies.policy import C, RoutedCall
 
 
 def two_of(candidates: Sequence[C], random: Callable[[], float]) -> tuple[C, C]:
-    """Two different ones of two or more candidates, at random."""
+    """Two different candidates, at random; there have to be at least two."""
     count = len(candidates)
     first = int(random() * count)
     second = int(random() * (count - 1))
@@ -19,7 +19,7 @@ def two_of(candidates: Sequence[C], random: Callable[[], float]) -> tuple[C, C]:
 
 
 class PowerOfTwo:
-    """Draws two at random and takes the less loaded: nearly as even as asking all, and callers do not herd."""
+    """Draws two at random and takes the less loaded: nearly as even as comparing all, and callers do not herd."""
 
     def __init__(self, rng: Random) -> None:
         self._random = rng.random
@@ -33,13 +33,13 @@ class PowerOfTwo:
 
 
 class RoundRobin:
-    """Takes them in turn by name; replicas that come and go do not restart the round."""
+    """Takes candidates in turn by name; replicas that come and go do not restart the round."""
 
     def __init__(self, _: Random) -> None:
         self._last = ""
 
     def choose(self, candidates: Sequence[C], _: RoutedCall) -> C:
-        """The first one after the one chosen last."""
+        """The candidate after the last one chosen."""
         after = bisect_right(candidates, self._last, key=name_of)
         chosen = candidates[after if after < len(candidates) else 0]
         self._last = chosen.name
@@ -47,7 +47,7 @@ class RoundRobin:
 
 
 class LeastOngoing:
-    """Takes the least loaded of all; any of them when several are."""
+    """Takes the least loaded candidate; a random one of several."""
 
     def __init__(self, rng: Random) -> None:
         self._random = rng.random

@@ -1,8 +1,8 @@
-"""The less busy of two replicas, by what their engines say: a request of many samples, or with a long context, is more
-than one call, and only the engine knows.
+"""A policy that takes the less busy of two replicas by their engines' reports: a request of many samples, or with a
+long context, is more work than one call, and only the engine knows.
 
-What an engine says is old when it arrives, and all callers may receive the same: they must not all choose the replica
-that looked idle a second ago. So two are drawn at random, and calls made since then are added to what the engine said.
+A report is old when it arrives, and all callers may receive the same: they must not all choose the replica that looked
+idle a second ago. So two are drawn at random, and calls made since then are added to the engine's report.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class EngineLoad:
         return other if self._busy(other) < self._busy(one) else one
 
     def on_replica_gone(self, name: str) -> None:
-        """Forget what it said."""
+        """Forget its report."""
         self._reports.pop(name, None)
 
     def _busy(self, candidate: Candidate) -> tuple[float, float]:
         """Requests at the engine, and the share of its cache in use.
 
-        What it reported, plus the calls that came and less those that ended since; never less than the calls there.
+        Its report, plus the calls that began and minus the calls that ended since; never less than its calls in flight.
         """
         stats, load = candidate.stats, candidate.load
         if "running" not in stats and "waiting" not in stats:

@@ -1,7 +1,7 @@
-"""A consistent-hash ring: which replica a key belongs to, the same in every process, and for as long as may be.
+"""A consistent-hash ring: maps keys to replicas, alike in every process, and moves few keys when replicas change.
 
 Each name has many points on a circle of 64 bits; a key belongs to the name of the first point at or after its own
-position. A new name takes over about its share of the keys; a removed name leaves only its own to others.
+position. A new name takes over about its share of the keys; a removed name leaves only its own keys to others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hashlib import blake2b
 BITS = 64
 
 POINTS = 100
-"""Points of each name. The share of a name then varies by about a tenth (1 / sqrt(POINTS))."""
+"""Points of each name. With so many, the shares of names vary by about a tenth (1 / sqrt(POINTS))."""
 
 
 def position(key: str) -> int:
@@ -42,7 +42,7 @@ class HashRing:
         self._owners = [name for _, name in points]
 
     def remove(self, name: str) -> None:
-        """Take a name off; nothing happens when it is not there."""
+        """Take a name off; an unknown name changes nothing."""
         if name in self.names:
             self.names.remove(name)
             left = [point for point in zip(self._positions, self._owners, strict=True) if point[1] != name]
@@ -50,7 +50,7 @@ class HashRing:
             self._owners = [owner for _, owner in left]
 
     def walk(self, start: int) -> Iterator[str]:
-        """The owners of the points from position `start` on, once round; names come as often as they have points."""
+        """The names of the points from position `start` on, once round; a name comes once for each of its points."""
         owners = self._owners
         first = bisect_left(self._positions, start)
         for index in range(first, first + len(owners)):

@@ -1,20 +1,19 @@
-"""Which replica gets a call.
+"""The interface of a policy, which chooses the replica for each call.
 
-A policy is a class with one method, `choose(candidates, call)`. It is asked with the replicas that may be called now
-and have room: never with a draining, disconnected, ejected or full one, and never with none. It reads them and the
-call, chooses one, and does nothing else: no I/O, no clock, no logging. Randomness is handed to its constructor.
+A policy is a class with one method, `choose(candidates, call)`. The candidates are the replicas that may be called now
+and have room: never a draining, disconnected, ejected or full one, and at least one. The policy reads them and the
+call, chooses one, and does nothing else: no I/O, no clock, no logging. Its constructor receives the randomness.
 
-A policy that keeps something of its own about replicas may have two more methods; one that has neither pays nothing.
+A policy that keeps state about replicas may have two more methods; a policy without them costs nothing more.
 The three are those that Ray Serve's request routers have:
 
-    choose(candidates, call)      Ray's choose_replicas: but one replica, at once, and without awaiting
-    on_routed(candidate, call)    on_request_routed: the call is given to this candidate now: the one that `choose` has
-                                  just returned
-    on_replica_gone(name)         on_replica_actor_died: no list has the replica any more: forget what is kept of it
+    choose(candidates, call)      Ray's choose_replicas, but it returns one replica, without awaiting
+    on_routed(candidate, call)    on_request_routed: the call goes to this candidate, which `choose` has just returned
+    on_replica_gone(name)         on_replica_actor_died: no source lists the replica any more: drop its state
 
-A constructor's keyword arguments are what `policy_kwargs` says: of `handle`, or of the service's `x-serve.router`.
+The constructor's keyword arguments are `policy_kwargs` of `handle`, or of the service's `x-serve.router`.
 
-To use one: `register_policy("name", Class)` and `handle(..., policy="name")`, or without registering it
+To use a policy: `register_policy("name", Class)` and `handle(..., policy="name")`, or without registering it
 `handle(..., policy="my_package.my_module:MyPolicy")`; for all callers of a service, `x-serve.router.policy` of that
 service takes such an import path, too. Each handle gets an object of its own, used in one event loop.
 """
@@ -26,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 
 
 class Candidate(Protocol):
-    """What a policy may know of a replica."""
+    """A replica as a policy sees it."""
 
     @property
     def name(self) -> str:
@@ -35,29 +34,29 @@ class Candidate(Protocol):
 
     @property
     def load(self) -> int:
-        """Calls in flight there: this process's own, plus what the replica's replies say of others'."""
+        """Calls in flight there: this process's own, plus other callers' by the replica's replies."""
         ...
 
     @property
     def models(self) -> frozenset[str]:
-        """Ids of the models that it holds, by its own last word; empty for a service that is not multiplexed."""
+        """Ids of the models that it holds, by its last report; empty for a service that is not multiplexed."""
         ...
 
     @property
     def node(self) -> str:
-        """The machine that it runs on; "" = not known."""
+        """The machine that it runs on; "" = unknown."""
         ...
 
     @property
     def stats(self) -> Mapping[str, float]:
-        """Numbers that it publishes (`pierhead.routing_stats`), the newest ones; {} where it publishes nothing. New
-        numbers are a new object, so `is` says whether they have changed.
+        """The newest numbers that it publishes (`pierhead.routing_stats`); {} if it publishes none. New numbers are a
+        new object, so `is` shows whether they have changed.
         """
         ...
 
 
 class RoutedCall(Protocol):
-    """What a policy may know of the call it chooses for."""
+    """A call as a policy sees it."""
 
     @property
     def path(self) -> str:

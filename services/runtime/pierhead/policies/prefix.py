@@ -1,13 +1,13 @@
-"""Prompts that begin alike go where their beginning was read before, so that an engine finds it in its prefix cache.
+"""A policy that sends a prompt to the replica that has read the same beginning, so that its prefix cache is hit.
 
-    load gate     a replica that has too many calls is not chosen for what it has read
-    affinity      of the others, the one that was sent most of this text before, if that is a good part of it
-    first sight   a text that no replica has read: the less loaded of the two that its beginning draws, the same two in
-                  every caller. New texts are so spread as power of two choices spreads them
+    load gate     a replica with too many calls is not chosen for the text that it has read
+    affinity      of the others, the replica that was sent most of this text before, if that is a large enough share
+    first sight   for a text that no replica has read, the less loaded of two replicas that its beginning draws, the
+                  same two in every caller. New texts spread as with power of two choices
 
-Each handle remembers what it has sent where (`prefix_tree`); callers do not talk to each other. They agree all the
-same: where a beginning is new to one of them, it draws the very replicas that the others drew when it was new to them;
-and where it needs one more replica, because those that know it have enough to do, the next one drawn.
+Each handle remembers the texts that it has sent to each replica (`prefix_tree`); callers do not exchange them. They
+still agree: a beginning that is new to a caller draws the same replicas as in every other caller. When these are too
+busy and the beginning needs one more replica, it is the next one drawn.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from pierhead.policies.policy import C, Candidate, RoutedCall
 from pierhead.policies.prefix_tree import PrefixTree
 
 MOST_CHARS = 8192
-"""Of a text: what is looked at."""
+"""Characters of a text that are compared."""
 
 GRAIN = 16
-"""Texts are compared in steps of so many characters; engines cache blocks of 16 tokens, some 64 characters."""
+"""Texts are compared in steps of this many characters; engines cache blocks of 16 tokens, some 64 characters."""
 
 BEGINNING = 128
-"""Characters that draw replicas for a text that is new: so many, or doubled until they are more than could be shared
-without being a match. So texts that have less in common draw different replicas: new ones spread as if by chance."""
+"""Characters that draw replicas for a new text: this many, doubled until they exceed what two texts may share without
+being a match. So texts with less in common draw different replicas: new texts spread as if by chance."""
 
 CHARS_PER_NODE = 128
-"""Of what is remembered: of shorter texts there are as many as if each had so many. An engine's cache keeps little of
-them, and here each costs as much as a long one.
+"""Least characters that a remembered text counts as, to bound the number of short texts. An engine's cache keeps little
+of them, and here each costs as much as a long one.
 """
 
 EQUAL_LOADS = 0.1
@@ -43,12 +43,12 @@ EQUAL_LOADS = 0.1
 class PrefixAware:
     """Reads `routing_text` of the request message; calls without it, and with less than GRAIN characters, go by load.
 
-    - match_rate_threshold: a replica that was sent less than this share of the text is no better than another.
-    - balance: what a replica has read is no reason to choose it once it has this many times its share of the calls,
-      this one counted: the bounded loads of Mirrokni, Thorup, Zadimoghaddam (arXiv:1608.01350), which
+    - match_rate_threshold: a replica that was sent less than this share of the text is not preferred.
+    - balance: a replica is not preferred once it has this many times its share of the calls, this one counted: the
+      bounded loads of Mirrokni, Thorup, Zadimoghaddam (arXiv:1608.01350), which
       `policies.ConsistentHash` keeps, too. So a prefix of many calls spreads to as many replicas as it needs.
-    - imbalance_threshold: nor once it has more than so many calls above the least loaded.
-    - max_chars: what is remembered for each replica, in characters: about what its cache holds.
+    - imbalance_threshold: nor once it has this many calls more than the least loaded replica.
+    - max_chars: characters remembered for each replica: about as many as its cache holds.
 
     Raises ValueError.
     """
@@ -81,7 +81,7 @@ class PrefixAware:
         self._power_of_two = PowerOfTwo(rng)
         self._tree = PrefixTree(max_chars, max_chars - max_chars // 50, GRAIN, max_chars // CHARS_PER_NODE)
         self._places: dict[str, int] = {}
-        """Of replicas, for their ranks."""
+        """Hashes of replicas' names, for their ranks."""
 
     def choose(self, candidates: Sequence[C], call: RoutedCall) -> C:
         """The replica that has read most of the text; see above."""
@@ -104,7 +104,7 @@ class PrefixAware:
         holders = _best(uncrowded, matches, least)
         if holders:
             return self._one_of(holders, start, mean)
-        # The replicas that have read it are crowded or full. Its next home is the same in every caller.
+        # The replicas that have read it are crowded or full. The next one drawn is the same in every caller.
         return max(uncrowded, key=lambda candidate: self._rank(start, candidate))
 
     def on_routed(self, candidate: Candidate, call: RoutedCall) -> None:
@@ -114,14 +114,12 @@ class PrefixAware:
             self._tree.insert(own + text, candidate.name)
 
     def on_replica_gone(self, name: str) -> None:
-        """What it has read is lost."""
+        """Forget the texts that it has read."""
         self._tree.remove(name)
         self._places.pop(name, None)
 
     def _most(self, candidates: Sequence[C]) -> float:
-        """The load gate: how many calls a replica may have to be chosen for what it has read. The least loaded one
-        never has more.
-        """
+        """The load gate: how many calls a preferred replica may have. The least loaded replica never has more."""
         loads: list[int] = list(map(load_of, candidates))
         bound = max(self.NEVER_CROWDED, math.ceil(self._balance * (sum(loads) + 1) / len(candidates)))
         return min(bound - 1.0, min(loads) + self._imbalance)
@@ -133,8 +131,8 @@ class PrefixAware:
         return beginning
 
     def _one_of(self, holders: Sequence[C], start: int, mean: float) -> C:
-        """Of two at random the less loaded; when they are about equally so, the one that the text draws first: else
-        each prefix would in time be at home everywhere, and caches full of the same.
+        """The less loaded of two at random; if their loads are about equal, the one that the text draws first: else
+        each prefix would in time be cached by every replica.
         """
         if len(holders) == 1:
             return holders[0]
@@ -152,8 +150,8 @@ class PrefixAware:
         return other if other.load < one.load else one
 
     def _rank(self, start: int, candidate: Candidate) -> int:
-        """Rendezvous hashing (Thaler, Ravishankar, 1998): the highest is drawn first. It is the same in every caller,
-        and a replica that comes or goes moves only what it draws itself.
+        """Rendezvous hashing (Thaler, Ravishankar, 1998): the highest rank is drawn first. Ranks are the same in every
+        caller, and a replica that comes or goes moves only its own texts.
         """
         place = self._places.get(candidate.name)
         if place is None:
@@ -162,7 +160,7 @@ class PrefixAware:
 
 
 def _best(candidates: Sequence[C], matches: Mapping[str, int], least: int) -> Sequence[C]:
-    """Those with the longest match; none where that is shorter than `least`."""
+    """The candidates with the longest match; none if it is shorter than `least`."""
     found: list[C] = []
     for candidate in candidates:
         matched = matches.get(candidate.name, 0)
@@ -174,8 +172,8 @@ def _best(candidates: Sequence[C], matches: Mapping[str, int], least: int) -> Se
 
 
 def _text(call: RoutedCall) -> tuple[str, str]:
-    """What the call is for, and what stands before it: prompts for one adapter match no other's, as in the engine's
-    cache, whose blocks are the adapter's.
+    """The prompt, and the adapter's name to put before it: prompts match only for the same adapter, as in the engine's
+    cache.
     """
     text = getattr(call.request, "routing_text", "")
     if not isinstance(text, str):

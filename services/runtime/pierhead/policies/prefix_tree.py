@@ -1,11 +1,11 @@
-"""Which replicas were sent text that begins like this one, and how much of it: a radix tree. Pure.
+"""A radix tree of the texts that replicas were sent: finds how much of a text each replica has read. Pure.
 
-A node is a piece of text; the way to it is a prefix. It knows the holders (replicas) that were sent that prefix, each
-with the time of its last use there, by a clock that counts insertions. Two things follow from how texts are inserted,
-and everything here rests on them: a holder of a node holds all nodes above it, and has used them at least as lately.
+A node is a piece of text; the path to it is a prefix. It has the holders (replicas) that were sent that prefix, each
+with the time of its last use there, by a clock that counts insertions. Two invariants hold: a holder of a node holds
+all nodes above it, and has used them at least as recently.
 
-Each holder has room for so many characters, in so many nodes. Beyond that it loses what it used longest ago, the end of
-a text before its beginning: as an engine's prefix cache does.
+Each holder has a limit of characters and of nodes. Beyond it, the least recently used text is evicted, its end before
+its beginning, as in an engine's prefix cache.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from heapq import heappop, heappush
 
 _Entry = tuple[int, int, int, "_Node"]
-"""Last use as far as known when it was written, minus the node's end, a number that makes it unique, the node. The
-least of a holder's is what it loses first; of equally old nodes, the longest prefix."""
+"""(last use when the entry was written, minus the node's end, a number that makes it unique, the node). A holder's
+least entry is evicted first; of equally old nodes, the longest prefix."""
 
 
 class _Node:
@@ -25,7 +25,7 @@ class _Node:
     def __init__(self, label: str, end: int, parent: _Node | None) -> None:
         self.label = label
         self.end = end
-        """Characters of the prefix that ends with it; never changes."""
+        """Characters of the prefix that ends with this node; never changes."""
         self.parent = parent
         self.children: dict[str, _Node] = {}
         """By the first `grain` characters of their labels."""
@@ -46,11 +46,11 @@ class _Holder:
 class PrefixTree:
     """Texts by their prefixes, and the replicas that they were sent to.
 
-    - max_chars: characters that a holder may have; what it shares with others counts for each of them.
-    - target_chars: what it is cut down to when it has more. A little less than `max_chars`, so that not every insertion
-      has to cut, and not so little that one has to cut for long.
-    - grain: texts branch at multiples of so many characters, and what is beyond the last multiple is left out. It
-      bounds how deep the tree can be, and so what the worst text costs.
+    - max_chars: characters that a holder may have; shared text counts for each holder.
+    - target_chars: the size that eviction leaves. A little less than `max_chars`, so that not every insertion evicts,
+      and not so little that one eviction takes long.
+    - grain: texts branch at multiples of this many characters; the rest beyond the last multiple is left out. It bounds
+      the depth of the tree, and so the cost of the worst text.
     - max_nodes: nodes that a holder may have, cut down in proportion; None = any number. A node takes some 700 bytes
       however short its text is, so this bounds the memory that many short texts take.
     """
@@ -73,7 +73,7 @@ class PrefixTree:
         """Each holder's longest prefix of `text`, in characters; holders of none are left out."""
         path, length = self._walk(text)
         found: dict[str, int] = {}
-        # Upwards: a holder of a node holds those above, so a node with no more holders than were found has no others.
+        # Upwards: a holder of a node holds all above it, so a node with no more holders than were found adds none.
         for node in reversed(path):
             if len(node.used) > len(found):
                 end = min(length, node.end)
@@ -125,7 +125,7 @@ class PrefixTree:
         return len(holder.entries) if holder is not None else 0
 
     def _walk(self, text: str) -> tuple[list[_Node], int]:
-        """The nodes along `text`, and how many of its characters are in them; the last one may go on differently."""
+        """The nodes along `text`, and how many of its characters they match; the last node may match only in part."""
         grain = self._grain
         node, position = self._root, 0
         path: list[_Node] = []
@@ -158,7 +158,7 @@ class PrefixTree:
         heappush(holder.entries, (used, -node.end, self._number, node))
 
     def _evict(self, name: str, holder: _Holder) -> None:
-        """Take from a holder what it used longest ago. An entry whose node was used since goes back with that time."""
+        """Evict a holder's least recently used nodes. An entry whose node was used since is put back with that time."""
         entries = holder.entries
         most_nodes = self._target_nodes if len(entries) > self._max_nodes else self._max_nodes
         most_chars = self._target if holder.chars > self._max else self._max
@@ -180,7 +180,7 @@ class PrefixTree:
 
 
 def _common(label: str, text: str, start: int) -> int:
-    """How many characters of `label` are the text's from `start` on. By halves: slices compare at the speed of C."""
+    """How many characters of `label` match the text from `start` on. Bisects: slices compare at the speed of C."""
     low, high = 0, min(len(label), len(text) - start)
     while low < high:
         middle = (low + high + 1) // 2

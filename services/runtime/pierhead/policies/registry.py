@@ -1,4 +1,4 @@
-"""Policies by name, and by import path: the ones that come with the runtime, and those that users register."""
+"""Finds policies by name or import path: the runtime's own, and the policies that users register."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pierhead.policies.prefix import PrefixAware
 from pierhead.policies.session import ConsistentHash
 
 DEFAULT_POLICY = "power_of_two"
-"""Where neither the handle nor the service says anything."""
+"""The policy if neither the handle nor the service names one."""
 
 Make = Callable[..., Policy]
 """Takes a random.Random, and the policy's keyword arguments."""
@@ -26,7 +26,7 @@ _REGISTRY: dict[str, Make] = {}
 
 def register_policy(name: str, make: Callable[..., Policy]) -> None:
     """Make a policy known to `handle(..., policy=name)`. Each handle gets an object of its own, made with a
-    random.Random and the keyword arguments that `policy_kwargs` gives.
+    random.Random and the keyword arguments in `policy_kwargs`.
     """
     if name in _REGISTRY:
         raise ValueError(f'policy "{name}" is already registered')

@@ -1,6 +1,6 @@
-"""One handle's way of choosing: replicas that hold the model, of those the near ones, then its policy, safe to call.
+"""Chooses the replica for a handle's call: prefers replicas that hold the model, then near ones, then asks the policy.
 
-A policy is other people's code: what it raises, or returns, becomes an error of the one call it was asked for.
+A policy is user code: an exception, or a wrong return value, becomes an error of that one call.
 """
 
 from __future__ import annotations
@@ -37,20 +37,22 @@ class Router:
         eject_outliers: bool = True,
     ) -> None:
         self.follows = follows
-        """Whether the policy is the service's to say, not the handle's."""
+        """Whether the service sets the policy, not the handle."""
         self.eject_outliers = eject_outliers
         self.prefer_local = prefer_local
         self.node = ""
-        """Where this process runs; "" = not known, then nothing is near."""
+        """The machine of this process; "" = unknown, then no replica is near."""
         self._rng = rng
         self._told = (policy, "")
         self._use(policy, make_policy(policy, rng, kwargs))
 
     def follow(self, policy: str | None, kwargs: str = "") -> None:
-        """Choose as the service says from now on; None = it does not say. `kwargs`: a JSON object of what the policy is
-        made with, "" = nothing. Only a router that `follows` does.
+        """Use the service's policy from now on; None = the default. `kwargs`: the policy's keyword arguments as a JSON
+        object, "" = none. Does nothing unless the router `follows` the service.
+        A policy that cannot be created here, for example because its module is not in this image, is logged and
+        replaced
 
-        One that cannot be made here, as the module is not in this image, is logged, and the default takes its place.
+        by the default.
         """
         policy = policy or DEFAULT_POLICY
         if not self.follows or (policy, kwargs) == self._told:
@@ -88,7 +90,7 @@ class Router:
         return chosen
 
     def routed(self, candidate: Candidate, call: RoutedCall) -> None:
-        """Tell the policy where its call goes; only where `watches_calls`."""
+        """Report the chosen candidate to the policy; only if `watches_calls`."""
         assert self._on_routed is not None  # noqa: S101
         try:
             self._on_routed(candidate, call)
@@ -96,7 +98,7 @@ class Router:
             self._failed("on_routed", error)
 
     def replica_gone(self, name: str) -> None:
-        """Tell the policy that a replica is in no list any more. No caller waits for it: errors are logged."""
+        """Report to the policy that no source lists the replica any more. No caller waits: errors are logged."""
         if self._on_replica_gone is not None:
             try:
                 self._on_replica_gone(name)
@@ -104,7 +106,7 @@ class Router:
                 logger.exception('policy "%s": on_replica_gone("%s") raised', self._name, name)
 
     def _failed(self, method: str, error: Exception) -> NoReturn:
-        """What the caller sees; the whole of it is in the log under the id, as for any other exception of a user's."""
+        """Raise the error for the caller; the log has the traceback under its id, as for any exception of user code."""
         error_id = new_request_id()
         what = f'policy "{self._name}": {method} failed: {type(error).__name__}: {error}'
         logger.error("%s [error id %s]", what, error_id, exc_info=error)
@@ -113,22 +115,23 @@ class Router:
 
 
 def near(candidates: Sequence[C], node: str) -> Sequence[C]:
-    """The candidates that run on `node`; all of them where none does, as when the near ones are full."""
+    """The candidates that run on `node`; all candidates if none does, for example because the near ones are full."""
     return [candidate for candidate in candidates if candidate.node == node] or candidates
 
 
 def for_model(candidates: Sequence[C], model_id: str) -> Sequence[C]:
-    """Those that hold the model. When none does, the one to load it: of those with the fewest models (which need not
-    unload any, or not soon) the one that the model's name picks, so that the first calls for it agree on one while it
-    loads. All of them where nothing is held.
+    """The candidates that hold the model. If none does, the one to load it: of the candidates with the fewest models
+    (which need to unload none, or not soon) the one that the model's name picks, so that the first calls agree on one
+    while it loads. All candidates if none holds any model.
 
-    Candidates have room, so where every holder is full a call goes to another replica, which then holds it as well.
+    Candidates have room: if every holder is full, a call goes to another replica, which then loads the model as well.
     """
     holders = [candidate for candidate in candidates if model_id in candidate.models]
     if holders or not any(candidate.models for candidate in candidates):
         return holders or candidates
     fewest = min(len(candidate.models) for candidate in candidates)
-    # Rendezvous hashing: each pair has a rank, the highest wins. A replica that comes or goes moves only its models.
+    # Rendezvous hashing: each pair has a rank, the highest wins. A replica that comes or goes moves only its own
+    # models.
     return [
         max(
             (candidate for candidate in candidates if len(candidate.models) == fewest),

@@ -13,7 +13,7 @@ from pierhead.policies.policy import C, RoutedCall
 
 
 class ConsistentHash:
-    """Keeps each session at one replica, for what the replica remembers of it, as long as that one is not crowded.
+    """Keeps each session at one replica, which may have state for it, as long as that replica is not crowded.
 
     Consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam, SODA 2018, arXiv:1608.01350): the session's
     place on the ring names its replica; one whose load has reached `ceil(BALANCE * calls / candidates)`, this call
@@ -22,18 +22,18 @@ class ConsistentHash:
     """
 
     BALANCE = 1.25
-    """How much more than its share of the calls a replica may have; what the paper calls 1 + epsilon."""
+    """A replica may have this many times its share of the calls; the paper's 1 + epsilon."""
 
     NEVER_CROWDED = 2
     """A replica with fewer calls is never passed over. The paper's bound is 1 while there are fewer calls than
-    replicas: a session would lose what its replica remembers because a single other call is there."""
+    replicas: a session would lose its replica because of a single other call there."""
 
     def __init__(self, rng: Random) -> None:
         self._getrandbits = rng.getrandbits
         self._ring = HashRing()
 
     def choose(self, candidates: Sequence[C], call: RoutedCall) -> C:
-        """The first one from the session's place on that is not crowded."""
+        """The first candidate from the session's place on that is not crowded."""
         ring = self._ring
         if not ring.names.issuperset(map(name_of, candidates)):
             ring.add(map(name_of, candidates))
@@ -43,10 +43,10 @@ class ConsistentHash:
         start = position(session) if session else self._getrandbits(BITS)
         for name in ring.walk(start):
             at = bisect_left(candidates, name, key=name_of)
-            # The ring also has those that are full or away just now.
+            # The ring also has replicas that are full or away at present.
             if at < len(candidates) and candidates[at].name == name and candidates[at].load < bound:
                 return candidates[at]
-        raise AssertionError("every candidate is at the bound, so there are more calls than there are")
+        raise AssertionError("every candidate is at the bound, which exceeds the mean load: impossible")
 
     def on_replica_gone(self, name: str) -> None:
         """Take it off the ring."""
