@@ -44,14 +44,6 @@ class TestWhen:
 
 
 class TestWhich:
-    def test_both_bounds_hold(self) -> None:
-        window = Window(BatchLimits(3, max_batch_rows=10))
-        for rows in (4, 4, 4, 1, 1):
-            window.add(member(0, rows))
-        assert [m.rows for m in taken(window, 0)] == [4, 4]
-        window.finished()
-        assert [m.rows for m in taken(window, 9)] == [4, 1, 1]
-
     def test_a_batch_is_for_one_model_and_is_filled_from_all_that_wait(self) -> None:
         window = Window(BatchLimits(3, batch_wait_timeout_s=5, max_concurrent_batches=9))
         for model in ("a", "b", "a", "b", "a", None):

@@ -327,18 +327,6 @@ class TestPolicies:
         ]
         assert policy.routed == ["r1:1"] * 4
 
-    async def test_session_and_model_travel_on_and_the_caller_s_own_word_is_the_last(self, service: Make) -> None:
-        fake, channel = called(service())
-        CURRENT.set(RequestContext("request-1", time.monotonic() + 9, "00-trace", "s-1", "m-1"))
-        call = unary(channel)("a", metadata=(("x-session-id", "s-2"),))
-        assert fake.calls[0].metadata == {
-            "x-request-id": "request-1",
-            "traceparent": "00-trace",
-            "x-session-id": "s-2",
-            "x-multiplexed-model-id": "m-1",
-        }
-        call.cancel()
-
     async def test_one_that_fails_is_told_where_the_call_is_awaited(self, service: Make) -> None:
         channel = service(2).channel(policy="raising")
         call = unary(channel)("a")

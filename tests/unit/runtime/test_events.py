@@ -206,17 +206,6 @@ async def test_what_comes_before_an_event_that_fails_goes_out(cluster: Cluster) 
     assert sent.startswith(data("a", "b", "c") + b"event: error")
 
 
-async def test_a_client_that_leaves_cancels_the_call_behind_a_stream(cluster: Cluster) -> None:
-    source = Told(["a"], stays=True)
-    stage = Stage(lambda: source)
-    connection = await stage.open(cluster)
-    assert await connection.chunk() == data("a")
-    assert not source.cancelled
-    connection.leave()
-    await until(lambda: source.cancelled == 1, "the call is cancelled")
-    await until(lambda: stage.server.readiness().ongoing == 0, "the count is back")
-
-
 async def test_a_source_that_never_waits_is_written_piece_by_piece_and_others_have_their_turn(cluster: Cluster) -> None:
     turns = 0
 
@@ -349,22 +338,28 @@ async def test_the_handler_chooses_the_event_of_a_failure(cluster: Cluster) -> N
     assert await connection.chunks() == [data("a", "no more mine")]
 
 
-async def test_a_client_that_leaves_ends_the_source(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
-    ended = asyncio.Event()
+class Generated(Told):
+    """One that is a generator: what ends it is that it is closed."""
 
-    async def source() -> AsyncIterator[str]:
+    async def __aiter__(self) -> AsyncIterator[str]:  # type: ignore[override]
         try:
             yield "a"
             await asyncio.Event().wait()
         finally:
-            ended.set()
+            self.cancelled += 1
 
-    stage = Stage(source)
+
+@pytest.mark.parametrize("kind", [Told, Generated])
+async def test_a_client_that_leaves_ends_the_source(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, kind: type[Told]
+) -> None:
+    source = kind(["a"], stays=True)
+    stage = Stage(lambda: source if kind is Told else aiter(source))
     connection = await stage.open(cluster)
     assert await connection.chunk() == data("a")
+    assert not source.cancelled
     connection.leave()
-    async with asyncio.timeout(PATIENCE_S):
-        await ended.wait()
+    await until(lambda: source.cancelled == 1, "the source has ended")
     await until(lambda: stage.server.readiness().ongoing == 0, "the count is back")
     assert stage.server.metrics.requests.values == {("GET /stream", "499"): 1}
     assert not errors(caplog, logging.WARNING)

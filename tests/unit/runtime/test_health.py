@@ -172,13 +172,6 @@ class TestWatch:
                 await asyncio.sleep(0.001)
             assert watched.judgements[0] == "check_health failed 3 times in a row: the GPU fell off the bus"
 
-    async def test_what_a_check_raises_names_its_part(self) -> None:
-        watched = Watched()
-        watched.problem = RuntimeError("CUDA is not there")
-        with pytest.raises(RuntimeError) as caught:
-            await watched.watch().check_all()
-        assert caught.value.__notes__ == ["raised by Model.check_health"]
-
 
 def test_a_check_must_be_async() -> None:
     class Part:

@@ -259,17 +259,6 @@ async def test_a_call_that_waited_for_its_place_has_a_context_of_its_own(cluster
         assert (await other.end()).message == b""
 
 
-async def test_a_caller_that_goes_takes_its_calls_along(served: Served) -> None:
-    server, service, channel = served.server, served.service, served.channel
-    service.gate.clear()
-    raw = Raw(channel)
-    await raw.open()
-    await raw.say(Packet(frames=[begin(message=b"1"), begin(call=2, method=2, path=SPLIT, message=b"1000000 1000")]))
-    await until(lambda: server.readiness().ongoing == 2, "both calls are in flight")
-    raw.stream.cancel()
-    await until(lambda: server.readiness().ongoing == 0, "nothing is in flight")
-
-
 async def test_nothing_more_is_read_from_a_caller_that_never_reads(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

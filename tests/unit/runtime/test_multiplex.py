@@ -152,27 +152,6 @@ class TestUnloading:
         assert (a.closed, b.closed) == (0, 1)
         assert loader.get.models == ("a", "c")
 
-    async def test_a_task_keeps_what_it_awaited_until_it_ends(self) -> None:
-        """Also when other tasks do the waiting, and once for all of them."""
-        loader = Loader(1)
-        end = asyncio.Event()
-
-        async def work() -> Model:
-            model, _ = await asyncio.gather(loader.get("a"), loader.get("a"))
-            await end.wait()
-            assert model.closed == 0
-            return model
-
-        first = asyncio.create_task(work())
-        await until(lambda: loader.get.models == ("a",), "it is loaded")
-        second = asyncio.create_task(loader.use("b"))
-        await turns(10)
-        assert loader.loads == ["a"]
-        end.set()
-        assert (await second).model_id == "b"
-        assert (await first).closed == 1
-        await assert_unused(loader)
-
     async def test_a_model_is_dropped_when_no_caller_uses_it(self) -> None:
         loader = Loader()
         model = await loader.use("a")
@@ -292,33 +271,6 @@ class TestWaiting:
         await loader.get("a")
         with pytest.raises(RuntimeError, match='keeps a, b until it ends and asks for "c"'):
             await loader.get("c")
-
-    async def test_one_that_is_wanted_while_it_is_closed_is_loaded_after_that(self) -> None:
-        order: list[str] = []
-        closing = asyncio.Event()
-
-        class Slow:
-            async def aclose(self) -> None:
-                order.append("closing")
-                await closing.wait()
-                order.append("closed")
-
-        async def load(model_id: str) -> Slow:
-            order.append(f"load {model_id}")
-            return Slow()
-
-        get = models_of(load, 2)
-        for model_id in "ab":
-            await use(get, model_id)
-
-        other = asyncio.create_task(use(get, "c"))
-        await until(lambda: "closing" in order, "a is being closed")
-        again = asyncio.create_task(use(get, "a"))
-        await turns(5)
-        closing.set()
-        await asyncio.gather(other, again)
-        assert order[:5] == ["load a", "load b", "closing", "closed", "load c"]
-        assert order.count("load a") == 2
 
 
 class TestCancellation:

@@ -123,17 +123,6 @@ def test_deadlines_count_only_where_nobody_was_answered() -> None:
     assert hanging.out() == [0]
 
 
-def test_half_of_those_that_are_left_when_others_go() -> None:
-    world = World(4)
-    world.fail(0, FAILURES)
-    world.fail(1, FAILURES, now=NOW + 1)
-    assert world.out(NOW + 1) == [0, 1]
-    two, one = world.all[:3], world.all[:2]
-    assert left_out(two, NOW + 1) == [world.all[1]], "the one that has longest to go"
-    assert len(left_out(one, NOW + 1)) == 1
-    assert left_out(world.all[:1], NOW + 1) == []
-
-
 class Machine(RuleBasedStateMachine):
     """Any number of replicas, calls that end in any order and any way, a clock that goes on."""
 
