@@ -1,13 +1,13 @@
-"""What every Router does, asked over the fake's sockets and of the real HAProxy."""
+"""What the router does with a real HAProxy."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -25,63 +25,25 @@ from controller.model.actions import (
 )
 from controller.model.spec import ServiceSpec, backend_name
 from controller.model.world import RoutingState, Server, ServerState
-from controller.routing import haproxy, haproxy_config
+from controller.routing import haproxy, haproxy_config, haproxy_state
 from controller.routing.haproxy import HAProxyRouter
-from controller.routing.haproxy_socket import CommandRefused
+from controller.routing.haproxy_socket import CommandRefused, RuntimeSocket, command
 from controller.settings import EdgeLimits
-from tests.fakes.fake_haproxy import UNKNOWN_KEYWORD, FakeHAProxy
 from tests.harness.edge import Edge, Replica, service, until
 from tests.harness.waiting import PATIENCE_S
 
-
-class World(Protocol):
-    """One HAProxy, and what the Router's interface does not offer."""
-
-    run_dir: Path
-    addresses: list[str]
-    """Of three replicas that answer."""
-
-    async def occupy(self, name: str, path: str) -> Callable[[], Any]:
-        """Let server `name`, the only one behind `path` and at the first address, have one request until the returned
-        function is called.
-        """
-        ...
-
-    async def restart(self) -> None:
-        """Kill it and have it started again."""
-        ...
+pytestmark = pytest.mark.engine
 
 
-class FakeWorld:
-    """The fake's sockets."""
-
-    def __init__(self, run_dir: Path, fake: FakeHAProxy) -> None:
-        self.run_dir, self.fake = run_dir, fake
-        self.addresses = ["10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.3:8080"]
-
-    async def occupy(self, name: str, path: str) -> Callable[[], Any]:
-        backend = backend_name(path.split("/")[1])
-        server = self.fake.server(backend, name)
-        server.in_flight = 1
-
-        async def release() -> None:
-            server.in_flight = 0
-            self.fake.finish_leaving_workers()
-
-        return release
-
-    async def restart(self) -> None:
-        await self.fake.restart()
-
-
-class RealWorld:
+class World:
     """HAProxy in a container; the backends are servers of this process."""
 
     def __init__(self, edge: Edge, replicas: list[Replica]) -> None:
         self.run_dir, self.edge, self.replicas = edge.run_dir, edge, replicas
         self.addresses = [replica.address for replica in replicas]
 
-    async def occupy(self, name: str, path: str) -> Callable[[], Any]:
+    async def occupy(self, path: str) -> Callable[[], Any]:
+        """Let the first replica, the only one behind `path`, have one request until the returned function is called."""
         replica = self.replicas[0]
         request = asyncio.ensure_future(self.edge.http.post(f"{path}/hold"))  # a GET would be sent again
         await asyncio.wait_for(replica.begun.wait(), PATIENCE_S)
@@ -99,20 +61,8 @@ class RealWorld:
 
 
 @pytest_asyncio.fixture
-async def fake(run_dir: Path) -> AsyncIterator[FakeWorld]:
-    async with FakeHAProxy(run_dir).running() as haproxy:
-        yield FakeWorld(run_dir, haproxy)
-
-
-@pytest_asyncio.fixture
-async def real(edge: Edge) -> RealWorld:
-    return RealWorld(edge, [await edge.replica(f"replica-{number}") for number in range(3)])
-
-
-@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.engine)])
-def world(request: pytest.FixtureRequest) -> World:
-    found: World = request.getfixturevalue(request.param)
-    return found
+async def world(edge: Edge) -> World:
+    return World(edge, [await edge.replica(f"replica-{number}") for number in range(3)])
 
 
 @pytest.fixture
@@ -258,7 +208,7 @@ async def test_a_busy_server_is_not_deleted_until_its_requests_are_over(
     monkeypatch.setattr(haproxy, "REMOVABLE_WAIT_S", 1)
     await route(router, ECHO)
     await add(router, "echo-1", world.addresses[0])
-    release = await world.occupy("echo-1", "/echo")
+    release = await world.occupy("/echo")
     await set_state(router, "echo-1", ServerState.DRAIN)
     assert (await server(router, "echo-1")).sessions == 1
     with pytest.raises(RoutingError, match="server svc_echo/echo-1 still has connections after 1 s"):
@@ -273,7 +223,7 @@ async def test_other_changes_go_on_while_a_busy_server_waits_to_be_deleted(world
     for name, address in zip(("echo-1", "echo-2"), world.addresses, strict=False):
         await add(router, name, address)
     await set_state(router, "echo-2", ServerState.MAINT)
-    release = await world.occupy("echo-1", "/echo")
+    release = await world.occupy("/echo")
     deletion = await deletion_of(router, "echo-1")
     await set_state(router, "echo-2", ServerState.READY)
     await add(router, "echo-3", world.addresses[2])
@@ -294,7 +244,7 @@ async def test_a_server_that_is_being_deleted_is_added_anew_after_its_deletion(
 ) -> None:
     await route(router, ECHO)
     await add(router, "echo-1", world.addresses[0])
-    release = await world.occupy("echo-1", "/echo")
+    release = await world.occupy("/echo")
     deletion = await deletion_of(router, "echo-1")
     addition = asyncio.ensure_future(add(router, "echo-1", world.addresses[1]))
     await release()
@@ -306,7 +256,7 @@ async def test_a_server_that_is_being_deleted_is_added_anew_after_its_deletion(
 async def test_a_deadline_ends_what_a_server_still_has(world: World, router: HAProxyRouter) -> None:
     await route(router, ECHO)
     await add(router, "echo-1", world.addresses[0])
-    release = await world.occupy("echo-1", "/echo")
+    release = await world.occupy("/echo")
     await router.perform(ShutdownSessions(target="echo-1", backend="svc_echo"))
     await delete(router, "echo-1")
     await release()
@@ -372,7 +322,7 @@ async def test_a_reload_keeps_the_servers_and_their_states(world: World, router:
 async def test_requests_of_before_a_reload_still_count(world: World, router: HAProxyRouter) -> None:
     await route(router, ECHO)
     await add(router, "echo-1", world.addresses[0])
-    release = await world.occupy("echo-1", "/echo")
+    release = await world.occupy("/echo")
     await route(router, ECHO, OTHER)
     await set_state(router, "echo-1", ServerState.DRAIN)
     assert (await server(router, "echo-1")).sessions == 1
@@ -393,11 +343,11 @@ async def test_a_configuration_that_is_refused_leaves_everything_as_it_was(
     render = haproxy_config.render
 
     def broken(services: Collection[ServiceSpec], limits: EdgeLimits) -> str:
-        return f"{render(services, limits)}{UNKNOWN_KEYWORD} keyword\n"
+        return f"{render(services, limits)}unheard-of keyword\n"
 
     with monkeypatch.context() as patch:
         patch.setattr(haproxy_config, "render", broken)
-        with pytest.raises(RoutingError, match=rf"refused to load .*(?s:.*)unknown keyword '{UNKNOWN_KEYWORD}'"):
+        with pytest.raises(RoutingError, match=r"refused to load .*(?s:.*)unknown keyword 'unheard-of'"):
             await route(router, ECHO, OTHER)
     assert await observe(router) == before
     assert (world.run_dir / "haproxy.cfg").read_text() == file_before
@@ -429,12 +379,52 @@ async def test_nothing_is_observed_where_nothing_answers(tmp_path: Path) -> None
     assert await HAProxyRouter(tmp_path).observe() is None
 
 
-@pytest.mark.engine
-async def test_a_broken_file_on_the_volume_does_not_keep_haproxy_from_starting(real: RealWorld) -> None:
-    router = HAProxyRouter(real.run_dir)
+async def test_a_broken_file_on_the_volume_does_not_keep_haproxy_from_starting(
+    world: World, router: HAProxyRouter
+) -> None:
     await route(router, ECHO)
-    (real.run_dir / "haproxy.cfg").write_text("nonsense\n")
-    await real.restart()
+    (world.run_dir / "haproxy.cfg").write_text("nonsense\n")
+    await world.restart()
     assert (await observe(router)).routing_hash == router.routing_hash(())
     await route(router, ECHO)
     assert (await observe(router)).backends == {"svc_echo"}
+
+
+async def test_a_server_whose_adding_was_interrupted_is_checked_once_it_is_ready(
+    world: World, router: HAProxyRouter
+) -> None:
+    await route(router, ECHO)
+    nowhere = world.addresses[0].rpartition(":")[0] + ":1"
+    options = haproxy_config.server_options(ECHO)
+    add_alone = command("add", "server", "svc_echo/echo-1", nowhere, "id", "1", *options)
+    await RuntimeSocket(world.run_dir / "admin.sock").ask(add_alone)
+    await set_state(router, "echo-1", ServerState.READY)
+
+    async def is_down() -> bool:
+        return not (await server(router, "echo-1")).up
+
+    await until(is_down, "HAProxy's check has found echo-1 down")
+
+
+async def test_a_version_that_loses_requests_gets_no_routes(
+    world: World, router: HAProxyRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await observe(router)
+    monkeypatch.setattr(haproxy_state, "refusal_of_version", lambda version: f"version {version} may abort requests")
+    with pytest.raises(RoutingError, match=r"HAProxy version 3\..* may abort requests\. No routes were written\."):
+        await route(router, ECHO)
+    assert await observe(router) == before
+
+
+async def test_a_file_that_is_not_what_haproxy_runs_is_left_alone(
+    world: World, router: HAProxyRouter, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = world.run_dir / "haproxy.cfg"
+    await route(router, ECHO)
+    file.write_text("backend svc_echo\n")
+    await add(router, "echo-1", world.addresses[0])
+    assert file.read_text() == "backend svc_echo\n"
+    assert "is not what HAProxy runs and was left alone" in caplog.text
+    # The next change of routes sees that the file is wrong, though HAProxy runs what is asked for.
+    await route(router, ECHO)
+    assert f"    server echo-1 {world.addresses[0]} id 1" in file.read_text()

@@ -14,13 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from controller.errors import RoutingError, RoutingUnreachable
-from controller.model.actions import AddServer, SetServerState, WriteRouting
-from controller.model.spec import ProbeSpec, ServiceSpec
-from controller.model.world import ServerState
 from controller.routing import haproxy_socket
-from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_socket import CommandRefused, MasterSocket, RuntimeSocket, command
-from tests.fakes.fake_haproxy import FakeHAProxy
 from tests.harness.waiting import PATIENCE_S
 
 
@@ -165,41 +160,3 @@ async def test_leaving_workers_are_found() -> None:
     )
     async with answering(table) as path:
         assert await MasterSocket(path).leaving_workers() == (27, 23)
-
-
-ECHO = ServiceSpec("echo", "echo", "http", 8080, 1, ProbeSpec(9100, "/readyz"), route="/echo")
-
-
-async def test_a_server_whose_adding_was_interrupted_is_checked_once_it_is_ready(run_dir: Path) -> None:
-    async with FakeHAProxy(run_dir).running() as fake:
-        router = HAProxyRouter(run_dir)
-        await router.perform(WriteRouting(target="routing", services=(ECHO,), routing_hash=""))
-        await RuntimeSocket(run_dir / "admin.sock").ask("add server svc_echo/echo-1 10.0.0.1:8080 id 1 check")
-        fake.commands.clear()
-        ready = SetServerState(target="echo-1", service="echo", backend="svc_echo", state=ServerState.READY)
-        await router.perform(ready)
-        assert [line for line in fake.commands if not line.startswith(("show", "get"))] == [
-            "enable health svc_echo/echo-1",
-            "set server svc_echo/echo-1 state ready",
-        ]
-
-
-async def test_a_version_that_loses_servers_gets_no_routes(run_dir: Path) -> None:
-    async with FakeHAProxy(run_dir, version="3.2.10").running():
-        router = HAProxyRouter(run_dir)
-        with pytest.raises(RoutingError, match=r"HAProxy version 3\.2\.10 may abort .* No routes were written\."):
-            await router.perform(WriteRouting(target="routing", services=(ECHO,), routing_hash=""))
-
-
-async def test_a_file_of_somebody_else_is_left_alone(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with FakeHAProxy(run_dir).running():
-        router = HAProxyRouter(run_dir)
-        await router.perform(WriteRouting(target="routing", services=(ECHO,), routing_hash=""))
-        (run_dir / "haproxy.cfg").write_text("backend mine\n")
-        add = AddServer(target="echo-1", service="echo", backend="svc_echo", address="10.0.0.1:8080", spec=ECHO)
-        await router.perform(add)
-        assert (run_dir / "haproxy.cfg").read_text() == "backend mine\n"
-        assert "is not what HAProxy runs and was left alone" in caplog.text
-        # The next change of routes sees that the file is wrong, though HAProxy runs what is asked for.
-        await router.perform(WriteRouting(target="routing", services=(ECHO,), routing_hash=""))
-        assert "    server echo-1 10.0.0.1:8080 id 1" in (run_dir / "haproxy.cfg").read_text()
