@@ -344,9 +344,9 @@ def test_services_of_other_files_are_named_before_they_go(machine: Machine) -> N
 
 
 GPU_FILES: dict[str, Any] = {
-    "controller": {"command": "gpu:\ndevices:", "deploy": {"resources": {"limits": {"devices": [1]}}}},
+    "controller": {"environment": {"gpu": {"none": True}}, "deploy": {"resources": {"limits": {"devices": [1]}}}},
     "llm": {"deploy": {"resources": {"reservations": {"devices": [1]}}}},
-    "llm-gateway": {"x-serve": {"llm": {"gpu": None}}},
+    "llm-gateway": {"x-serve": {"llm": {"gpu": {"none": True}}}},
     "7": {"gpus": [{"count": 1}]},
     "ranker": {"x-serve": {"gpu": {"memory": "16GiB"}}},
     "recsys": {"gpus": [], "x-serve": {"autoscale": {"gpu": {"none": True}}}},
