@@ -28,7 +28,7 @@ from controller.model.world import RoutingState, Server, ServerState
 from controller.routing import haproxy, haproxy_config, haproxy_state
 from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_socket import CommandRefused, RuntimeSocket, command
-from controller.settings import EdgeLimits
+from controller.settings import DEFAULT_LIMITS, EdgeLimits
 from tests.harness.edge import Edge, Replica, service, until
 from tests.harness.waiting import PATIENCE_S
 
@@ -421,9 +421,9 @@ async def test_a_file_that_is_not_what_haproxy_runs_is_left_alone(
 ) -> None:
     file = world.run_dir / "haproxy.cfg"
     await route(router, ECHO)
-    file.write_text("backend svc_echo\n")
+    file.write_text(other := haproxy_config.render((ECHO, OTHER), DEFAULT_LIMITS))
     await add(router, "echo-1", world.addresses[0])
-    assert file.read_text() == "backend svc_echo\n"
+    assert file.read_text() == other
     assert "is not what HAProxy runs and was left alone" in caplog.text
     # The next change of routes sees that the file is wrong, though HAProxy runs what is asked for.
     await route(router, ECHO)
