@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -19,7 +20,6 @@ from controller.routing.haproxy import HAProxyRouter
 from tests.harness.edge import (
     Edge,
     GrpcReplica,
-    Replica,
     error_of,
     metadata_of,
     refusal,
@@ -434,20 +434,11 @@ async def homes(edge: Edge) -> dict[str, str]:
     return {f"session-{n}": await answered_by(edge, f"session-{n}") for n in range(60)}
 
 
-async def balanced(edge: Edge, policy: str, count: int) -> list[Replica]:
-    """So many servers that are up, of a service with that policy."""
-    await edge.route(service("echo", router_policy=policy))
-    replicas = [await edge.serve("echo", f"echo-{number}") for number in range(count)]
-
-    async def all_up() -> bool:
-        return all([await edge.is_up(replica.name) for replica in replicas])
-
-    await until(all_up, "all servers are up")
-    return replicas
-
-
 async def test_a_session_stays_where_it_is_and_only_those_of_a_server_that_comes_or_goes_move(edge: Edge) -> None:
-    await balanced(edge, "consistent_hash", 3)
+    await edge.route(service("echo", router_policy="consistent_hash"))
+    for name in ("echo-0", "echo-1", "echo-2"):
+        await edge.serve("echo", name)
+        await until(partial(edge.is_up, name), f"{name} is up")
     first = await homes(edge)
     assert await homes(edge) == first
     assert set(first.values()) == {"echo-0", "echo-1", "echo-2"}

@@ -47,11 +47,11 @@ async def held(edge: Edge, name: str = "echo") -> Held:
     return (await edge.state()).held.get(backend_name(name), Held())
 
 
-async def until_held(edge: Edge, count: int) -> None:
+async def until_held(edge: Edge, count: int, name: str = "echo") -> None:
     async def so_many() -> bool:
-        return (await held(edge)).now == count
+        return (await held(edge, name)).now == count
 
-    await until(so_many, f"{count} requests are held")
+    await until(so_many, f"{count} requests of {name} are held")
 
 
 @contextlib.asynccontextmanager
@@ -192,11 +192,7 @@ async def test_a_request_that_a_dead_replica_sends_back_is_not_held_longer_and_i
     assert (status, error["code"], headers["retry-after"]) == (503, "no_replica", "1")
     async with client(edge) as session:
         request = asyncio.ensure_future(outcome(session, "/other/held"))
-
-        async def is_held() -> bool:
-            return (await held(edge, "other")).now == 1
-
-        await until(is_held, "the request to the dead replica is held")
+        await until_held(edge, 1, "other")
         await edge.serve("other", "other-2")
         assert (await request)[0] == 200
         assert (await outcome(session, "/other/later"))[0] == 200
@@ -307,11 +303,7 @@ async def test_all_services_together_hold_no_more_than_there_is_room(edge: Edge)
         requests = [asyncio.ensure_future(outcome(session)) for _ in range(2)]
         await until_held(edge, 2)
         requests.append(asyncio.ensure_future(outcome(session, "/other")))
-
-        async def one_of_the_other() -> bool:
-            return (await held(edge, "other")).now == 1
-
-        await until(one_of_the_other, "one request of the other service is held")
+        await until_held(edge, 1, "other")
         assert (await outcome(session, "/other"))[0] == 503
         assert await held(edge, "other") == Held(now=1, refused=1)
         requests.pop(0).cancel()

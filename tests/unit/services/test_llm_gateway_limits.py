@@ -71,12 +71,6 @@ def test_a_request_larger_than_the_limit_waits_for_a_full_bucket_and_leaves_a_de
     assert limits.admit(1, 31.0) is None
 
 
-def test_fewer_than_one_request_per_minute() -> None:
-    limits = Limits(0.25, None, 0.0)
-    assert limits.admit(0, 0.0) is None
-    assert limits.admit(0, 0.0) == Refused("requests", 0.25, 240.0)
-
-
 @pytest.mark.parametrize(
     ("seconds", "told"),
     [(0, "0s"), (0.017, "17ms"), (0.9996, "1s"), (1.5, "1.5s"), (59.9999, "1m0s"), (360, "6m0s"), (179.5, "3m0s")],

@@ -64,8 +64,6 @@ def test_a_missing_gpu_is_an_error_with_its_reason(monkeypatch: pytest.MonkeyPat
         ({}, 8),
         ({"cpu.max": "max 100000"}, 8),
         ({"cpu.max": "150000 100000"}, 1),
-        ({"cpu.max": "50000 100000"}, 1),
-        ({"cpu.max": "400000 100000"}, 4),
         ({"cpu.max": "6400000 100000"}, 16),
         ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
         ({"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}, 2),
