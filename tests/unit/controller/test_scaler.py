@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +11,8 @@ import pytest
 from controller.desired import scaler
 from controller.desired.autoscale import Answer, Decided, Situation, decide
 from controller.errors import PolicyError
-from controller.model.observed import Observed
 from controller.model.spec import AutoscaleSpec, FunctionPolicy, ProbeSpec, PrometheusPolicy, ServiceSpec
 from controller.model.world import Held
-from controller.storage.events import EventLog
-from controller.storage.store import Store
-from tests.unit.controller import worlds
 from tests.unit.controller.control import Control, until
 
 pytestmark = pytest.mark.virtual_time
@@ -173,6 +168,27 @@ async def test_a_function_that_goes_by_the_hour_sees_the_wall_clock(control: Con
         await settled(control, "model", 3)
 
 
+async def test_a_function_that_raises_is_one_event_and_no_first_request_or_burst_waits_for_it(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, service("model"), service("web", None))
+    source = "def wanted(situation):\n    return 1 // 0\n"
+    policy = with_function(control, source, replace(QUICK, min=0, initial=0, panic_threshold=2))
+    async with control.running():
+        await settled(control, "web", 1)
+        await looks_pass(control, 3)
+        (row,) = [row for row in control.view.services if row.name == "model"]
+        file = control.directory / f"{policy.path.partition(':')[0]}.py"
+        words = f"{policy.path} raised ZeroDivisionError: integer division or modulo by zero at {file}:2"
+        assert row.message == f"autoscaled, 0 to 4: its policy gives no number, so 0 are held: {words}"
+        (failed,) = control.events("policy_failed")
+        assert failed.outcome == "warning"
+        assert failed.message == f"model: the autoscaling policy gives no number, so 0 replicas are held: {words}"
+        control.waiting["web"] = {"model": 1}
+        await settled(control, "model", 1)
+        control.waiting.clear()
+        control.work["model"] = 35
+        await settled(control, "model", 4)
+
+
 async def test_a_measured_value_decides_and_the_target_is_held_without_one(control: Control) -> None:
     found: list[float] = [140.0]
 
@@ -195,6 +211,7 @@ async def test_a_measured_value_decides_and_the_target_is_held_without_one(contr
         assert len(control.events("policy_failed")) == 1
         found.append(0.0)
         await settled(control, "model", 1)
+        await until(lambda: control.events("policy_works"), within_s=120)
 
 
 async def test_a_defect_in_scaling_one_service_holds_that_service_alone(
@@ -217,76 +234,3 @@ async def test_a_defect_in_scaling_one_service_holds_that_service_alone(
         assert control.said("policy_failed") == [f"model: 2 replicas are held: {words}"]
         assert controller.scaler.rows["model"].problem == words
         assert "tick_failed" not in control.kinds()
-
-
-# --------------------------------------------------------------------------------------------------- a scaler alone
-
-
-class Asked:
-    """A scaler whose policy answers `answer`; None = the policy fails."""
-
-    def __init__(self, directory: Path, spec: AutoscaleSpec) -> None:
-        self.now = 1000.0
-        self.store = Store(directory)
-        self.events = EventLog(self.store, lambda: self.now)
-        self.scaler = scaler.Scaler(self.store, self.events, self.ask)
-        self.service = worlds.service("model", replicas=1, autoscale=spec)
-        self.answer: int | None = 1
-        self.load = 0
-        self.ready = 1
-
-    def ask(self, service: str, situation: Situation) -> Answer:
-        if self.answer is None:
-            raise PolicyError("nothing")
-        return Answer(self.answer, f"asked for {self.answer}")
-
-    def look(self, times: int = 1) -> int:
-        """Look once a second; the target after that."""
-        target = -1
-        for _ in range(times):
-            self.now += 1.0
-            share = self.load // max(self.ready, 1)
-            containers = [worlds.replica(self.service, n + 1, ongoing=share) for n in range(self.ready)]
-            waiting = worlds.routing(queued={"svc_model": 0 if self.ready else self.load})
-            observed = Observed(containers=tuple(containers), routing=waiting)
-            target = self.scaler.targets({"model": self.service}, observed, self.now)["model"]
-        return target
-
-    def kinds(self) -> list[str]:
-        return [stored.event.kind for stored in self.events.select(limit=1000)]
-
-
-@pytest.fixture
-def asked(tmp_path: Path) -> Iterator[Asked]:
-    spec = AutoscaleSpec(min=0, max=8, initial=1, target_ongoing_requests=10, downscale_delay_s=60, policy=ANY)
-    found = Asked(tmp_path, spec)
-    yield found
-    found.store.close()
-
-
-ANY = FunctionPolicy("any:one")
-
-
-def test_delays_apply_to_the_answer_of_a_policy(asked: Asked) -> None:
-    asked.answer = 4
-    assert asked.look(30) == 1
-    assert asked.look(1) == 4
-    asked.answer = 2
-    asked.ready = 4
-    assert asked.look(60) == 4
-    assert asked.look(1) == 2
-    assert asked.kinds() == ["autoscale", "autoscale"]
-
-
-def test_a_burst_and_a_first_request_do_not_wait_for_a_policy_that_fails(asked: Asked) -> None:
-    asked.answer = None
-    asked.load = 50
-    assert asked.look(5) == 5
-    asleep = replace(asked.service.autoscale or QUICK, initial=0)
-    asked.service = replace(asked.service, autoscale=asleep)
-    asked.store.note_autoscaled("model", 0)
-    asked.scaler = scaler.Scaler(asked.store, asked.events, asked.ask)
-    asked.ready = asked.load = 0
-    assert asked.look(3) == 0
-    asked.load = 1
-    assert asked.look(1) == 1
