@@ -14,7 +14,6 @@ from pierhead.held import HELD
 from pierhead.replica.starting import START
 from pierhead.routing_stats import NOTHING, STATS
 
-from tests.harness.machine import Pace
 from tests.harness.process_state import left_behind, our_threads, process_state
 from tests.harness.shared_stacks import SharedStacks, WrittenStack
 from tests.harness.stack import Stack
@@ -99,13 +98,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.when == "call":
         item.stash[_failed] = report.failed
     return report
-
-
-@pytest.fixture
-def pace() -> Iterator[Pace]:
-    """How the machine does while the test runs, for `judge` at its end."""
-    with Pace() as watching:
-        yield watching
 
 
 @pytest.fixture(scope="session")
