@@ -7,7 +7,6 @@ import gc
 import re
 import weakref
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -21,8 +20,6 @@ from pierhead.request import CURRENT, RequestContext, current_request
 from tests.unit.runtime.harness import until
 
 pytestmark = pytest.mark.virtual_time
-
-CALLER: ContextVar[str] = ContextVar("caller", default="none")
 
 
 def now() -> float:
@@ -281,24 +278,6 @@ class TestRequest:
         )
         assert model.batches == [[1, 3, 5], [2, 4]]
         assert [(r.session_id, r.model_id) for r in model.requests if r] == [(None, "one"), ("s", "two")]
-
-    async def test_a_batch_runs_in_its_first_members_context_and_changes_nothing_there(self) -> None:
-        seen = []
-
-        async def work(items: list[int]) -> list[int]:
-            seen.append(CALLER.get())
-            CALLER.set("the batch")
-            return items
-
-        batcher = batcher_of(work)
-
-        async def ask(caller: str) -> str:
-            CALLER.set(caller)
-            await batcher(1)
-            return CALLER.get()
-
-        assert list(await asyncio.gather(ask("first"), ask("second"))) == ["first", "second"]
-        assert seen == ["first"]
 
     async def test_code_of_a_batch_sees_its_members(self) -> None:
         seen: list[Any] = []

@@ -201,22 +201,6 @@ class TestLeaving:
         assert counts(channel) == [0]
         assert channel.metrics.handle_requests.values[("fake", "cancelled")] == 1
 
-    async def test_so_is_a_stream_whose_loop_is_left(self, service: Make) -> None:
-        fake, channel = called(service())
-
-        async def first_of_many() -> Any:
-            async for message in stream(channel)("a"):
-                return message
-            return None
-
-        reading = begin(first_of_many())
-        await turns()
-        (there,) = fake.calls
-        there.message(1)
-        assert await reading == 1
-        assert there.cancelled()
-        assert counts(channel) == [0]
-
     async def test_one_that_has_ended_is_left_alone(self, service: Make) -> None:
         fake, channel = called(service())
         ended: list[Any] = []

@@ -109,23 +109,6 @@ class TestCrossing:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    async def test_cancelled_before_it_began_it_never_runs(self, ways: Ways) -> None:
-        ran: list[int] = []
-
-        async def run() -> None:
-            ran.append(1)
-
-        blocked = threading.Event()
-        ways.there.post(blocked.wait)
-        task = asyncio.create_task(ways.run(run))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.sleep(0)
-        blocked.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert ran == []
-
     async def test_a_cancellation_from_within_is_one_here(self, ways: Ways) -> None:
         async def cancel_itself() -> None:
             task = asyncio.current_task()

@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 import pytest
 from pierhead import (
-    Backpressure,
     NoReplica,
     PayloadTooLarge,
     ScaledToZero,
@@ -23,11 +22,16 @@ from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
 from pierhead.calls.directory import Directory, resolve
 from pierhead.calls.listing import Listing
+from pierhead.calls.replica import Endpoint
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.metrics import RuntimeMetrics
+from pierhead.policies.balanced import PowerOfTwo
+from pierhead.policies.session import ConsistentHash
+from pierhead.routing_stats import Stats
 
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, EchoService, FakeDiscovery, address, echo, know, until
+from tests.unit.runtime.test_policies import CALL, Fake
 
 DEFINED_AT_IMPORT = handle(EchoStub, "echo-child")
 
@@ -46,7 +50,7 @@ def connected(channel: HandleChannel) -> int:
 async def discovery(cluster: Cluster) -> AsyncIterator[FakeDiscovery]:
     """A controller that the handles of the test know."""
     made = FakeDiscovery()
-    Clients.use(Settings(discovery=f"127.0.0.1:{await made.listen()}"))
+    Clients.use(Settings(discovery=f"127.0.0.1:{await made.listen()}", node="here"))
     yield made
     await made.close()
 
@@ -168,23 +172,6 @@ async def _reply(stub: Any, message: str) -> str:
     return str(reply.response)
 
 
-class TestDrain:
-    async def test_a_replica_that_the_controller_drains_gets_no_new_calls(
-        self, cluster: Cluster, discovery: FakeDiscovery
-    ) -> None:
-        one, two = EchoService("one"), EchoService("two")
-        servers = [await cluster.start(one), await cluster.start(two)]
-        discovery.say("echo-child", ("r1", address(servers[0]), False), ("r2", address(servers[1]), False))
-        stub, channel = make()
-        await stub.Echo(echo())
-        await until(lambda: connected(channel) == 2, "both are connected")
-        discovery.say("echo-child", ("r1", address(servers[0]), True), ("r2", address(servers[1]), False))
-        await until(lambda: connected(channel) == 1, "the news arrived")
-        calls = one.calls
-        assert {await _reply(stub, "hi") for _ in range(20)} == {"two: hi"}
-        assert one.calls == calls
-
-
 class TestDiscovery:
     async def test_a_caller_keeps_its_last_list_until_a_controller_that_knows_the_service_sends_another(
         self, cluster: Cluster
@@ -242,64 +229,32 @@ class TestDiscovery:
         reply = await stub.Echo(echo(), timeout=PATIENCE_S)
         assert reply.response == "echo: hi"
 
-    async def test_the_service_s_own_bound_for_its_lines_is_obeyed(self, cluster: Cluster) -> None:
-        service = EchoService()
-        server = await cluster.start(service)
-        discovery = FakeDiscovery()
-        discovery.say("echo-child", ("r1", address(server), False), limit=1, max_queued=1)
-        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}", max_queued_requests=0))
-        stub, channel = make()
-        await channel.channel_ready()
-        calls = [asyncio.ensure_future(_reply(stub, "wait")) for _ in range(2)]
-        await until(lambda: service.begun == 1 and channel.queued == 1, "one works, one waits")
-        with pytest.raises(Backpressure, match=r"max_queued_requests = 1"):
-            await stub.Echo(echo(), timeout=1)
-        service.gate.set()
-        await asyncio.gather(*calls)
-        await discovery.close()
-
-    async def test_the_service_says_how_its_replicas_are_chosen(
-        self, cluster: Cluster, discovery: FakeDiscovery
+    async def test_what_the_controller_says_of_a_service_is_what_its_handles_go_by(
+        self, discovery: FakeDiscovery
     ) -> None:
-        servers = [await cluster.start(EchoService(name)) for name in ("r1", "r2")]
-        listed = [(f"r{number}", address(server), False) for number, server in enumerate(servers, 1)]
-        discovery.say("echo-child", *listed, policy="round_robin")
-        (stub, channel), (_, own) = make(), make(policy="least_ongoing")
-
-        def policies() -> list[str]:
-            return [type(one.binding().router.policy).__name__ for one in (channel, own)]
-
-        await channel.channel_ready()
-        await until(lambda: len(channel.pool().replicas()) == 2, "both are known")
-        await until(lambda: all(r.connection.ready for r in channel.pool().replicas()), "both are there")
-        assert policies() == ["RoundRobin", "LeastOngoing"], "a handle that says something is not overruled"
-        answers = [await _reply(stub, "hi") for _ in range(6)]
-        assert answers in (["r1: hi", "r2: hi"] * 3, ["r2: hi", "r1: hi"] * 3)
-
+        """How they obey each of it is tested in test_pool.py, test_routing.py and test_calls.py."""
+        listed = [("r1", "127.0.0.1:1", False), ("r2", "127.0.0.1:2", True)]
+        stats = {"r1": (5, {"waiting": 2.0})}
+        discovery.say(
+            "echo-child", *listed, limit=2, max_queued=7, nodes={"r1": "here"}, policy="round_robin", stats=stats
+        )
+        (_, channel), (_, own) = make(), make(policy="least_ongoing", prefer_local=True, max_queued_requests=1)
+        pool = channel.pool()
+        await until(lambda: len(pool.listing.endpoints) == 2, "the list has come")
+        assert [*pool.listing.endpoints] == [
+            Endpoint("r1", "127.0.0.1:1", max_ongoing_requests=2, node="here", stats=Stats(5, {"waiting": 2.0})),
+            Endpoint("r2", "127.0.0.1:2", draining=True, max_ongoing_requests=2),
+        ]
+        bindings = [channel.binding(), own.binding()]
+        assert [binding.max_queued for binding in bindings] == [7, 1]
+        policies = [type(binding.router.policy).__name__ for binding in bindings]
+        assert policies == ["RoundRobin", "LeastOngoing"], "a handle that says something is not overruled"
+        far, near = Fake("far", 0, node="there"), Fake("near", 9, node="here")
+        assert bindings[1].router.choose([far, near], CALL) is near, "as it prefers replicas on its own machine"
         discovery.say("echo-child", *listed, policy="consistent_hash")
-        await until(lambda: policies() == ["ConsistentHash", "LeastOngoing"], "it says something else")
-        same = {(await stub.Echo(echo("hi"), metadata=(("x-session-id", "s"),))).response for _ in range(10)}
-        assert len(same) == 1
+        await until(lambda: isinstance(bindings[0].router.policy, ConsistentHash), "the handle follows")
         discovery.say("echo-child", *listed)
-        await until(lambda: policies() == ["PowerOfTwo", "LeastOngoing"], "it says nothing any more")
-
-    async def test_replicas_on_this_machine_come_first(self, cluster: Cluster) -> None:
-        services = [EchoService("far"), EchoService("near")]
-        servers = [await cluster.start(service) for service in services]
-        discovery = FakeDiscovery()
-        listed = [(f"r{number}", address(server), False) for number, server in enumerate(servers)]
-        discovery.say("echo-child", *listed, limit=2, nodes={"r0": "there", "r1": "here"})
-        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}", node="here"))
-        stub, channel = make(prefer_local=True)
-        channel.pool()
-        await until(lambda: connected(channel) == 2, "both are connected")
-        assert {await _reply(stub, "hi") for _ in range(10)} == {"near: hi"}
-        filling = [asyncio.ensure_future(_reply(stub, "wait")) for _ in range(2)]
-        await until(lambda: services[1].begun == 2, "the near one is full")
-        assert await _reply(stub, "hi") == "far: hi"
-        services[1].gate.set()
-        await asyncio.gather(*filling)
-        await discovery.close()
+        await until(lambda: isinstance(bindings[0].router.policy, PowerOfTwo), "the service says nothing any more")
 
 
 NAMES = ["", ":50051", "ranker:", "ranker:x", "ranker:70000", "x" * 64]

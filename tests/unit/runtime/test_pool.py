@@ -58,9 +58,11 @@ class Timers:
 
     def __init__(self) -> None:
         self.now = 100.0
+        self.made = 0
         self.pending: list[Timer] = []
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        self.made += 1
         timer = Timer(self, self.now + delay, callback)
         self.pending.append(timer)
         return timer

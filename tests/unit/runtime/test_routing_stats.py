@@ -22,7 +22,7 @@ from pierhead.policies.policy import C, RoutedCall
 from pierhead.replica.admin import admin_pages
 from pierhead.routing_stats import MOST_NUMBERS, NOTHING, Published, Stats, parse_stats, publish
 
-from tests.unit.runtime.harness import Cluster, EchoService, FakeDiscovery, address, echo, until
+from tests.unit.runtime.harness import Cluster, EchoService, address, echo
 from tests.unit.runtime.test_pool import World
 
 names = st.from_regex(r"[a-z_][a-z0-9_]{0,20}", fullmatch=True)
@@ -180,16 +180,3 @@ class TestCallers:
                     pass
         await one(echo())
         assert Remembers.seen == {replica.name: {"running": 7.0}}
-
-    async def test_discovery_tells_them_to_who_has_had_no_reply(self, cluster: Cluster) -> None:
-        discovery = FakeDiscovery()
-        where = address(await cluster.start(EchoService()))
-        discovery.say("echo-child", ("r1", where, False), stats={"r1": (5, {"waiting": 2.0})})
-        Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
-        pool = HandleChannel("echo-child", metrics=RuntimeMetrics()).pool()
-        await until(lambda: bool(pool.replicas()), "it is listed")
-        (replica,) = pool.replicas()
-        assert (replica.stats, replica.stats_version) == ({"waiting": 2.0}, 5)
-        discovery.say("echo-child", ("r1", where, False), stats={"r1": (6, {"waiting": 0.0})})
-        await until(lambda: replica.stats == {"waiting": 0.0}, "the news came")
-        await discovery.close()
