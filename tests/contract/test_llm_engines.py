@@ -45,7 +45,7 @@ class Candidate:
     """Whether it asks another server, whose address is its base_url."""
     lora: Lora | None = None
     has: frozenset[str] = frozenset()
-    """Beyond chat and completions: kv_use, embeddings, score, tokenize, adapters, weights (adapters are files that are
+    """Beyond chat and completions: kv_use, embeddings, tokenize, adapters, weights (adapters are files that are
     read), reset_prefix_cache."""
 
 
@@ -61,9 +61,9 @@ ENGINES = [
     Candidate(
         "mock",
         engine_kwargs={"tokens_per_s": 2000.0, "max_model_len": 2048},
-        has=frozenset(("adapters", "embeddings", "kv_use", "reset_prefix_cache", "score", "tokenize")),
+        has=frozenset(("adapters", "embeddings", "kv_use", "reset_prefix_cache", "tokenize")),
     ),
-    Candidate("openai", behind=True, has=frozenset(("adapters", "embeddings", "score", "tokenize"))),
+    Candidate("openai", behind=True, has=frozenset(("adapters", "embeddings", "tokenize"))),
     Candidate(
         "vllm",
         model_source=os.environ.get("PIERHEAD_TEST_LLM_MODEL"),
@@ -389,13 +389,6 @@ async def test_embeddings(engine: LLMEngine, candidate: Candidate) -> None:
     again = await one(engine.embeddings(ask("/v1/embeddings", input="Paris")))
     assert again["data"][0]["embedding"] == pytest.approx(body["data"][0]["embedding"], abs=1e-3)
     await error_of(engine.embeddings(ask("/v1/embeddings", input=7)), 400)
-
-
-async def test_score(engine: LLMEngine, candidate: Candidate) -> None:
-    need(candidate, "score")
-    body = await one(engine.score(ask("/v1/score", text_1="Paris", text_2=["Paris", "a bicycle"])))
-    same, other = (entry["score"] for entry in body["data"])
-    assert same > other
 
 
 async def test_tokenize_and_back(engine: LLMEngine, candidate: Candidate) -> None:

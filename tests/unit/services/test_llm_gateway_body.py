@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pierhead.llm.v1.llm_pb2 import LLMRequest
 
 from services.llm.gateway.body.body import MAX_VALUES, MOST_TOKENS, read_body
-from services.llm.gateway.body.multipart import form_fields
 from services.llm.gateway.body.prompt_text import MAX_CHARACTERS, MAX_PIECES, prompt_text
 from services.llm.gateway.errors import ApiError
 from services.llm.gateway.keys.limits import Limits
@@ -161,19 +160,6 @@ def test_forms_that_two_readers_may_understand_differently(body: bytes) -> None:
     with pytest.raises(ApiError) as raised:
         read_body(body, FORM_TYPE)
     assert (raised.value.status, b'"invalid_form"' in raised.value.body) == (400, True)
-
-
-NAMES = st.sampled_from(["file", "model_", "language", "", "name", "a;b", "prompt"])
-
-
-@given(st.lists(st.tuples(NAMES, st.binary(max_size=80)), max_size=5), st.integers(0, 5), st.text("abé ", max_size=9))
-def test_a_field_is_found_between_any_others(others: list[tuple[str, bytes]], place: int, text: str) -> None:
-    parts = [(f'{HEAD}; name="{name}"; filename="f"\r\nContent-Type: audio/wav', data) for name, data in others]
-    body = form(*parts[:place], part("model", text.encode()), *parts[place:], boundary=b"a-boundary-of-no-data")
-    found = form_fields(body, "multipart/form-data; boundary=a-boundary-of-no-data", ("model", "stream"))
-    assert set(found) == {"model"}
-    field = found["model"]
-    assert (field.text, body[field.begin : field.end]) == (text.strip(), text.encode())
 
 
 PIECES = st.lists(

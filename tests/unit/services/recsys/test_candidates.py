@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,9 +28,3 @@ def test_rows_have_the_models_shape_and_bounds(user_id: int) -> None:
     assert dense.max() < 1
     assert sparse.min() >= 0
     assert sparse.max() < 100_000
-
-
-@pytest.mark.parametrize("other", [8, 6, 7 + 2**32, 7 * 2**32, MAX_USER_ID, 0])
-def test_users_share_no_rows(other: int) -> None:
-    rows = {row.tobytes() for user in (7, other) for row in candidates(user)[1]}
-    assert len(rows) == 64
