@@ -39,6 +39,7 @@ def test_what_is_asked_for_and_with_what() -> None:
         (502, refusal("the engine said no"), CommandError, "the engine said no"),
         (500, b"<html>", CommandError, "the API answered 500, without a reason"),
         (200, b"<html>", CommandError, "is not Pierhead's API: its answer is not JSON"),
+        (200, b"[]", CommandError, "is not Pierhead's API: its answer is no JSON object"),
     ],
 )
 def test_refusals(status: int, body: bytes, kind: type[CommandError], words: str) -> None:

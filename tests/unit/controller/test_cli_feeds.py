@@ -72,6 +72,11 @@ def test_a_json_line_as_people_read_it(line: dict[str, Any], lines: list[str]) -
     assert [first, *more] == [f"{at.astimezone():%Y-%m-%d %H:%M:%S}.250 {lines[0]}", *lines[1:]]
 
 
+@pytest.mark.parametrize("line", ["plain words", '{"half": ', "[1, 2]", "{}", '{"level": 7}', '"text"', "7"])
+def test_other_lines_stay_as_they_are(line: str) -> None:
+    assert readable(line) == [line]
+
+
 def test_events_are_shown_chosen_and_searched() -> None:
     failed = event("web-1: exited\nlast line", "replica_failed", outcome="failed", times=3, at=AT - 900, last_at=AT - 5)
     first, second = event_line(failed).splitlines()

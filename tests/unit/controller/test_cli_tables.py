@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from controller.cli import tables, top
 from controller.cli.output import plain
 from controller.cli.prometheus import Reading, Traffic
-from controller.cli.rows import who_decides
+from controller.cli.rows import age, rate, seconds, who_decides
 from controller.cli.why import Case
 from controller.cli.why import page as why_page
 from tests.unit.controller.cli_documents import AT, UUID, document, event, gpu, replica, rolling, row, settled
@@ -318,6 +318,13 @@ def test_revisions() -> None:
         1a2b3c4d  2 h    -                    -             stable
         """)
     assert "no version of web is known" in shown(tables.revisions({"service": "web", "revisions": []}, AT, 80), 80)
+
+
+def test_figures() -> None:
+    durations = [0.00042, 0.00251, 0.0123, 0.9994, 1.31, None]
+    assert [seconds(value) for value in durations] == ["0.42 ms", "2.5 ms", "12 ms", "999 ms", "1.3 s", "-"]
+    assert [rate(value) for value in (0.0, 12.34, 12345.6, None)] == ["0.0", "12.3", "12,346", "-"]
+    assert [age(AT - ago, AT) for ago in (-5, 8, 300, 10_000, 400_000)] == ["0 s", "8 s", "5 min", "2 h", "4 d"]
 
 
 # --------------------------------------------------------------------------------------------------------------- cells

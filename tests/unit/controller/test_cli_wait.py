@@ -193,6 +193,22 @@ def test_a_rollout_that_ends_in_the_new_version_is_done() -> None:
     assert (last.done, last.message) == (True, "ranker: 2 of 2 ready, version 9f8e7d6c")
 
 
+def test_a_version_that_a_service_takes_in_its_sleep_was_not_tried() -> None:
+    asleep = settled(ready=0, wanted=0, untried=True)
+    last = views(RolloutWait(["ranker"], BEFORE), asleep, asleep, asleep)[-1]
+    assert last.done
+    assert last.message == (
+        "ranker: 0 of 0 ready, version 9f8e7d6c, not tried yet, "
+        "as no replica is wanted now: it will be at the next wake"
+    )
+
+
+def test_an_update_between_two_phases_is_no_end() -> None:
+    between = settled(state="UPDATING")
+    last = views(RolloutWait(["ranker"], BEFORE), rolling(), between, between)[-1]
+    assert (last.done, last.message) == (False, "ranker: 2 of 2 ready; UPDATING")
+
+
 def test_views_from_before_the_request_are_no_end() -> None:
     old = BEFORE["services"][0]
     assert [verdict.done for verdict in views(RolloutWait(["ranker"], BEFORE), old, old, old)] == [False, False, True]
@@ -238,3 +254,10 @@ def test_a_deployment_that_cannot_succeed_is_hopeless() -> None:
     assert "the deployment failed: CRASH_LOOP: failed 3 times" in last.message
     stuck = rolling(blocked="it asks for 1 GPU and 0 of 2 are free", message="waits for a GPU")
     assert views(RolloutWait(["ranker"], BEFORE), stuck)[-1].hopeless
+
+
+def test_files_that_cannot_be_used_end_a_deployment_but_no_rollback() -> None:
+    broken = document(settled(), spec_problems=["services.ranker.x-serve.rout: unknown key"])
+    verdict = RolloutWait(["ranker"], BEFORE).judge(broken)
+    assert (verdict.hopeless, verdict.exit_code) == (True, 2)
+    assert not RolloutWait(["ranker"], BEFORE, reverting=True).judge(broken).hopeless

@@ -166,6 +166,11 @@ async def test_a_project_directory_that_is_not_mounted(tmp_path: Path) -> None:
         await project(tmp_path / "x", "").load()
 
 
+async def test_output_that_is_no_yaml(tmp_path: Path) -> None:
+    with pytest.raises(ControllerError, match="printed what is not YAML"):
+        await project(tmp_path, "print('a: [')").load()
+
+
 # ---------------------------------------------------------------------------------------------------- files and changes
 
 

@@ -254,3 +254,8 @@ def test_a_thread_that_never_returns_does_not_keep_the_process_from_ending() -> 
     )
     ended = subprocess.run([sys.executable, "-c", code], timeout=PATIENCE_S, capture_output=True, text=True, check=True)
     assert (ended.stdout, ended.stderr) == ("ended\n", "")
+
+
+async def test_what_a_thread_raises_arrives() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await in_thread(lambda: 1 // 0)

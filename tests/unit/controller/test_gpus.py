@@ -228,6 +228,7 @@ class TestHolders:
             (container({"Driver": "nvidia", "DeviceIDs": [A, "1"]}), {A, "1"}),
             (container({"Driver": "", "Count": 2, "Capabilities": [["gpu"]]}), {"0", "1"}),
             (container({"Driver": "nvidia", "Count": -1, "Capabilities": [["gpu"]]}), {"all"}),
+            (container({"Driver": "", "Count": 1, "Capabilities": [["tpu"]]}), set()),
             (container(runtime="nvidia", env=(f"NVIDIA_VISIBLE_DEVICES={A}, 1",)), {A, "1"}),
             (container(runtime="nvidia", env=(f"NVIDIA_VISIBLE_DEVICES={KIND}=all",)), {"all"}),
             (container(runtime="runc", env=("NVIDIA_VISIBLE_DEVICES=all",)), set()),
@@ -242,6 +243,12 @@ class TestHolders:
         assert (holders, warnings) == ({B: "train"}, ())
         holders, _ = foreign_holders({"train": frozenset({A}), "other": frozenset({"all"})}, inventory)
         assert holders == {A: "other", B: "other"}
+
+    def test_an_index_of_an_unknown_gpu_is_reported_unless_the_machine_has_none(self) -> None:
+        holders, (warning,) = foreign_holders({"train": frozenset({"7"})}, GpuInventory((Gpu(A),)))
+        assert holders == {}
+        assert 'container train holds GPU "7"' in warning
+        assert foreign_holders({"train": frozenset({"7"})}, GpuInventory()) == ({}, ())
 
 
 class TestReadingDirectories:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 
 from controller.errors import EngineError, EngineUnreachable, SpecError
 from controller.model.plan import Plan
+from controller.model.spec import ProbeSpec
 from controller.model.world import Gpu
+from controller.observe.probe import Reading, Subject
 from controller.observe.watch import Watch
 from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.unit.controller.control import Control, until
@@ -219,6 +222,28 @@ async def test_files_that_cannot_be_read_change_nothing(control: Control, error:
         await control.settled("web", 1)
 
 
+async def test_files_are_read_although_looking_for_changes_fails(control: Control) -> None:
+    async def broken() -> Hashable:
+        raise KeyError("maybe")
+
+    async with control.running() as controller:
+        await control.settled("web", 2)
+        control.source.error = SpecError(["services.web.x: expected true or false"])
+        control.source.fingerprint = broken  # type: ignore[method-assign]
+        await until(lambda: controller.view.spec_problems == ("services.web.x: expected true or false",))
+
+
+async def test_a_spec_error_at_the_start_waits_for_the_files(control: Control) -> None:
+    control.source.error = SpecError(["services.web.image: expected a name, found nothing"])
+    async with control.running() as controller:
+        await until(lambda: controller.view.spec_problems)
+        assert controller.view.desired is None
+        with pytest.raises(SpecError):
+            controller.commands.scale("web", 1)
+        control.source.edit(service("web"))
+        await control.settled("web", 2)
+
+
 async def test_replicas_that_only_the_controller_cannot_reach_are_left_alone(control: Control) -> None:
     control.source.services["web"] = replace(
         control.source.services["web"], probe=replace(service().probe, period_s=0.05, failures=2)
@@ -272,3 +297,22 @@ async def test_a_defect_in_the_planner_is_an_event_and_ends_nothing(control: Con
         controller.commands.scale("web", 3)
         await control.settled("web", 3)
         assert (controller.view.notices, controller.publisher.defect) == ((), "")
+
+
+async def test_a_defect_in_asking_one_replica_ends_nothing(control: Control, caplog: pytest.LogCaptureFixture) -> None:
+    ask = control.ask
+
+    async def asked(subject: Subject) -> Reading:
+        if subject.spec.port == 9101:
+            raise KeyError("state")
+        return await ask(subject)
+
+    control.ask = asked  # type: ignore[method-assign]
+    control.source.services["api"] = service("api", replicas=1, probe=ProbeSpec(9101, "/readyz"))
+    async with control.running():
+        await control.settled("web", 2)
+        await until(lambda: "asking a replica raised" in caplog.text)
+        control.ask = ask  # type: ignore[method-assign]
+        control.engine.crash(control.router.ready("web")[0])
+        await until(lambda: "replica_failed" in control.kinds())
+        await control.settled("web", 2)

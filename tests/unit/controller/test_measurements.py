@@ -86,6 +86,17 @@ async def test_the_service_is_named_in_the_query() -> None:
     assert await ask(handler, PrometheusPolicy('avg(x{service="$service"}) / $services', 1.0)) == 4.0
 
 
+async def test_an_endless_answer_is_not_read() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"x" * 65536)
+
+    with pytest.raises(PolicyError, match="larger than 1 MiB"):
+        await ask(handler, POLICY)
+
+
 async def test_a_prometheus_that_does_not_answer_in_time() -> None:
     async def handler(request: web.Request) -> web.Response:
         await asyncio.Event().wait()

@@ -16,7 +16,7 @@ from aiohttp.test_utils import unused_port
 from controller.errors import ReplicaError
 from controller.model.phases import Phase, phase_of
 from controller.model.spec import ProbeSpec, ServiceSpec
-from controller.model.world import Health, ReplicaContainer, UserConfigReport
+from controller.model.world import Health, PublishedStats, ReplicaContainer, UserConfigReport
 from controller.observe.probe import HttpProbe, Judge, Prober, Reading, Subject
 from tests.unit.controller.control import until
 from tests.unit.controller.worlds import replica, service
@@ -126,7 +126,11 @@ def says(report: dict[str, Any], status: int = 200) -> Answer:
 @pytest.mark.parametrize(
     ("status", "report", "reading"),
     [
-        (200, {"state": "ready", "ongoing": 3, "queued": 1, "detail": ""}, Reading(True, "200", ongoing=3, queued=1)),
+        (
+            200,
+            {"state": "ready", "ongoing": 3, "queued": 1, "stats": {"running": 3, "odd": "text"}, "stats_version": 7},
+            Reading(True, "200", ongoing=3, queued=1, stats=PublishedStats({"running": 3.0}, 7)),
+        ),
         (
             503,
             {"state": "starting", "ongoing": 0, "detail": "loading weights", "progress": 12},
@@ -315,6 +319,11 @@ async def test_the_deadline_of_a_start_counts_from_the_first_look(world: Replica
     assert begun.progressed_at is not None
     for late_s, phase in ((59.0, Phase.STARTING), (61.0, Phase.FAILED)):
         assert phase_of(begun, spec, None, begun.progressed_at + late_s)[0] is phase
+
+
+async def test_the_first_round_does_not_wait_for_a_silent_replica(world: Replicas) -> None:
+    world.prober.sync([BARE], {"web": WEB}, ())
+    await world.prober.first_round(0.05)
 
 
 async def test_a_retiring_replica_is_asked_at_once_and_often(world: Replicas) -> None:

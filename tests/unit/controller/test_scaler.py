@@ -122,6 +122,18 @@ async def test_a_number_set_by_hand_pauses_the_autoscaler_until_it_is_taken_back
         await settled(control, "model", 3)
 
 
+async def test_bounds_and_load_are_shown(control: Control) -> None:
+    control.work["model"] = 15
+    control.source.edit(service("model", replace(QUICK, upscale_delay_s=3600)))
+    async with control.running() as controller:
+        await until(lambda: "15.0 requests" in "".join(row.message for row in control.view.services), within_s=30)
+        (row,) = control.view.services
+        assert row.message == "autoscaled, 1 to 4: 15.0 requests, which are for 2 replicas if they last"
+        page = controller.publisher.metrics.page().decode()
+        assert 'pierhead_service_autoscale_load{service="model"} 15.0' in page
+        assert 'pierhead_service_autoscale_wanted_replicas{service="model"} 2.0' in page
+
+
 async def test_while_the_engine_is_away_nothing_is_decided_and_a_due_decision_does_not_make_the_loop_spin(
     control: Control,
 ) -> None:

@@ -17,11 +17,11 @@ from controller import loop
 from controller.cli.simulate import simulation
 from controller.cli.simulate.__main__ import main
 from controller.cli.simulate.distributions import parse_distribution
-from controller.cli.simulate.report import Summary, step_words, summarise, table
+from controller.cli.simulate.report import Summary, percentile, step_words, summarise, table
 from controller.cli.simulate.simulation import Result, Setting, seeded, simulate
 from controller.cli.simulate.traces import Step, Trace, read_trace
 from controller.errors import InvalidRequest
-from controller.model.spec import AutoscaleSpec, FunctionPolicy, ServiceSpec
+from controller.model.spec import AutoscaleSpec, FunctionPolicy, GpuRequest, PrometheusPolicy, ServiceSpec
 from tests.unit.controller.worlds import service
 
 FIVE_EACH = AutoscaleSpec(min=1, max=8, target_ongoing_requests=5)
@@ -85,6 +85,21 @@ def test_a_service_at_zero_wakes_and_sleeps_again() -> None:
     assert result.samples[-1].present == 0
 
 
+def test_failing_starts_are_tried_again() -> None:
+    _, found = run("step:10x,rate=10,at=30,duration=300", failing_starts=0.5, start_time=parse_distribution("", "2"))
+    assert found.failed_starts > 0
+    assert found.steps[0].ready_after_s is not None
+
+
+def test_replicas_without_a_gpu_are_not_started() -> None:
+    for gpus, most in ((6, 3), (None, 8)):
+        result, found = run(
+            "step:10x,rate=20,at=30,duration=120", spec=service("model", gpu=GpuRequest(count=2)), gpus=gpus
+        )
+        assert found.target_most == 8
+        assert max(sample.present for sample in result.samples) == most
+
+
 def test_a_function_decides_and_one_that_fails_holds(tmp_path: Path) -> None:
     (tmp_path / "simulate_test_policy.py").write_text(
         "def wanted(situation, high):\n"
@@ -100,6 +115,14 @@ def test_a_function_decides_and_one_that_fails_holds(tmp_path: Path) -> None:
     (failed,) = [event for event in result.events if event.kind == "policy_failed"]
     assert "3 replicas are held: simulate_test_policy:wanted raised RuntimeError: late" in failed.message
     assert failed.message in table(result, found)
+
+
+def test_a_query_is_answered_with_the_utilisation() -> None:
+    busy = replace(FIVE_EACH, panic_threshold=1e9, policy=PrometheusPolicy("avg(gpu)", 50.0))
+    result, found = run("step:4x,rate=10,at=60,duration=900", busy, places=5)
+    # 40/s of 0.2 s each keep 8 places busy; at 50 percent of 5 places a replica, that is 3.2 replicas.
+    assert found.target_last == 4
+    assert "avg(gpu) = " in next(event.message for event in result.events if event.kind == "autoscale")
 
 
 # ------------------------------------------------------------------------------------------------ the simulator itself
@@ -231,6 +254,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, text: str, problem: str) -> N
         ("step --failing-starts 2", "--failing-starts: expected a number from 0 to 1, found 2"),
         ("step --plot a.gif", '--plot: expected a file that ends in .png, .svg, .pdf, found "a.gif"'),
         ("step --plot nowhere/a.png", "--plot: nowhere is not a directory"),
+        ("step --x-serve {", "--x-serve: expected YAML such as {autoscale: {min: 1, max: 8}}: "),
         ("step --x-serve {rout:}", "services.simulated.x-serve.rout: unknown key"),
         ("step --x-serve {}", "--x-serve: has no autoscale block, so the number of replicas stays 1; write one (compo"),
         ("step model --x-serve {}", "expected a service or --x-serve, found both; edit the compose file, or leave one"),
@@ -258,6 +282,18 @@ def test_the_table_and_the_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["events"][0]["message"].startswith("simulated: 1 -> ")
     _, found = run("step:10x,rate=100,at=10,duration=12", replace(FIVE_EACH, panic_threshold=1e9))
     assert step_words(found.steps[0]) == "100 -> 1000/s at 10 s needs 8: wanted never, ready never"
+
+
+def test_distributions_and_percentiles() -> None:
+    rng = Random(1)
+    for text, mean in [("3", 3.0), ("uniform:1:3", 2.0), ("exp:0.5", 0.5), ("lognormal:0.1:0.5", 0.127)]:
+        found = parse_distribution("", text)
+        values = sorted(found.sample(rng) for _ in range(20_000))
+        assert found.mean == pytest.approx(mean, rel=0.01)
+        assert sum(values) / len(values) == pytest.approx(mean, rel=0.05)
+    assert percentile(values, 0.5) == pytest.approx(0.1, rel=0.05)
+    assert percentile(values, 0.99) == pytest.approx(0.5, rel=0.15)
+    assert percentile([], 0.5) is None
 
 
 @pytest.mark.parametrize("trace", ["spike:10x,at=10,length=5,duration=40", "step:2x,at=1,duration=2"])
