@@ -104,8 +104,8 @@ async def test_an_exception_goes_to_every_member() -> None:
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ([1], ValueError, r"work must return one result per request.*given 2 .*gave 1"),
-        (5, TypeError, r"work must return a list .*; it gave int"),
+        ([1], ValueError, r"work must return one result per request.*received 2 .*returned 1"),
+        (5, TypeError, r"work must return a list .*; it returned int"),
     ],
 )
 async def test_a_result_that_is_no_list_of_the_right_length_is_an_error(

@@ -104,9 +104,9 @@ class TestErrors:
         [
             (
                 [[1]],
-                r"numbers must yield one result per request, in their order; it was given 2 requests and gave 1 re",
+                r"numbers must yield one result per request, in their order; it received 2 requests and returned 1 re",
             ),
-            ([5], r"numbers must yield a list with one result per request, in their order; it gave int"),
+            ([5], r"numbers must yield a list with one result per request, in their order; it returned int"),
         ],
     )
     async def test_what_is_not_a_list_of_the_right_length_is_a_clear_error(self, given: Any, message: str) -> None:

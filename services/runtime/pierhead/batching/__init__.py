@@ -1,1 +1,1 @@
-"""Which requests run together: `@batch`."""
+"""Runs requests together in batches: `@batch`."""

@@ -1,7 +1,7 @@
-"""`@batch`: requests that arrive together are worked on together.
+"""The decorator `@batch`, which runs requests that arrive together as one batch.
 
-`window.py` decides which requests form a batch and when, `run.py` runs batches, and `results.py` brings their results
-to the callers; here is the decorator.
+`window.py` decides which requests form a batch and when, `run.py` runs batches, and `results.py` delivers the results
+to the callers.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ def batch(
             @batch(max_batch_size=100, max_batch_rows=4096, batch_wait_timeout_s=0.005, batch_size_fn=rows)
             async def score(self, requests: list[RankRequest]) -> list[RankReply]: ...
 
-    Or an async generator that yields lists, one element per item each time, `ENDED` for an item that gets nothing
-    more; callers then write `async for result in self.f(item)`:
+    Or an async generator that yields lists, one element per item each time, `ENDED` for an item without further
+    results; callers then write `async for result in self.f(item)`:
 
             @batch(max_batch_size=8)
             async def generate(self, prompts: list[str]) -> AsyncIterator[list[Token | Ended]]: ...
 
     - max_batch_size: requests per batch, at most.
-    - batch_wait_timeout_s: how long the oldest request waits for company, in seconds. An idle replica waits for none.
+    - batch_wait_timeout_s: how long the oldest request waits for others, in seconds. On an idle replica none waits.
     - max_concurrent_batches: batches that run at a time.
     - batch_size_fn: the rows of one item (not of the list); every item counts as 1 without it.
-    - max_batch_rows: rows per batch, at most. Both bounds hold. An item with more rows than that goes alone.
+    - max_batch_rows: rows per batch, at most. Both bounds hold. An item with more rows forms a batch alone.
     - batch_timeout_s: how long a batch may run, in seconds; then its callers get DeadlineExceeded and it is cancelled.
-    - max_buffered_results, of a generator: results that may wait for their reader. When so many do, the batch waits,
-      for one second in all for each reader; then that reader gets ReaderTooSlow and the others go on.
+    - max_buffered_results, of a generator: results that may wait for one reader. Beyond that, the batch waits for the
+      reader, for one second in all; then that reader gets ReaderTooSlow and the others go on.
 
-    Requests for different models (`RequestContext.model_id`) are never in one batch. One whose deadline has passed
-    before its batch starts is not computed: DeadlineExceeded. What the function raises goes to every caller.
-    Each instance batches for itself.
+    Requests for different models (`RequestContext.model_id`) are never in one batch. A request whose deadline has
+    passed before its batch starts is not computed: DeadlineExceeded. What the function raises goes to every caller.
+    Each instance has batches of its own.
     Raises ValueError and TypeError at import for limits or functions that cannot work.
     """
     limits = BatchLimits(

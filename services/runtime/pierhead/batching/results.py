@@ -1,4 +1,4 @@
-"""How results reach the callers of a batch: one each from a list, or many each from a generator that yields lists."""
+"""Delivers results to the callers of a batch: one each from a list, or many each from a generator that yields lists."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Ended(Enum):
 
 
 ENDED: Final = Ended.ENDED
-"""What a generator yields in the place of an item that gets nothing more, from then on: its caller's stream ends."""
+"""A generator yields this for an item without further results, from then on: its caller's stream ends."""
 
 
 READER_PATIENCE_S = 1.0
-"""How long a batch waits for one reader that is behind, in all: the other members wait with it."""
+"""How long a batch waits in all for one slow reader: the other members wait with it."""
 
 
 class ReaderTooSlow(Backpressure):
-    """The caller of a batched stream did not read its results; the others of the batch go on."""
+    """The caller of a batched stream did not read its results; the batch's other members go on."""
 
     kind = "reader_too_slow"
 
@@ -54,13 +54,13 @@ class _Caller(Arrival):
 class Batcher(BatchRunner[_Caller], Generic[T, R]):
     """Runs one function over batches; calling it with one item waits for that item's result.
 
-    What `@batch` puts in the place of a function that returns a list.
+    `@batch` replaces a function that returns a list with this.
     """
 
     _function: Callable[[list[T]], Awaitable[Sequence[R]]]
 
     async def __call__(self, item: T) -> R:
-        """Wait for `item`'s result. Cancelling takes the item out and harms no other; errors go to every member."""
+        """Wait for `item`'s result. Cancelling removes only this item; errors go to every member."""
         member = _Caller(item, self._rows(item), self._clock())
         self._join(member)
         try:
@@ -87,18 +87,18 @@ class _Reader(Arrival):
         super().__init__(item, rows, now)
         self.buffer: deque[Any] = deque()
         self.over = False
-        """Nothing is added to the buffer any more."""
+        """No more results are added to the buffer."""
         self.error: BaseException | None = None
         """What to raise after the buffer's last result."""
         self.awake: asyncio.Future[None] | None = None
-        """What the reader waits for, while it does."""
+        """The future that the reader waits for, if it waits."""
         self.room: asyncio.Future[None] | None = None
-        """What the batch waits for, while this reader is behind."""
+        """The future that the batch waits for while this reader is behind."""
         self.behind_s = 0.0
         """How long the batch has waited for this reader in all, in seconds."""
 
     def add(self, result: Any) -> None:
-        """One more result."""
+        """Add a result."""
         self.buffer.append(result)
         _wake(self.awake)
 
@@ -114,16 +114,16 @@ class _Reader(Arrival):
 
 
 class StreamBatcher(BatchRunner[_Reader], Generic[T, R]):
-    """Runs one async generator over batches; calling it with one item gives the stream of that item's results.
+    """Runs one async generator over batches; calling it with one item returns the stream of that item's results.
 
-    What `@batch` puts in the place of an async generator. Each list that it yields has one element per item, in their
-    order, from its first to its last one: `ENDED` for an item that gets nothing more.
+    `@batch` replaces an async generator with this. Each list that it yields has one element per item, in the items'
+    order: `ENDED` for an item without further results.
     """
 
     _function: Callable[[list[T]], AsyncIterator[Sequence[R | Ended]]]
 
     async def __call__(self, item: T) -> AsyncGenerator[R, None]:
-        """The results of one item. Joins a batch when it is first read from; closing it takes the item out."""
+        """The results of one item. The first read joins a batch; closing removes the item."""
         member = _Reader(item, self._rows(item), self._clock())
         self._join(member)
         try:
@@ -173,7 +173,7 @@ class StreamBatcher(BatchRunner[_Reader], Generic[T, R]):
                 member.add(result)
 
     async def _let_read(self, batch: RunningBatch, members: list[_Reader]) -> None:
-        """Let the results go on their way before the next are computed, and wait for readers that are far behind."""
+        """Let readers run before the next results are computed, and wait for slow readers."""
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         while behind := [member for member in members if self._is_behind(member)]:

@@ -1,12 +1,12 @@
-"""What runs batches: arrivals go into a window, batches come out of it and run as tasks, results go to their callers.
+"""Runs batches: arrivals go into a window, batches come out of it and run as tasks, results go to their callers.
 
     caller -> _join -> window ... _look: take -> _start -> task: _run -> _compute -> callers
                           ^                                   |
                           +------------- _ended --------------+
 
-Every task is owned by the runner that started it, and `_ended` is called however a task ends, also when it never ran:
-the place of a batch cannot leak. Everything belongs to one event loop, and nothing awaits between looking at a state
-and changing it. `results.py` brings the results to the callers.
+Every task is owned by the runner that started it, and `_ended` is called however a task ends, even if it never ran:
+the place of a batch cannot leak. Everything belongs to one event loop, and nothing awaits between reading a state
+and changing it. `results.py` delivers the results to the callers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Arrival(Member[Any], ABC):
         self.batch: RunningBatch | None = None
         """None until its batch starts."""
         self.settled = False
-        """It needs nothing more of its batch: it was answered, or its caller left."""
+        """It needs no more results: it was answered, or its caller left."""
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:
@@ -59,7 +59,7 @@ class Arrival(Member[Any], ABC):
 
 
 class RunningBatch:
-    """The batch that this code computes, for code that wants more than the items; see `current_batch`."""
+    """The batch that the running code computes, with its items' requests and callers; see `current_batch`."""
 
     def __init__(self, members: Sequence[Arrival]) -> None:
         self._members = members
@@ -98,12 +98,12 @@ _RUNNING: ContextVar[RunningBatch | None] = ContextVar("pierhead_batch", default
 
 
 def current_batch() -> RunningBatch | None:
-    """The batch that this code computes; None outside of a batched function."""
+    """The batch that the running code computes; None outside of a batched function."""
     return _RUNNING.get()
 
 
 class BatchRunner(ABC, Generic[A]):
-    """What both kinds of batchers share. As a class's attribute it gives each instance a batcher of its own."""
+    """Shared by both kinds of batchers. As a class's attribute it creates a batcher for each instance."""
 
     def __init__(
         self,
@@ -132,14 +132,14 @@ class BatchRunner(ABC, Generic[A]):
         self._attribute = name
 
     def __get__(self, instance: Any, owner: type | None = None) -> Self:
-        """The batcher of one instance, made at its first use; the instance holds it from then on."""
+        """The batcher of one instance, created at its first use; the instance holds it from then on."""
         if instance is None:
             return self
         function = self._function.__get__(instance)
         made = type(self)(
             function, self.limits, self._rows_of, name=self._name, metrics=self._metrics, clock=self._clock
         )
-        # In the instance's dictionary it is found before this descriptor is.
+        # Python finds the entry in the instance's dictionary before this descriptor.
         vars(instance)[self._attribute] = made
         return made
 
@@ -169,7 +169,7 @@ class BatchRunner(ABC, Generic[A]):
         return rows
 
     def _join(self, member: A) -> None:
-        """Queue a member. Raises DeadlineExceeded when its time is over already."""
+        """Queue a member. Raises DeadlineExceeded when its deadline has passed already."""
         if member.deadline <= member.arrived_at:
             raise self._late()
         loop = asyncio.get_running_loop()
@@ -193,7 +193,7 @@ class BatchRunner(ABC, Generic[A]):
                 batch._task.cancel()
 
     def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Belong to the running loop from now on: the one before has ended, or has nothing to do here."""
+        """Belong to the running loop from now on, unless another loop still has work here."""
         busy = self._loop is not None and not self._loop.is_closed() and (len(self._window) or self._tasks)
         if busy:
             raise RuntimeError(f"{self._name} works for another event loop: a batcher belongs to one loop at a time")
@@ -230,7 +230,7 @@ class BatchRunner(ABC, Generic[A]):
             self._timer = None
 
     def _start(self, members: list[A]) -> None:
-        """Run a batch as a task, in its first member's context but for the request, which is the batch's own."""
+        """Run a batch as a task, in its first member's context with the batch's own request."""
         started, limit = self._clock(), self.limits.batch_timeout_s
         batch = RunningBatch(members)
         for member in members:
@@ -261,7 +261,7 @@ class BatchRunner(ABC, Generic[A]):
 
     @abstractmethod
     async def _compute(self, batch: RunningBatch, members: list[A]) -> None:
-        """Call the function and hand out its results. What it raises goes to every member that still waits."""
+        """Call the function and deliver its results. Its exception goes to every member that still waits."""
 
     def _time_out(self, batch: RunningBatch, limit: float) -> None:
         """Fail the members at once. The next batch starts when the cancelled function has ended."""
@@ -283,19 +283,19 @@ class BatchRunner(ABC, Generic[A]):
         if not isinstance(results, Sequence) or isinstance(results, str | bytes):
             raise TypeError(
                 f"{self._name} must {verb} a list with one result per request, in their order; "
-                f"it gave {type(results).__name__}"
+                f"it returned {type(results).__name__}"
             )
         if len(results) != expected:
             raise ValueError(
-                f"{self._name} must {verb} one result per request, in their order; it was given {expected} requests "
-                f"and gave {len(results)} results"
+                f"{self._name} must {verb} one result per request, in their order; it received {expected} requests "
+                f"and returned {len(results)} results"
             )
 
 
 def _merged(members: Sequence[Arrival], latest: float) -> RequestContext | None:
     """The batch's own request: the first member's id, and time for as long as any member waits.
 
-    The model is the same for all of them. A session is the batch's only when all members have it.
+    The model is the same for all members. The batch has a session only if all members have the same one.
     """
     requests = [member.request for member in members if member.request is not None]
     if not requests:

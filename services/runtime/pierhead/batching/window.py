@@ -1,18 +1,17 @@
-"""Which requests form the next batch, and when: the decision of `@batch` without clock, I/O or event loop.
+"""Decides for `@batch` which requests form the next batch, and when. Pure: no clock, I/O or event loop.
 
 When a batch starts (`BatchWindow.take` is this list in code):
 
 1. not while `max_concurrent_batches` run already;
 2. at once when it is full: `max_batch_size` requests, or `max_batch_rows` rows;
-3. at the end of the event loop's turn when its first request found nothing running and nothing waiting, with whatever
-   came in that turn: on an idle replica no request waits;
+3. at the end of the event loop's turn if nothing ran and nothing waited when its first request came, with all requests
+   of that turn: on an idle replica no request waits;
 4. when its oldest request has waited `batch_wait_timeout_s`.
 
-While a batch runs, arrivals collect, so batches grow with the load by themselves.
+While a batch runs, arrivals queue, so batches grow with the load.
 
 The requests of a batch are for one model (`Member.model`): each model has a queue of its own, first come first served,
-and among several queues the longest due goes first. A busy model therefore fills its batches, and
-keeps no other waiting for longer than what came before it and its window.
+and the queue that has been due longest goes first. So a busy model fills its batches and cannot starve another model.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ M = TypeVar("M", bound="Member[Any]")
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What bounds a batch; see `batch` for each. Raises ValueError that names the limit when one makes no sense."""
+    """The limits of a batch; see `batch` for each. Raises ValueError that names an invalid limit."""
 
     max_batch_size: int = 10
     batch_wait_timeout_s: float = 0.01
@@ -64,7 +63,7 @@ class Member(Generic[T]):
 
 
 class _Queue(Generic[M]):
-    """The waiting requests for one model, oldest first. A request leaves from anywhere in constant time."""
+    """The waiting requests for one model, oldest first. Any request can be removed in constant time."""
 
     __slots__ = ("members", "rows")
 
@@ -86,12 +85,12 @@ class _Queue(Generic[M]):
 
 
 class BatchWindow(Generic[M]):
-    """Decides which requests form the next batch, and when. `now` is handed in, in seconds."""
+    """Decides which requests form the next batch, and when. `now` is an argument, in seconds."""
 
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits
         self.running = 0
-        """Batches given out by `take` and not yet reported as `finished`."""
+        """Batches returned by `take` and not yet reported as `finished`."""
         self._queues: dict[str | None, _Queue[M]] = {}
         self._eager = False
 
@@ -109,22 +108,22 @@ class BatchWindow(Generic[M]):
         queue.add(member)
 
     def discard(self, member: M) -> None:
-        """A request left; the others keep their places. Nothing happens when it does not wait here."""
+        """A request left; the others keep their places. Does nothing if it does not wait here."""
         queue = self._queues.get(member.model)
         if queue is not None and member in queue.members:
             self._remove(queue, member)
 
     def due_at(self) -> float | None:
-        """When `take` is worth calling if nothing else happens; None when nothing waits or no batch may start."""
+        """When to call `take` if nothing else happens; None when nothing waits or no batch may start."""
         queue = self._next()
         return None if queue is None else self._due(queue)
 
     def take(self, now: float) -> tuple[list[M], list[M]]:
         """Start the next batch if one is due.
 
-        Returns its members in order of arrival, and those that were to be in it but whose deadline has passed: they
-        wait no longer. Both are empty when nothing is due, and only then. Without members nothing was started.
-        A request with more rows than `max_batch_rows` goes alone: the service may split it.
+        Returns its members in order of arrival, and the requests of this batch whose deadline has passed, which are
+        removed. Both are empty only when nothing is due. Without members no batch was started.
+        A request with more rows than `max_batch_rows` forms a batch alone: the service may split it.
         """
         members: list[M] = []
         expired: list[M] = []
@@ -149,7 +148,7 @@ class BatchWindow(Generic[M]):
         return members, expired
 
     def finished(self) -> None:
-        """A batch that `take` gave out is over."""
+        """A batch from `take` has ended."""
         self.running -= 1
 
     def _next(self) -> _Queue[M] | None:

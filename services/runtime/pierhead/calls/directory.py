@@ -61,7 +61,7 @@ class Directory:
         self._updates: dict[str, list[Update]] = {}
         self._last: dict[str, Listing] = {}
         self._dns: dict[str, asyncio.Task[None]] = {}
-        self._told_by_controller: set[str] = set()
+        self._from_controller: set[str] = set()
         self._graces: dict[str, asyncio.TimerHandle] = {}
         """Services that the controller does not know, until calls no longer wait for them."""
         self._watch: asyncio.Task[None] | None = None
@@ -77,7 +77,7 @@ class Directory:
             return
         static = self._settings.static_addresses(service)
         if static:
-            self._tell(service, _at(static))
+            self._update(service, _at(static))
             return
         self._start_dns(service)
         if self._settings.discovery:
@@ -92,7 +92,7 @@ class Directory:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _tell(self, service: str, listing: Listing) -> None:
+    def _update(self, service: str, listing: Listing) -> None:
         self._last[service] = listing
         for update in self._updates[service]:
             update(listing)
@@ -140,7 +140,7 @@ class Directory:
             return
         if state.unknown:
             # DNS says nothing about draining or readiness: it never replaces a list from the controller.
-            if state.service not in self._told_by_controller:
+            if state.service not in self._from_controller:
                 self._start_dns(state.service)
             if state.service not in self._graces:
                 grace = asyncio.get_running_loop().call_later(UNKNOWN_GRACE_S, self._stay_unknown, state.service)
@@ -149,16 +149,16 @@ class Directory:
         found = self._graces.pop(state.service, None)
         if found is not None:
             found.cancel()
-        self._told_by_controller.add(state.service)
+        self._from_controller.add(state.service)
         dns = self._dns.pop(state.service, None)
         if dns is not None:
             dns.cancel()
-        self._tell(state.service, _listing(state))
+        self._update(state.service, _listing(state))
 
     def _stay_unknown(self, service: str) -> None:
         """Let calls fail at once for a service that the controller does not know, unless DNS knows it."""
-        if service in self._told_by_controller or service not in self._last:
-            self._tell(service, replace(self._last.get(service, Listing()), absence=Unknown()))
+        if service in self._from_controller or service not in self._last:
+            self._update(service, replace(self._last.get(service, Listing()), absence=Unknown()))
 
     # ---- DNS
 
@@ -172,7 +172,7 @@ class Directory:
         while True:
             addresses = await resolve(host, int(port) if port else DEFAULT_GRPC_PORT)
             if addresses:
-                self._tell(service, _at(addresses))
+                self._update(service, _at(addresses))
             await asyncio.sleep(DNS_PERIOD_S if addresses else DNS_PERIOD_EMPTY_S)
 
 

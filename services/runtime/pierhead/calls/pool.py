@@ -113,7 +113,7 @@ class Pool:
                 replica = self._replicas[address] = Replica(endpoint)
                 replica.connection = self._connect(address, self._watcher_of(replica))
         self._refresh()
-        self._tell_gone(before - self._listed_names())
+        self._report_gone(before - self._listed_names())
 
     def replicas(self) -> Collection[Replica]:
         """Every replica that is known, callable or not."""
@@ -213,7 +213,7 @@ class Pool:
         replica = lease.replica
         replica.full = False
         replica.reported_at = now
-        self._take_word(lease, ongoing, now + REPORT_TRUSTED_S)
+        self._take_report(lease, ongoing, now + REPORT_TRUSTED_S)
         if models is not None:
             replica.models = models
         if stats is not None:
@@ -226,7 +226,7 @@ class Pool:
         replica.full = True
         replica.limit = min(replica.limit, max(1, ongoing))
         replica.standing.answered_at = now
-        self._take_word(lease, replica.limit, now + FULL_TRUSTED_S)
+        self._take_report(lease, replica.limit, now + FULL_TRUSTED_S)
 
     def refuses(self, replica: Replica) -> None:
         """The replica drains: send it no more calls."""
@@ -262,7 +262,7 @@ class Pool:
         self.closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self._tell_gone(self._listed_names())
+        self._report_gone(self._listed_names())
         replicas, self._replicas = list(self._replicas.values()), {}
         self._callable = self._in_service = []
         while (place := self._line.head()) is not None:
@@ -383,7 +383,7 @@ class Pool:
                 replica.expire(now)
         self._sort(now)
 
-    def _take_word(self, lease: Lease, ongoing: int, until: float) -> None:
+    def _take_report(self, lease: Lease, ongoing: int, until: float) -> None:
         """Take over the load that a replica reports, less this process's own calls when the reply arrived: without
         that moment, calls that have ended since would count as other callers'.
         """
@@ -395,7 +395,7 @@ class Pool:
     def _listed_names(self) -> set[str]:
         return {replica.name for replica in self._replicas.values() if not replica.closing}
 
-    def _tell_gone(self, names: Iterable[str]) -> None:
+    def _report_gone(self, names: Iterable[str]) -> None:
         for router in list(self._watching):
             for name in sorted(names):
                 router.replica_gone(name)

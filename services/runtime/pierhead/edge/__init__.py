@@ -1,1 +1,1 @@
-"""What every side of a replica shares: admission, errors as statuses, plain gRPC, logs."""
+"""Shared by the HTTP, gRPC and lane sides of a replica: admission, errors as statuses, plain gRPC, logs."""

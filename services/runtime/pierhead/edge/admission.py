@@ -1,4 +1,4 @@
-"""How many requests this replica works on, and whether it takes another. Refusal comes before any work."""
+"""Admission: counts the requests in flight of this replica, and refuses requests beyond the limit before any work."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Admission:
         self._idle_waiters: list[asyncio.Future[None]] = []
 
     def enter(self) -> PierheadError | None:
-        """Take the request in (None), or the reason why not. Nothing is counted when it is refused."""
+        """Admit the request; returns None, or the error with which it is refused, and then counts nothing."""
         if self.draining:
-            return Draining(f"{self._name} is draining: it finishes what it has and takes nothing new; call another")
+            return Draining(f"{self._name} is draining: it finishes its requests and takes no new ones; call another")
         return self.enter_while_draining()
 
     def enter_while_draining(self) -> PierheadError | None:
-        """As `enter`, but a draining replica takes it: for HTTP, whose clients cannot go elsewhere by themselves."""
+        """As `enter`, but also while draining: HTTP clients cannot choose another replica themselves."""
         if self.ongoing >= self.max_ongoing_requests:
             return Backpressure(
                 f"{self._name} already works on {self.ongoing} requests "
@@ -45,10 +45,10 @@ class Admission:
         return None
 
     def wait(self, begin: Callable[[], None]) -> None:
-        """Have `begin()` called as soon as there is a place, which is then taken: first come, first served.
+        """Call `begin()` as soon as a place is free, which is then taken: first come, first served.
 
-        For requests that `enter` has refused as one too many; the caller bounds how many of them wait. Requests that
-        wait when a drain begins still get their places.
+        For requests that `enter` has refused because the replica is full; the caller bounds how many of them wait.
+        Requests that wait when a drain begins still get their places.
         """
         self._line.append(begin)
 
@@ -63,7 +63,7 @@ class Admission:
 
     def leave(self) -> None:
         """The request is over, however it ended."""
-        if self._line:  # its place goes on to the next
+        if self._line:  # its place goes to the next request
             self._line.popleft()()
             return
         self.ongoing -= 1

@@ -1,4 +1,4 @@
-"""What the gRPC and the HTTP side of a replica share: admission, metrics, and turning exceptions into answers."""
+"""The edge of a replica, shared by gRPC and HTTP: admission, metrics, and turning exceptions into answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pierhead.settings import Settings
 from pierhead.trailers import Trailers, from_status
 
 UNMATCHED: Final = "unmatched"
-"""Label of requests that no route is for."""
+"""Label of requests without a route."""
 
 logger = logging.getLogger("pierhead")
 
@@ -26,14 +26,14 @@ _LOGGED_AS = "_pierhead_error_id"
 """The attribute of an exception that holds the id under which it was logged."""
 
 REFUSAL_REASONS = ("overloaded", "draining")
-"""What `pierhead-refused` and the metric's label may say."""
+"""The values of `pierhead-refused` and of the metric's label."""
 
 
 def is_answerable(error: BaseException) -> bool:
     """Whether a client waits for the answer to `error`: not when the request's task is being cancelled.
 
-    A CancelledError without a cancellation comes from a future of the service's own; without an answer the caller would
-    wait in vain until its deadline.
+    A CancelledError without a cancellation comes from a future of the service itself; it needs an answer, or the caller
+    would wait until its deadline.
     """
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
@@ -42,9 +42,10 @@ def is_answerable(error: BaseException) -> bool:
 
 
 def _first_known(exception: BaseException) -> BaseException:
-    """What stands for a group that holds nothing but errors of services: the first of them, which has ended the others.
+    """The first error of a group that holds only errors of services, else the exception itself.
 
-    Calls side by side in a TaskGroup fail as a group; a full service behind them is no failure of the code that asks.
+    Concurrent calls in a TaskGroup fail as a group, and the first failure cancels the others. A full service behind
+    them is not a fault of the code that calls.
     """
     if isinstance(exception, BaseExceptionGroup):
         first: BaseException = exception
@@ -56,24 +57,24 @@ def _first_known(exception: BaseException) -> BaseException:
 
 
 class Edge:
-    """What every request of one replica passes, whatever protocol it came with."""
+    """Every request of a replica passes through this, in any protocol."""
 
     def __init__(self, settings: Settings, admission: Admission, metrics: RuntimeMetrics) -> None:
         self.settings = settings
         self.admission = admission
         self.metrics = metrics
         self.moved = 0
-        """Messages of streams that were sent; only whether it changes matters."""
+        """Count of stream messages sent; only used to see whether it changes."""
         self._log = logs.request_log()
 
     def refused(self, refusal: PierheadError) -> str:
-        """Count a refusal; returns the reason that `pierhead-refused` carries."""
+        """Count a refusal; returns the reason for `pierhead-refused`."""
         reason = "draining" if isinstance(refusal, Draining) else "overloaded"
         self.metrics.refused.inc((reason,))
         return reason
 
     def finished(self, method: str, code: str, seconds: float, request_id: str | None = None) -> None:
-        """Count a request and log it, however it ended. `request_id`: None = that of the current context."""
+        """Count a request and log it, however it ended. `request_id`: None = the current context's."""
         labels = (method, code)
         self.metrics.requests.inc(labels)
         self.metrics.request_duration.observe(labels, seconds)
@@ -84,14 +85,14 @@ class Edge:
             self._log(method, code, seconds, request_id)
 
     def error_for(self, exception: BaseException, method: str) -> PierheadError:
-        """The error to answer with. A user's exception is logged with an id, under which the answer can be found.
+        """The error to answer with. An exception of user code is logged with an id, which the answer repeats.
 
-        An exception that many requests share, because their batch failed, is logged once and has one id in all answers.
+        An exception that many requests share, because their batch failed, is logged once, with one id in all answers.
         """
         exception = _first_known(exception)
         if isinstance(exception, PierheadError):
             return exception
-        if isinstance(exception, grpc.aio.AioRpcError):  # a call through a plain stub: as a handle would have raised it
+        if isinstance(exception, grpc.aio.AioRpcError):  # from a plain stub: convert it as a handle does
             trailers = Trailers(exception.trailing_metadata())
             return from_status(exception.code(), exception.details() or "", trailers)
         error_id = _logged(exception, method)
@@ -103,11 +104,11 @@ class Edge:
         )
 
     def public_error_for(self, exception: BaseException, method: str) -> PierheadError:
-        """The same for callers that may be outside the stack: over HTTP and plain gRPC.
+        """As `error_for`, for callers that may be outside the stack: over HTTP and plain gRPC.
 
-        Texts of errors that no code wrote for callers (exceptions, settings, what a server that is not ours says of a
-        failure of its own) may hold secrets: the caller gets the id alone, which finds the text in the log. Debug
-        shows all.
+        Error texts that were not written for callers (exceptions, settings, failures of foreign servers) may hold
+        secrets: the caller receives only the id under which the log has the text. With PIERHEAD_DEBUG it receives the
+        text.
         """
         error = self.error_for(exception, method)
         if self.settings.debug or not _is_internal(error):
@@ -117,7 +118,7 @@ class Edge:
 
 
 def too_long(method: str, settings: Settings) -> DeadlineExceeded:
-    """What ends a call at the service's own deadline."""
+    """The error of a call that reached the service's own deadline."""
     return DeadlineExceeded(
         f"{method} was not done within {settings.request_timeout_s:g} s, the longest that this service works on a call "
         "(x-serve.request_timeout_s)"
@@ -135,6 +136,6 @@ def _logged(exception: BaseException, method: str) -> str:
     error_id = vars(exception).get(_LOGGED_AS)
     if error_id is None:
         error_id = new_request_id()
-        BaseException.__setattr__(exception, _LOGGED_AS, error_id)  # its own may refuse: a frozen dataclass's does
+        BaseException.__setattr__(exception, _LOGGED_AS, error_id)  # a frozen dataclass's own refuses
         logger.error("%s failed [error id %s]", method, error_id, exc_info=exception)
     return str(error_id)

@@ -18,7 +18,7 @@ from pierhead.request import CURRENT, RequestContext, from_metadata
 from pierhead.routing_stats import STATS, STATS_KEY
 
 SERVER_OPTIONS = (
-    # Callers ping idle connections every two seconds to notice a dead peer; the default would call that a flood.
+    # Callers ping idle connections every two seconds to notice a dead peer; the default treats that as a flood.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -27,14 +27,14 @@ SERVER_OPTIONS = (
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.max_send_message_length", -1),
-    ("grpc.so_reuseport", 0),  # a second server on the port is a mistake that must be seen
+    ("grpc.so_reuseport", 0),  # a second server on the port must fail
 )
 
 DEADLINE_MOMENT_S = 0.02
-"""A call that is cancelled with less time left than this has met its deadline."""
+"""A call that is cancelled with less time left than this counts as late."""
 
 ANSWER_S = 1.0
-"""How long a call that failed may take to hand its status to its caller's connection; meanwhile it keeps its place."""
+"""How long a failed call may take to send its status; meanwhile it keeps its place."""
 
 _ABOUT_REPLICA = (ONGOING_KEY, MODELS_KEY, STATS_KEY)
 
@@ -42,7 +42,7 @@ _STATUS_NAME = {status.value[0]: status.name for status in grpc.StatusCode}
 
 
 def register(methods: Iterable[ServedMethod], server: grpc.aio.Server, edge: Edge) -> list[str]:
-    """Put methods, each behind the edge, onto a server; returns the full names of their gRPC services."""
+    """Register methods, each behind the edge, with a server; returns the full names of their gRPC services."""
     services: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {}
     for method in methods:
         services.setdefault(method.service, {})[method.name.rpartition("/")[2]] = _guard(method, edge)
@@ -53,8 +53,8 @@ def register(methods: Iterable[ServedMethod], server: grpc.aio.Server, edge: Edg
 
 
 def _guard(method: ServedMethod, edge: Edge) -> grpc.RpcMethodHandler[Any, Any]:
-    """The same method behind the edge, which decodes and encodes: a refusal must not cost the parsing of a tensor, and
-    a reply that cannot be encoded is a failure of the service as any other.
+    """The method behind the edge. The edge decodes and encodes: a refusal must not cost the parsing of a tensor, and a
+    reply that cannot be encoded counts as a failure of the service.
     """
     kind = grpc.stream_stream_rpc_method_handler if method.request_streaming else grpc.unary_stream_rpc_method_handler
     if method.response_streaming:
@@ -79,8 +79,8 @@ class _Call:
         limit = longest if remaining is None else min(remaining, longest)
         request: RequestContext = from_metadata(context.invocation_metadata() or (), self.started + limit)
         CURRENT.set(request)  # each call runs in a task, and so in a context, of its own
-        context.set_trailing_metadata(self._about_replica())  # also on a reply that the service itself aborts
-        # gRPC itself ends a call at its caller's deadline. Without one, or with a later one, it ends at the service's.
+        context.set_trailing_metadata(self._about_replica())  # already here, for calls that the service aborts
+        # gRPC itself ends a call at its caller's deadline. Without one, or with a later one, the service's counts.
         self._timeout = asyncio.timeout(limit) if remaining is None or remaining > longest else None
 
     async def __aenter__(self) -> _Call:
@@ -110,8 +110,8 @@ class _Call:
         self.context.set_trailing_metadata((*theirs, *self._about_replica()))
 
     def _about_replica(self) -> tuple[tuple[str, str], ...]:
-        """What the reply says for callers to choose by: the load that is left when this call is gone, the models held,
-        and what the service publishes.
+        """The report on the replica for callers' policies: the load without this call, the models held, and the numbers
+        that the service publishes.
         """
         about: tuple[tuple[str, str], ...] = ((ONGOING_KEY, str(self.edge.admission.ongoing - 1)),)
         if HELD.version:
@@ -126,8 +126,8 @@ class _Call:
             self.code = _status_name(self.context.code())
             return
         if not is_answerable(error):
-            # gRPC cancels alike what its caller cancels and what is past its caller's deadline. That strikes there a
-            # moment earlier than here, and a cancellation is then what arrives.
+            # gRPC cancels a call both when its caller cancels it and when its caller's deadline passes. The deadline
+            # passes there a moment earlier than here.
             late = self._timeout is None and self.context.time_remaining() <= DEADLINE_MOMENT_S
             self.code = (grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED).name
             return
@@ -137,7 +137,7 @@ class _Call:
             async with asyncio.timeout(ANSWER_S):
                 await abort(self.context, answer, *self._about_replica())
         except TimeoutError:
-            # The status waits behind messages that the caller does not read. This ends the stream without one.
+            # The status waits behind messages that the caller does not read. This ends the stream without a status.
             raise asyncio.CancelledError from None
 
 
@@ -189,7 +189,7 @@ def _streaming(method: ServedMethod, edge: Edge) -> Callable[[Any, Context], Awa
 
 
 class _Writes:
-    """A call's context that encodes and counts each message that the method itself, or `_stream`, writes."""
+    """A call's context that encodes and counts each message that the method, or `_stream`, writes."""
 
     __slots__ = ("_context", "_edge", "_method")
 
@@ -208,7 +208,7 @@ class _Writes:
 
 
 async def _stream(running: Any, context: Context) -> None:
-    """Send what a streaming method produces: it is an async generator, or a coroutine that writes by itself."""
+    """Send the replies of a streaming method: it is an async generator, or a coroutine that calls `write`."""
     if not inspect.isasyncgen(running):
         await running
         return

@@ -1,10 +1,10 @@
-"""Lines on their way to standard error: put into a bounded buffer, written by a thread of its own, many at a time.
+"""Writes log lines to standard error without blocking: a bounded buffer, and a thread that writes many lines at a time.
 
-A write to a pipe blocks when the other end is slow (Docker's log driver, a full disk). That must hold up this thread,
-never the event loop. So a line that finds the buffer full is counted and dropped.
+A write to a pipe blocks when the other end is slow (Docker's log driver, a full disk). It may block only this thread,
+never the event loop. So when the buffer is full, a line is counted and dropped.
 
-Lines come as text, formatted by the code that logs. Formatting in the thread would take the interpreter away from
-the event loop, for the length of a switch interval (5 ms) at a time.
+The code that logs formats the lines. Formatting in the thread would take the interpreter from
+the event loop, for a switch interval (5 ms) at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 MAX_BUFFERED = 4 * 1024 * 1024
-"""Characters that wait at most: some 20,000 lines."""
+"""Characters that the buffer holds: some 20,000 lines."""
 
 LINGER_S = 0.1
 """How long a line may wait for others. An urgent line is written at once, with all lines before it."""
@@ -31,18 +31,18 @@ class LineWriter:
         max_buffered: int = MAX_BUFFERED,
         linger_s: float = LINGER_S,
     ) -> None:
-        """`complain(n)`: the line that is written, when there is room again, in place of n that were dropped."""
+        """`complain(n)`: the line that is written, once there is room again, in place of n dropped lines."""
         self.dropped = 0
-        """Lines that found the buffer full, or could not be written, ever."""
+        """Lines dropped since the start: the buffer was full, or the write failed."""
         self._stream = stream
         self._complain = complain
         self._max_buffered = max_buffered
         self._linger_s = linger_s
-        self._told = 0
-        """Dropped lines that have been complained of."""
+        self._reported = 0
+        """Dropped lines that have been reported."""
         self._closed = False
         self._begin()
-        os.register_at_fork(after_in_child=self._begin)  # threads stay behind, and the parent writes what it has
+        os.register_at_fork(after_in_child=self._begin)  # a fork has no thread; the parent writes its lines
 
     def _begin(self) -> None:
         self._lines: list[str] = []
@@ -55,7 +55,7 @@ class LineWriter:
         self._now = threading.Event()
 
     def put(self, line: str, *, urgent: bool = False) -> None:
-        """Have a line, without its end, written soon; at once, with all before it, when it is urgent. Never blocks."""
+        """Queue a line, without its line end. An urgent one is written at once, with all before it. Never blocks."""
         with self._lock:
             if self._buffered + len(line) > self._max_buffered:
                 self.dropped += 1
@@ -69,24 +69,24 @@ class LineWriter:
             self._now.set()
 
     def flush(self) -> None:
-        """Write what there is, here and now; blocks as long as the stream does."""
+        """Write all buffered lines now; blocks as long as the stream does."""
         with self._writing:
             with self._lock:
                 lines, self._lines, self._buffered = self._lines, [], 0
-                untold, self._told = self.dropped - self._told, self.dropped
-            if untold:
-                lines.append(self._complain(untold))
+                unreported, self._reported = self.dropped - self._reported, self.dropped
+            if unreported:
+                lines.append(self._complain(unreported))
             if not lines:
                 return
             lines.append("")
             try:
                 self._stream.write("\n".join(lines))
                 self._stream.flush()
-            except (OSError, ValueError):  # closed, or its other end is gone: there is no way to say so
+            except (OSError, ValueError):  # closed, or its reader is gone: there is nowhere to report it
                 self.dropped += len(lines) - 1
 
     def close(self) -> None:
-        """Write what there is and end the thread."""
+        """Write all buffered lines and end the thread."""
         self._closed = True
         self._some.set()
         self._now.set()
@@ -99,11 +99,11 @@ class LineWriter:
 
     def _wake(self) -> None:
         if self._closed:
-            self.flush()  # the last words of a process
+            self.flush()  # the process is ending: no thread can be started
             return
         with self._lock:
             if self._thread is None:
-                # A daemon: the process may end without it; `close`, at exit, writes what is left.
+                # A daemon: the process may end without it; `close`, at exit, writes the rest.
                 self._thread = threading.Thread(target=self._run, name="pierhead log", daemon=True)
                 self._thread.start()
         self._some.set()

@@ -1,7 +1,7 @@
-"""One line a record on standard error, as JSON or for people, the request's id on each that belongs to one.
+"""Logs to standard error: one line per record, as JSON or for people, with the id of the record's request.
 
-Nothing of it waits for the stream: lines go through a `LineWriter`. The standard library's QueueHandler would do the
-same for records, but not for the line of each request: making a record costs five times what the whole line may.
+Logging never waits for the stream: lines go through a `LineWriter`. The standard library's QueueHandler would do the
+same for records, but is too slow for the line per request: creating a record costs five times the whole line's budget.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pierhead.request import current_request
 from pierhead.settings import Settings
 
 RequestLog = Callable[[str, str, float, str], None]
-"""Called with method or route, status, seconds and request id when a request has ended."""
+"""Called at the end of a request with its method or route, status, seconds and request id."""
 
 RequestLine = Callable[[str, str, str, float, str], str]
-"""Makes the line of that: from the time as it is to be shown, method, status, milliseconds and request id."""
+"""Formats that line from the time as text, method, status, milliseconds and request id."""
 
 ACCESS_LOGGER = "pierhead.access"
 
@@ -45,7 +45,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
             **self._names,
         }
-        # Noted when the record was made: the code that formats it may work on another request by then, or on none.
+        # Set when the record was made: the code that formats it may work on another request by then, or on none.
         request_id = getattr(record, "request_id", "")
         if request_id:
             line["request_id"] = request_id
@@ -57,7 +57,7 @@ class JsonFormatter(logging.Formatter):
 class TextFormatter(logging.Formatter):
     """Formats a record for people: time, level, logger, [request id], message; a traceback follows on lines of its own.
 
-    Without the names of service and replica: its reader has asked for that replica's log.
+    Without the names of service and replica: the reader has opened that replica's log.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -75,14 +75,14 @@ def _text_line(time_of_it: str, level: str, logger: str, request_id: str, messag
 
 
 class RecordFactory:
-    """Makes log records that know their request."""
+    """Creates log records with the id of their request."""
 
     def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
         """`make`: the factory that was in force before."""
         self.make = make
 
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
-        """As the factory before, with `request_id` set."""
+        """A record of the former factory, with `request_id` set."""
         record = self.make(*args, **kwargs)
         request = current_request()
         record.request_id = request.request_id if request is not None else ""
@@ -90,7 +90,7 @@ class RecordFactory:
 
 
 class LineHandler(logging.Handler):
-    """Formats records where they are made and hands the lines to a writer; errors are written at once."""
+    """Formats records in the code that logs and passes the lines to a writer; errors are written at once."""
 
     def __init__(self, writer: LineWriter) -> None:
         super().__init__()
@@ -104,17 +104,17 @@ class LineHandler(logging.Handler):
             self.handleError(record)
 
     def flush(self) -> None:
-        """Write what is buffered."""
+        """Write the buffered lines."""
         self.writer.flush()
 
     def close(self) -> None:
-        """Write what is buffered; nothing more comes. Called by `logging` at exit."""
+        """Write the buffered lines, for the last time. Called by `logging` at exit."""
         self.writer.close()
         super().close()
 
 
 class RequestLines:
-    """Writes a line for each request that has ended. Called on the path of every request, hence no log record."""
+    """Writes a line for each request that has ended. On the path of every request, hence without a log record."""
 
     def __init__(self, writer: LineWriter, settings: Settings) -> None:
         self._put = writer.put
@@ -148,7 +148,7 @@ def _json_request(settings: Settings) -> RequestLine:
 
 
 def _text_request(time_of_it: str, method: str, status: str, duration_ms: float, request_id: str) -> str:
-    if not method.isprintable() or not request_id.isprintable():  # what comes from outside must not make lines
+    if not method.isprintable() or not request_id.isprintable():  # a client's text must not start new lines
         method, request_id = encode_basestring(method), encode_basestring(request_id)
     return _text_line(time_of_it, "INFO", ACCESS_LOGGER, request_id, f"{method} {status} {duration_ms:.3f} ms")
 
@@ -158,9 +158,9 @@ _requests: RequestLog | None = None
 
 
 def configure(settings: Settings, stream: TextIO | None = None) -> None:
-    """Send everything of this process's root logger through the formatter. Called by `serve`, never at import."""
+    """Send all records of this process's root logger through the formatter. Called by `serve`, never at import."""
     global _handler, _requests
-    # gRPC's core writes lines of its own, connections that end included. Its errors still come.
+    # gRPC's core writes lines of its own, for example when connections end. Its errors are still written.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     writer = LineWriter(stream or sys.stderr, _complaint(settings))
     handler = LineHandler(writer)
@@ -178,7 +178,7 @@ def configure(settings: Settings, stream: TextIO | None = None) -> None:
 
 
 def request_log() -> RequestLog | None:
-    """What writes the lines of requests; None where they are not wanted, or logging is not the runtime's."""
+    """The function that writes requests' lines; None if they are switched off, or if the runtime does not log."""
     return _requests
 
 

@@ -1,4 +1,4 @@
-"""The methods of a servicer, ready to be called with undecoded requests by whatever brings them: gRPC, a lane."""
+"""The methods of a servicer, for calls with undecoded requests from gRPC or a lane."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ServedMethod:
     """One method of one servicer."""
 
     name: str
-    """package.Service/Method, as metrics and messages call it."""
+    """package.Service/Method, as in metrics and messages."""
     service: str
     request_streaming: bool
     response_streaming: bool
@@ -44,7 +44,7 @@ def registrations_of(servicer: object) -> dict[str, Callable[[Any, Any], None]]:
 
 
 def methods_of(servicer: object) -> list[ServedMethod]:
-    """Every method that a servicer has by its .proto.
+    """Every method of a servicer, by its .proto.
 
     Raises TypeError for a servicer whose class was not generated, or with a method that is not `async def`.
     """
@@ -68,13 +68,13 @@ def methods_of(servicer: object) -> list[ServedMethod]:
 
 
 class _Recorder:
-    """Stands in for a server while generated code registers a servicer, and keeps what it registers."""
+    """Stands in for a server while generated code registers a servicer, and records the handlers."""
 
     def __init__(self) -> None:
         self.services: dict[str, Handlers] = {}
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """The same handlers come with their names through the other method."""
+        """Does nothing: the other method receives the same handlers with their names."""
 
     def add_registered_method_handlers(self, service: str, handlers: Handlers) -> None:
         self.services[service] = handlers
@@ -105,7 +105,7 @@ def _behaviour(handler: grpc.RpcMethodHandler[Any, Any]) -> Callable[..., Any]:
 
 
 def _not_async(method: str, behaviour: Callable[..., Any]) -> Callable[..., Awaitable[NoReturn]]:
-    """A method that the servicer inherits answers UNIMPLEMENTED; one of its own that is not async is a mistake."""
+    """A method that the servicer inherits answers UNIMPLEMENTED; its own method that is not async raises TypeError."""
     if not _is_generated(behaviour):
         raise TypeError(
             f"{method}: {behaviour.__qualname__} must be `async def`; a plain function would block the loop"

@@ -1,10 +1,10 @@
-"""What an HTTP client receives when its request failed, always in one shape, whatever server it reached:
+"""Error responses over HTTP, in one form for aiohttp and ASGI applications:
 
 {"error": {"code": "bad_request", "message": "...", "request_id": "..."}}
 
 With PIERHEAD_DEBUG there is also "traceback", for exceptions of user code: here, or at a callee.
 
-An aiohttp application whose clients expect another shape says so: see `pierhead.http_errors`.
+An aiohttp application can set another form for its clients: see `pierhead.http_errors`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Answer(NamedTuple):
 def error_answer(
     error: PierheadError, request_id: str, settings: Settings, error_body: ErrorBody | None = None
 ) -> Answer:
-    """The answer for an error of the runtime, or of user code once `Edge.error_for` has named it."""
+    """The answer for an error of the runtime, or of user code after `Edge.error_for`."""
     status, retry_after_s = error.http_status, error.retry_after_s
     if isinstance(error, Backpressure):
-        # What this service's definition says, where the error does not say it itself.
+        # The service's settings fill in what the error does not set.
         if status == Backpressure.http_status:
             status = settings.backpressure_status_code
         if "retry_after_s" not in vars(error) and type(error).retry_after_s == Backpressure.retry_after_s:
@@ -61,7 +61,7 @@ def plain_answer(
     traceback: str = "",
     error_body: ErrorBody | None = None,
 ) -> Answer:
-    """The answer for what no class of ours stands for: routes, methods, malformed requests."""
+    """The answer for errors without a class of ours: routes, methods, malformed requests."""
     all_headers = {"Content-Type": CONTENT_TYPE, REQUEST_ID_KEY: request_id} | (headers or {})
     if error_body is not None:
         return Answer(status, all_headers, error_body(status, code, message, request_id))

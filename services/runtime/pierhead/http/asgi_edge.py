@@ -1,8 +1,8 @@
-"""Any ASGI 3 application (FastAPI, Starlette, ...) behind the edge: the hooks, as one middleware, whatever the server.
+"""A middleware that puts any ASGI 3 application (FastAPI, Starlette, ...) behind the edge, under any server.
 
-What the application does stays as it is, its own error responses included. What it gains: a request id on every
-response, a deadline, admission, cancellation when the client leaves, metrics by route, a drain, and for exceptions that
-nothing in it handles the same JSON as everywhere else.
+The application behaves as before, its own error responses included. It gains a request id on every response, a
+deadline, admission, cancellation when the client leaves, metrics by route, a drain, and the usual JSON errors for
+exceptions that it does not handle.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ _READ = {key.encode(): key for key in (REQUEST_ID_KEY, TIMEOUT_KEY, TRACEPARENT_
 
 
 class asgi:  # noqa: N801 - reads as the function it is to its callers
-    """`serve(asgi(app))`: says that `app` is an ASGI 3 application. Needed where that cannot be seen by itself."""
+    """`serve(asgi(app))`: marks `app` as an ASGI 3 application. Needed where `serve` cannot detect it."""
 
     def __init__(self, app: AsgiApp) -> None:
         self.app = app
 
 
 def is_asgi(part: object) -> TypeGuard[AsgiApp]:
-    """Whether an object looks like an ASGI 3 application: `async def (scope, receive, send)`, or one by its class."""
+    """Whether an object looks like an ASGI 3 application: `async def (scope, receive, send)`, or an object of such a
+    class."""
     if not callable(part) or isinstance(part, type):
         return False
     call = part if inspect.isroutine(part) else type(part).__call__
@@ -62,7 +63,7 @@ class AsgiEdge:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or serve one WebSocket, or let the application start and stop."""
+        """Serve one request, one WebSocket, or the application's start and stop."""
         if scope["type"] == "http":
             await self._visit(scope, HttpExchange(scope, receive, send, self._edge))
         elif scope["type"] == "websocket":
@@ -76,7 +77,7 @@ class AsgiEdge:
             await self._app(scope, receive, send)
 
     def drain(self) -> None:
-        """Close every WebSocket: unlike a request it would not end by itself. Clients connect again, elsewhere."""
+        """Close every WebSocket: unlike requests they do not end by themselves. Clients reconnect to other replicas."""
         for socket in self._sockets:
             task = asyncio.ensure_future(socket.restart())
             self._closing.add(task)
@@ -109,16 +110,16 @@ class AsgiEdge:
         if known is None:
             if not self._edge.admission.draining:
                 raise error
-            # The drain is over and the server cuts off what is left. How much of it was done is unknown.
+            # The drain is over and the server cancels the remaining requests. How much was done is unknown.
             known = ReplicaDied(f"{label} was not done when the replica's time to drain was over")
         if not await exchange.send_error(known, visit.request_id):
-            # Half of a response is on its way; the server, seeing that it is not complete, cuts the connection.
+            # Part of the response was sent; the server closes the connection, as the response is incomplete.
             visit.outcome = str(known.http_status)
             logger.error("%s failed after its response had begun: %s", label, known.message)
 
 
 def label_of(scope: Scope, code: str) -> str:
-    """The route as it was declared, where the application gives it as Starlette does; never a path."""
+    """The route as it was declared, if the application sets it as Starlette does; never a path."""
     method = scope.get("method", "GET")
     if method not in METHODS:
         method = "OTHER"

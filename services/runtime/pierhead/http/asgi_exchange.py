@@ -1,4 +1,4 @@
-"""What the application gets for one request or one WebSocket, in place of the server's own `receive` and `send`."""
+"""The `receive` and `send` of the ASGI application for one request or WebSocket, in place of the server's own."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 LISTEN_AFTER_S = 0.01
-"""How long a request runs before a task listens for its client's leaving: that takes a task, and most are faster."""
+"""How long a request runs before a task listens for its client's disconnect: most requests end before and need none."""
 
 MAX_AHEAD = 64 * 1024
-"""Bytes of a body that are read before the application asks for them, to see what comes behind."""
+"""Bytes of a body that are read ahead of the application, to notice a disconnect behind them."""
 
 STARLETTE_S_500 = b"Internal Server Error"
-"""The body that Starlette sends for an exception before it raises it on: held back, since a better one follows."""
+"""The body that Starlette sends for an exception before it re-raises it: held back, as our error response follows."""
 
 _ID = REQUEST_ID_KEY.encode()
 
 
 class Exchange:
-    """A request or a WebSocket: the two callables that the application gets, and what is known of it."""
+    """A request or a WebSocket: the two callables for the application, and the state of the exchange."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, edge: Edge) -> None:
         self.visit: Visit
         self.status = ""
-        """Of the response; empty while there is none."""
+        """The response's status; empty while there is none."""
         self.gone = False
         """Whether the client has left."""
         self._scope = scope
@@ -47,10 +47,10 @@ class Exchange:
         self._edge = edge
 
     def admit(self) -> None:
-        """Raise what keeps it from being let in, beside the admission."""
+        """Raise an error if it is refused for reasons other than admission."""
 
     def begin(self, deadlines: Deadlines) -> None:
-        """It has been let in."""
+        """It was admitted."""
 
     async def receive(self) -> Message:
         """For the application."""
@@ -65,15 +65,15 @@ class Exchange:
 
     @property
     def code(self) -> str:
-        """What to count."""
+        """The status for the metrics."""
         return self.status or CLIENT_LEFT
 
     def is_own(self, error: BaseException) -> bool:
-        """Whether `error` is our own cancellation, because of the client's leaving; it is then over."""
+        """Whether `error` is our own cancellation, because the client left; the exchange is then over."""
         return False
 
     async def send_error(self, error: PierheadError, request_id: str) -> bool:
-        """Answer with an error; False where it is too late for that."""
+        """Answer with an error; False if the response has begun already."""
         raise NotImplementedError
 
     def end(self) -> None:
@@ -87,26 +87,26 @@ class Exchange:
 
 
 class _Listener:
-    """Reads what the client sends, ahead of an application that is at work, to learn that it has left."""
+    """Reads the client's messages ahead of a working application, to notice that the client has left."""
 
     def __init__(self, receive: Receive, left: Callable[[], None]) -> None:
-        """`left()` is called when the client has."""
+        """`left()` is called when the client has left."""
         self._receive = receive
         self._left = left
         self._inbox: deque[Message] = deque()
         self._ahead = 0
         """Bytes of body in the inbox."""
         self._changed = asyncio.Event()
-        """Something was put into the inbox, or taken."""
+        """Set when a message was put into the inbox, or taken."""
         self.task = asyncio.ensure_future(self._run())
 
     async def next(self) -> Message:
-        """What `receive` would have given."""
+        """The next message for `receive`."""
         while not self._inbox:
             self._changed.clear()
             await self._changed.wait()
         message = self._inbox[0]
-        if message["type"] != "http.disconnect":  # which may be asked for again
+        if message["type"] != "http.disconnect":  # which may be received again
             self._inbox.popleft()
             self._ahead -= len(message.get("body", b""))
             self._changed.set()
@@ -127,15 +127,15 @@ class _Listener:
 
 
 class HttpExchange(Exchange):
-    """A request. Its client's leaving cancels the application, unless that is reading, and so receives a message."""
+    """A request. When its client leaves, the application is cancelled; while it is reading, it receives a message."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, edge: Edge) -> None:
         super().__init__(scope, self._from_client, send, edge)
         self._take = receive
         self._arrived = True
-        """Whether the whole body is here."""
+        """Whether the whole body has arrived."""
         self._bytes = 0
-        """Of the body, so far."""
+        """Bytes of the body so far."""
         self._taking = False
         self._held: list[Message] | None = None
         """A response that is held back."""
@@ -180,7 +180,7 @@ class HttpExchange(Exchange):
     # ---- from the client
 
     async def _from_client(self) -> Message:
-        """What the server has read; counts the body."""
+        """The server's next message; counts the body."""
         self._taking = True
         try:
             message = await self._take()
@@ -214,7 +214,7 @@ class HttpExchange(Exchange):
         return message
 
     def _start_listening(self) -> None:
-        """Called when the request takes its time. Never are two reading at once, or one would miss a piece."""
+        """Called when the request takes long. Only one task may read at a time, or one would miss a piece."""
         self._listens = True
         if not self._reading:
             self._listener = _Listener(self._receive, self._client_left)
@@ -276,7 +276,7 @@ class HttpExchange(Exchange):
 
 
 def _body_length(scope: Scope) -> int | None:
-    """Bytes of the body as its head says; None = it comes in chunks."""
+    """The body's length by its head; None = it is chunked."""
     length: int | None = 0
     for name, value in scope["headers"]:
         if name == b"content-length":
@@ -287,7 +287,7 @@ def _body_length(scope: Scope) -> int | None:
 
 
 class SocketExchange(Exchange):
-    """A WebSocket. Its client's leaving reaches the application as in ASGI, by message."""
+    """A WebSocket. When its client leaves, the application receives a message, as in ASGI."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, edge: Edge) -> None:
         super().__init__(scope, receive, send, edge)
@@ -315,7 +315,7 @@ class SocketExchange(Exchange):
             raise OSError("the connection is closed: the replica is draining")
         kind = message["type"]
         if kind == "websocket.accept":
-            self.admit()  # a drain may have begun meanwhile: it would not close this one
+            self.admit()  # a drain that began meanwhile would not close this WebSocket
             message = self._stamped(message)
             self.visit.live_on()
             self.status, self._open = "101", True

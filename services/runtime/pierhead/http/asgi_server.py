@@ -51,7 +51,7 @@ class AsgiListener:
         server.lifespan = config.lifespan_class(config)
         bound = _bind(host, port)
         try:
-            # Not serve(): that takes over the process's signals.
+            # Not serve(), which takes over the process's signals.
             await server.startup(sockets=[bound])
         except SystemExit as error:
             bound.close()
@@ -64,7 +64,7 @@ class AsgiListener:
         return 0
 
     def drain(self) -> None:
-        """Close the WebSockets; requests end by themselves."""
+        """Close the WebSockets; requests end without help."""
         if self._edge is not None:
             self._edge.drain()
 

@@ -1,20 +1,20 @@
-"""What the HTTP servers agree on: aiohttp's and uvicorn's."""
+"""Constants that both HTTP servers use: aiohttp's and uvicorn's."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 KEEPALIVE_S: Final = 3600
-"""Idle connections outlive HAProxy's reuse of them: the side that closes first must never be the server."""
+"""Keep-alive time: longer than HAProxy reuses idle connections, so that the server never closes first."""
 
 BACKLOG: Final = 4096
-"""Connections that the kernel holds until they are accepted."""
+"""Connections that the kernel queues until they are accepted."""
 
 MALFORMED: Final = "malformed"
-"""Label of what is not HTTP."""
+"""Label of requests that are not HTTP."""
 
 CLIENT_LEFT: Final = "499"
-"""Counted when the client goes away before its answer: nginx's number, which HAProxy's readers know, too."""
+"""Status counted when the client leaves before its answer: nginx's 499."""
 
 INTERNAL_ERROR: Final = 1011
 """WebSocket close code: the handler has failed; the reason is the error's code (RFC 6455, 7.4.1)."""
@@ -26,7 +26,7 @@ TRY_AGAIN_LATER: Final = 1013
 """WebSocket close code: the server is full (the same registry)."""
 
 MAX_HEAD_BYTES: Final = 32 * 1024
-"""Of a request line or a header. HAProxy takes heads of 16 KiB at most and answers longer ones itself."""
+"""Most bytes of a request line or a header. HAProxy accepts heads of up to 16 KiB and answers longer ones itself."""
 
 RUNNER_OPTIONS: Final[dict[str, Any]] = {
     "handle_signals": False,
@@ -37,4 +37,4 @@ RUNNER_OPTIONS: Final[dict[str, Any]] = {
     "max_field_size": MAX_HEAD_BYTES,
     "shutdown_timeout": 0.1,  # the drain is over by then
 }
-"""How an `aiohttp.web.AppRunner` runs in a replica."""
+"""The options of a replica's `aiohttp.web.AppRunner`."""

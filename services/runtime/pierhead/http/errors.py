@@ -1,10 +1,10 @@
-"""How an aiohttp application gives errors a shape of its own: those of the runtime (full, late, draining, no
-route, a body that is too large) as well as what its handlers raise.
+"""Lets an aiohttp application set its own form of errors, for the runtime's (full, late, draining, no
+route, a body that is too large) and for the exceptions of its handlers.
 
     app[ERROR_BODY] = lambda status, code, message, request_id: json.dumps({"detail": message}).encode()
 
-Status and headers stay as they are; the content type is JSON. A handler adds headers to what the runtime answers in its
-place when it raises, or when its time is over:
+Status and headers stay as they are; the content type is JSON. A handler adds headers to the runtime's answer for it, as
+when it raises or its deadline passes:
 
     request[ERROR_HEADERS] = {"x-ratelimit-remaining-requests": "9"}
 """

@@ -3,8 +3,7 @@
     async def stream(request: web.Request) -> web.StreamResponse:
         return await sse(request, child.Generate(...), encode=lambda token: sse_event(token.text), end=DONE)
 
-What has arrived in one turn of the event loop is written with one call, headers included. The first event, as every
-other one, waits for nothing.
+The events of one turn of the event loop are written with one call, headers included. No event waits for others.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_WRITE = 64 * 1024
-"""Bytes of events after which they are written although more are there."""
+"""Bytes of events that are written at once even if more events are available."""
 
 
 LAST_EVENT_S = 2.0
-"""A client has so long to take the event that reports a failure; then its connection is cut."""
+"""How long a client may take to read the event that reports a failure; then its connection is closed."""
 
 
 @runtime_checkable
 class ReadsReady(Protocol[T]):
-    """A stream that knows what has arrived, as the calls of a handle do."""
+    """A stream that can list its arrived items, as a handle's calls can."""
 
     def read_ready(self) -> list[T]:
-        """The items that are there, without waiting; empty when there are none."""
+        """The items that have arrived, without waiting; empty when there are none."""
         ...
 
 
@@ -48,10 +47,10 @@ HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
 def sse_event(data: object, *, name: str | None = None, event_id: str | None = None) -> bytes:
-    """One event. `data`: text as it is, anything else as JSON. Half a character, which has no UTF-8, comes as its
-    escape (\\ud83d), which JSON reads as what it was.
+    """One event. `data`: text as it is, anything else as JSON. A lone surrogate, which UTF-8 cannot encode, is sent as
+    its escape (\\ud83d), which JSON parses back.
 
-    Raises ValueError for a name or an id of several lines, TypeError for what has no JSON.
+    Raises ValueError for a name or an id of several lines, TypeError for data that JSON cannot hold.
     """
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n") if "\n" in text or "\r" in text else [text]
@@ -65,7 +64,7 @@ def sse_event(data: object, *, name: str | None = None, event_id: str | None = N
 
 
 def error_event(error: PierheadError, request_id: str) -> bytes:
-    """How a stream ends that has failed after its first event: `event: error`, with what would have been the body."""
+    """The last event of a stream that failed after its first event: `event: error`, with the body of the error."""
     described = {"code": error.kind, "message": error.message, "request_id": request_id}
     return sse_event({"error": described}, name="error")
 
@@ -83,15 +82,15 @@ async def sse(
     """Answer with an event for each item of `source`, and `end` after the last one.
 
     `encode(item)`: the bytes of its event. `on_error(error, request_id)`: the last event of a source that fails in the
-    middle. One that fails before its first item raises here, and the answer has the status of its error. A client that
-    leaves ends the source: its `cancel()` is called where it has one, as calls through a handle do. No more is read
-    from the source than the client takes.
+    middle. A source that fails before its first item raises here, and the answer has the status of its error. When the
+    client leaves, the source is ended, by its `cancel()` if it has one, as calls through a handle do. The source is
+    read only as fast as the client reads.
     """
     stream = _Stream(request, source, encode, status, {**HEADERS, **(headers or {})})
     try:
         await stream.run(end)
     except (Exception, asyncio.CancelledError) as error:
-        visit = request.get(VISIT)  # None: served by something else than a replica
+        visit = request.get(VISIT)  # None: not served by a replica
         left = request.transport is None or request.transport.is_closing()
         known = visit.known(error, _name(request)) if stream.begun and visit is not None and not left else None
         if visit is None or known is None:
@@ -126,7 +125,7 @@ class _Stream(Generic[T]):
 
     @property
     def begun(self) -> bool:
-        """Whether there was an event."""
+        """Whether an event was produced."""
         return bool(self._events) or self._writer is not None
 
     async def run(self, end: bytes) -> None:
@@ -140,8 +139,8 @@ class _Stream(Generic[T]):
         await self.finish(end)
 
     async def _run_ready(self, source: ReadsReady[T]) -> None:
-        """Where the source knows what is there: asking costs less than looking. Calls through a handle hand over what
-        comes next as well, as long as the client takes it; what they do not comes out of the iterator.
+        """For a source with `read_ready`, which is cheaper than polling. Calls through a handle also deliver further
+        items directly while the client keeps up; the other items are read from the iterator.
         """
         events, encode, read_ready = self._events, self._encode, source.read_ready
         deliver = getattr(source, "deliver", None)
@@ -184,17 +183,17 @@ class _Stream(Generic[T]):
             self._size += len(event)
             if self._size > MAX_WRITE:
                 await self._write()
-                await asyncio.sleep(0)  # a source that always has more must not keep the loop to itself
+                await asyncio.sleep(0)  # a source that always has an item must not block the loop
 
     async def _write(self) -> None:
         writer = self._writer
         if writer is None:
             writer = await self._begin()
-        # Not response.write(), which does the same, in a frame more for each event of a slow source.
+        # Not response.write(), which does the same with one more Python frame per event.
         await writer.write(self._take())
 
     async def close(self) -> None:
-        """End the source: a call behind it is cancelled, a generator is closed. After its end this does nothing."""
+        """End the source: cancel the call behind it, or close the generator. Does nothing after its end."""
         cancel, aclose = getattr(self._source, "cancel", None), getattr(self._iterator, "aclose", None)
         if cancel is not None:
             cancel()
@@ -202,19 +201,19 @@ class _Stream(Generic[T]):
             await aclose()
 
     async def finish(self, last: bytes) -> None:
-        """Write what is left, and `last`, and end the response, all at once."""
+        """Write the remaining events and `last`, and end the response, all at once."""
         if self._writer is None:
             await self._begin()
         self._events.append(last)
         await self.response.write_eof(self._take())
 
     async def fail(self, last: bytes) -> None:
-        """`finish` for a request whose time may be over: a client that takes nothing must not hold it any longer."""
+        """`finish` for a request past its deadline: a client that does not read must not keep it in flight."""
         try:
             async with asyncio.timeout(LAST_EVENT_S):
                 await self.finish(last)
         except (TimeoutError, asyncio.CancelledError):
-            # The latter also without a cancellation: aiohttp waits for the same future as the write that was given up.
+            # CancelledError also without a cancellation: aiohttp waits for the future of the abandoned write.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise

@@ -1,6 +1,6 @@
-"""The edge around an aiohttp application, as a middleware: what every request passes. Uses aiohttp's interface only.
+"""The edge around an aiohttp application, as a middleware. Uses aiohttp's public interface only.
 
-Where the installed aiohttp is a known one, `inside.py` puts the same gate around the whole application.
+If the installed aiohttp is a known version, `inside.py` puts the same gate around the whole application.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ VISIT: Final[web.RequestKey[Visit]] = web.RequestKey("pierhead_visit", Visit)
 
 
 def on_request_end(request: web.Request, ended: Callable[[str], None]) -> None:
-    """Have `ended(status)` called when an aiohttp request has ended, with the HTTP status that metrics count it with:
-    also where the response's head said something else ("504" for a stream that met its deadline), and "499" where the
-    client left. A request that no replica serves (tests with aiohttp's own server) ends without a call.
+    """Call `ended(status)` at the end of an aiohttp request, with the HTTP status that metrics count. It may differ
+    from the status that was sent: "504" for a stream that reached its deadline, "499" if the client left. Does nothing
+    for a request outside a replica (tests with aiohttp's own server).
     """
     visit = request.get(VISIT)
     if visit is not None:
@@ -45,7 +45,7 @@ def on_request_end(request: web.Request, ended: Callable[[str], None]) -> None:
 
 
 class Gate:
-    """What every request of one application passes."""
+    """Every request of one application passes through this."""
 
     def __init__(self, app: web.Application, edge: Edge) -> None:
         self._app = app
@@ -58,7 +58,7 @@ class Gate:
         self._streams: WeakKeyDictionary[web.StreamResponse, AbstractStreamWriter] = WeakKeyDictionary()
 
     def join(self) -> None:
-        """Stand before the application's own middlewares. Called before it is started."""
+        """Become the application's outermost middleware. Called before it is started."""
 
         @web.middleware
         async def enter(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -71,7 +71,7 @@ class Gate:
         self._app.on_response_prepare.append(prepare)
 
     async def handle(self, request: web.Request, inside: Handler) -> web.StreamResponse:
-        """Answer one request; `inside` is what the gate stands before."""
+        """Answer one request; `inside` is the handler behind the gate."""
         read = request.headers.get
         request[VISIT] = visit = Visit(read, self._edge)
         code = CLIENT_LEFT  # what is counted when cancellation passes through
@@ -84,7 +84,7 @@ class Gate:
                 if not request.content.is_eof():
                     visit.expect_body(self._deadlines, request.content.is_eof, partial(_is_read, request))
                 response = await inside(request)
-                # Asked by class first: an isinstance() of an abstract class costs as much as the rest of this function.
+                # The class is compared first: isinstance() with an abstract class costs as much as all the rest.
                 if response.__class__ is not web.Response and not isinstance(response, web.StreamResponse):
                     _reject(response, self.label(request))
             except BaseException as error:
@@ -93,7 +93,7 @@ class Gate:
         finally:
             visit.end(self.label(request), code)
         if response.__class__ is not web.Response and isinstance(response, web.HTTPException):
-            raise response  # so aiohttp wants it
+            raise response  # aiohttp expects such responses to be raised
         if draining or self._edge.admission.draining or response.status == BodyTimeout.http_status:
             response.force_close()
         return response
@@ -119,13 +119,13 @@ class Gate:
         return request.match_info.route
 
     async def resolve(self, request: web.Request) -> None:
-        """Find the route of a request that was refused, which is counted under its route all the same."""
+        """Find the route of a refused request, which is counted under its route, too."""
 
     def refused(self) -> None:
-        """A request was refused for want of room."""
+        """A request was refused because the replica is full."""
 
     def prepare(self, request: web.Request, response: web.StreamResponse) -> None:
-        """The head of a response is about to be sent, that of a stream included: it names its request."""
+        """Add the request's id to the head of a response, or of a stream, which is about to be sent."""
         visit = request.get(VISIT)
         if visit is None:
             return
@@ -133,7 +133,7 @@ class Gate:
         if response.__class__ is web.Response:
             return
         if isinstance(response, web.WebSocketResponse):
-            if self._edge.admission.draining:  # it began meanwhile: the drain would not close this one
+            if self._edge.admission.draining:  # a drain that began meanwhile would not close this one
                 raise _drains()
             self._sockets.add(response)
             visit.socket = response
@@ -141,35 +141,35 @@ class Gate:
             return
         self._streams[response] = request.writer
         if request.method == hdrs.METH_HEAD and not isinstance(response, web.Response):
-            # A handler that streams goes on to write a body, which the next request on the connection would get.
+            # A handler that streams would go on to write a body into the next response on the connection.
             response.force_close()
             response.headers[hdrs.CONNECTION] = "close"
 
     def moved(self) -> int:
-        """Bytes of the streams under way, counted when they are asked for: writing costs nothing for it.
+        """Bytes sent by the current streams, counted on demand, so that writing costs nothing extra.
 
-        Nothing says how much a WebSocket has sent: while there are any, work counts as moving.
+        How much a WebSocket has sent is unknown: while there are any, work counts as moving.
         """
         return self.sockets_moved(self._sockets) + sum(writer.output_size for writer in self._streams.values())
 
     def sockets_moved(self, sockets: Collection[web.WebSocketResponse]) -> int:
-        """What `moved` counts of WebSockets."""
+        """The WebSockets' part of `moved`."""
         return time.monotonic_ns() if sockets else 0
 
     def drain(self) -> None:
-        """Close every WebSocket: unlike a request it would not end by itself. Clients connect again, elsewhere."""
+        """Close every WebSocket: unlike requests they do not end by themselves. Clients reconnect to other replicas."""
         for socket in list(self._sockets):
             task = asyncio.ensure_future(_restart(socket))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
     async def closed(self) -> None:
-        """Return once no WebSocket is being closed any more."""
+        """Return once every WebSocket is closed."""
         if self._closing:
             await asyncio.wait(self._closing)
 
     async def _failed(self, request: web.Request, error: BaseException, visit: Visit) -> web.StreamResponse:
-        """The response for an exception on the way to a response."""
+        """The response for an exception of the handler."""
         if not visit.entered:
             await self.resolve(request)
         if isinstance(error, web.HTTPException):
@@ -188,8 +188,8 @@ class Gate:
             await visit.socket.close(code=INTERNAL_ERROR, message=known.kind.encode())
             return visit.socket
         if request.writer.output_size > 0:
-            # Half of a response is on its way; another one behind it would be read as its body. Cutting the connection
-            # is the only way left to say that it failed.
+            # Part of the response was sent; an error response after it would be read as its body. Only closing the
+            # connection can still report the failure.
             logger.error("%s failed after its response had begun: %s", label, known.message)
             if request.transport is not None:
                 request.transport.abort()
@@ -202,12 +202,12 @@ class Gate:
 
 
 def _is_read(request: web.Request) -> bool:
-    """Whether what the client sends is read: not while the handler takes less than has come."""
+    """Whether the server reads the body: not while the handler reads more slowly than the client sends."""
     return request.transport is not None and request.transport.is_reading()
 
 
 def _refuse_upgrade(request: web.Request) -> None:
-    """A draining replica takes requests, which end, but no WebSocket, which it would have to close at once."""
+    """A draining replica accepts requests, which end, but no WebSocket, which it would have to close at once."""
     if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
         raise _drains()
 
@@ -217,7 +217,7 @@ def _drains() -> Draining:
 
 
 def _left(request: web.Request, error: BaseException, visit: Visit) -> bool:
-    """Whether `error` is that of writing to a client that has left: no failure of ours."""
+    """Whether `error` comes from writing to a client that has left, which is no failure of ours."""
     if not isinstance(error, ConnectionError):
         return False
     closed = isinstance(visit.socket, web.WebSocketResponse) and visit.socket.closed
@@ -239,7 +239,7 @@ def _reject(found: object, label: str) -> NoReturn:
 def _from_http_exception(
     request: web.Request, error: web.HTTPException, request_id: str, error_body: ErrorBody | None
 ) -> web.Response:
-    """What aiohttp and handlers say with exceptions, in the one error shape, with the headers that belong to it."""
+    """The answer for an HTTP exception of aiohttp or of a handler, in our error form, with its headers."""
     status = error.status
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         limit = request.client_max_size
@@ -264,6 +264,6 @@ def _from_http_exception(
 
 
 def response_of(answer: Answer) -> web.Response:
-    """Without the request's id in its head: there `Request` and `ShortResponses` put it, for every response alike."""
+    """The response, without the request's id: `Request` and `ShortResponses` add it to every head."""
     headers = {name: value for name, value in answer.headers.items() if name != REQUEST_ID_KEY}
     return web.Response(status=answer.status, headers=headers, body=answer.body)

@@ -4,11 +4,11 @@ Nothing else in the runtime touches a private part of aiohttp. With any other ve
 interface alone, which does the same, more slowly.
 
     Runner, _Server          the gate stands around the whole application, its routing included
-    ClientConnection         takes up what can be refused in time (`intake.py`), writes short answers fast
-    Routes                   remembers where paths without variables lead
-    ShortResponses           writes short and whole responses at once
-    DirectWriter             writes pieces of a response that streams without waiting
-    EventResponse            its head goes with its first event
+    ClientConnection         limits requests per turn during refusals (`intake.py`), writes short answers fast
+    Routes                   caches the handlers of paths without variables
+    ShortResponses           writes short, whole responses at once
+    DirectWriter             writes pieces of a stream without waiting
+    EventResponse            sends its head with its first event
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_QUOTED = 200
 
 
 def is_untouched() -> bool:
-    """Whether nothing has put functions of its own in place of those that are gone around here (tracers do)."""
+    """Whether the functions that this module bypasses are aiohttp's own: tracers replace them."""
     return _are_aiohttps_own(
         (
             web.Application._handle,
@@ -66,26 +66,26 @@ _PLACE = Path(aiohttp.__file__).parent
 
 
 class Request(web.Request):
-    """A request that knows the gate that it passes."""
+    """A request with a reference to its gate."""
 
     ATTRS = web.Request.ATTRS | {"gate"}
     gate: InnerGate | None = None
 
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
         """Called by aiohttp before a response's headers are sent."""
-        if self.gate is not None:  # None: bytes that were no request are answered
+        if self.gate is not None:  # None: an answer to bytes that were no request
             self.gate.prepare(self, response)
         await super()._prepare_hook(response)
 
 
 class InnerGate(Gate):
-    """A gate around an application and its routing, which a refused request never reaches."""
+    """A gate around an application and its routing: a refused request is never routed."""
 
     def __init__(self, app: web.Application, edge: Edge) -> None:
         super().__init__(app, edge)
         self.intake = Intake()
         self.short: ShortResponses | None = None
-        """None where the application wants to see each response before its head is written."""
+        """None if the application has a signal for each response before its head is written."""
         self.routes: Routes | None = None
 
     def enter_by(self, application: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
@@ -97,7 +97,7 @@ class InnerGate(Gate):
 
     async def serve(self, base: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
-        request = cast("Request", base)  # our server's factory has made it
+        request = cast("Request", base)  # created by our server's factory
         request.gate = self
         return await self.handle(request, self._inside)
 
@@ -135,17 +135,17 @@ class InnerGate(Gate):
         return response
 
     def sockets_moved(self, sockets: Collection[web.WebSocketResponse]) -> int:
-        """See Gate. aiohttp's count of what a WebSocket has not flushed stands still only when the WebSocket does."""
+        """See Gate. aiohttp's count of a WebSocket's unflushed bytes changes whenever the WebSocket sends."""
         return sum(getattr(getattr(each, "_writer", None), "_output_size", 0) for each in sockets)
 
 
 def _sees_responses(app: web.Application) -> bool:
-    """Whether the application, or one inside it, has asked to see each response before it is sent."""
+    """Whether the application, or one inside it, has a signal for each response before it is sent."""
     return bool(app.on_response_prepare) or any(_sees_responses(inner) for inner in app._subapps)
 
 
 class Runner(web.AppRunner):
-    """Runs an application whose requests pass a gate and whose connections are ours."""
+    """Runs an application behind a gate, with our own connections."""
 
     __slots__ = ("gate",)
 
@@ -160,7 +160,7 @@ class Runner(web.AppRunner):
 
 
 class _Server(web.Server):
-    """aiohttp's own, with a gate before its handler and with connections of ours."""
+    """aiohttp's server, with a gate before its handler and with our own connections."""
 
     def __init__(self, gate: InnerGate, inner: web.Server) -> None:
         super().__init__(
@@ -188,22 +188,22 @@ class ClientConnection(web.RequestHandler):
         self.held = b""
 
     def data_received(self, data: bytes) -> None:
-        """Called with what was read from the socket."""
+        """Called with the bytes read from the socket."""
         intake = self._intake
         if intake.left:
             intake.left -= 1
             super().data_received(data)
         elif data:
             intake.hold(self, data)
-        else:  # aiohttp itself, to have its parser go on with what it has
+        else:  # from aiohttp itself, so that its parser continues with its buffer
             super().data_received(data)
 
     def receive(self, data: bytes) -> None:
-        """What was held is taken up."""
+        """See intake.Source: process bytes that were held."""
         super().data_received(data)
 
     def stop_reading(self) -> None:
-        """See intake.Source; aiohttp may have stopped it for reasons of its own."""
+        """See intake.Source; aiohttp may have stopped reading for its own reasons."""
         if self.transport is not None:
             self.transport.pause_reading()
 
@@ -215,7 +215,7 @@ class ClientConnection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Write what the gate has answered. Returns the response, and whether the client had left."""
+        """Write the gate's response. Returns the response, and whether the client had left."""
         if (
             resp.__class__ is web.Response
             and not (self._upgraded or self._paused or request._post)
@@ -229,9 +229,9 @@ class ClientConnection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """What aiohttp asks for when bytes were no request, or when the gate has let an exception through."""
+        """Called by aiohttp for bytes that were no request, and for exceptions that the gate has let through."""
         if isinstance(exc, ConnectionError):
-            raise exc  # the client has left, or was cut off: there is no one to answer
+            raise exc  # the client has left, or its connection was closed: no answer can be sent
         if status >= 500:
             return super().handle_error(request, status, exc, message)
         return self._gate.malformed(message or str(exc))
@@ -243,17 +243,17 @@ _BY_PATH_ALONE = (PlainResource, DynamicResource, StaticResource)
 
 
 class _KnownRoute(NamedTuple):
-    """A route to which a path without variables leads."""
+    """The cached route of a path without variables."""
 
     route: web.AbstractRoute
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Routes:
-    """Where the requests of a started application go, remembered for paths without variables.
+    """Caches the routes of a started application for paths without variables.
 
-    aiohttp walks its resources for each request. For a path that stands in the code as it is, the walk's result depends
-    on nothing but method and path, and is the same every time.
+    aiohttp walks its resources for each request. For a path without variables, the result depends only on method and
+    path, and is always the same.
     """
 
     def __init__(self, app: web.Application) -> None:
@@ -262,7 +262,7 @@ class Routes:
         self._may_remember = _goes_by_path_alone(app)
 
     def find(self, request: web.Request) -> Callable[[web.Request], Awaitable[web.StreamResponse]] | None:
-        """The remembered handler of a request, which then knows its match; None: `Application._handle` has to look."""
+        """The cached handler of a request, whose match is then set; None: `Application._handle` has to resolve it."""
         known = self.known.get((request.method, request.rel_url.raw_path))
         if known is None or hdrs.EXPECT in request.headers:
             return None
@@ -273,7 +273,7 @@ class Routes:
         return known.handler
 
     def remember(self, request: web.Request) -> None:
-        """`Application._handle` has looked: next time it need not. At most each path in the code, with each method."""
+        """Cache the route that `Application._handle` has found. Bounded by the declared paths times the methods."""
         match = request._match_info
         if not self._may_remember or match is None or match.http_exception is not None:
             return
@@ -283,7 +283,7 @@ class Routes:
 
 
 def _goes_by_path_alone(app: web.Application) -> bool:
-    """Whether method and path decide where a request goes, and nothing stands between the router and the handler."""
+    """Whether method and path alone decide the route, with no middleware between the router and the handler."""
     router: Any = app.router
     return (
         type(app)._handle is web.Application._handle
@@ -297,7 +297,7 @@ def _goes_by_path_alone(app: web.Application) -> bool:
 # ---- short responses
 
 SHORT_BYTES = 32 * 1024
-"""A longer body may have to wait until the client has taken it."""
+"""Longest body in bytes: writing a longer one may have to wait for the client."""
 
 _WITHOUT_BODY = frozenset((*range(100, 200), 204, 205, 304))
 
@@ -306,15 +306,15 @@ _WITHOUT_BODY_BY_METHOD = frozenset((hdrs.METH_HEAD, hdrs.METH_CONNECT))
 _NOT_OURS = (
     hdrs.CONTENT_LENGTH, hdrs.TRANSFER_ENCODING, hdrs.CONNECTION, hdrs.DATE, hdrs.SERVER, REQUEST_ID_KEY,
 )  # fmt: skip
-"""Headers that are added here. Where a handler has set one, aiohttp knows what to make of it."""
+"""Headers that are added here. If a handler has set one of them, aiohttp writes the response."""
 
 
 class ShortResponses:
-    """Writes responses as most of them are, short and whole, at once.
+    """Writes short, whole responses, the most common kind, at once.
 
     aiohttp prepares a response in a dozen steps, because it may be a stream, compressed, chunked, or answer HTTP/1.0.
-    For a short, whole response the result is known beforehand: the very bytes that aiohttp would write, for a third of
-    the time. Every other response is left to aiohttp.
+    For a short, whole response this writes the same bytes in a third of the time. Every other response is left to
+    aiohttp.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -323,9 +323,9 @@ class ShortResponses:
         self._dated = ""
 
     def write(self, request: web.Request, response: web.Response, request_id: str) -> bool:
-        """Write `response` to `request`; False when that is aiohttp's to do, and nothing was written.
+        """Write `response` to `request`; False if aiohttp has to write it, and nothing was written.
 
-        Raises ValueError for headers that no response may have.
+        Raises ValueError for invalid headers.
         """
         body, message, transport = response._body, request._message, request.transport
         if (
@@ -337,7 +337,7 @@ class ShortResponses:
             or response._cookies
             or response._eof_sent
             or response._payload_writer is not None
-            or request.writer.output_size  # the handler has sent another response by itself
+            or request.writer.output_size  # the handler itself has sent another response
             or response._status in _WITHOUT_BODY
             or message.should_close
             or message.method in _WITHOUT_BODY_BY_METHOD
@@ -375,10 +375,10 @@ _UNTYPED = "Content-Type: application/octet-stream\r\n"
 
 
 class DirectWriter:
-    """Writes pieces of a response that streams in the turn of the event loop in which they come, without waiting.
+    """Writes pieces of a stream in the turn of the event loop in which they come, without waiting.
 
-    aiohttp's writer has to be awaited, because a client may be slow. One that keeps up never makes it wait: what is to
-    be written for it is known beforehand, the very bytes that aiohttp would write, and no task has to be woken for it.
+    aiohttp's writer has to be awaited, because a client may be slow. For a client that keeps up, this writes the same
+    bytes without waking a task.
     """
 
     __slots__ = ("_protocol", "_writer")
@@ -388,7 +388,7 @@ class DirectWriter:
         self._protocol: Any = writer.protocol
 
     def write(self, data: bytes) -> bool:
-        """Write a piece; returns whether the client keeps up. Where it does not, `await writer.write(...)` is next:
+        """Write a piece; returns whether the client keeps up. If it does not, `await writer.write(...)` has to follow:
         that waits, or raises when the client has gone.
         """
         protocol = self._protocol
@@ -398,14 +398,14 @@ class DirectWriter:
         if data:  # an empty chunk would be the end
             chunk = b"%x\r\n%b\r\n" % (len(data), data)
             self._writer.output_size += len(chunk)
-            self._writer.buffer_size += len(chunk)  # by which aiohttp's own next write knows that it has to wait
+            self._writer.buffer_size += len(chunk)  # so that aiohttp's own next write waits when needed
             transport.write(chunk)
         return not protocol._paused
 
 
 def direct_writer(writer: AbstractStreamWriter) -> DirectWriter | None:
-    """For a response that has been prepared and whose first piece was written; None for compressed or unchunked bodies,
-    which only aiohttp writes.
+    """A writer for a prepared response whose first piece was written; None for compressed or unchunked bodies, which
+    only aiohttp writes.
     """
     if not _writers_are_untouched() or writer.__class__ is not StreamWriter:
         return None

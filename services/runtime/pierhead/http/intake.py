@@ -1,11 +1,11 @@
-"""How many requests one turn of the event loop takes up while requests are being refused.
+"""Limits how many requests one turn of the event loop accepts while requests are being refused.
 
-A turn in which a thousand sockets can be read handles a thousand requests before it comes to anything else: the replies
-that calls wait for, the next call of the line, a health probe. When nearly all of those requests are refused, each turn
-spends its time on refusals, and the work that was accepted proceeds by a step per turn. So little is done then that the
-next turn refuses even more (receive livelock: Mogul and Ramakrishnan, "Eliminating Receive Livelock in an
-Interrupt-driven Kernel", 1997). While there are refusals, turns are therefore kept short; what they do not take up
-waits in the order of its arrival. Otherwise nothing is held: long turns make for full packets.
+A turn with a thousand readable sockets handles a thousand requests before anything else: replies that calls wait for,
+the next call of the line, a health probe. When nearly all of these requests are refused, each turn spends its time on
+refusals, and accepted work advances by one step per turn. So little is finished then that the next turn refuses even
+more (receive livelock: Mogul and Ramakrishnan, "Eliminating Receive Livelock in an
+Interrupt-driven Kernel", 1997). While there are refusals, turns are therefore kept short, and further requests wait in
+order of arrival. Without refusals no request is held: long turns make for full packets.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from collections.abc import Callable
 from typing import Protocol
 
 PER_TURN = 16
-"""Some milliseconds of refusals: about what a replica takes for a call, so the line moves as quickly as it can."""
+"""Requests per turn: some milliseconds of refusals, about as long as a replica takes for a call."""
 
 CALM_S = 1.0
-"""So long without a refusal, and turns are unlimited again."""
+"""After this time without a refusal, turns are unlimited again."""
 
 UNLIMITED = sys.maxsize
 
 
 class Source(Protocol):
-    """A connection whose data is taken up, or waits."""
+    """A connection whose data is processed or held."""
 
     held: bytes
-    """What has been read and waits; empty = nothing does."""
+    """Data that was read and is held; empty = none."""
 
     def receive(self, data: bytes) -> None:
-        """Take `data` up."""
+        """Process `data`."""
         ...
 
     def stop_reading(self) -> None:
@@ -46,7 +46,7 @@ class Source(Protocol):
 
 
 class Intake:
-    """Decides for each connection that has been read from whether its turn is now. Owned by one event loop."""
+    """Decides whether a connection's data is processed in this turn. Owned by one event loop."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Intake:
         call_soon: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         self.left = UNLIMITED
-        """How much may still be taken up in this turn: a connection counts it down, and calls `hold` at 0."""
+        """How many reads may still be processed in this turn: a connection counts it down, and calls `hold` at 0."""
         self._clock = clock
         self._call_soon = call_soon or asyncio.get_running_loop().call_soon
         self._held: deque[Source] = deque()
@@ -67,10 +67,10 @@ class Intake:
         self.left = min(self.left, PER_TURN)
 
     def hold(self, connection: Source, data: bytes) -> None:
-        """Keep what was read until there is a turn for it."""
+        """Hold data until a later turn."""
         if connection.held:
             connection.held += data
-            connection.stop_reading()  # of one connection not more waits than was read at a time
+            connection.stop_reading()  # at most one read is held per connection
         else:
             connection.held = data
             self._held.append(connection)

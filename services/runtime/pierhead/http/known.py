@@ -1,4 +1,4 @@
-"""Chooses how the installed aiohttp is used: with the shortcuts of `inside.py`, or by its public interface alone."""
+"""Chooses how the installed aiohttp is used: with the shortcuts of `inside.py`, or only by its public interface."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_known() -> bool:
 
 
 def runner_for(app: web.Application, edge: Edge) -> tuple[Gate, web.AppRunner]:
-    """What serves an application that has not been started, and the gate that its requests pass."""
+    """The gate and the runner of an application that has not been started."""
     if is_known():
         from pierhead.http import inside
 
@@ -38,8 +38,8 @@ def runner_for(app: web.Application, edge: Edge) -> tuple[Gate, web.AppRunner]:
 
 
 def direct_writer(writer: AbstractStreamWriter) -> DirectWriter | None:
-    """Writes pieces of a response at once, which has been prepared and whose first piece was written; None where they
-    have to go through `writer`.
+    """A writer for the pieces of a prepared response whose first piece was written; None if they have to go through
+    `writer`.
     """
     if not is_known():
         return None
@@ -49,7 +49,7 @@ def direct_writer(writer: AbstractStreamWriter) -> DirectWriter | None:
 
 
 def event_response() -> type[web.StreamResponse]:
-    """The class for a response of events: its head goes with the first event, where aiohttp is known."""
+    """The class for a response of events; with a known aiohttp its head is sent with the first event."""
     if not is_known():
         return web.StreamResponse
     from pierhead.http import inside

@@ -1,7 +1,7 @@
-"""Looking whether an async iterator has its next item already, without waiting and without a task.
+"""Polls an async iterator for its next item, without waiting and without a task.
 
-An item that is there comes out of the first step of `__anext__`; otherwise the step yields a future to wait for. That
-future is kept, and passed to the event loop when the item is awaited: the iterator sees nothing unusual.
+An available item is the result of the first step of `__anext__`; otherwise the step yields a future to wait for. That
+future is kept, and passed to the event loop when the item is awaited: the iterator sees no difference.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 class NotYet:
-    """What `Polled.poll` returns while there is no item."""
+    """The type of `NOT_YET`, which `Polled.poll` returns while there is no item."""
 
 
 NOT_YET: Final = NotYet()
 
 
 class Polled(Generic[T]):
-    """An async iterator that can be asked for what is there. For one task; not to be shared."""
+    """An async iterator that can be polled. For one task; not to be shared."""
 
     def __init__(self, source: AsyncIterable[T]) -> None:
         self._iterator: AsyncIterator[T] = aiter(source)
@@ -31,7 +31,7 @@ class Polled(Generic[T]):
         self._waits_for: Any = None
 
     def poll(self) -> T | NotYet:
-        """The next item when it is there already, else NOT_YET; then `wait` comes next.
+        """The next item if it is available, else NOT_YET; call `wait` next then.
 
         Raises StopAsyncIteration at the end, and whatever the iterator raises.
         """
@@ -48,7 +48,7 @@ class Polled(Generic[T]):
 
     @types.coroutine
     def wait(self, error: BaseException | None = None) -> Generator[Any, Any, T]:
-        """Wait for the item that was not there; with `error`, have that raised where the iterator waits."""
+        """Wait for the item that was not available; with `error`, raise that where the iterator waits."""
         step: Any = self._step
         found, self._waits_for = self._waits_for, None
         try:
@@ -57,7 +57,7 @@ class Polled(Generic[T]):
             while True:
                 try:
                     sent = yield found
-                except BaseException as raised:  # a cancellation belongs to what waits within the iterator
+                except BaseException as raised:  # a cancellation has to reach the code that waits in the iterator
                     found = step.throw(raised)
                 else:
                     found = step.send(sent)
@@ -67,7 +67,7 @@ class Polled(Generic[T]):
             self._step = None
 
     async def fail(self, error: BaseException) -> NoReturn:
-        """What was done between `poll` and `wait` has failed: have the iterator see it, and raise it."""
+        """Raise an error that occurred between `poll` and `wait`, first inside the iterator, then here."""
         if self._step is not None:
             await self.wait(error)
         raise error

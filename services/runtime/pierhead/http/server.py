@@ -1,4 +1,4 @@
-"""The HTTP side of a replica: what serves an aiohttp or an ASGI application behind the edge."""
+"""The HTTP side of a replica: serves an aiohttp or an ASGI application behind the edge."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pierhead.http.known import runner_for
 
 
 class HttpListener(Protocol):
-    """What serves HTTP in a replica."""
+    """A server for HTTP in a replica."""
 
     async def start(self, edge: Edge, host: str, port: int) -> int:
-        """Start the application and listen; returns the port. Raises SettingsError when it cannot be had."""
+        """Start the application and listen; returns the port. Raises SettingsError if it cannot be opened."""
         ...
 
     def moved(self) -> int:
-        """Another number whenever a response that is under way has moved and `Edge.moved` does not count it."""
+        """A number that changes with the progress of responses that `Edge.moved` does not count."""
         ...
 
     def drain(self) -> None:
-        """End what would not end by itself. The admission is draining already."""
+        """End connections that do not end by themselves. The admission is draining already."""
         ...
 
     async def stop(self) -> None:
@@ -36,7 +36,7 @@ class HttpListener(Protocol):
 
 
 def listener_for(part: object) -> HttpListener | None:
-    """What serves a part of `serve(...)` over HTTP; None when it is no HTTP application."""
+    """The HTTP server for a part of `serve(...)`; None if it is no HTTP application."""
     if isinstance(part, web.Application):
         return AiohttpListener(part)
     if isinstance(part, asgi):

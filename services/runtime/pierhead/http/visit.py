@@ -1,4 +1,4 @@
-"""One HTTP request inside a replica, from its arrival to its end, whatever server it came through.
+"""One HTTP request inside a replica, from its arrival to its end, under either HTTP server.
 
 visit = Visit(headers.get, edge)
 try:
@@ -39,7 +39,7 @@ ReadHeader = Callable[[str], str | None]
 
 
 class Visit:
-    """What is known of one request, and what has to be undone at its end."""
+    """The state of one request: its context, its place, its deadlines."""
 
     __slots__ = (
         "_body",
@@ -62,33 +62,33 @@ class Visit:
         self.started = time.monotonic()
         self.request_id = accept_id(read(REQUEST_ID_KEY))
         self.asked_s: float | None = None
-        """Seconds that the client has asked for, at most."""
+        """The timeout in seconds that the client has set."""
         self.outcome = ""
-        """Status to count where that of the response's head does not say how it ended."""
+        """The status for the metrics, if it differs from the one in the response's head."""
         self.ended: Callable[[str], None] | None = None
         """See `on_request_end`."""
         self.socket: object = None
-        """The WebSocket that has come of it."""
+        """The WebSocket that the request has become."""
         self.entered = False
         """Whether it counts as in flight."""
         self._late = False
         self._struck: PierheadError | None = None
-        """What `fail` was called with."""
+        """The error that `fail` was called with."""
         self._deadline: Deadline | None = None
         self._body: Deadline | None = None
         self._task: asyncio.Task[object] | None = None
 
     def begin(self, read: ReadHeader, deadlines: Deadlines) -> None:
-        """Enter: the request's context for all code that runs for it, admission, deadline.
+        """Admit the request, set its context for the code that runs for it, and start its deadline.
 
-        Raises BadRequest for a deadline that makes no sense, Backpressure when the replica is full.
+        Raises BadRequest for an invalid deadline, Backpressure when the replica is full.
         """
         edge = self.edge
         limit = edge.settings.request_timeout_s
         asked = read(TIMEOUT_KEY)
         if asked is not None:
             self.asked_s = seconds_asked(asked)
-            # A client may want less. The service's settings bound what a request may take.
+            # A client may only shorten the service's timeout.
             limit = min(limit, self.asked_s)
         trace, session, model = read(TRACEPARENT_KEY), read(SESSION_KEY), read(MODEL_KEY)
         if trace is not None or session is not None or model is not None:  # most requests have none of them
@@ -117,8 +117,8 @@ class Visit:
     def expect_body(self, deadlines: Deadlines, has_arrived: Callable[[], bool], is_read: Callable[[], bool]) -> None:
         """End the request with BodyTimeout when its body has not arrived in time.
 
-        `is_read()`: whether the server reads what the client sends. While it does not, because the application is slow
-        to take what has come, the client is not to blame, and the request has all of its time.
+        `is_read()`: whether the server reads from the client. It pauses when the application reads slowly; that is not
+        the client's fault, and only the request's own deadline counts.
         """
 
         def look() -> None:
@@ -132,9 +132,9 @@ class Visit:
         self._body = deadlines.add(self.started + bound, look)
 
     def live_on(self) -> None:
-        """A long-lived connection has come of it: only a deadline that the client asked for ends it.
+        """The request has become a long-lived connection: only a deadline that the client has set ends it.
 
-        Calls made within it then have their own time each; what is left of the request's would soon be nothing.
+        Its calls then have timeouts of their own; the rest of the request's deadline would soon be used up.
         """
         context = CURRENT.get()
         if context is None or self._deadline is None:
@@ -147,10 +147,10 @@ class Visit:
         CURRENT.set(context._replace(deadline=until))
 
     def _cause(self, error: BaseException, what: str) -> BaseException:
-        """`error` as it is, or DeadlineExceeded if it is the cancellation with which `what` met its deadline."""
+        """`error` itself, or DeadlineExceeded if `error` is the cancellation of `what` at its deadline."""
         task = self._task
         if not (self._late and isinstance(error, asyncio.CancelledError)) or task is None or task.cancelling() > 1:
-            return error  # a client that leaves cancels as well, and then there is no one to answer
+            return error  # a client that leaves also cancels, and needs no answer
         task.uncancel()
         self._late = False
         if self._struck is not None:
@@ -162,12 +162,12 @@ class Visit:
         return late
 
     def known(self, error: BaseException, what: str) -> PierheadError | None:
-        """What to answer to an exception of `what`; None when the client no longer waits for one."""
+        """The error to answer with for an exception of `what`; None if the client no longer waits."""
         cause = self._cause(error, what)
         return self.edge.public_error_for(cause, what) if is_answerable(cause) else None
 
     def end(self, method: str, code: str) -> None:
-        """Undo what `begin` did, however far it came, and count the request."""
+        """Undo `begin`, even if it failed half-way, and count the request."""
         if self.entered:
             self.entered = False
             self.edge.admission.leave()
@@ -176,7 +176,7 @@ class Visit:
         if self._body is not None:
             self._body.cancel()
         if self._late and self._task is not None:
-            self._task.uncancel()  # struck, and the application answered all the same
+            self._task.uncancel()  # cancelled at the deadline, but the application answered nevertheless
         self._task = None
         code = self.outcome or code
         self.edge.finished(method, code, time.monotonic() - self.started, self.request_id)
@@ -185,7 +185,7 @@ class Visit:
 
 
 def seconds_asked(header: str) -> float:
-    """What x-request-timeout-seconds says. Raises BadRequest unless it is a number above 0."""
+    """Parse x-request-timeout-seconds. Raises BadRequest unless it is a number above 0."""
     try:
         seconds = float(header)
     except ValueError:

@@ -195,13 +195,13 @@ class LaneConnection:
                 while not plain.ready:
                     await self._plain_change()
             while plain.ready:
-                self._tell(True)
+                self._set_ready(True)
                 await self._plain_change()
         except TimeoutError:
             return
         finally:
             self._plain = None
-            self._tell(False)
+            self._set_ready(False)
             await plain.close()
 
     async def _plain_change(self) -> None:
@@ -210,9 +210,9 @@ class LaneConnection:
 
     def _set(self, lane: CallerLane | None) -> None:
         self._lane = lane
-        self._tell(lane is not None)
+        self._set_ready(lane is not None)
 
-    def _tell(self, ready: bool) -> None:
+    def _set_ready(self, ready: bool) -> None:
         if ready is not self.ready:
             self.ready = ready
             self._changed()

@@ -1,12 +1,12 @@
-"""An LRU cache of models: loads a model once for all callers, and unloads the least recently used one for another.
+"""An LRU cache of models: loads a model once for all callers, and evicts the least recently used one for another.
 
 A model's life:
 
     WANTED ----------> LOADING ----------> LOADED -----------------------> UNLOADING ----> (gone)
       ^   it has a place    |  its load is over  |  unused, least recently      |  closed
-      |                     |                    |  used, its place is wanted   |
+      |                     |                    |  used, its place is needed   |
       |                     `-> (gone): failed   `                              |
-      `-------------------------------------------------------------------------'  asked for meanwhile
+      `-------------------------------------------------------------------------'  requested meanwhile
 
 Models that are LOADING, LOADED or UNLOADING have a place each; WANTED ones wait for a place in order of arrival.
 A model in use is never unloaded.
@@ -36,10 +36,10 @@ M = TypeVar("M")
 logger = logging.getLogger("pierhead")
 
 CLOSE_TIMEOUT_S = 30.0
-"""A model's `aclose` or `close` may take so long; then its place is given to another."""
+"""How long a model's `aclose` or `close` may take; then its place goes to another model."""
 
 PLACE_WAIT_S = 60.0
-"""How long code that works on no request waits for a place; a request waits for as long as its deadline allows."""
+"""How long code outside a request waits for a place; a request waits for as long as its deadline allows."""
 
 
 class ModelState(Enum):
@@ -63,7 +63,7 @@ class Entry(Generic[M]):
         """Callers that use the model or wait for it."""
         self.model: M | None = None
         self.task: asyncio.Task[Any] | None = None
-        """What loads or unloads it."""
+        """The task that loads or unloads it."""
         self.waiters: set[asyncio.Future[None]] = set()
 
     def wake(self, error: BaseException | None = None) -> None:
@@ -89,7 +89,7 @@ class ModelCache(Generic[M]):
         """`bound` is how many models may have a place at a time; None = any number."""
         self.bound = bound
         self.entries: OrderedDict[str, Entry[M]] = OrderedDict()
-        """By the last use, longest ago first."""
+        """Least recently used first."""
         self._line: list[Entry[M]] = []
         self._function = function
         self._name = name
@@ -118,7 +118,7 @@ class ModelCache(Generic[M]):
     async def acquire(self, model_id: str) -> Entry[M]:
         """An entry whose model is loaded, counted as in use until `release`.
 
-        Raises what loading it raised, and Backpressure when no place became free for it in time.
+        Raises the error of its load, and Backpressure when no place became free for it in time.
         """
         self._bind()
         entry = self.entries.get(model_id)
@@ -140,7 +140,7 @@ class ModelCache(Generic[M]):
         return entry
 
     def release(self, entry: Entry[M]) -> None:
-        """The caller of `acquire` does not use it any more."""
+        """The caller of `acquire` no longer uses it."""
         entry.users -= 1
         if not entry.users and entry.state is ModelState.WANTED and self._knows(entry):
             self._line.remove(entry)
@@ -148,7 +148,7 @@ class ModelCache(Generic[M]):
         self._go_on()
 
     async def drop(self, model_id: str) -> bool:
-        """Unload a model now, and return when it is gone; False where a caller uses it or waits for it."""
+        """Unload a model now, and return when it is gone; False if a caller uses it or waits for it."""
         entry = self.entries.get(model_id)
         if entry is not None and entry.state is ModelState.LOADED and not entry.users:
             self._unload(entry)
@@ -191,7 +191,7 @@ class ModelCache(Generic[M]):
         return entries
 
     def _go_on(self) -> None:
-        """Load the models that wait, as far as there are places, and unload unused ones for the rest of them."""
+        """Load the waiting models for which there are places, and evict unused models for the rest."""
         while self._line and (self.bound is None or len(self.entries) - len(self._line) < self.bound):
             self._load(self._line.pop(0))
         if not self._line:
@@ -202,7 +202,7 @@ class ModelCache(Generic[M]):
             self._unload(entry)
 
     async def _loaded(self, entry: Entry[M]) -> None:
-        """Wait until it is loaded. Raises Backpressure where it has no place when the request's time is nearly over."""
+        """Wait until it is loaded. Raises Backpressure if it has no place shortly before the request's deadline."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         entry.waiters.add(waiter)
@@ -229,7 +229,7 @@ class ModelCache(Generic[M]):
         self._held.add(entry.model_id)
         context = contextvars.copy_context()
         request = CURRENT.get()
-        if request is not None:  # others wait too: the deadline of the first one is not the model's
+        if request is not None:  # other callers wait too: the first one's deadline must not bound the load
             context.run(CURRENT.set, request._replace(deadline=inf, model_id=entry.model_id, session_id=None))
         started = time.monotonic()
         self._run(self._call(entry.model_id), context, entry, lambda task: self._load_ended(entry, started, task))
@@ -245,7 +245,7 @@ class ModelCache(Generic[M]):
             self._metrics.multiplex_load_duration.observe(self._label, time.monotonic() - started)
             self._metrics.multiplex_models.inc(self._label)
             entry.wake()
-            if not self._knows(entry):  # `close` came first, and the load did not let itself be cancelled
+            if not self._knows(entry):  # `close` ran first, and the load ignored its cancellation
                 self._unload(entry)
             return
         self._held.remove(entry.model_id)
@@ -275,14 +275,14 @@ class ModelCache(Generic[M]):
     def _unloaded(self, entry: Entry[M]) -> None:
         if not self._knows(entry):
             return
-        if entry.users:  # asked for meanwhile
+        if entry.users:  # requested meanwhile
             entry.state = ModelState.WANTED
             self._line.append(entry)
         else:
             del self.entries[entry.model_id]
 
     async def _close(self, model_id: str, model: M) -> None:
-        """Close the model. Only the log says that it failed: no caller waits for it."""
+        """Close the model. A failure is only logged: no caller waits for it."""
         close = getattr(model, "aclose", None) or getattr(model, "close", None)
         if not callable(close):
             return
@@ -301,7 +301,7 @@ class ModelCache(Generic[M]):
         entry: Entry[M],
         ended: Callable[[asyncio.Task[Any]], None],
     ) -> None:
-        """Do `work` as a task, and go on when it has ended, however that was."""
+        """Run `work` as a task, and go on when it has ended, however it ended."""
         task = asyncio.get_running_loop().create_task(work, context=context, name=f"{self._name} {entry.model_id}")
         entry.task = task
         self._tasks.add(task)

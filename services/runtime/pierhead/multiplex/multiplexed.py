@@ -1,6 +1,6 @@
-"""`@multiplexed`: one replica serves many models, loads each when it is asked for, and keeps those used last.
+"""`@multiplexed`: one replica serves many models, loads each on demand, and keeps the most recently used ones.
 
-`cache.py` loads and unloads the models. `pierhead.held` tells callers which models a replica holds.
+`cache.py` loads and unloads the models. `pierhead.held` reports to callers which models a replica holds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ M = TypeVar("M")
 
 
 class ModelUse(Generic[M]):
-    """A model that was asked for: await it, or use it with `async with`. See `Multiplexed`."""
+    """A requested model: await it, or use it with `async with`. See `Multiplexed`."""
 
     __slots__ = ("_entry", "_model_id", "_models", "_task")
 
@@ -33,13 +33,13 @@ class ModelUse(Generic[M]):
         self._entry: Entry[M] | None = None
 
     def __await__(self) -> Generator[Any, None, M]:
-        """The model; it is not unloaded before the task that asked for it has ended."""
+        """The model; it is not unloaded before the requesting task has ended."""
         return self._models._keep(self._model_id, self._task).__await__()
 
     async def __aenter__(self) -> M:
         """The model; it is not unloaded before the block is left."""
         if self._entry is not None:
-            raise RuntimeError("this use was entered already: call the multiplexed function again for another")
+            raise RuntimeError("this use was entered already: call the multiplexed function again for another use")
         self._entry = await self._models._cache.acquire(self._model_id)
         return cast("M", self._entry.model)
 
@@ -51,13 +51,13 @@ class ModelUse(Generic[M]):
 
 
 class Multiplexed(Generic[M]):
-    """Loads models with one function and keeps those used last. Each instance of a class has models of its own.
+    """Loads models with one function and keeps the most recently used. Each instance of a class has its own models.
 
         model = await self.get_model()              # the current request's; in use until this task ends
         async with self.get_model("fr") as model:   # in use until the block ends
 
-    The task is the one that calls `get_model(...)`: a request's, or a batch's. A model in use is never unloaded, so
-    work that goes on in another task should ask there itself.
+    The task is the one that calls `get_model(...)`: a request's, or a batch's. A model in use is never unloaded. Work
+    that continues in another task should call `get_model` there.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Multiplexed(Generic[M]):
             function, _places(max_num_models_per_replica), self._name, self._metrics, held
         )
         self._kept: dict[asyncio.Task[Any], dict[str, Entry[M]]] = {}
-        """What tasks have awaited, until they end."""
+        """The models that each task has awaited, until the task ends."""
         held.begin()
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -92,12 +92,12 @@ class Multiplexed(Generic[M]):
             return self
         function = self._function.__get__(instance)
         made = type(self)(function, self._bound, name=self._name, metrics=self._metrics, held=self._held)
-        # In the instance's dictionary it is found before this descriptor is.
+        # Python finds the entry in the instance's dictionary before this descriptor.
         vars(instance)[self._attribute] = made
         return made
 
     def __call__(self, model_id: str | None = None) -> ModelUse[M]:
-        """A model, loaded when it is not: await the result, or use it with `async with`.
+        """A model, which is loaded if necessary: await the result, or use it with `async with`.
 
         Without an id: the current request's model; raises BadRequest when it names none. Awaiting raises
         what the function raises, and Backpressure when no place became free in time.
@@ -115,12 +115,12 @@ class Multiplexed(Generic[M]):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The ids of the models that are loaded; the one whose last use is longest ago comes first."""
+        """The ids of the loaded models, least recently used first."""
         entries = self._cache.entries.values()
         return tuple(entry.model_id for entry in entries if entry.state is ModelState.LOADED)
 
     async def drop(self, model_id: str) -> bool:
-        """Unload a model, and return when it is gone; False where a caller uses it or waits for it."""
+        """Unload a model, and return when it is gone; False if a caller uses it or waits for it."""
         return await self._cache.drop(model_id)
 
     async def _keep(self, model_id: str, task: asyncio.Task[Any]) -> M:
@@ -146,7 +146,7 @@ class Multiplexed(Generic[M]):
             self._cache.release(entry)
 
     def _reject_more_than_fit(self, model_id: str, kept: dict[str, Entry[M]]) -> None:
-        """A task that keeps every place and waits for another would wait for itself."""
+        """Refuse a task that keeps every place and requests another model: it would wait for itself."""
         bound, known = self._cache.bound, self._cache.entries.get(model_id)
         if bound is None or len(kept) < bound or (known is not None and known.state is not ModelState.WANTED):
             return
@@ -164,14 +164,14 @@ def multiplexed(*, max_num_models_per_replica: int = 3) -> _Decorator:
             async def get_model(self, model_id: str) -> Model: ...
 
             async def Translate(self, request, context):
-                model = await self.get_model()      # the one that x-multiplexed-model-id names
+                model = await self.get_model()      # the model that x-multiplexed-model-id names
 
-    - max_num_models_per_replica: models held at a time by each instance; those being loaded and unloaded count.
-      -1 = any number. The one whose last use is longest ago goes when another is wanted; its `aclose()` or `close()`
-      is awaited.
+    - max_num_models_per_replica: models held at a time by each instance; models that are loading or unloading count.
+      -1 = any number. When another model is requested, the least recently used one is evicted; its `aclose()` or
+      `close()` is awaited.
 
-    A model is loaded once for all waiting callers, several models side by side; a failure raises at all of them and
-    is not kept. Callers' handles send calls for a model to replicas that hold it.
+    A model is loaded once for all waiting callers, several models concurrently. A failure raises in all of them and is
+    not cached. Callers' handles send calls for a model to replicas that hold it.
     Raises ValueError and TypeError at import for a bound or a function that cannot work.
     """
     _places(max_num_models_per_replica)

@@ -43,21 +43,19 @@ class Router:
         self.node = ""
         """The machine of this process; "" = unknown, then no replica is near."""
         self._rng = rng
-        self._told = (policy, "")
+        self._followed = (policy, "")
         self._use(policy, make_policy(policy, rng, kwargs))
 
     def follow(self, policy: str | None, kwargs: str = "") -> None:
         """Use the service's policy from now on; None = the default. `kwargs`: the policy's keyword arguments as a JSON
         object, "" = none. Does nothing unless the router `follows` the service.
-        A policy that cannot be created here, for example because its module is not in this image, is logged and
-        replaced
-
-        by the default.
+        A policy that cannot be created here, for example because its module is not in this image, is logged, and the
+        default takes its place.
         """
         policy = policy or DEFAULT_POLICY
-        if not self.follows or (policy, kwargs) == self._told:
+        if not self.follows or (policy, kwargs) == self._followed:
             return
-        self._told = (policy, kwargs)
+        self._followed = (policy, kwargs)
         try:
             made = make_policy(policy, self._rng, json.loads(kwargs) if kwargs else None)
         except ValueError as error:
