@@ -1,12 +1,13 @@
 """Reads the imports of a package from its source: which module imports which, and where imports form a circle.
 
-Imports inside functions count. Imports under `if TYPE_CHECKING:` do not: nothing runs them.
+Imports inside functions count. Imports under `if TYPE_CHECKING:`, which nothing runs, count only with `types`.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,11 +24,12 @@ def modules_of(folder: Path, package: str) -> dict[str, Path]:
     return found
 
 
-def imported(name: str, path: Path) -> set[str]:
+def imported(name: str, path: Path, *, types: bool = False) -> set[str]:
     """Full names of everything that the module imports: modules, and what it takes from them as module.name."""
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     names: set[str] = set()
-    for node in _run_nodes(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree) if types else _run_nodes(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -47,11 +49,11 @@ def _run_nodes(node: ast.AST) -> Iterator[ast.AST]:
         yield from _run_nodes(child)
 
 
-def graph_of(modules: Mapping[str, Path]) -> dict[str, set[str]]:
+def graph_of(modules: Mapping[str, Path], *, types: bool = False) -> dict[str, set[str]]:
     """Each module -> the modules of the same mapping that it imports. A name from a package counts as its module."""
     found = {}
     for name, path in modules.items():
-        names = imported(name, path)
+        names = imported(name, path, types=types)
         submodules = {one for one in names if one in modules}
         parents = {one.rpartition(".")[0] for one in submodules if "." in one}
         # `from package import module` names both; the package's own file is imported only if a name of it is taken.
@@ -60,33 +62,14 @@ def graph_of(modules: Mapping[str, Path]) -> dict[str, set[str]]:
     return found
 
 
-def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """Sets of modules that import each other (strongly connected components of more than one; Tarjan 1972)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(node: str) -> None:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for other in sorted(graph[node]):
-            if other not in index:
-                visit(other)
-                low[node] = min(low[node], low[other])
-            elif other in stack:
-                low[node] = min(low[node], index[other])
-        if low[node] == index[node]:
-            component: list[str] = []
-            while not component or component[-1] != node:
-                component.append(stack.pop())
-            if len(component) > 1:
-                found.append(sorted(component))
-
-    for node in graph:
-        if node not in index:
-            visit(node)
-    return found
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Modules that import each other, in the order in which they do; empty where no module does."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        found: list[str] = error.args[1]
+        return found
+    return []
 
 
 def within(names: set[str], *packages: str) -> set[str]:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.harness.imports import ROOT, circles, graph_of, imported, modules_of, within
+from tests.harness.imports import ROOT, circle, graph_of, imported, modules_of, within
 
 CONTROLLER = modules_of(ROOT / "controller", "controller")
 SERVICES = modules_of(ROOT / "services", "services")
@@ -82,7 +82,7 @@ def test_rooms_import_only_what_they_may(module: str) -> None:
 
 
 def test_the_controller_has_no_circle() -> None:
-    assert circles(GRAPH) == []
+    assert circle(GRAPH) == []
 
 
 @pytest.mark.parametrize("module", [name for name in CONTROLLER if room_of(name) in PURE_ROOMS or name in PURE_MODULES])

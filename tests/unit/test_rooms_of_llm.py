@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-LLM = ROOT / "services" / "llm"
+from tests.harness.imports import ROOT, circle, graph_of, imported, modules_of, within
+
+MODULES = {
+    name: path
+    for name, path in modules_of(ROOT / "services" / "llm", "services.llm").items()
+    if "requirements" not in path.parts
+}
+GRAPH = graph_of(MODULES, types=True)
 
 FLOORS = {
     "gateway": (
@@ -43,29 +46,6 @@ PRIVATE = {
 """Rooms of the runtime that are its own."""
 
 
-def modules() -> dict[str, Path]:
-    return {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
-        for path in sorted(LLM.rglob("*.py"))
-        if "requirements" not in path.parts
-    }
-
-
-MODULES = modules()
-
-
-def imported(module: str) -> set[str]:
-    """Modules that a module imports anywhere in its code, types included."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            full = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= {name if name in MODULES else str(node.module) for name in full}
-    return names - {module, "__future__"}
-
-
 def place_of(module: str) -> tuple[str, str]:
     """gateway or server, and the folder or module of FLOORS."""
     part, *rest = module.removeprefix("services.llm.").split(".")
@@ -85,7 +65,7 @@ OURS = sorted(module for module in MODULES if module != SHARED)
 @pytest.mark.parametrize("module", OURS)
 def test_a_room_imports_itself_and_lower_floors(module: str) -> None:
     part, place = place_of(module)
-    for name in imported(module) & MODULES.keys() - {SHARED}:
+    for name in GRAPH[module] - {SHARED}:
         other, target = place_of(name)
         assert other == part, f"{module} imports {name}: gateway and server share {SHARED} alone"
         assert target == place or floor_of(part, target) > floor_of(part, place), f"{module} imports {name}"
@@ -94,19 +74,15 @@ def test_a_room_imports_itself_and_lower_floors(module: str) -> None:
 @pytest.mark.parametrize("module", OURS)
 def test_what_the_runtime_has_for_itself_is_not_imported(module: str) -> None:
     part, _ = place_of(module)
-    assert [name for name in imported(module) if name.startswith(PRIVATE[part])] == []
+    assert within(imported(module, MODULES[module], types=True), *PRIVATE[part]) == set()
 
 
 def test_no_circles() -> None:
-    left = {module: imported(module) & MODULES.keys() for module in MODULES}
-    while ready := [module for module, needs in left.items() if not needs & left.keys()]:
-        for module in ready:
-            del left[module]
-    assert not left, "these import each other"
+    assert circle(GRAPH) == []
 
 
 def test_what_both_share_imports_nothing_of_ours() -> None:
-    assert not imported(SHARED) & MODULES.keys()
+    assert GRAPH[SHARED] == set()
 
 
 def test_every_floor_is_there() -> None:

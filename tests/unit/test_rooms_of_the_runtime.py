@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[2] / "services" / "runtime" / "pierhead"
+from tests.harness.imports import ROOT, circle, graph_of, modules_of
+
+FOLDER = ROOT / "services" / "runtime" / "pierhead"
+MODULES = {name: path for name, path in modules_of(FOLDER, "pierhead").items() if path.parent.name != "v1"}
+"""The package's modules by name, without the generated stubs."""
+IMPORTS = graph_of(MODULES)
 
 FLOORS = (
     {"replica"},
@@ -38,48 +41,10 @@ FOR_EVERY_ROOM = {
 """The root's ground floor: its modules import only each other."""
 
 
-def modules() -> dict[str, Path]:
-    """The package's modules by name, without the generated stubs."""
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        if path.parent.name != "v1":
-            parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-MODULES = modules()
-
-
-def imported(module: str) -> set[str]:
-    """Modules of the package that a module imports anywhere in its code, but for `if TYPE_CHECKING:`."""
-    names: set[str] = set()
-    for node in executed(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}: imports within the runtime are absolute"
-            full = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= {name if name in MODULES else str(node.module) for name in full}
-    return names & MODULES.keys() - {module}
-
-
-def executed(tree: ast.AST) -> Iterator[ast.AST]:
-    for node in ast.iter_child_nodes(tree):
-        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
-            yield node
-            yield from executed(node)
-
-
-IMPORTS = {module: imported(module) for module in MODULES}
-
-
 def room_of(module: str) -> str:
     """The room's name; "" for modules of the root."""
-    parts = module.split(".")
-    if len(parts) == 1 or not (PACKAGE / parts[1]).is_dir():
-        return ""
-    return parts[1]
+    first = module.split(".")[1:2]
+    return first[0] if first and (FOLDER / first[0]).is_dir() else ""
 
 
 def floor_of(room: str) -> int:
@@ -107,11 +72,11 @@ def test_the_ground_floor_imports_no_room(module: str) -> None:
     assert IMPORTS[module] <= FOR_EVERY_ROOM
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    left = {module: set(names) for module, names in IMPORTS.items()}
-    while done := {module for module, names in left.items() if not names & left.keys()}:
-        left = {module: names for module, names in left.items() if module not in done}
-    assert left == {}, "each of these imports another one of them"
+def test_imports_are_absolute_and_form_no_circle() -> None:
+    assert circle(IMPORTS) == []
+    for module, path in MODULES.items():
+        imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        assert not any(node.level for node in imports), module
 
 
 def test_a_name_of_a_class_means_one_thing() -> None:
