@@ -51,8 +51,7 @@ class FailureCount:
 class LoadResult:
     """What a load saw: counts, failures, latencies in milliseconds.
 
-    `failures` are the first MAX_FAILURES_KEPT only: whoever says something of all asks `last_failed_begun_at`, `counts`
-    or `kinds`.
+    `failures` are the first MAX_FAILURES_KEPT; `last_failed_begun_at`, `counts` and `kinds` speak of all.
     """
 
     requests: int = 0
@@ -63,8 +62,7 @@ class LoadResult:
     max_ms: float = 0.0
     failures: list[Failure] = field(default_factory=list)
     last_failed_begun_at: float = 0.0
-    """Unix time at which the youngest request began that failed; 0 = nothing failed. When it ended says how busy this
-    process was, too."""
+    """Unix time at which the youngest request began that failed (when it ended depends on this process); 0 = none."""
     counts: list[FailureCount] = field(default_factory=list)
 
     @classmethod

@@ -15,8 +15,9 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,13 +29,7 @@ from tests.harness.ports import free_ports as free_ports
 from tests.harness.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
-PORTS = (
-    "PIERHEAD_HTTP_PORT",
-    "PIERHEAD_GRPC_PORT",
-    "PIERHEAD_API_PORT",
-    "PIERHEAD_STATS_PORT",
-    "PIERHEAD_PROMETHEUS_PORT",
-)
+PORTS = tuple(f"PIERHEAD_{name}_PORT" for name in ("HTTP", "GRPC", "API", "STATS", "PROMETHEUS"))
 
 EVIDENCE = ROOT / "test-evidence"
 """Where tests leave what explains a failure."""
@@ -262,29 +257,25 @@ class Stack:
         stack from being removed.
         """
         directory.mkdir(parents=True, exist_ok=True)
-        for name, path in (("services", "services"), ("plan", "plan"), ("events", "events?limit=1000")):
-            with _kept(directory / f"{name}.json") as file:
-                file.write_bytes(self.api(f"/api/v1/{path}").body)
-        with _kept(directory / "ps.txt") as file:
-            file.write_text(self.compose("ps", "--all").stdout)
-        with _kept(directory / "logs.txt") as file:
-            file.write_text(self.compose("logs", "--no-color", "--timestamps", "--tail", "2000").stdout)
+        logs = ("logs", "--no-color", "--timestamps", "--tail", "2000")
+        evidence: dict[str, Callable[[], Any]] = {
+            "services.json": lambda: self.api("/api/v1/services").body,
+            "plan.json": lambda: self.api("/api/v1/plan").body,
+            "events.json": lambda: self.api("/api/v1/events?limit=1000").body,
+            "ps.txt": lambda: bytes(self.compose("ps", "--all").stdout, "utf-8"),
+            "logs.txt": lambda: bytes(self.compose(*logs).stdout, "utf-8"),
+        }
         with contextlib.suppress(*NOT_TO_BE_HAD):
-            for name, container in self.replicas().items():
-                with _kept(directory / f"{name}.log") as file:
-                    file.write_bytes(container.logs(tail=500))
+            evidence |= {f"{name}.log": partial(one.logs, tail=500) for name, one in self.replicas().items()}
+        for name, content in evidence.items():
+            try:
+                (directory / name).write_bytes(content())
+            except NOT_TO_BE_HAD as error:
+                (directory / name).write_text(f"not to be had: {type(error).__name__}: {error}")
 
 
 NOT_TO_BE_HAD = (OSError, docker.errors.DockerException, subprocess.SubprocessError)
 """The API does not answer, a container is being removed, a command does not end."""
-
-
-@contextlib.contextmanager
-def _kept(file: Path) -> Iterator[Path]:
-    try:
-        yield file
-    except NOT_TO_BE_HAD as error:
-        file.write_text(f"not to be had: {type(error).__name__}: {error}")
 
 
 def address_of(container: Container) -> str:
@@ -307,14 +298,15 @@ def request(
 def _answer(asked: urllib.request.Request) -> Answer:
     try:
         with urllib.request.urlopen(asked, timeout=ANSWER_S) as response:
-            return Answer(response.status, _lower(response.headers), response.read())
+            return _read(response)
     except urllib.error.HTTPError as error:
         with error:
-            return Answer(error.code, _lower(error.headers), error.read())
+            return _read(error)
 
 
-def _lower(headers: Any) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
+def _read(response: Any) -> Answer:
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    return Answer(response.status, headers, response.read())
 
 
 def _children(pid: int) -> list[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,17 +25,14 @@ GIVEN_UP = "given up by the client"
 
 @dataclass(frozen=True)
 class Ended:
-    """One stream. Times are time.time()."""
+    """One stream."""
 
-    begun_at: float
-    ended_at: float
     how: str
     """DONE, ERROR_EVENT (and no [DONE] after it), CUT, GIVEN_UP, or "status 503"."""
     events: int
     """Events with a part of the answer."""
     detail: str = ""
     """What the error said."""
-    last_part_at: float = 0.0
 
 
 class Streams:
@@ -101,36 +97,28 @@ class Streams:
 
     async def _stream(self, session: ClientSession, number: int) -> Ended:
         """Read one to its end."""
-        begun_at = time.time()
         told: list[Any] = []
-        how, detail, last_part_at = CUT, "", 0.0
+        how, detail = CUT, ""
         body = {**self._body, "messages": [{"role": "user", "content": f"I am user {number}. Say something long."}]}
         try:
             async with session.post(self._url, json=body) as answer:
                 if answer.status != 200:
-                    how, detail = f"status {answer.status}", (await answer.text())[:300]
-                    return Ended(begun_at, time.time(), how, 0, detail)
+                    return Ended(f"status {answer.status}", 0, (await answer.text())[:300])
                 async for line in answer.content:
                     if line.startswith(b"data: "):
                         told.append(_event(line))
                         self.begun += len(told) == 1
-                        if _is_part(told[-1]):
-                            last_part_at = time.time()
             how, detail = _end_of(told)
         except asyncio.CancelledError:
             how = GIVEN_UP
         except (ClientError, OSError, TimeoutError, ValueError) as error:
             detail = f"{type(error).__name__}: {error}"
-        return Ended(begun_at, time.time(), how, sum(_is_part(each) for each in told), detail, last_part_at)
+        return Ended(how, sum(isinstance(each, dict) and bool(each.get("choices")) for each in told), detail)
 
 
 def _event(line: bytes) -> Any:
     text = line.removeprefix(b"data: ").strip()
     return "[DONE]" if text == b"[DONE]" else json.loads(text)
-
-
-def _is_part(event: Any) -> bool:
-    return isinstance(event, dict) and bool(event.get("choices"))
 
 
 def _end_of(told: Sequence[Any]) -> tuple[str, str]:
