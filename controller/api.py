@@ -180,8 +180,8 @@ class Api:
     async def deploy(self, request: web.Request) -> web.Response:
         """Roll out what the compose files and images give."""
         self._gatekeeper.admit(request.remote, request.headers)
-        said = await self._commands.deploy(services_in(await request.read()))
-        return web.json_response({"services": said}, status=202)
+        sentences = await self._commands.deploy(services_in(await request.read()))
+        return web.json_response({"services": sentences}, status=202)
 
     async def rollback(self, request: web.Request) -> web.Response:
         """Go back to an earlier version."""
@@ -313,8 +313,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
             raise
         return _error(error.status, _snake(error.reason), _http_words(request, error), error.headers)
     except web.RequestPayloadError as error:
-        said = one_line(str(error)) or type(error).__name__
-        return _error(400, "bad_request", f"body: expected one that its Content-Encoding describes, found: {said}")
+        detail = one_line(str(error)) or type(error).__name__
+        return _error(400, "bad_request", f"body: expected one that its Content-Encoding describes, found: {detail}")
     except Exception as error:
         logger.exception("internal: %s %s raised", request.method, request.path)
         return _error(500, "internal", f"internal: {type(error).__name__}; the controller's log has the rest")

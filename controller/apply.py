@@ -370,10 +370,10 @@ class Performer:
 def _gist(line: str) -> str:
     """Return the message of a log line: of a JSON line its "message", shortened, without control characters."""
     try:
-        said = json.loads(line)
+        record = json.loads(line)
     except (ValueError, RecursionError):
-        said = None
-    if isinstance(said, dict) and isinstance(said.get("message"), str):
-        line = said["message"]
+        record = None
+    if isinstance(record, dict) and isinstance(record.get("message"), str):
+        line = record["message"]
     line = one_line(line)
     return line if len(line) <= LONGEST_GIST else f"{line[:LONGEST_GIST]}..."

@@ -67,8 +67,8 @@ class Commands:
         words = scale_words(spec, replicas)
         asked = spec.replicas if replicas is None and spec.autoscale is None else replicas
         if asked is not None and asked != was:
-            said = f"{service}: {was} -> {asked} replicas" + (f"; {words}" if words else "")
-            self._events.record("scale", said, service=service, outcome="ok")
+            message = f"{service}: {was} -> {asked} replicas" + (f"; {words}" if words else "")
+            self._events.record("scale", message, service=service, outcome="ok")
         elif words and replicas != (before.replicas if before else None):
             self._events.record("scale", f"{service}: {words}", service=service, outcome="ok")
         self._wake()
@@ -96,9 +96,9 @@ class Commands:
         names = sorted(self.known_spec().services) if services is None else services
         for name in names:
             self.known(name)
-        said = self._deployer.deploy(names, self._clock())
+        sentences = self._deployer.deploy(names, self._clock())
         self._wake()
-        return said
+        return sentences
 
     async def roll_back(self, service: str, to: str | None) -> str:
         """Go back to an earlier version. Raises UnknownService, InvalidRequest, SpecError, StoreError, EngineError."""
@@ -138,9 +138,9 @@ class Commands:
         deployer = self._deployer
         return deployer.revisions(service), deployer.wanted(service), deployer.state(service).stable
 
-    def _woken(self, said: str) -> str:
+    def _woken(self, sentence: str) -> str:
         self._wake()
-        return said
+        return sentence
 
     # ----------------------------------------------------------------------------------------------------------- GPUs
 

@@ -82,13 +82,13 @@ def _held_words(path: Path, file: IO[str]) -> str:
     file.seek(0)
     try:
         holder: dict[str, Any] = json.loads(file.read())
-        who = (
+        holder_words = (
             f"the controller of project {holder['project']} on {holder['host']} (process {holder['pid']}), "
             f"since {holder['since']}"
         )
     except (ValueError, KeyError, TypeError):
-        who = "another controller"
+        holder_words = "another controller"
     return (
-        f"{path} is held by {who}; this one ends and has changed nothing. Stop the other one (in a container, its host "
+        f"{path} is held by {holder_words}; this one ends and has changed nothing. Stop the other one (in a container, its host "
         "is the beginning of the container's id: `docker stop <id>`), or give this one a state directory of its own"
     )

@@ -55,19 +55,19 @@ class Progress:
     def _draw(self, drawn: bars.Progress, verdict: Verdict) -> None:
         for part in verdict.parts:
             if part.name not in self._tasks:
-                self._tasks[part.name] = drawn.add_task(part.name, total=None, counted="", said="")
+                self._tasks[part.name] = drawn.add_task(part.name, total=None, counted="", message="")
             total = part.wanted or None
             counted = "" if part.wanted is None else f"{part.ready}/{part.wanted}"
             done = min(part.ready, total) if total else 0
-            said = part.message.partition("\n")[0]
-            drawn.update(self._tasks[part.name], total=total, completed=done, counted=counted, said=said)
+            message = part.message.partition("\n")[0]
+            drawn.update(self._tasks[part.name], total=total, completed=done, counted=counted, message=message)
         if verdict.parts:
             if "" in self._tasks:
                 drawn.remove_task(self._tasks.pop(""))
             return
         if "" not in self._tasks:
-            self._tasks[""] = drawn.add_task("", total=None, counted="", said="")
-        drawn.update(self._tasks[""], said=verdict.message)
+            self._tasks[""] = drawn.add_task("", total=None, counted="", message="")
+        drawn.update(self._tasks[""], message=verdict.message)
 
     def _write(self, verdict: Verdict) -> None:
         """Write the message once for each state; times and loads in it change at every look."""
@@ -85,6 +85,6 @@ def _make_bars(console: Console) -> bars.Progress:
         bars.BarColumn(bar_width=20),
         bars.TextColumn("{task.fields[counted]}", markup=False),
         bars.TimeElapsedColumn(),
-        bars.TextColumn("{task.fields[said]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+        bars.TextColumn("{task.fields[message]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
     )
     return bars.Progress(*columns, console=console, transient=True)

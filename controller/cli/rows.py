@@ -62,15 +62,9 @@ def _unless_settled(autoscale: Document) -> str:
     return f"; {autoscale['wanted']} replicas if that lasts" if autoscale["basis"] else " if they last"
 
 
-def rollout_words(row: Document) -> str:
-    """Return the rollout in progress in one sentence; "" when there is none."""
-    rollout = row["rollout"]
-    if not rollout:
-        return ""
-    way = f"{rollout['from'] or 'nothing'} -> {rollout['to']}"
-    words = str(rollout["message"] or "").removeprefix(f"{way}: ")
-    numbers = f"{rollout['ready']} of {rollout['wanted']} ready"
-    return f"{way} {rollout['phase']}: {numbers}" + (f"; {words}" if words else "")
+def rollout_words(rollout: Document, message: str) -> str:
+    """Return a rollout's phase and numbers, before the controller's sentence about it."""
+    return f"{rollout['phase']}, {rollout['ready']} of {rollout['wanted']} ready; {message}"
 
 
 def seconds(value: float | None) -> str:

@@ -75,7 +75,7 @@ class Listing:
         yield table
         if sentences and not inside:
             yield Text("")
-            yield from map(Text, dict.fromkeys(f"{cells[0]}: {said}" for cells, said in self.rows if said))
+            yield from map(Text, dict.fromkeys(f"{cells[0]}: {sentence}" for cells, sentence in self.rows if sentence))
 
     def _fitting(self, width: int) -> list[int]:
         """Return the numbers of the columns that are shown."""
@@ -138,13 +138,13 @@ def _services(document: Document, traffic: Reading) -> Listing:
 
 def going_on(row: Document) -> str:
     """Return the state of a service in words: its rollout, its message, the rejected version."""
-    rollout, rejected, message = row["rollout"], row["rejected"], row["message"]
-    if rollout and message == rollout["message"]:
-        message = ""
-    words = [rows.rollout_words(row), message]
-    if rejected and not rollout and rejected["version"] not in message:
-        words.append(f"version {rejected['version']} was rejected: {rejected['reason']}")
-    return "; ".join(word for word in words if word)
+    rejected, message = row["rejected"], str(row["message"])
+    if row["rollout"]:
+        return rows.rollout_words(row["rollout"], message)
+    if rejected and rejected["version"] not in message:
+        rejection = f"version {rejected['version']} was rejected: {rejected['reason']}"
+        return f"{message}; {rejection}" if message else rejection
+    return message
 
 
 def replicas(services: Sequence[Document], width: int) -> Listing:

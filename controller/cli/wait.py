@@ -163,7 +163,9 @@ class RolloutWait:
             self._rolling.add(name)
             rollout = row["rollout"]
             part = Part(name, rollout["ready"], rollout["wanted"], rollout["phase"], key=(rollout["phase"], _key(row)))
-            return _blocked(row, part) if row["blocked"] else Verdict(f"{name}: {rollout_words(row)}", parts=(part,))
+            if row["blocked"]:
+                return _blocked(row, part)
+            return Verdict(f"{name}: {rollout_words(rollout, rollout['message'])}", parts=(part,))
         part = _part(row)
         if name not in self._rolling and len(self._views) < VIEWS_AFTER_A_REQUEST:
             return Verdict(f"{name}: the controller has not taken it up yet", parts=(part,))

@@ -98,10 +98,10 @@ def _failure(case: Case) -> list[str]:
 def _rollout(row: Document) -> list[str]:
     lines = []
     if row["rollout"]:
-        since = row["rollout"]["since"]
-        lasting = f", for {rows.age(since, row['at'])}" if since else ""
-        lines.append(f"{rows.rollout_words(row)}{lasting}")
-        lines += _ways_on(row["name"], row["rollout"]["phase"])
+        rollout = row["rollout"]
+        lasting = f" (for {rows.age(rollout['since'], row['at'])})" if rollout["since"] else ""
+        lines.append(f"{rows.rollout_words(rollout, rollout['message'])}{lasting}")
+        lines += _ways_on(row["name"], rollout["phase"])
     if row["untried"] and not row["wanted"]:
         lines.append(f"version {rows.version(row)} was not tried yet: it will be at the next wake")
     rejected = row["rejected"]

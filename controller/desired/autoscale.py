@@ -55,10 +55,8 @@ class LoadHistory:
         self._samples: deque[tuple[float, Load]] = deque()
 
     def add(self, now: float, load: Load, keep_s: float) -> None:
-        """Add a sample. A time before the last sample clears the history."""
+        """Add a sample. `now` never goes back."""
         samples = self._samples
-        if samples and now < samples[-1][0]:
-            samples.clear()
         if samples and now - samples[-1][0] < MIN_GAP_S:
             samples[-1] = (samples[-1][0], load)
         else:
@@ -211,7 +209,7 @@ def decide(decided: Decided, situation: Situation, answer: Answer | None = None)
     direction, delay_s = _direction(spec, decided.target, wanted)
     if direction == "down":
         wanted = max(wanted, 1)  # the last replica has its own delay
-    if decided.direction != direction or now < decided.since:
+    if decided.direction != direction:
         decided = replace(decided, direction=direction, since=now)
     if now - decided.since < delay_s:
         return decided, ""
@@ -229,7 +227,7 @@ def due_in_s(decided: Decided, spec: AutoscaleSpec, now: float) -> float | None:
 
 
 def _measured_from(decided: Decided, situation: Situation) -> float:
-    """Since when load counts: SETTLE_S after the first replica takes traffic. A clock that is set back restarts it."""
+    """Since when load counts: SETTLE_S after the first replica takes traffic."""
     if situation.running == 0 or situation.latest.held:
         return math.inf
     return min(decided.measured_from, situation.now + SETTLE_S)

@@ -17,8 +17,8 @@ from ..model.desired import Revision, RolloutPhase, ServiceRollout, VersionGoal
 from ..model.observed import Observed
 from ..model.phases import gets_traffic, is_ready, staying
 from ..model.plan import PendingReplica, Refusal
+from ..model.reports import RolloutStatus
 from ..model.spec import ServiceSpec, Spec
-from ..model.told import RolloutStatus
 from ..model.world import ContainerState, FailureKey, FailureRecord, current_version
 from ..storage.events import EventLog
 from ..storage.store import Store
@@ -328,26 +328,26 @@ class Deployer:
 
     def deploy(self, names: Iterable[str], now: float) -> Mapping[str, str]:
         """Roll out what the files and images give, even if it was rolled back; return one sentence for each service."""
-        said = {}
+        sentences = {}
         for name in names:
             before = self.state(name)
             offered = self._offered.get(name)
             self._ask(name, machine.retried(before, offered, now))
             if offered is None:
-                said[name] = "its image is not on this machine"
+                sentences[name] = "its image is not on this machine"
             elif before.rollout is not None:
                 going_on = f"{before.rollout.phase.value} {before.rollout.to} already"
-                said[name] = going_on if before.rollout.to == offered else f"{offered} follows"
+                sentences[name] = going_on if before.rollout.to == offered else f"{offered} follows"
             elif (
                 name in self._asleep and before.stable is not None and (before.stable != offered or before.is_unproven)
             ):
-                said[name] = f"{offered} is taken, and {UNTRIED}"
+                sentences[name] = f"{offered} is taken, and {UNTRIED}"
             elif before.stable is None or before.stable == offered:
-                said[name] = f"{offered} is what the files and its image give; nothing changes"
+                sentences[name] = f"{offered} is what the files and its image give; nothing changes"
             else:
-                said[name] = f"{before.stable} -> {offered} begins"
+                sentences[name] = f"{before.stable} -> {offered} begins"
                 self._events.record("rollout", f"{name}: an operator asked for {offered}", service=name)
-        return said
+        return sentences
 
     def roll_back(self, name: str, to: str | None, now: float) -> str:
         """Go back to an earlier version; during a rollout, to the version before it. Raises InvalidRequest."""

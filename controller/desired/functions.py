@@ -122,8 +122,8 @@ def _error_words(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(("<", str(Path(__file__).parent)))]
     where = f" at {own[-1].filename}:{own[-1].lineno}" if own and "importlib" not in own[-1].filename else ""
-    said = " ".join(str(error).split())
-    return f"{type(error).__name__}{f': {said}' if said else ''}{where}"
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}{f': {text}' if text else ''}{where}"
 
 
 def _shown(value: object) -> str:

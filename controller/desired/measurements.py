@@ -174,8 +174,8 @@ def number_in(status: int, body: bytes, url: str) -> float:
     try:
         answer = json.loads(body)
         if answer["status"] != "success":
-            said = " ".join(str(answer.get("error", "no reason given")).split())[:LONGEST_COMPLAINT]
-            raise PolicyError(f"Prometheus refuses the query: {said}")
+            reason = " ".join(str(answer.get("error", "no reason given")).split())[:LONGEST_COMPLAINT]
+            raise PolicyError(f"Prometheus refuses the query: {reason}")
         return _number(answer["data"]["resultType"], answer["data"]["result"])
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise PolicyError(f"{url} answers {status} with something that is not Prometheus's") from error

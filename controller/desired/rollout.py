@@ -32,8 +32,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ..model.desired import Rejection, Rollout, RolloutPhase, ServiceRollout
+from ..model.reports import EventOutcome
 from ..model.spec import RolloutSpec
-from ..model.told import EventOutcome
 from ..model.world import FailureRecord
 
 MOST_FAILURES = 3

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from ..errors import PolicyError
 from ..model.observed import Observed
 from ..model.phases import Phase, is_ready, staying
+from ..model.reports import AutoscaleStatus
 from ..model.spec import AutoscaleSpec, ServiceSpec
-from ..model.told import AutoscaleStatus
 from ..model.world import ReplicaContainer
 from ..storage.events import EventLog
 from ..storage.store import Store
@@ -81,8 +81,8 @@ class Scaler:
         words = f"internal: autoscaling raised {type(error).__name__}: {error}"
         if name not in self._failed_at:
             logger.error("internal: autoscaling of %s raised", name, exc_info=error)
-            said = f"{name}: {target} replicas are held: {words}"
-            self._events.record("policy_failed", said, service=name, outcome="warning")
+            message = f"{name}: {target} replicas are held: {words}"
+            self._events.record("policy_failed", message, service=name, outcome="warning")
         self._failed_at[name] = now
         before = self.rows.get(name)
         return AutoscaleStatus(
@@ -123,10 +123,10 @@ class Scaler:
             answer = self._ask(name, situation)
         except PolicyError as error:
             if failed_at is None:
-                said = (
+                message = (
                     f"{name}: the autoscaling policy gives no number, so {situation.target} replicas are held: {error}"
                 )
-                self._events.record("policy_failed", said, service=name, outcome="warning")
+                self._events.record("policy_failed", message, service=name, outcome="warning")
             self._failed_at[name] = situation.now
             return Answer(situation.target, "held"), str(error)
         if failed_at is not None and not 0 <= situation.now - failed_at < CALM_S:

@@ -219,12 +219,12 @@ class DockerEngine:
                 raise
             self._accept_existing(action.target, body["Labels"], explanation(error))
 
-    def _accept_existing(self, name: str, labels: Mapping[str, str], said: str) -> None:
+    def _accept_existing(self, name: str, labels: Mapping[str, str], message: str) -> None:
         """Raise EngineError unless the container of that name is this very replica."""
         try:
             existing = self._client.inspect_container(name)["Config"]["Labels"] or {}
         except docker.errors.NotFound as error:  # it was just being removed; the next plan creates it again
-            raise EngineError(refusal(f"create of replica {name}", said)) from error
+            raise EngineError(refusal(f"create of replica {name}", message)) from error
         differing = sorted(key for key, value in labels.items() if existing.get(key) != value)
         if differing:
             raise EngineError(
@@ -332,9 +332,9 @@ class DockerEngine:
             for line in response.iter_lines():
                 if given_up.is_set():
                     return
-                said = json.loads(line).get("error") if line.strip() else None
-                if said:
-                    raise _pull_failed(image, what, str(said))
+                message = json.loads(line).get("error") if line.strip() else None
+                if message:
+                    raise _pull_failed(image, what, str(message))
 
 
 def _is_gone(error: docker.errors.APIError) -> bool:
@@ -359,15 +359,15 @@ def _message(response: requests.Response) -> str:
     return response.text.strip() or response.reason
 
 
-def _pull_failed(image: str, what: str, said: str) -> EngineError:
+def _pull_failed(image: str, what: str, message: str) -> EngineError:
     unknown = ("manifest unknown", "not found", "pull access denied", "does not exist", "invalid reference format")
-    if any(fragment in said for fragment in unknown):
+    if any(fragment in message for fragment in unknown):
         return ImageNotFound(
-            f"{what} failed: the Docker Engine says: {said}; check the image's name, or `docker login` where it is "
+            f"{what} failed: the Docker Engine says: {message}; check the image's name, or `docker login` where it is "
             "private"
         )
     return EngineError(
-        f"{what} failed: the Docker Engine says: {said}; where no registry is reachable, bring the image with "
+        f"{what} failed: the Docker Engine says: {message}; where no registry is reachable, bring the image with "
         f"`docker load`, under the name {image}"
     )
 

@@ -48,10 +48,10 @@ def explanation(error: docker.errors.APIError) -> str:
     return " ".join(str(error.explanation or error).split())
 
 
-def refusal(what: str, said: str) -> str:
+def refusal(what: str, message: str) -> str:
     """The text of an EngineError, with a hint where one is known."""
-    hint = next((hint for pattern, hint in _HINTS if re.search(pattern, said)), "")
-    return f"{what} failed: the Docker Engine says: {said}" + (f" ({hint})" if hint else "")
+    hint = next((hint for pattern, hint in _HINTS if re.search(pattern, message)), "")
+    return f"{what} failed: the Docker Engine says: {message}" + (f" ({hint})" if hint else "")
 
 
 def image_missing(spec: ServiceSpec) -> ImageNotFound:

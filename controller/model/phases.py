@@ -1,4 +1,4 @@
-"""In which phase of its life a replica is: one pure function that planner, status and Discovery share."""
+"""Derives the phase of a replica from the snapshot, for the planner, the status and Discovery. Pure."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def phase_of(
         if retirement:
             return Phase.STOPPED, ""
         if container.exit_code is not None:
-            # The engine tried and failed. Its cause may be bound to this very container (a GPU that is gone, a
-            # network made anew under the same name), so another container is made.
+            # The engine failed to start it. The cause may be specific to this container (a GPU that is gone, a network
+            # that was recreated under the same name), so another container is created.
             return Phase.FAILED, f"the engine could not start it (code {container.exit_code})"
         return Phase.CREATED, ""
     if not container.state.is_up:
@@ -51,7 +51,7 @@ def phase_of(
 
 
 def is_ready(container: ReplicaContainer, phase: Phase) -> bool:
-    """Whether a replica takes requests: after a SIGTERM that was not the controller's it reports that it drains."""
+    """Whether a replica takes requests: not while it drains, also after a SIGTERM that the controller did not send."""
     return phase is Phase.RUNNING and not container.reported_draining
 
 
@@ -100,7 +100,7 @@ def _late_words(container: ReplicaContainer, spec: ServiceSpec | None, now: floa
 
 
 def _stalled_words(container: ReplicaContainer, spec: ServiceSpec | None, now: float) -> str:
-    """Why a replica that says it is ready has failed all the same; "" when it has not."""
+    """Why a replica that reports that it is ready has failed nevertheless; "" when it has not."""
     limit_s = spec.probe.progress_timeout_s if spec else None
     if limit_s is None or container.stalled_since is None or now - container.stalled_since < limit_s:
         return ""
@@ -116,8 +116,8 @@ def _exit_words(container: ReplicaContainer) -> str:
     if container.exit_code is None:
         return "its container is gone"
     if container.exit_code == 137:
-        # The engine does not always learn the kernel's reason, least of all just after a start (containerd#8180).
-        return "ended by signal 9: somebody killed it, or the kernel for want of memory (`dmesg` knows)"
+        # The engine does not always report that memory ran out, least of all just after a start (containerd#8180).
+        return "ended by signal 9: killed by a user, or by the kernel because memory ran out (`dmesg` shows which)"
     if container.exit_code > 128:
         return f"ended by signal {container.exit_code - 128}"
     return f"exited by itself with code {container.exit_code}"

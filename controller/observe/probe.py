@@ -61,7 +61,7 @@ class Reading:
     errors: int | None = None
     progress: int | None = None
     """A number that differs whenever its work, or its start, has moved."""
-    told: str = ""
+    reason: str = ""
     """Why it is not ready, as the replica reports it."""
     user_config: UserConfigReport | None = None
     stats: PublishedStats = NO_STATS
@@ -142,7 +142,7 @@ class Judge:
         health = self._health_after(reading, now)
         detail = reading.detail
         if health is Health.FAILED and reading.broken:
-            detail = f"the replica gives itself up: {reading.told or reading.detail}"
+            detail = f"the replica gives itself up: {reading.reason or reading.detail}"
         elif health is Health.FAILED:
             detail = f"{self._bad_in_a_row} bad answers in a row, the last: {reading.detail}"
         progressed_at = self._progressed_at(reading, now)
@@ -428,15 +428,15 @@ class HttpProbe:
         url = f"http://{address}/user-config"
         try:
             async with self._session.put(url, data=text.encode(), allow_redirects=False) as response:
-                said = _report(await _body(response))
+                answer = _report(await _body(response))
                 if not response.content.at_eof():
                     response.close()
         except (aiohttp.ClientError, OSError) as error:
             why = str(error) or type(error).__name__
             raise ReplicaError(f"{url} does not answer: {why}; it is tried again") from error
-        report = _config_report(said.get("user_config"))
+        report = _config_report(answer.get("user_config"))
         if response.status != 200 or report is None:
-            why = one_line(str(said.get("error") or "no reason is given"))
+            why = one_line(str(answer.get("error") or "no reason is given"))
             raise ReplicaError(f"{url} refused it with {response.status}: {why}")
         return report
 
@@ -450,9 +450,9 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
 
 def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
     ok = 200 <= status < 300
-    said = report.get("detail")
-    told = one_line(said) if isinstance(said, str) else ""
-    detail = f"{status} from {where}" + (f": {told}" if told else "")
+    written = report.get("detail")
+    reason = one_line(written) if isinstance(written, str) else ""
+    detail = f"{status} from {where}" + (f": {reason}" if reason else "")
     draining = not ok and report.get("state") == "draining"
     return Reading(
         ok,
@@ -464,7 +464,7 @@ def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
         _count(report.get("answered")),
         _count(report.get("errors")),
         _count(report.get("progress")),
-        "" if ok else told,
+        "" if ok else reason,
         _config_report(report.get("user_config")),
         _published(report.get("stats"), report.get("stats_version")),
         not ok and not draining and report.get("broken") is True,

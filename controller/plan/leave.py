@@ -122,8 +122,8 @@ def _patience_s(
     """
     if now_s is not None and container.version == outlook.version:
         return now_s
-    said = [seconds for seconds in (now_s, made_with_s) if seconds is not None]
-    return max(said, default=usual_s)
+    limits_s = [seconds for seconds in (now_s, made_with_s) if seconds is not None]
+    return max(limits_s, default=usual_s)
 
 
 def _await_exit(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 from ..model.actions import GiveUserConfig
 from ..model.desired import VersionGoal
 from ..model.phases import Phase, is_ready, phase_of
+from ..model.reports import UserConfigStatus
 from ..model.spec import NO_USER_CONFIG, ServiceSpec, digest, socket_address
-from ..model.told import UserConfigStatus
 from ..model.world import ReplicaContainer, Retirement
 from .draft import Draft
 from .outlook import ServiceOutlook

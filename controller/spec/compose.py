@@ -70,8 +70,8 @@ class ComposeProject:
         name = config.get("name") if isinstance(config, Mapping) else None
         project = name if isinstance(name, str) else self._environment.get("COMPOSE_PROJECT_NAME", "")
         spec = parse(project, config)
-        told = (explain_warning(message, setting) for message in messages)
-        return dataclasses.replace(spec, warnings=(*told, *spec.warnings))
+        explained = (explain_warning(message, setting) for message in messages)
+        return dataclasses.replace(spec, warnings=(*explained, *spec.warnings))
 
     def _setting(self) -> Setting:
         return Setting(self.project_dir, compose_files(self.project_dir, self._environment))

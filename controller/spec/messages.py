@@ -83,9 +83,9 @@ def _starts_with_path(text: str) -> bool:
 def _missing_variable(match: re.Match[str], setting: Setting) -> str:
     name, hint = match["name"], match["hint"]
     where = match["where"] or ", ".join(str(file) for file in setting.files)
-    said = f" ({hint.strip()})" if hint else ""
+    reason = f" ({hint.strip()})" if hint else ""
     return (
-        f'{where}: variable "{name}" has no value{said}: {setting.variables_come_from}; '
+        f'{where}: variable "{name}" has no value{reason}: {setting.variables_come_from}; '
         f"write {name}=... into {setting.project_dir / '.env'}"
     )
 

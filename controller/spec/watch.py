@@ -11,8 +11,8 @@ from collections.abc import Callable, Hashable
 from typing import Protocol
 
 from ..errors import ControllerError, SpecError
+from ..model.reports import EventOutcome
 from ..model.spec import Spec
-from ..model.told import EventOutcome
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 import grpc
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 
-from ..model.told import Endpoint, ServiceEndpoints
+from ..model.reports import Endpoint, ServiceEndpoints
 
 logger = logging.getLogger(__name__)
 

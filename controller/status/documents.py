@@ -18,8 +18,8 @@ from ..desired.loads import loads
 from ..model.actions import Action, action_name
 from ..model.desired import Rejection
 from ..model.plan import Refusal
+from ..model.reports import ServiceStatus
 from ..model.spec import ServiceSpec, backend_name
-from ..model.told import ServiceStatus
 from ..model.world import RoutingState
 from ..plan.user_config import progress_words
 from ..storage.store import StoredEvent
@@ -203,8 +203,8 @@ def timed_lines(text: str) -> Iterator[tuple[str, str]]:
     """
     for raw in text.removesuffix("\n").split("\n") if text else ():
         match = _TIMED.match(raw)
-        time, said = (match[1], raw.replace(match[0], "")) if match else ("", raw)
-        for line in said.splitlines() or [""]:
+        time, rest = (match[1], raw.replace(match[0], "")) if match else ("", raw)
+        for line in rest.splitlines() or [""]:
             yield time, line
 
 

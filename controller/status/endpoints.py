@@ -9,8 +9,8 @@ from typing import Any
 
 from ..model.desired import Desired, VersionGoal, goal_of
 from ..model.observed import Observed
+from ..model.reports import Endpoint, ServiceEndpoints
 from ..model.spec import ServiceSpec, socket_address
-from ..model.told import Endpoint, ServiceEndpoints
 from ..model.world import Health, ReplicaContainer, service_address
 from ..plan.shares import weights
 

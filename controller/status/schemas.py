@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..model.plan import PendingReplica
-from ..model.told import AutoscaleStatus, EventOutcome, ReplicaStatus, ServiceState
+from ..model.reports import AutoscaleStatus, EventOutcome, ReplicaStatus, ServiceState
 from ..model.world import Server
 from .view import GpuUse
 

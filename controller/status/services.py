@@ -17,8 +17,7 @@ from ..model.desired import Desired, RolloutPhase, ServiceRollout, VersionGoal, 
 from ..model.observed import Observed
 from ..model.phases import Phase, gets_traffic, phase_of
 from ..model.plan import PendingReplica, Plan, Refusal
-from ..model.spec import ServiceSpec
-from ..model.told import (
+from ..model.reports import (
     AutoscaleStatus,
     ReplicaState,
     ReplicaStatus,
@@ -27,6 +26,7 @@ from ..model.told import (
     ServiceStatus,
     UserConfigStatus,
 )
+from ..model.spec import ServiceSpec
 from ..model.world import FailureRecord, ReplicaContainer, ServerState, service_address
 from ..plan.user_config import progress_words, user_config_status
 
@@ -258,8 +258,8 @@ def _message(material: _Material, replicas: list[ReplicaStatus], ready: int) -> 
     if rollout is not None and rollout.state.rollout is not None:
         return "; ".join([rollout.message, *obstacles])
     going_on = ", ".join([*_going_on(replicas), *_held_words(material), *_config_words(material)])
-    said = "; ".join(obstacles) or going_on or (rollout.message if rollout else "")
-    return said or _rest_words(material, material.spec)
+    message = "; ".join(obstacles) or going_on or (rollout.message if rollout else "")
+    return message or _rest_words(material, material.spec)
 
 
 def _obstacles(material: _Material, ready: int) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ..model.told import ReplicaStatus, UserConfigStatus
+from ..model.reports import ReplicaStatus, UserConfigStatus
 from ..plan.user_config import progress_words
 from .view import View
 

@@ -9,8 +9,8 @@ from typing import Any
 from ..model.desired import Desired
 from ..model.observed import Observed
 from ..model.plan import Plan, Refusal
+from ..model.reports import ServiceEndpoints, ServiceStatus
 from ..model.spec import slot_words
-from ..model.told import ServiceEndpoints, ServiceStatus
 from ..model.world import Gpu, GpuReading
 from ..plan.placement import GpuLedger
 from .services import _refusal_words

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Literal
 
+from ..model.reports import Event
 from ..model.text import storable
-from ..model.told import Event
 from .store import EVENTS_KEPT, Store, StoredEvent
 
 logger = logging.getLogger(__name__)

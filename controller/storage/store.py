@@ -27,8 +27,8 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from ..model.desired import Revision
+from ..model.reports import Event
 from ..model.text import storable
-from ..model.told import Event
 from ..model.world import FailureKey, FailureRecord, GpuFault, Retirement, is_another_try
 from .file import Kind, StateFile
 

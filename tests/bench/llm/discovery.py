@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from controller.model.told import Endpoint, ServiceEndpoints
+from controller.model.reports import Endpoint, ServiceEndpoints
 from controller.status.discovery import Board, DiscoveryServer
 
 

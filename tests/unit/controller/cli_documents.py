@@ -70,8 +70,9 @@ def gpu(uuid: str, **changes: Any) -> dict[str, Any]:
 def rolling(name: str = "ranker", **changes: Any) -> dict[str, Any]:
     """A service in the middle of a rollout."""
     rollout = {"from": "1a2b3c4d", "to": "9f8e7d6c", "phase": "ROLLING", "since": AT - 60, "ready": 1, "wanted": 2}
-    rollout |= {"message": "", **{key: changes.pop(key) for key in ("phase", "message") if key in changes}}
-    fields = {"state": "UPDATING", "version": "9f8e7d6c", "rollout": rollout, "converged": False}
+    message = changes.get("message", "1a2b3c4d -> 9f8e7d6c: 1 of 2 replaced")
+    rollout |= {"phase": changes.pop("phase", "ROLLING"), "message": message}
+    fields = {"state": "UPDATING", "version": "9f8e7d6c", "rollout": rollout, "converged": False, "message": message}
     return row(name, **{**fields, **changes})
 
 

@@ -22,8 +22,8 @@ from controller.model.actions import (
     ShutdownSessions,
     WriteRouting,
 )
+from controller.model.reports import Event
 from controller.model.spec import NO_USER_CONFIG, PrometheusPolicy, ServiceSpec, Spec, backend_name, digest
-from controller.model.told import Event
 from controller.model.world import Held, RoutingState, Server, ServerState, UserConfigReport
 from controller.observe.probe import Reading, Subject
 from controller.routing.base import RoutingAction
@@ -320,7 +320,7 @@ class Control:
             case "starting":
                 progress, told = self.starts.get(container.service if container else "", (None, ""))
                 detail, stage = f"503 from :9100/readyz: {told or 'loading'}", told.partition(",")[0]
-                return Reading(False, detail, ongoing=0, queued=0, progress=progress, told=told, stage=stage)
+                return Reading(False, detail, ongoing=0, queued=0, progress=progress, reason=told, stage=stage)
             case _:
                 return Reading(ok=False, detail="no answer from :9100/readyz within 2 s")
 

@@ -61,7 +61,7 @@ async def test_a_deployment_is_seen_through() -> None:
             0,
             "ranker: 1a2b3c4d -> 9f8e7d6c\nranker: 2 of 2 ready, version 9f8e7d6c\n",
         )
-        assert "ranker: 1a2b3c4d -> 9f8e7d6c BAKING: 1 of 2 ready\n" in done.err
+        assert "ranker: BAKING, 1 of 2 ready; 1a2b3c4d -> 9f8e7d6c: 1 of 2 replaced\n" in done.err
         assert json.loads((await pierhead("deploy", "-o", "json")).out) == {
             "services": {"ranker": {"state": "HEALTHY", "version": "9f8e7d6c", "ready": 2, "wanted": 2}},
             "done": True,
@@ -88,7 +88,7 @@ async def test_a_deployment_goes_on_without_the_command() -> None:
         assert (done.code, done.out, api.looks) == (0, "ranker: 1a2b3c4d -> 9f8e7d6c\n", 0)
         done = await pierhead("deploy", "--timeout", "0.5")
         assert done.code == 4
-        assert "not there after 0.5 s: ranker: 1a2b3c4d -> 9f8e7d6c ROLLING: 1 of 2 ready" in done.err
+        assert "not there after 0.5 s: ranker: ROLLING, 1 of 2 ready; 1a2b3c4d -> 9f8e7d6c" in done.err
         assert "The rollout goes on without you; `pierhead status` shows how." in done.err
 
 

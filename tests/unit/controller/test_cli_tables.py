@@ -109,7 +109,10 @@ def test_what_is_wrong_with_everything_comes_first() -> None:
 @pytest.mark.parametrize(
     ("service", "words"),
     [
-        (rolling(message="waits for proof"), "1a2b3c4d -> 9f8e7d6c ROLLING: 1 of 2 ready; waits for proof"),
+        (
+            rolling() | {"message": "1a2b3c4d -> 9f8e7d6c: 1 of 2 replaced; 1 pending: no GPU is free"},
+            "ROLLING, 1 of 2 ready; 1a2b3c4d -> 9f8e7d6c: 1 of 2 replaced; 1 pending: no GPU is free",
+        ),
         (
             settled(message="version 9f8e7d6c was rolled back (it crashed)", rejected=CRASHED),
             "version 9f8e7d6c was rolled back (it crashed)",
@@ -193,7 +196,7 @@ def test_why_of_a_crash_loop_has_the_log() -> None:
 )
 def test_why_of_a_rollout_offers_what_the_controller_would_take(phase: str, offered: list[str]) -> None:
     text = shown(why_page(case(rolling(phase=phase)), 120), 120)
-    assert f"1a2b3c4d -> 9f8e7d6c {phase}: 1 of 2 ready, for 60 s" in text
+    assert f"{phase}, 1 of 2 ready; 1a2b3c4d -> 9f8e7d6c: 1 of 2 replaced (for 60 s)" in text
     assert [way for way in ("abort", "promote") if f"pierhead {way} ranker" in text] == offered
 
 

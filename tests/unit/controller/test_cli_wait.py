@@ -189,7 +189,7 @@ def test_a_rollout_that_ends_in_the_new_version_is_done() -> None:
     new = settled()
     *before, last = views(RolloutWait(["ranker"], BEFORE), BEFORE["services"][0], rolling(), rolling(), new)
     assert not any(verdict.done or verdict.hopeless for verdict in before)
-    assert before[1].message == "ranker: 1a2b3c4d -> 9f8e7d6c ROLLING: 1 of 2 ready"
+    assert before[1].message == "ranker: ROLLING, 1 of 2 ready; 1a2b3c4d -> 9f8e7d6c: 1 of 2 replaced"
     assert (last.done, last.message) == (True, "ranker: 2 of 2 ready, version 9f8e7d6c")
 
 

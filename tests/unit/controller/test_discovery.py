@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 
-from controller.model.told import Endpoint, ServiceEndpoints
+from controller.model.reports import Endpoint, ServiceEndpoints
 from controller.model.world import PublishedStats
 from controller.status.discovery import Board, DiscoveryServer
 from tests.harness.waiting import PATIENCE_S

@@ -17,7 +17,7 @@ from controller.plan.placement import FRESH_S, IDLE_BYTES
 from tests.unit.controller.worlds import NOW, desired, gpu_service, gpus, observed, replica, version
 
 GIB = 1024**3
-KILLED = "ended by signal 9: somebody killed it, or the kernel for want of memory (`dmesg` knows)"
+KILLED = "ended by signal 9: killed by a user, or by the kernel because memory ran out (`dmesg` shows which)"
 
 
 def cards(*sizes_gib: int) -> tuple[Gpu, ...]:

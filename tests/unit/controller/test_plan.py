@@ -39,7 +39,7 @@ from tests.unit.controller.worlds import (
     version,
 )
 
-KILLED = "ended by signal 9: somebody killed it, or the kernel for want of memory (`dmesg` knows)"
+KILLED = "ended by signal 9: killed by a user, or by the kernel because memory ran out (`dmesg` shows which)"
 NOTHING = "nothing to do"
 WEB = service()
 V = version(WEB)

@@ -36,7 +36,7 @@ def judge(*readings: Reading, was_ready: bool = False) -> Judge:
 
 
 UNKNOWN, READY, FAILED = Health.UNKNOWN, Health.READY, Health.FAILED
-BROKEN = replace(BAD, told="the engine has ended", broken=True)
+BROKEN = replace(BAD, reason="the engine has ended", broken=True)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def says(report: dict[str, Any], status: int = 200) -> Answer:
         (
             503,
             {"state": "starting", "ongoing": 0, "detail": "loading weights", "progress": 12},
-            Reading(False, "503: loading weights", ongoing=0, told="loading weights", progress=12),
+            Reading(False, "503: loading weights", ongoing=0, reason="loading weights", progress=12),
         ),
         (503, {"state": "draining", "ongoing": 4}, Reading(False, "503", draining=True, ongoing=4)),
         (
@@ -147,7 +147,7 @@ def says(report: dict[str, Any], status: int = 200) -> Answer:
             Reading(
                 False,
                 "503: reading caf\\udce9.bin [0m",
-                told="reading caf\\udce9.bin [0m",
+                reason="reading caf\\udce9.bin [0m",
                 waiting={"r\\udce9": 1},
                 user_config=UserConfigReport("a\\udce9", "b\\udce9", "no such file: caf\\udce9.bin"),
             ),

@@ -11,8 +11,8 @@ from controller.model.actions import PullImage
 from controller.model.desired import Desired
 from controller.model.observed import Observed
 from controller.model.plan import PendingReplica, Plan, Refusal
+from controller.model.reports import AutoscaleStatus, ServiceStatus
 from controller.model.spec import GpuSlot, ServiceSpec, backend_name
-from controller.model.told import AutoscaleStatus, ServiceStatus
 from controller.model.world import (
     ContainerState,
     FailureRecord,

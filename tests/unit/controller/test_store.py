@@ -14,7 +14,7 @@ import pytest
 
 from controller.errors import StoreError
 from controller.model.desired import Revision
-from controller.model.told import Event
+from controller.model.reports import Event
 from controller.model.world import FailureRecord, Retirement
 from controller.storage.events import EventLog
 from controller.storage.file import FILE_NAME

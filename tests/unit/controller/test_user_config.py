@@ -22,8 +22,8 @@ from controller.engines.labels import create_body
 from controller.errors import ReplicaError
 from controller.model.actions import GiveUserConfig
 from controller.model.desired import VersionGoal
+from controller.model.reports import UserConfigStatus
 from controller.model.spec import NO_USER_CONFIG, RolloutSpec, ServiceSpec, digest
-from controller.model.told import UserConfigStatus
 from controller.model.world import Health, ReplicaContainer, UserConfigReport, current_version
 from controller.observe.probe import HttpProbe
 from controller.plan import plan

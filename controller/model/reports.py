@@ -1,3 +1,5 @@
+"""What the controller reports: events, each service's status, and the replicas that Discovery sends to callers."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -10,9 +12,6 @@ from .world import NO_STATS, PublishedStats
 
 EventOutcome = Literal["ok", "failed", "info", "warning"]
 """How the reported action or change ended."""
-
-
-# ------------------------------------------------------------------------------------------------------------- outward
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +37,14 @@ class ServiceEndpoints:
     """How many calls may wait at each caller; -1 = no bound."""
     policy: str = DEFAULT_POLICY
     policy_kwargs: str = ""
-    """What callers make that policy with: a JSON object, "" = nothing."""
+    """The arguments that callers make that policy with: a JSON object; "" = none."""
     scaled_to_zero_by: str = ""
-    """What has set it to 0 replicas, in words, so that no call wakes it; "" = it is not set to 0."""
+    """What has set the service to 0 replicas, in words, so that no call wakes it; "" = it is not set to 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened, for `GET /api/v1/events` and `make events`."""
+    """An event, for `GET /api/v1/events` and `make events`."""
 
     at: float
     kind: str
@@ -78,7 +77,7 @@ class ServiceStatus:
     blocked: str = ""
     """Why it will not converge by waiting; "" when it may."""
     override: int | None = None
-    """What `make scale` set, when it did."""
+    """The number that `make scale` has set; None = it has set none."""
     autoscale: AutoscaleStatus | None = None
     """None for a service whose number of replicas is fixed."""
     rollout: RolloutStatus | None = None
@@ -86,23 +85,23 @@ class ServiceStatus:
     user_config: UserConfigStatus | None = None
     """None where nothing is set, and nothing is in force."""
     unknown_callees: Mapping[str, str] = field(default_factory=dict)
-    """Names that its replicas ask Discovery for and that are no service -> a sentence about it."""
+    """Names that its replicas ask Discovery for and that no service has, each with a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutStatus:
-    """Which version of a service is wanted, and what is going on between versions."""
+    """Which version of a service is wanted, and how far its rollout has come."""
 
     version: str
-    """What new replicas are made as; "" = not known."""
+    """The version of new replicas; "" = not known."""
     offered: str
-    """What the files and the image give; "" = the image is not on this machine."""
+    """The version that the files and the image define; "" = the image is not on this machine."""
     state: ServiceRollout = field(default_factory=ServiceRollout)
     ready: int = 0
     """Ready replicas of the version that is being rolled out, else of `version`."""
     message: str = ""
     changes: tuple[str, ...] = ()
-    """What makes `offered` another version than the stable one."""
+    """The differences between `offered` and the stable version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +134,9 @@ class AutoscaleStatus:
     max: int
     target: int
     load: float
-    """Requests in work and waiting, over the service's look_back_period_s."""
+    """Requests in flight and waiting, over the service's look_back_period_s."""
     wanted: int
-    """Replicas that this load asks for; it becomes the target when it has lasted."""
+    """Replicas that this load asks for; the target once the delay is over."""
     paused: bool = False
     """`make scale` has set a number."""
     basis: str = ""
@@ -148,7 +147,7 @@ class AutoscaleStatus:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """One replica as people see it."""
+    """One replica as the status shows it."""
 
     name: str
     state: ReplicaState
