@@ -1,4 +1,4 @@
-"""The controller's daemon: `python -m controller`. It opens the real boundaries."""
+"""The controller's daemon: `python -m controller`. It connects to the Docker Engine, HAProxy and the state file."""
 
 from __future__ import annotations
 
@@ -167,14 +167,14 @@ def main() -> int:
     try:
         asyncio.run(run(settings))
     except ControllerError as error:
-        logger.error("%s", error)  # noqa: TRY400 - the message says it all
+        logger.error("%s", error)  # noqa: TRY400 - a traceback would add nothing
         return error.exit_code
     return 0
 
 
 if __name__ == "__main__":
-    # The objects that imports made are never freed. A garbage collection that looked at them each time would block the
-    # event loop for as long as ten ticks.
+    # The objects that imports created are never freed. A garbage collection that scanned them would block the event
+    # loop for as long as ten ticks.
     gc.collect()
     gc.freeze()
     code = main()

@@ -2,7 +2,7 @@
 
     GET  /api/v1/services[/<name>]           status rows
     GET  /api/v1/services/<name>/logs        ?tail= ?after=, a unix time; each line with its time
-    GET  /api/v1/services/<name>/revisions   versions that can be gone back to, the newest first
+    GET  /api/v1/services/<name>/revisions   versions that a rollback can restore, the newest first
     PUT  /api/v1/services/<name>/scale       {"replicas": N or "auto"}; "wanted": the files' own number, with auto
     POST /api/v1/services/<name>/rollback    {"to": version} or {}
     POST /api/v1/services/<name>/abort       {}
@@ -59,7 +59,7 @@ LONGEST_WAIT_S = 60
 LONGEST_FAULT = 500
 BODY_LIMIT = 64 * 1024
 RETRY_AFTER_S = 1
-"""When a request may be repeated that came before the controller has seen the world."""
+"""The Retry-After of a request that came before the controller's first look."""
 STUCK_AFTER_S = 120.0
 """A loop without a tick for this long is not healthy; the slowest look at an engine takes less."""
 

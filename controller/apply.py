@@ -151,7 +151,7 @@ class Executor:
         return tuple(self._unfinished.values())
 
     def submit(self, plan: Plan) -> None:
-        """Begin all steps of a plan that may be tried now; returns at once."""
+        """Begin all steps of a plan that may be tried now, and return at once."""
         now = self._clock()
         self.gate.keep_only((*self.in_progress, *(step.action for step in plan.steps)), now)
         ends: dict[int, asyncio.Future[bool]] = {}
@@ -169,7 +169,7 @@ class Executor:
     ) -> None:
         succeeded = False
         try:
-            # A predecessor's future never raises: it has a boolean.
+            # A predecessor's future never raises: its result is a boolean.
             if all([await predecessor for predecessor in predecessors]):
                 outcome = await self._attempt(step.action)
                 succeeded = outcome.error is None
@@ -186,7 +186,7 @@ class Executor:
         try:
             self._report(outcome)
         except Exception:
-            # The action is done, and the next look sees it: a defect in reporting it must not end the controller.
+            # The action is done, and the next look sees its effect: a defect in its report must not end the controller.
             logger.exception(
                 "internal: reporting %s of %s raised", type(outcome.action).__name__, outcome.action.target
             )
@@ -266,7 +266,7 @@ class Reporter:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Performing: an action is one call of its boundary, and a row in the store for what the world cannot keep.
+# Performing: an action is one call to the engine or to HAProxy, and a row in the store for what neither can keep.
 
 
 LAST_LINES = 20

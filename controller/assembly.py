@@ -1,4 +1,4 @@
-"""Constructs the controller's parts over its boundaries: the real ones in `__main__`, fakes in tests."""
+"""Constructs the controller's parts. `__main__` passes the real engine, router and store, tests pass fakes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from .storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The controller's boundaries."""
+    """What the controller acts on and reads: engine, router, store, compose files, replicas."""
 
     project: str
     engine: ClusterEngine

@@ -1,4 +1,4 @@
-"""Which code this is: a digest that tells one build of the controller, or of its command, from another."""
+"""Identifies a build of the controller, or of its command, by a digest of its code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users ask the controller for: scaling, rollouts, marks on GPUs, logs. Each change wakes the loop."""
+"""The operations behind the REST API: scaling, rollouts, marks on GPUs, logs. Each change wakes the loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .storage.store import Override, Store
 
 
 class Commands:
-    """Each command checks its arguments, changes the store and wakes the loop, which does the rest.
+    """Each command checks its arguments, changes the store and wakes the loop, which carries the change out.
 
     `look_again` returns when the loop has seen the whole world once more. `clock` is the loop's.
     """
@@ -84,7 +84,7 @@ class Commands:
     # ------------------------------------------------------------------------------------------------------- rollouts
 
     async def deploy(self, services: Sequence[str] | None) -> Mapping[str, str]:
-        """Roll out what the files and images give now, for all services or these; return a sentence for each.
+        """Roll out the current files and images, for all services or these; return a sentence for each.
 
         Both are read again first, so an edit just before counts. Raises UnknownService, SpecError, StoreError,
         ControllerError (the loop does not look), EngineUnreachable.
@@ -117,9 +117,9 @@ class Commands:
         stable = self._deployer.state(service).stable
         others = [other for other, is_here in here.items() if is_here and other != stable]
         raise InvalidRequest(
-            f"{service}: the image that version {version} was made of is not on this machine any more (`docker image "
-            f"prune` removes such images), so it cannot come back, and nothing was changed; versions that can: "
-            f"{', '.join(others) or 'none'}. Or build the code of then, and `pierhead deploy {service}`"
+            f"{service}: the image of version {version} is not on this machine any more (`docker image prune` "
+            f"removes such images), so it cannot be restored, and nothing was changed; versions that can be: "
+            f"{', '.join(others) or 'none'}. Or build its code again, and `pierhead deploy {service}`"
         )
 
     def abort(self, service: str) -> str:

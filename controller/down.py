@@ -1,4 +1,4 @@
-"""At `docker compose down` the controller removes the replicas, which Compose does not know.
+"""Removes the replicas at `docker compose down`, as Compose does not know them.
 
 Prometheus depends on the controller, so `down` removes Prometheus first. A controller that gets SIGTERM while
 Prometheus is there is only being restarted: its replicas stay and serve. (HAProxy cannot depend on the controller:
@@ -26,7 +26,7 @@ HAPROXY_GONE_S = 16.0
 LIMIT_S = 40.0
 """For all of it; Compose kills the controller after 60 s."""
 FORCE_S = 10.0
-"""The part of LIMIT_S that is kept for removing replicas that did not end by themselves."""
+"""The part of LIMIT_S that is reserved for replicas that do not end by themselves."""
 LOOK_S = 0.2
 ASK_S = 10.0
 
@@ -85,7 +85,7 @@ async def _remove_all(engine: ClusterEngine, project: str) -> None:
 
 
 async def _replicas(engine: ClusterEngine, project: str) -> tuple[ReplicaContainer, ...]:
-    """Ask until the engine answers: it may be slow while everything stops, and no later controller removes replicas."""
+    """Retry until the engine answers: it may be slow while everything stops, and no later controller cleans up."""
     while True:
         try:
             return (await engine.observe(project, (), ())).containers

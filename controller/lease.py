@@ -1,4 +1,4 @@
-"""One controller for a project: a second one, started by mistake, ends before it changes anything.
+"""Keeps a project to one controller: a second one, started by mistake, ends before it changes anything.
 
 Two controllers would undo each other's work for ever. Each locks a file beside the state. The kernel releases the lock
 with the process that holds it, so it needs no timeout, and a killed controller leaves nothing behind. The second
@@ -82,13 +82,13 @@ def _held_words(path: Path, file: IO[str]) -> str:
     file.seek(0)
     try:
         holder: dict[str, Any] = json.loads(file.read())
-        holder_words = (
+        owner = (
             f"the controller of project {holder['project']} on {holder['host']} (process {holder['pid']}), "
             f"since {holder['since']}"
         )
     except (ValueError, KeyError, TypeError):
-        holder_words = "another controller"
+        owner = "another controller"
     return (
-        f"{path} is held by {holder_words}; this one ends and has changed nothing. Stop the other one (in a container, its host "
-        "is the beginning of the container's id: `docker stop <id>`), or give this one a state directory of its own"
+        f"{path} is held by {owner}; this one ends and has changed nothing. Stop the other one (in a container, its "
+        "host is the beginning of the container's id: `docker stop <id>`), or give this one its own state directory"
     )

@@ -23,7 +23,7 @@ from .status.publisher import Publisher
 LOOK_S = 1.0
 """Longest time between two looks at the world."""
 SHORTEST_PAUSE_S = 0.01
-"""Shortest time between two looks: an action that is due and cannot be carried out must not keep a core busy."""
+"""Shortest time between two looks: an action that is due and keeps failing must not occupy a core."""
 LOOK_LIMIT_S = 60.0
 """How long a command waits for a look; the engine's own limit is shorter."""
 DEBOUNCE_S = 0.02
@@ -101,17 +101,17 @@ class Loop:
                 unseen = await looked
         except TimeoutError:
             raise ControllerError(
-                f"the controller has not looked at the world for {LOOK_LIMIT_S:g} s; `pierhead status` says what it "
+                f"the controller has not read the stack's state for {LOOK_LIMIT_S:g} s; `pierhead status` says what it "
                 "waits for"
             ) from None
         if unseen:
             raise EngineUnreachable(
-                f"what files and images give now could not be seen, so nothing was changed: {unseen}; repeat it when "
-                "`pierhead status` shows the world again"
+                f"the current files and images could not be read, so nothing was changed: {unseen}; repeat it when "
+                "`pierhead status` shows the current state again"
             )
 
     async def _guarded_tick(self) -> float:
-        """One tick; a defect that one state of the world brings out must not end the API and the probes."""
+        """Run one tick. A defect in it must not end the API and the probes."""
         started = self._clock()
         waiting, self._waiting = self._waiting, []
         try:

@@ -1,7 +1,7 @@
-"""Tasks beside the loop survive a defect of their own: it is logged once, and the task begins anew.
+"""Restarts a background task after an exception that nothing expected, and logs the exception once.
 
-All tasks belong to one TaskGroup, which ends with the first task that raises. So one answer or one file that brings out
-a defect would end the controller, and again after each restart, because the answer is still there.
+All tasks belong to one TaskGroup, which ends with the first task that raises. Without a restart, one answer or one file
+that triggers a defect would end the controller, and again after each start, because the answer is still there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ async def outlive(
     ends_with: tuple[type[Exception], ...] = (),
     tell: Callable[[str], None] = lambda words: None,
 ) -> None:
-    """Run `work` until it returns or raises one of `ends_with`; begin it anew after any other exception.
+    """Run `work` until it returns or raises one of `ends_with`; restart it after any other exception.
 
     `what` names it in the log, which gets the traceback of the first of equal exceptions. `tell` is called with each.
     """

@@ -39,19 +39,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _HTTP_TIMEOUT_S = 60.0
-# Longer than the timeout of one HTTP call: an action may make several.
+# Longer than the timeout of one HTTP call, because an action may make several.
 _CALL_TIMEOUT_S = 75.0
 _OBSERVE_TIMEOUT_S = 45.0
 _PULL_TIMEOUT_S = 3600.0
 _PULL_STALLED_S = 300.0
 _LONGEST_LOG = 64 * 1024
-# Shorter than the command waits for an answer of the API.
+# Shorter than the command's own timeout for an answer of the API.
 _LOGS_TIMEOUT_S = 30.0
-# Reads that go on or wait for a thread: more than any service has replicas.
+# Reads in progress or waiting for a thread: more than any service has replicas.
 _MOST_LOG_READS = 1000
 
 SOCKET = Path("/var/run/docker.sock")
-"""Where docker-py finds the engine by itself."""
+"""The socket that docker-py uses by default."""
 
 
 def is_orphaned(socket: Path | None) -> bool:
@@ -92,8 +92,8 @@ class DockerEngine:
         self._discovery = GpuDiscovery(client, sources)
         self._reader = EngineReader(client, self._discovery, sources.cdi_kind)
         self._calls = ThreadPoolExecutor(max_workers=8, thread_name_prefix="pierhead-engine")
-        # Threads of their own for calls that must not wait for others, or that others must not wait for. Reading the
-        # containers goes on while starts take long; a read that hangs leaves one thread to the next.
+        # Thread pools for calls that must not wait for others, or that others must not wait for. Containers are read
+        # while starts take long; while one read hangs, the next one has the second thread.
         self._looks = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-look")
         # Pulls take minutes.
         self._pulls = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-pull")
@@ -146,7 +146,7 @@ class DockerEngine:
         what, read = f"logs of {container_id[:12]}", partial(self._logs, container_id, tail, after, timed)
         if self._log_readers >= _MOST_LOG_READS:
             raise EngineError(
-                f"{what}: {self._log_readers} others wait for logs already, and the Docker Engine does not send them; "
+                f"{what}: {self._log_readers} other requests wait for logs that the Docker Engine does not send; "
                 f"repeat it in a minute, or see whether `docker logs {container_id[:12]}` answers"
             )
         self._log_readers += 1
@@ -238,7 +238,7 @@ class DockerEngine:
         return str(self._client.info().get("Name", ""))
 
     def _kill_and_start(self, project: str, compose_service: str) -> None:
-        """Docker does not start a container again that was killed by its API, so it is started here."""
+        """Kill and start: Docker's restart policy does not apply to a container that was killed through the API."""
         found = self._client.containers(all=True, filters=_made_by_compose(project, compose_service))
         if not found:
             raise EngineError(

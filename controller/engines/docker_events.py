@@ -68,7 +68,7 @@ class EventQueue:
         # At most one wake-up is scheduled: callbacks do not pile up in a blocked loop.
         if not self._woken:
             self._woken = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the consumer gone
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so the consumer is gone
                 self._loop.call_soon_threadsafe(self._filled.set)
 
     async def get(self) -> EngineEvent:

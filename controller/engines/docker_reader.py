@@ -39,8 +39,8 @@ _IMAGE_PERIOD_S = 10.0
 _NEVER = "0001-01-01"
 _UP = (ContainerState.RUNNING, ContainerState.PAUSED)
 _TEXTED = (*_UP, ContainerState.EXITED)
-"""States in which a new start (or a failed one) changes what the list says, but for the first minute: "Up 3 seconds"
-and "Exited (1) Less than a second ago" may come twice, and "Created" stays that after a start that failed."""
+"""States in which a new start (or a failed one) changes the text in the list, except in the first minute: "Up 3
+seconds" and "Exited (1) Less than a second ago" may be the same after a restart, and "Created" after a failed start."""
 
 Summary = Mapping[str, Any]
 
@@ -63,7 +63,7 @@ class _Known:
     state: str
     text: str
     news: int
-    """How many events there had been before they were read (`_News`)."""
+    """The number of events before they were read (`_News`)."""
     details: _Details
 
 
@@ -83,7 +83,7 @@ class _News:
             return self._count
 
     def follow(self, on: bool) -> None:
-        """Say that from now on every event arrives, or that some may be missed."""
+        """Set whether every event arrives from now on, or some may be missed."""
         with self._lock:
             self._count += 1
             self._followed_from = self._count if on else None
@@ -135,8 +135,8 @@ class EngineReader:
     ) -> EngineState:
         """One snapshot. Raises what docker-py raises.
 
-        `unstarted` are names of replicas whose first start has not ended. The list says all there is to know of them,
-        and `inspect` of a container that is being started waits for the start's end.
+        `unstarted` are names of replicas whose first start has not ended. They are not inspected: `inspect` waits for
+        the end of the start, and the list has all that is known of them.
         """
         with self._lock:
             inventory = self._discovery.inventory()
@@ -161,11 +161,11 @@ class EngineReader:
         self._images_due = float("-inf")
 
     def follow(self, on: bool) -> None:
-        """Say that every event arrives from now on, or that events may be missed."""
+        """Set whether every event arrives from now on, or some may be missed."""
         self._news.follow(on)
 
     def note_event(self, container_id: str) -> None:
-        """Look at that container again at the next read: an event was about it."""
+        """Read that container's details anew at the next read: an event was about it."""
         self._news.note(container_id)
 
     def holds_gpu(self, container_id: str) -> bool:
@@ -182,7 +182,7 @@ class EngineReader:
     def _sort(
         self, summaries: Iterable[Summary], project: str, service_names: Collection[str], unstarted: Collection[str]
     ) -> tuple[tuple[ReplicaContainer, ...], tuple[StrayContainer, ...]]:
-        """Tell our replicas from strays, and forget the details of containers that are gone."""
+        """Separate our replicas from strays, and forget the details of containers that are gone."""
         replicas: list[ReplicaContainer] = []
         strays: list[StrayContainer] = []
         for summary in summaries:
@@ -191,7 +191,7 @@ class EngineReader:
                 replica = self._replica(summary, labels, project, unstarted)
                 if replica is not None:
                     before = self._replicas.get(replica.id)
-                    # The same object where nothing is new: what was made from it can be kept, too.
+                    # The same object where nothing has changed, so that values derived from it can be reused.
                     replicas.append(before if before == replica else replica)
             elif _is_stray(_name(summary), labels, project, service_names):
                 strays.append(StrayContainer(summary["Id"], _name(summary), labels["com.docker.compose.service"]))
@@ -204,7 +204,7 @@ class EngineReader:
     def _replica(
         self, summary: Summary, labels: Mapping[str, str], project: str, unstarted: Collection[str]
     ) -> ReplicaContainer | None:
-        """A replica of ours; None when it vanished between two calls, or when it is none in spite of its label."""
+        """Our replica; None if it vanished between two calls, or is no replica in spite of its label."""
         number = labels.get("pierhead.number", "")
         service, version = labels.get("pierhead.service", ""), labels.get("pierhead.version", "")
         # An image can have any label, and every container of that image has it, too.
@@ -294,7 +294,7 @@ class EngineReader:
         try:
             return str(self._client.inspect_image(image)["Id"])  # type: ignore[no-untyped-call]
         except docker.errors.APIError as error:
-            # 400 is a name that no image can have: the attempt to get it will say so.
+            # 400 is a name that no image can have: the attempt to pull it reports that.
             if error.response is not None and error.response.status_code in (400, 404):
                 return None
             raise
@@ -355,12 +355,12 @@ def _details(container: Mapping[str, Any]) -> _Details:
 
 
 def _outcome(text: str) -> str:
-    """What the list says of an end but its age: "Exited (1". A start that fails is no event; it changes the code."""
+    """The list's text on an exit without its age: "Exited (1". A failed start sends no event, but changes the code."""
     return text.partition(")")[0]
 
 
 def _before_its_start(summary: Summary) -> _Details:
-    """What the list says of a container that never ran."""
+    """The details of a container that never ran, from the list."""
     created_at = float(summary["Created"])
     return _Details(ContainerState.CREATED, created_at, started_at=None, exit_code=None, oom_killed=False)
 
@@ -369,7 +369,7 @@ def _state(state: Mapping[str, Any]) -> ContainerState:
     try:
         return ContainerState(state["Status"])
     except ValueError:
-        # A later engine's word: what matters is whether processes may exist.
+        # A state of a later engine: what matters is whether processes may exist.
         return ContainerState.RUNNING if state.get("Running") else ContainerState.EXITED
 
 

@@ -1,7 +1,7 @@
 """Finds the GPUs and their holders in what the engine, CDI files and `nvidia-smi` print. Pure.
 
-A GPU goes by its UUID (`GPU-...`, `MIG-...`). CDI files and containers also speak of indices ("0", MIG "0:1") and of
-"all"; an index is only ever an alias of a UUID, and is used as a name where no UUID is known.
+A GPU is identified by its UUID (`GPU-...`, `MIG-...`). CDI files and containers also use indices ("0", MIG "0:1") and
+"all". An index is an alias of a UUID, and identifies the GPU only where no UUID is known.
 
 A GPU that is divided into MIG devices is not in the inventory: its MIG devices are. Its holder holds all of them.
 """
@@ -21,7 +21,7 @@ from .smi import SmiDevice
 
 _ALL = "all"
 _INDEX = re.compile(r"\d+(?::\d+)?")
-# What NVIDIA_VISIBLE_DEVICES says when it means no GPU at all.
+# Values of NVIDIA_VISIBLE_DEVICES that mean no GPU.
 _NO_GPU = frozenset({"", "none", "void"})
 # The C loader reads the 100 kB file of an eight-GPU machine in 10 ms, the Python one in most of a second.
 _YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

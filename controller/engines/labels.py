@@ -1,7 +1,4 @@
-"""Labels of a replica's container: how a replica is described when it is created, and how it is read back.
-
-All that the controller knows of a running container is in these labels, so writing and reading stand side by side.
-"""
+"""Writes and reads the labels of a replica's container, which are all that the controller knows of a running one."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ def create_body(
     body["Labels"] = {**body.get("Labels", {}), **_labels(spec, replica, version, number, gpus, project, node)}
     if spec.managed:
         own = [f"PIERHEAD_REPLICA={replica}", f"PIERHEAD_VERSION={version}", f"PIERHEAD_NODE={node}"]
-        # Not part of `container`, and so of no version: running replicas receive another one when it changes.
+        # Not in `container`, and so not part of the version: a change is sent to running replicas.
         own += [f"PIERHEAD_USER_CONFIG={spec.user_config}"] if spec.user_config != NO_USER_CONFIG else []
         body["Env"] = sorted([*body.get("Env", []), *own])
     if slot := _slot_environment(spec, gpus):

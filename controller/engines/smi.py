@@ -1,4 +1,4 @@
-"""Reads what `nvidia-smi` prints of GPUs and MIG devices. Pure.
+"""Parses what `nvidia-smi` prints about GPUs and MIG devices. Pure.
 
 Two of its forms are needed: the list (`-L`) has the UUIDs of MIG devices, which the XML of many drivers leaves out; the
 XML (`-q -x`) has the memory of each. A MIG device has the same number in both.

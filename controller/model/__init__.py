@@ -1,7 +1,7 @@
-"""The controller's nouns: immutable values without I/O, shared by the planner, the executor and the boundaries.
+"""The controller's data types: immutable values without I/O, which all its rooms share.
 
 Spec (what the user wrote), desired (spec plus overrides) and observed (one snapshot of the world) are separate types.
-Times are seconds of one monotonic-enough wall clock (`time.time()`), handed in by the loop; durations end in `_s`.
+Times are seconds of the controller's clock (controller/storage/clock.py), passed in by the loop; durations end in `_s`.
 
 States of a replica, derived from the snapshot and never stored:
 

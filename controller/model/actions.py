@@ -1,4 +1,4 @@
-"""What the controller can do: one class for each API call, which carries all that the call needs, and its own words."""
+"""The actions of a plan: one class for each API call, with the call's arguments and its description."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Action:
     cause: str = ""
 
     template: ClassVar[str]
-    """What `words` are made of; {0} stands for the action. A class without one has `words` of its own."""
+    """The template of `words`; {0} stands for the action. A class without one overrides `words`."""
 
     @property
     def words(self) -> str:
@@ -29,7 +29,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullImage(Action):
-    """Bring a foreign image to this machine; target = service."""
+    """Pull an image that Compose does not build; target = service."""
 
     image: str
     spec: ServiceSpec = field(repr=False, compare=False)
@@ -46,11 +46,11 @@ class CreateContainer(Action):
     number: int
     gpus: tuple[Gpu, ...] = ()
     spec: ServiceSpec = field(repr=False)
-    """How this version is made."""
+    """The definition of this version."""
 
     @property
     def gpu_slot(self) -> GpuSlot | None:
-        """What it gets of its GPU; None = all of each."""
+        """Its share of its GPU; None = its GPUs whole."""
         return self.spec.gpu.slot if self.spec.gpu else None
 
     @property
@@ -102,7 +102,7 @@ class RemoveContainer(Action):
     version: str = ""
     """Of the replica; what a failure is counted for."""
     began_at: float | None = None
-    """When the replica was started, or made where it never was; None = not known."""
+    """When the replica was started, or created if it never started; None = not known."""
 
     template: ClassVar = "remove {0.target}"
 
@@ -130,7 +130,7 @@ class AddServer(Action):
     address: str
     weight: int = 1
     spec: ServiceSpec = field(repr=False, compare=False)
-    """Where the server's check and its limits come from."""
+    """The source of the server's check and limits."""
 
     template: ClassVar = "add server {0.backend}/{0.target} at {0.address}"
 
@@ -157,7 +157,7 @@ class SetServerWeight(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShutdownSessions(Action):
-    """End the sessions that a server still has after its deadline."""
+    """End the sessions that a server has left after its drain deadline."""
 
     backend: str
 

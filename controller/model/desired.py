@@ -11,21 +11,21 @@ from .world import current_version
 
 @dataclass(frozen=True, slots=True)
 class VersionGoal:
-    """Which version of a service there shall be now; with `keep`, on trial beside the version that works."""
+    """The version that a service shall have now; with `keep`, it is on trial beside the version that works."""
 
     version: str | None
-    """What new replicas are made as; None: the image is not on this machine."""
+    """The version of new replicas; None: the image is not on this machine."""
     spec: ServiceSpec | None = None
-    """How that version is made; None = not known: its replicas stay, none can be added."""
+    """The definition of that version; None = not known: its replicas stay, none can be added."""
     keep: str | None = None
     """The version that serves until `version` has proved itself."""
     keep_spec: ServiceSpec | None = None
-    """How `keep` is made; None = not known, so none of its replicas can be replaced."""
+    """The definition of `keep`; None = not known, so none of its replicas can be replaced."""
     weight: int | None = None
     """Per cent of the requests for `version` while `keep` serves, too; None = by number of replicas."""
     goes_back: bool = False
-    """Replicas of other versions are removed as far as `version` needs their place, whatever max_unavailable says; the
-    last one only where that is not 0."""
+    """Replicas of other versions are removed as far as `version` needs their GPUs, even beyond max_unavailable; the
+    last one only where max_unavailable is not 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Desired:
 
     project: str
     services: Mapping[str, ServiceSpec] = field(default_factory=dict)
-    """As the compose files say, or as an earlier version was made where that one is to stay; its probe, its
-    max_ongoing_requests and its request_timeout_s are what HAProxy is to use now (controller/desired/edge.py).
+    """By the compose files, or by the record of an earlier version that is to stay. Its probe, max_ongoing_requests and
+    request_timeout_s are those that HAProxy shall use now (controller/desired/edge.py).
     """
     targets: Mapping[str, int] = field(default_factory=dict)
     goals: Mapping[str, VersionGoal] = field(default_factory=dict)
@@ -43,14 +43,14 @@ class Desired:
     switched_off: frozenset[str] = frozenset()
     """Services that stay at 0 replicas until an operator or the files change that: no request wakes them."""
     routing_hash: str = ""
-    """Of the HAProxy configuration these services need; "" = not to be compared."""
+    """Hash of the HAProxy configuration that these services need; "" = do not compare."""
     router_silence_s: float = 10.0
     """How long HAProxy may hang before it is restarted; twice as long after each restart that did not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """How a version of a service is made: `spec` is JSON that controller/desired/revisions.py writes and reads."""
+    """The record of a service's version; `spec` is JSON that controller/desired/revisions.py writes and reads."""
 
     service: str
     version: str
@@ -73,7 +73,7 @@ class RolloutPhase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A change of version that is going on."""
+    """A change of version in progress."""
 
     source: str | None
     to: str
@@ -83,10 +83,10 @@ class Rollout:
     begun_at: float
     cause: str
     stuck_since: float | None = None
-    """Since when the next replica has had no place and no draining replica will leave one, or since when HAProxy has
-    not sent requests to every ready replica."""
+    """Since when the rollout is stuck: the next replica has no place and no draining replica will free one, or HAProxy
+    does not send requests to every ready replica."""
     is_return: bool = False
-    """To an earlier version that an operator asked for: it has proved itself, so it does not bake."""
+    """An operator asked for this earlier version. It has worked before, so it does not bake."""
     excused: int = 0
     """Failures in a row of `to` that do not count against it: replicas of other versions failed at the same time, or no
     replica of `to` had been ready yet."""
@@ -94,13 +94,13 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A version of the files that runs only if an operator asks for it; another version of the files ends this."""
+    """A version of the files that runs only if an operator asks for it, until the files give another version."""
 
     version: str
     reason: str
     at: float
     is_asked: bool = False
-    """An operator decided it: nothing has failed."""
+    """An operator rejected it: it has not failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class ServiceRollout:
     approved: str | None = None
     """The version that `pierhead deploy` asked for, where new versions wait for it."""
     is_unproven: bool = False
-    """`stable` was taken while no replica was there, so none of it has ever been ready."""
+    """`stable` was adopted while the service had no replica, so no replica of it has been ready yet."""
     tried_since: float | None = None
     """Since when replicas of an unproven `stable` are wanted; None while none are."""
 

@@ -1,4 +1,4 @@
-"""What the controller sees: one immutable snapshot of the real world, and how far it can be trusted."""
+"""What the controller observes: one immutable snapshot of containers, GPUs, HAProxy and the store's notes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .world import (
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One immutable snapshot of the real world, everything the planner may know."""
+    """One snapshot: everything that the planner may know."""
 
     containers: tuple[ReplicaContainer, ...] = ()
     strays: tuple[StrayContainer, ...] = ()
@@ -31,9 +31,9 @@ class Observed:
     """Image reference of a service -> image id; None = not on this machine."""
     gpus: tuple[Gpu, ...] = ()
     foreign_gpu_holders: Mapping[str, str] = field(default_factory=dict)
-    """GPU UUID -> name of a container that is not ours and holds it."""
+    """GPU UUID -> name of the container that holds it, for containers that are no replicas."""
     gpu_reading: GpuReading | None = None
-    """None = memory in use cannot be read: what containers hold is all that is known of a GPU."""
+    """None = the memory in use cannot be read: only the containers that hold a GPU are known."""
     routing: RoutingState | None = None
     """None = HAProxy does not answer, or its answers cannot be read."""
     router_problem: str = ""
@@ -73,9 +73,9 @@ class Sight:
     spec: Spec
     observed: Observed
     unseen: str = ""
-    """Why the containers could not be read; "" = they were, and the reading is fresh enough to plan from."""
+    """Why the containers could not be read; "" = they were read recently enough to plan from."""
 
     @property
     def complete(self) -> bool:
-        """Whether decisions may be made from it. Otherwise it has what was read last, and is for showing only."""
+        """Whether decisions may be based on it. If not, it has the last reading, which status shows."""
         return not self.unseen

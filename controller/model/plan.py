@@ -1,4 +1,4 @@
-"""What is to be done: the steps of a plan and their text, how each action ended, and which ones wait for a next try."""
+"""A plan: its steps and their text, how each action ended, and which failed actions wait for their next try."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An action that failed and is not to be tried again before `until`."""
+    """A failed action in its backoff, which ends at `until`."""
 
     action: Action
     error: Exception
     failures: int
     until: float
     since: float = 0.0
-    """When the first of these failures in a row was."""
+    """When the first of these consecutive failures was."""
     last_at: float = 0.0
     """When the last one was."""
 
@@ -63,7 +63,7 @@ class Plan:
     steps: tuple[Step, ...] = ()
     pending: tuple[PendingReplica, ...] = ()
     next_look_s: float | None = None
-    """When something is waited for (a drain, a backoff): look again in this many seconds at the latest."""
+    """Seconds until the next look is due at the latest, for example while a drain or a backoff lasts."""
     awaits_gpu_memory: bool = False
     """Whether a start waits for GPU memory that is in use, or for a reading of it."""
 

@@ -12,10 +12,10 @@ Aggregation = Literal["mean", "max", "min"]
 Placement = Literal["pack", "spread"]
 
 DEFAULT_POLICY = "power_of_two"
-"""How callers choose among a service's replicas, unless it says otherwise."""
+"""How callers choose among a service's replicas by default."""
 
 NO_USER_CONFIG = "{}"
-"""The text of a user_config that sets nothing: what is in force in a replica that has just begun."""
+"""The text of an empty user_config, which is in force in a replica that has just started."""
 
 LABEL_PREFIX = "pierhead."
 """Of the controller's own labels on containers."""
@@ -42,27 +42,27 @@ class ProbeSpec:
     failures: int = 3
     """Consecutive failures after which a replica that was ready counts as FAILED."""
     progress_timeout_s: float | None = None
-    """How long a ready replica may have requests in flight of which none moves; None = for ever."""
+    """How long a ready replica may have requests in flight without progress; None = for ever."""
     haproxy_asks: bool = True
     """False: HAProxy only sees whether a replica takes connections (controller/desired/edge.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSlot:
-    """A share of one GPU, beside which others may stand: so many bytes of its memory, or a fraction of it.
+    """A share of one GPU: bytes of its memory, or a fraction of it. Several slots can share a GPU.
 
-    Exactly one of the two. A fraction counts in steps of 0.0001, as Ray's do.
+    Exactly one of the two is set. A fraction counts in steps of 0.0001, as in Ray.
     """
 
     memory_bytes: int | None = None
     fraction: float | None = None
 
     def of(self, size: int) -> int | None:
-        """How much of a GPU of that size a fraction is, in the same unit; None for memory."""
+        """The part of `size` that a fraction is, in the same unit; None for a slot of memory."""
         return None if self.fraction is None else size * round(self.fraction * GPU_PARTS) // GPU_PARTS
 
     def __str__(self) -> str:
-        """As a replica's label keeps it: "memory:17179869184", "fraction:0.5"."""
+        """The text in a replica's label: "memory:17179869184", "fraction:0.5"."""
         if self.fraction is None:
             return f"memory:{self.memory_bytes}"
         return f"fraction:{self.fraction:.4f}".rstrip("0").rstrip(".")
@@ -80,28 +80,28 @@ class GpuSlot:
 
 @dataclass(frozen=True, slots=True)
 class GpuRequest:
-    """What one replica asks for: a number of whole GPUs, or a slot of one."""
+    """The GPUs that one replica needs: a number of whole GPUs, or a slot of one."""
 
     count: int
     device_ids: tuple[str, ...] = ()
-    """Only these UUIDs; empty = whichever GPUs there are."""
+    """Only these UUIDs; empty = any GPU."""
     capabilities: tuple[str, ...] = ("gpu",)
-    """What the nvidia driver shall mount ("gpu", "utility", "video", ...); CDI files say it themselves."""
+    """What the nvidia driver shall mount ("gpu", "utility", "video", ...); with CDI, the CDI files define it."""
     slot: GpuSlot | None = None
     """None = whole GPUs; a slot is of one GPU, and `count` then is 1."""
     placement: Placement = "pack"
-    """Where slots go: onto as few GPUs as they fit on, or onto as many as there are."""
+    """Whether slots go onto as few GPUs as possible, or onto as many."""
     kind: str = ""
-    """Only GPUs whose name has this in it, such as "H100"; "" = any."""
+    """Only GPUs whose name contains this, such as "H100"; "" = any."""
 
     def takes(self, gpu_name: str) -> bool:
-        """Whether a GPU of that name will do. A GPU of unknown name does."""
+        """Whether a GPU of that name fits the request. A GPU without a known name does."""
         return not self.kind or not gpu_name or self.kind.casefold() in gpu_name.casefold()
 
 
 @dataclass(frozen=True, slots=True)
 class Backpressure:
-    """The answer to an HTTP client whose request finds no room."""
+    """The answer to an HTTP client when the queue is full."""
 
     status_code: Literal[503, 429] = 503
     retry_after_s: float = 1.0
@@ -117,49 +117,49 @@ class FunctionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class PrometheusPolicy:
-    """A measured value decides: replicas are wanted so that it comes to `target`, as Kubernetes' autoscaler does it."""
+    """A query of Prometheus decides: the number of replicas that brings its value to `target`, as in Kubernetes."""
 
     query: str
     """PromQL with one number as its result; $service stands for the service's name."""
     target: float
     url: str = "http://prometheus:9090"
-    """The stack's own, unless written otherwise."""
+    """The stack's own Prometheus by default."""
     period_s: float = 5.0
     timeout_s: float = 4.0
 
     @property
     def stale_after_s(self) -> float:
-        """An older value does not count. An answer may take longer than `period_s`."""
+        """Age from which a value no longer counts. An answer may take longer than `period_s`."""
         return 3 * max(self.period_s, self.timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
 class AutoscaleSpec:
-    """How many replicas a service may have, and what decides between. Names, meaning and defaults are Ray Serve's."""
+    """The bounds of a service's number of replicas, and the rule between them. Names and defaults are Ray Serve's."""
 
     min: int = 1
     max: int = 1
     initial: int | None = None
     """Replicas of a service that was never scaled; None = `min`."""
     target_ongoing_requests: float = 2.0
-    """Requests that one replica shall have, working and waiting, on average."""
+    """Requests per replica, in flight and waiting, that the autoscaler aims at."""
     look_back_period_s: float = 30.0
     upscale_delay_s: float = 30.0
     downscale_delay_s: float = 600.0
     downscale_to_zero_delay_s: float | None = None
-    """For the step from one replica to none; None = `downscale_delay_s`."""
+    """The delay of the step from one replica to none; None = `downscale_delay_s`."""
     upscaling_factor: float = 1.0
     downscaling_factor: float = 1.0
     aggregation_function: Aggregation = "mean"
     panic_threshold: float | None = 2.0
-    """A burst is load of this many times what the running replicas are for; None = no load is one."""
+    """A load of this many times what the running replicas are sized for is a burst; None = there are no bursts."""
     panic_window_s: float = 3.0
     policy: FunctionPolicy | PrometheusPolicy | None = None
-    """What decides; None = Ray Serve's formula on the load."""
+    """The rule; None = Ray Serve's formula on the load."""
 
     @property
     def first(self) -> int:
-        """The target of a service that nothing was decided for."""
+        """The initial target."""
         return self.clamp(self.min if self.initial is None else self.initial)
 
     def clamp(self, replicas: int) -> int:
@@ -180,7 +180,7 @@ class RolloutSpec:
     """How long the first replicas of a new version serve beside the old ones before more follow, and how long the whole
     is watched once all are new."""
     canary_weight: int | None = None
-    """Per cent of the requests that a new version gets while it bakes; None = what its number of replicas brings."""
+    """Per cent of the requests that a new version gets while it bakes; None = by its number of replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,15 +209,15 @@ class ServiceSpec:
     max_ongoing_requests: int = 100
     max_queued_requests: int = -1
     router_policy: str = DEFAULT_POLICY
-    """How its callers choose among its replicas: a name of the runtime's, or an import path for them."""
+    """How callers choose among its replicas: a policy of the runtime by name, or an import path in their images."""
     router_policy_kwargs: str = ""
-    """What they make that policy with: a JSON object, "" = nothing."""
+    """The arguments of that policy: a JSON object; "" = none."""
     backpressure: Backpressure = Backpressure()
     request_timeout_s: float = 60.0
     body_timeout_s: float = 30.0
     """How long a client may take to send a body: at HAProxy its first 8 kB, at a managed replica all of it."""
     graceful_shutdown_wait_loop_s: float | None = None
-    """How long a draining replica serves at least, for callers that do not know yet that it drains; None = as long as
+    """How long a draining replica serves at least, for callers that have not received the drain yet; None = as long as
     Discovery needs to reach them."""
     graceful_shutdown_timeout_s: float = 20.0
     """How long a draining replica may finish its requests before it is stopped."""
@@ -225,7 +225,7 @@ class ServiceSpec:
     """Compose's stop_grace_period: time between SIGTERM and SIGKILL."""
     startup_deadline_s: float = 1800.0
     user_config: str = NO_USER_CONFIG
-    """What `reconfigure` of its replicas gets, as canonical JSON; running ones are given another one as it changes."""
+    """The argument of `reconfigure` in its replicas, as canonical JSON; a change is sent to running replicas."""
     metrics_port: int | None = None
     """Port of GET <metrics_path>; None = the replica exports no metrics."""
     metrics_path: str = "/metrics"
@@ -241,7 +241,7 @@ class ServiceSpec:
 
     @property
     def is_routed(self) -> bool:
-        """Whether anything from outside reaches the service; only then HAProxy has a backend for it."""
+        """Whether HAProxy routes requests to the service; only then it has a backend for it."""
         return self.route is not None or bool(self.grpc_services)
 
 
@@ -252,7 +252,7 @@ class Spec:
     project: str
     services: Mapping[str, ServiceSpec] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    """What Compose said while it read the files, such as a variable that is not set and became empty."""
+    """Compose's warnings about the files, for example a variable that is not set."""
 
 
 def socket_address(ip: str, port: int) -> str:
@@ -274,7 +274,7 @@ def slot_words(slot: GpuSlot) -> str:
 
 
 def size_words(size_bytes: int) -> str:
-    """Bytes as people read them, rounded down: "2.1 GiB", "512 MiB"."""
+    """Bytes in a readable unit, rounded down: "2.1 GiB", "512 MiB"."""
     if size_bytes < _GIB:
         return f"{size_bytes // _MIB} MiB"
     return f"{_number(size_bytes * 10 // _GIB / 10)} GiB"

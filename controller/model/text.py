@@ -1,7 +1,7 @@
-"""Text from outside, made fit to be kept and shown. Pure.
+"""Cleans text from outside, so that it can be stored and shown. Pure.
 
-A replica's JSON may hold any code point, half a character ("\\udce9") and line breaks among them. UTF-8 has no form for
-the former, so neither a file nor a socket takes it; the latter would break a table.
+A replica's JSON may contain lone surrogates ("\\udce9"), which UTF-8 cannot encode, so writing them to a file or socket
+raises. It may also contain line breaks, which would break a table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is seen of the world: containers, GPUs, HAProxy's servers, and what the store notes about them."""
+"""The parts of a snapshot: containers, GPUs, HAProxy's servers, and the store's notes about them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .spec import GpuSlot, ServiceSpec, backend_name, socket_address
 
 
 class ContainerState(enum.StrEnum):
-    """What the engine says of a container."""
+    """A container's state, by the engine."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -38,7 +38,7 @@ class Health(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UserConfigReport:
-    """Which user_config a replica was last given, and which one is in force there, each by its digest."""
+    """The user_config that a replica received last, and the one in force there, each by its digest."""
 
     wanted: str
     applied: str
@@ -52,7 +52,7 @@ class PublishedStats:
 
     numbers: Mapping[str, float] = field(default_factory=dict)
     version: int = 0
-    """The replica's own: of two, the greater one is newer. 0 = it publishes nothing."""
+    """The replica's version of the numbers: the greater one is newer. 0 = it publishes nothing."""
 
 
 NO_STATS = PublishedStats()
@@ -60,7 +60,7 @@ NO_STATS = PublishedStats()
 
 @dataclass(frozen=True, slots=True)
 class ReplicaContainer:
-    """One container that carries our labels, with what the probe knows of it."""
+    """One container with Pierhead's labels, and the result of its probe."""
 
     id: str
     name: str
@@ -70,18 +70,18 @@ class ReplicaContainer:
     state: ContainerState
     ip: str | None = None
     port: int | None = None
-    """Where it takes requests: a replica of an older version may listen elsewhere than the spec says now. None = the
-    container does not say (an earlier controller made it): the spec's port."""
+    """The port of its requests, which may differ from the spec's if the replica is of an older version. None = it has
+    no such label (an earlier controller created it), so the spec's port applies."""
     probe: tuple[int, str] | None = None
-    """Port and path of its readiness probe; None = the container does not say: the spec's."""
+    """Port and path of its readiness probe; None = it has no such label, so the spec's apply."""
     graceful_shutdown_timeout_s: float | None = None
     stop_grace_period_s: float | None = None
-    """What it was made with, for when its service is no longer in the files; None = the container does not say."""
+    """The limits that it was created with, for a service that is no longer in the files; None = no such label."""
     node: str = ""
-    """The machine that it was made on, by the engine's name for it; "" = the container does not say."""
+    """The machine that it runs on, by the engine's name for it; "" = it has no such label."""
     gpus: tuple[str, ...] = ()
     gpu_slot: GpuSlot | None = None
-    """What it has of its GPU; None = all of each (also where the container does not say)."""
+    """Its slot of its GPU; None = its GPUs whole (also without a label)."""
     created_at: float = 0.0
     started_at: float | None = None
     exit_code: int | None = None
@@ -91,7 +91,7 @@ class ReplicaContainer:
     """The last probe's outcome in words: "503 from /readyz", "no answer within 2 s"."""
     reported_draining: bool = False
     ongoing: int | None = None
-    """Calls in flight as the replica itself reports them; None where it does not (a foreign image)."""
+    """Calls in flight, as the replica reports them; None if it reports none (an image without the runtime)."""
     ongoing_at: float | None = None
     """When `ongoing` was read."""
     queued: int | None = None
@@ -99,20 +99,20 @@ class ReplicaContainer:
     waiting: Mapping[str, int] = field(default_factory=dict)
     """The same by the service that they wait for."""
     answered: int | None = None
-    """Requests that it has answered since its start, refusals left out; None where it does not say."""
+    """Requests that it has answered since its start, without refusals; None if it does not report them."""
     errors: int | None = None
     """How many of them with an error that is the service's own (HTTP 5xx, INTERNAL, UNKNOWN, ...)."""
     stage: str = ""
-    """What its start is doing, as it reports it: "loading weights"."""
+    """The stage of its start, as it reports it: "loading weights"."""
     broken: bool = False
-    """Whether it reports itself that it will not recover."""
+    """Whether it reports that it will not recover."""
     progressed_at: float | None = None
-    """When its work, or its start, was last seen to move, or when this controller began to ask it; None where it does
-    not say."""
+    """When its work, or its start, last made progress, or when this controller began to probe it; None if it does not
+    report progress."""
     stalled_since: float | None = None
-    """Since when it has had requests in flight at every look without progress of any; None when it works."""
+    """Since when it has had requests in flight without progress; None while it makes progress."""
     user_config: UserConfigReport | None = None
-    """None where it does not say: a foreign image, an earlier runtime, a program that does not listen yet."""
+    """None if it reports none: an image without the runtime, an earlier runtime, a program that does not listen yet."""
     stats: PublishedStats = NO_STATS
     """What it publishes for its callers' policies."""
     gpu_fault: str = ""
@@ -130,7 +130,7 @@ class StrayContainer:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU (or MIG device) the engine can hand out."""
+    """One GPU (or MIG device) that the engine can assign."""
 
     uuid: str
     driver: Literal["cdi", "nvidia"] = "cdi"
@@ -138,7 +138,7 @@ class Gpu:
     memory_bytes: int | None = None
     """None = not known."""
     parent: str = ""
-    """Of a MIG device: the UUID of the GPU that it is a part of, where that is known."""
+    """The UUID of the GPU that a MIG device is a part of, if that is known."""
 
     @property
     def is_mig(self) -> bool:
@@ -152,7 +152,7 @@ class GpuReading:
 
     at: float
     used_bytes: Mapping[str, int] = field(default_factory=dict)
-    """By UUID. A GPU that does not report it (its memory is the host's) is not in it."""
+    """By UUID. A GPU that does not report it (because it shares the host's memory) is missing."""
 
 
 class ServerState(enum.StrEnum):
@@ -181,7 +181,7 @@ class Server:
     errors: int = 0
     """How many of them were 5xx."""
     is_asked: bool = True
-    """Whether `up` says that it is ready; False: only that it takes connections."""
+    """Whether `up` means that it is ready; False: only that it accepts connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class RoutingState:
-    """What HAProxy is doing now. `pid` and `started_at` identify its process, `routing_hash` its configuration."""
+    """HAProxy's state. `pid` and `started_at` identify its process, `routing_hash` its configuration."""
 
     pid: int
     started_at: float
@@ -240,7 +240,7 @@ class RouterSilence:
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
-    """A replica on its way out. Kept in the store: a label cannot be added to a running container."""
+    """A replica that is retired. Kept in the store, because a label cannot be added to a running container."""
 
     replica: str
     container_id: str
@@ -248,7 +248,7 @@ class Retirement:
     stopping_since: float | None
     cause: str
     failed: bool = False
-    """True when it goes because it failed: its end then counts as a failure of the service."""
+    """True if it is retired because it failed: its end then counts as a failure of the service."""
 
 
 FailureKey = tuple[str, str]
@@ -257,9 +257,9 @@ FailureKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
-    """How often in a row a version of a service was tried and failed; gives the next start its backoff.
+    """Consecutive failed tries of a service's version, which determine the backoff of the next start.
 
-    Replicas that ran at the same time are one try, however many of them fail: the cause may lie outside of them.
+    Replicas that run at the same time are one try, however many of them fail: the cause may be outside of them.
     """
 
     count: int
@@ -284,7 +284,7 @@ class GpuFault:
 
 
 def version_of(definition_hash: str, image_id: str) -> str:
-    """Eight hex digits over the definition and the image's content: what a replica was made from."""
+    """Eight hex digits over the definition and the image's content."""
     return hashlib.sha256(f"{definition_hash}\n{image_id}".encode()).hexdigest()[:8]
 
 
@@ -295,6 +295,6 @@ def current_version(spec: ServiceSpec, images: Mapping[str, str | None]) -> str 
 
 
 def service_address(container: ReplicaContainer, spec: ServiceSpec) -> str | None:
-    """Where a replica takes the service's requests; None while it has no address."""
+    """The address of a replica's service port; None while it has none."""
     port = spec.port if container.port is None else container.port
     return None if container.ip is None else socket_address(container.ip, port)

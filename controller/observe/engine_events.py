@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 REOPEN_S = 1.0
 """Pause before a broken event stream is opened again; meanwhile the engine is read each tick."""
 LOST_S = 30.0
-"""After so long without the engine the controller ends: traffic goes on, and Docker starts it again when it is back."""
+"""After so long without the engine the controller ends. Traffic goes on, and Docker restarts it when it is back."""
 SOCKET_GONE_S = 5.0
-"""The same where the engine's socket file is deleted: a container that mounts the old file never reaches the one that
-the next engine makes. Not at once, so that status can say for a while what is wrong."""
+"""The same where the engine's socket file is deleted: a container that mounts the old file cannot reach the new one.
+The controller does not end at once, so that status shows for a while what is wrong."""
 
 
 class EngineEvents:
@@ -45,7 +45,7 @@ class EngineEvents:
         self._heard_at = clock()
 
     async def follow(self) -> None:
-        """Follow the stream, and open it again when it breaks. Raises EngineUnreachable when the engine stays away."""
+        """Follow the stream, and reopen it when it breaks. Raises EngineUnreachable if the engine stays unreachable."""
         self._heard_at = self._clock()
         while True:
             try:

@@ -1,11 +1,11 @@
-"""Finds the GPUs that no replica may be placed on, tick by tick. No I/O; it remembers what it has seen.
+"""Detects GPUs with a fault, on which no replica may be placed. No I/O; it keeps what earlier ticks have shown.
 
     gone      the engine no longer lists it, and a replica holds it
-    failing   replicas of one version fail on it again and again, and work on another GPU
+    failing   replicas of one version fail on it repeatedly, and work on another GPU
     marked    an operator marked it
 
 No replica is placed on a GPU with a mark. The mark "gone" ends when the engine lists the GPU again. The mark "failing"
-ends when the GPU was away and is back (an operator has reset it), or when the version turns out to fail everywhere. An
+ends when the GPU disappears and returns (an operator has reset it), or when the version fails on other GPUs as well. An
 operator can end any mark.
 
 The driver's Xid errors are in the kernel's log, which no container can read. Here only their effect on replicas shows.
@@ -21,7 +21,7 @@ from ..model.observed import Observed
 from ..model.world import FailureKey, GpuFault, Health, ReplicaContainer
 
 GONE_AFTER_S = 60.0
-"""The engine's list is read every half minute, and its files are rewritten in place now and then."""
+"""A GPU must be missing for so long: the list is read every half minute, and CDI files are rewritten in place."""
 STRIKES = 3
 """Failures in a row on one GPU."""
 
@@ -44,7 +44,7 @@ class Unmark:
 
 @dataclass(slots=True)
 class GpuWatch:
-    """What was seen of each GPU since the controller's start."""
+    """The failures on each GPU, and the GPUs listed, since the controller's start."""
 
     _known: set[str] = field(default_factory=set)
     _missing_since: dict[str, float] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class GpuWatch:
             self._strikes[key] = self._strikes.get(key, 0) + 1
 
     def forget(self, uuid: str) -> None:
-        """Forget what was seen of a GPU: an operator says that it works."""
+        """Forget the failures on a GPU, because an operator has removed its mark."""
         self._strikes = {key: count for key, count in self._strikes.items() if key[0] != uuid}
         self._missing_since.pop(uuid, None)
 
@@ -69,7 +69,7 @@ class GpuWatch:
         now: float,
         proven: Mapping[str, str] = MappingProxyType({}),
     ) -> tuple[Mark | Unmark, ...]:
-        """Conclude from a snapshot. If no GPU is listed at all, the list has failed and not the GPUs.
+        """Return the changes of marks after a snapshot. If no GPU is listed at all, the list has failed.
 
         `proven`: the version of each service that is known to work, where there is one. Another version may itself be
         the fault, so its failures do not count against the GPU.

@@ -35,7 +35,7 @@ class GpuMarks:
         """Failed replicas that are being removed, by container id."""
 
     def look(self, observed: Observed, now: float) -> None:
-        """Mark GPUs that are gone or on which replicas fail, and take marks back."""
+        """Mark GPUs that are gone or on which replicas fail, and remove outdated marks."""
         for change in self._watch.look(observed, self._store.gpu_faults, now, self._proven()):
             self._change(change)
 

@@ -1,4 +1,4 @@
-"""Reads how much of the GPUs' memory is in use: when a start waits for it, and now and then for the status.
+"""Reads the memory in use of the GPUs: when a start waits for it, and once a minute for the status.
 
 Reading takes a container that runs `nvidia-smi`, so it runs beside the loop and wakes the loop at its end. A reading
 from before a holder of a GPU ended is outdated, and the next one is awaited. Where nothing can be read (CDI without a

@@ -1,4 +1,4 @@
-"""Asks every replica that is up whether it is ready, each by a task of its own.
+"""Probes every replica that is up, each in a task of its own.
 
     Judge       pure: takes readings, returns the verdict and the pause until the next question
     HttpProbe   sends one question over HTTP, returns the answer as a Reading
@@ -33,18 +33,18 @@ EAGER_S = 0.25
 """Between readings of a replica that was never ready, for its first EAGER_FOR_S."""
 EAGER_FOR_S = 30.0
 PATIENT_S = 1.0
-"""The same afterwards: a model that loads for minutes gets no faster by questions."""
+"""The same afterwards: a model that loads for minutes need not be probed often."""
 RETIRING_S = 0.1
 """Between readings of a replica that drains: the controller waits for its last request."""
 EARLY = 0.9
 """A bad answer counts from this part of a period after the last one: timers are not exact."""
 BODY_LIMIT = 64 * 1024
 MOST_COUNTED = 2**53
-"""A greater count of a replica is ignored: a float is exact to one only up to here, as the autoscaler needs it."""
+"""A greater count is ignored: the autoscaler uses floats, which are exact integers only up to here."""
 MOST_STATS = 16
 """Numbers that a replica publishes, at most: the runtime has the same bound."""
 MANAGED_PROBE = ProbeSpec(port=9100, path="/readyz")
-"""The probe of a replica whose service was removed while no controller ran."""
+"""The probe of a replica whose service was removed from the files while no controller ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ class Reading:
 
 NOT_ASKED = Reading(ok=False, detail="not asked yet")
 NO_ADDRESS = Reading(ok=False, detail="it has no network address")
-"""Of a replica that was taken off its networks: no question is sent, as another container may have its address now."""
+"""The reading of a replica without a network: it is not probed, as another container may have its address now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is known of a replica: the last reading, and the conclusion from all readings so far."""
+    """A replica's last reading, and the conclusion from all readings so far."""
 
     health: Health = Health.UNKNOWN
     detail: str = NOT_ASKED.detail
@@ -116,17 +116,19 @@ class Verdict:
 class Judge:
     """One replica's verdict, from its readings. Times are seconds of the caller's clock."""
 
-    def __init__(self, spec: ProbeSpec, since: float, *, was_ready: bool = False, tells_progress: bool = False) -> None:
-        """`was_ready`: it was ready before this controller began, and counts as ready until it has failed.
+    def __init__(
+        self, spec: ProbeSpec, since: float, *, was_ready: bool = False, reports_progress: bool = False
+    ) -> None:
+        """`was_ready`: it was ready before this controller started, and counts as ready until it has failed.
 
-        A controller that starts on a busy machine must not take a working replica from its callers. `tells_progress`:
+        A controller that starts on a busy machine must not take a working replica out of rotation. `reports_progress`:
         the replica reports the progress of its start. Earlier reports are not known, so its progress counts from now.
         """
         self.spec = spec
         """May be replaced; the verdict stays."""
         self._since = since
         self._was_ready = was_ready
-        self._tells_progress = tells_progress
+        self._reports_progress = reports_progress
         self._bad_in_a_row = 0
         self._bad_at = since
         """When the last bad answer was counted."""
@@ -137,7 +139,7 @@ class Judge:
             self.verdict = replace(self.verdict, health=Health.READY, detail=before, ready_since=since)
 
     def record(self, reading: Reading, now: float) -> bool:
-        """Learn one reading; return whether the verdict changed in a way that the loop waits for."""
+        """Record one reading; return whether the verdict changed in a way that the loop waits for."""
         before = self.verdict
         health = self._health_after(reading, now)
         detail = reading.detail
@@ -173,7 +175,7 @@ class Judge:
 
     def _progressed_at(self, reading: Reading, now: float) -> float | None:
         """When its progress last changed. The first reading does not count against the replica."""
-        if not self._tells_progress and reading.progress is None:
+        if not self._reports_progress and reading.progress is None:
             return None
         if reading.progress is None or reading.progress == self._progress:
             return self.verdict.progressed_at
@@ -260,7 +262,7 @@ class Prober:
         note_ready: Callable[[str, float], None] = lambda container_id, started_at: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`ask` must not raise for what a replica does.
+        """`ask` must not raise, whatever a replica answers.
 
         `was_ready` and `note_ready` read and write the memory (container id, start time) that outlives this controller.
         """
@@ -279,7 +281,7 @@ class Prober:
         retiring: Collection[str],
         outdated: Collection[str] = (),
     ) -> None:
-        """Ask exactly these containers from now on, if they are up. One without an address fails as if it were silent.
+        """Probe exactly these containers from now on, if they are up. A container without an address fails its probe.
 
         `retiring` and `outdated` hold container ids. An outdated replica, and one whose service was removed, keeps its
         probe: the compose files no longer describe it.
@@ -315,7 +317,7 @@ class Prober:
         return watch.judged(container) if watch else container
 
     def learn(self, container_id: str, report: UserConfigReport) -> None:
-        """Note which user_config a replica reported, and ask it soon whether that one is in force."""
+        """Record which user_config a replica reported, and probe it soon to see whether it is in force."""
         watch = self._watches.get(container_id)
         if watch is not None:
             watch.judge.verdict = replace(watch.judge.verdict, user_config=report)
@@ -327,7 +329,7 @@ class Prober:
         return watch.judge.verdict.ready_since if watch else None
 
     async def first_round(self, limit_s: float) -> None:
-        """Return when every replica was asked once, or after `limit_s` seconds."""
+        """Return when every replica was probed once, or after `limit_s` seconds."""
         pending = [watch.asked.wait() for watch in self._watches.values()]
         try:
             async with asyncio.timeout(limit_s):
@@ -337,7 +339,7 @@ class Prober:
 
     def _start(self, subject: Subject) -> _Watch:
         was_ready = self._was_ready(subject.container_id, subject.started_at)
-        judge = Judge(subject.spec, self._clock(), was_ready=was_ready, tells_progress=subject.managed)
+        judge = Judge(subject.spec, self._clock(), was_ready=was_ready, reports_progress=subject.managed)
         watch = _Watch(subject, judge)
         self._watches[subject.container_id] = watch
         # The verdict stays while the task is started again: a defect of the controller is no fault of the replica.
@@ -405,7 +407,7 @@ class HttpProbe:
         await self._session.close()
 
     async def __call__(self, subject: Subject) -> Reading:
-        """Ask one replica once. Never raises for what the replica does."""
+        """Probe one replica once. Never raises, whatever the replica answers."""
         spec = subject.spec
         where = f":{spec.port}{spec.path}"
         host = f"[{subject.ip}]" if ":" in subject.ip else subject.ip

@@ -1,4 +1,4 @@
-"""Reads HAProxy, and notes for how long it has hung: neither its runtime API nor its HTTP port answers."""
+"""Reads HAProxy, and measures for how long it hangs: neither its runtime API nor its HTTP port answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..routing.base import Router
 ANSWER_S = 5.0
 """How long the runtime API may take to answer before the HTTP port is asked, too."""
 STEADY_S = 60.0
-"""After so long without a hang, the next restart comes as early as the first."""
+"""After so long without a hang, the backoff of restarts starts over."""
 
 
 class SilenceWatch:
@@ -52,7 +52,7 @@ class SilenceWatch:
         return state
 
     def restarted(self) -> None:
-        """Say that a restart of HAProxy has ended, well or not: its silence is counted anew."""
+        """Record that a restart of HAProxy has ended, whether it succeeded or not: its silence is measured anew."""
         self._restarts += 1
         if self.silence is not None:
             self.silence = RouterSilence(self._clock(), self._restarts)

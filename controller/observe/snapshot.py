@@ -1,4 +1,4 @@
-"""Puts one snapshot of the world together from its parts: engine, HAProxy, probes, store, executor.
+"""Assembles a snapshot from its parts: engine, HAProxy, probes, store, executor.
 
 Engine and HAProxy are read beside the ticks (watch.py). A tick waits a moment for a fresh reading and then takes the
 previous one. Reading the engine is expensive, so it happens only after a change (an engine event, an action that ended,
@@ -43,14 +43,14 @@ class EngineSeen(NamedTuple):
 
     state: EngineState
     noted: frozenset[str]
-    """Ids of the containers that the store had notes of when the reading began."""
+    """Ids of the containers that the store had rows for when the reading began."""
 
 
 EngineReading = Reading[Spec, EngineSeen]
 
 
 class Observer:
-    """Reads the world: engine, HAProxy and probes, and what is known of the GPUs. It chooses nothing."""
+    """Reads engine, HAProxy, probes and GPUs. It decides nothing."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Observer:
         self._gpu_marks = gpu_marks
         self._times = ContainerTimes(clock, wall)
         self._asked_for: tuple[EngineReading, Spec, Mapping[str, Retirement]] | None = None
-        """What the prober's list of replicas was last made from."""
+        """The input that the prober's list of replicas was last computed from."""
         self._marks: Mapping[str, Retirement] = {}
         self.stream_open = False
         self.latest = Observed()
@@ -101,29 +101,29 @@ class Observer:
         await self._router.run()
 
     def engine_changed(self) -> None:
-        """Say that the engine's world changed: it is read again, and the loop is woken."""
+        """Record a change in the engine: it is read again, which wakes the loop."""
         self._engine.changed()
 
     def action_ended(self, action: EngineAction) -> None:
-        """Say that an action of the engine's ended: it counts as in progress until a reading began after it."""
+        """Record that an engine action ended: it counts as in progress until a reading has begun after it."""
         self._engine.ended(action)
 
     def routing_action_ended(self, action: RoutingAction) -> None:
-        """Say that an action on HAProxy ended: it counts as in progress until a reading began after it."""
+        """Record that a HAProxy action ended: it counts as in progress until a reading has begun after it."""
         self._router.ended(action)
 
     def router_restarted(self) -> None:
-        """Say that HAProxy was restarted: from now on its silence is counted anew."""
+        """Record that HAProxy was restarted: its silence is measured anew."""
         self._silence.restarted()
 
     async def look(
         self, spec: Spec, in_progress: tuple[Action, ...], *, impatient: bool = False, thorough: bool = False
     ) -> Sight:
-        """Return the world now. `in_progress` must have been read before: an action that ends meanwhile then counts
-        as in progress, and nothing is planned for its target from a reading that may have missed its effect.
+        """Return a snapshot. `in_progress` must have been read before: an action that ends meanwhile then counts as in
+        progress, and nothing is planned for its target from a reading that may have missed its effect.
 
         `impatient`: the loop waits for something that sends no event (a GPU that others hold, an image). `thorough`:
-        every change that is known now is in it, and HAProxy as it is now, however long that takes.
+        wait until the snapshot contains every change known now, and HAProxy's current state.
         """
         sight = await self._look(spec, in_progress, impatient=impatient, thorough=thorough)
         self.latest = self._gpu_memory.seen(sight.observed)
@@ -140,7 +140,7 @@ class Observer:
         retirements, failures = self._store.retirements, self._store.failures
         age_s = RELIABLE_S if self.stream_open and not impatient else UNRELIABLE_S
         with self._engine.looking(), self._router.looking():
-            # Both are asked before either is awaited: a task for each would cost a look two turns of the event loop.
+            # Both are requested before either is awaited: a task for each would cost two turns of the event loop.
             of_router = self._router.ask(None, ROUTER_S, thorough=thorough)
             await self._engine.answer(self._engine.ask(spec, age_s, thorough=thorough))
             await self._router.answer(of_router)
@@ -208,10 +208,10 @@ def with_unseen(in_progress: tuple[Action, ...], unseen: Iterable[Action]) -> tu
 def second_opinion(container: ReplicaContainer, routing: RoutingState | None) -> ReplicaContainer:
     """Return a replica that fails our probe and passes HAProxy's as ready.
 
-    HAProxy asks the same question from elsewhere. If only the controller gets no answer, the fault is the controller's
-    (a firewall, a network that was taken away), and replacing every replica for it would be the outage. HAProxy's word
-    does not count where it only connects (controller/desired/edge.py), as a replica that hangs accepts connections too,
-    nor on a replica that reports that it is broken: HAProxy's answer may be older.
+    HAProxy sends the same probe. If only the controller gets no answer, the fault is on the controller's side (a
+    firewall, a lost network), and replacing every replica for it would cause an outage. HAProxy's result does not count
+    where its check only connects (controller/desired/edge.py), because a replica that hangs accepts connections too,
+    and not for a replica that reports that it is broken, because HAProxy's result may be older.
     """
     if container.health is not Health.FAILED or container.broken or routing is None:
         return container

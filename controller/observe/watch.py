@@ -1,10 +1,10 @@
-"""Reads one part of the world, the engine or HAProxy, beside the loop, so that a tick does not wait for a slow part.
+"""Reads the engine, or HAProxy, in a task beside the loop, so that no tick waits for a slow answer.
 
-    changed, ended, a look --> due --> one reading at a time --> `reading`; a wake if it has news and no look waits
+    changed, ended, a look --> due --> one reading at a time --> `reading`; wakes the loop if something changed
 
-A look waits a moment for a new reading and then takes the last one. That one may be older than the end of an action:
-such an action counts as in progress (`unseen`) until a reading has begun after its end. So nothing is planned for its
-target from a world in which its effect may be missing.
+A look waits a moment for a new reading and then uses the last one. An action may have ended after that reading began;
+it counts as in progress (`unseen`) until a reading has begun after its end. So nothing is planned for its target from a
+snapshot that may lack its effect.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ..errors import ControllerError
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 0.05
-"""How long a look waits for a new reading: a part that is not busy has answered by then. The look does not wait at all
-if the last reading took longer than that; the end of the new one wakes the loop."""
+"""How long a look waits for a new reading: an idle engine has answered by then. If the last reading took longer, the
+look does not wait at all; the end of the new one wakes the loop."""
 REST_S = (0.02, 0.25)
-"""Shortest and longest pause between two readings. In between it is as long as the last reading took: a part that is
-slow to answer has other work, and a burst of changes is one reading."""
+"""Shortest and longest pause between two readings. In between, the pause is as long as the last reading took: an engine
+that answers slowly is busy. A burst of changes causes one reading."""
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -36,13 +36,13 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[S, T]):
-    """What was read, when, and of what."""
+    """One result, with its times and its subject."""
 
     value: T
     at: float
     """When it began."""
     subject: S
-    """What the look asked about (the Spec); compared by identity."""
+    """The subject of the look (the Spec); compared by identity."""
     changes: int
     """How many changes were known when it began: the reading has seen these."""
 
@@ -54,7 +54,7 @@ class Question(Generic[S]):
     subject: S
     age_s: float
     until: float
-    """How long the look waits for a new reading if the last one will do."""
+    """How long the look waits for a new reading if the last one is usable."""
     newer: bool
     """Whether a new reading is due at all."""
     changes: int
@@ -175,8 +175,8 @@ class Watch(Generic[S, T, A]):
     async def answer(self, question: Question[S]) -> None:
         """Return when the newest reading may be planned from, or when there is none (`error`).
 
-        The last reading will do if it is of this subject, not too old, and has seen the changes asked for. A new one is
-        then waited for until `question.until`.
+        The last reading is usable if it is of this subject, not too old, and has seen the changes asked for. A new one
+        is then waited for until `question.until`.
         """
         is_stale = self._is_stale(question.age_s)
         while True:
@@ -184,7 +184,7 @@ class Watch(Generic[S, T, A]):
             if not must and (not question.newer or self.reading is not self._taken):
                 return
             if self._fails and not question.changes:
-                must = False  # it is known not to answer: the next reading that succeeds wakes the loop
+                must = False  # it does not answer now: the next reading that succeeds wakes the loop
             left_s = None if must else question.until - self._clock()
             if left_s is not None and left_s <= 0:
                 return
@@ -216,8 +216,8 @@ class Watch(Generic[S, T, A]):
         return min(max(self._took_s, REST_S[0]), REST_S[1])
 
     def _expected_in_s(self) -> float:
-        """In how many seconds a reading can be expected to end: it takes as long as the last one took, and one that has
-        taken longer than that, as long again."""
+        """The estimated seconds until a reading ends: it takes as long as the last one, and if it has already taken
+        longer, as long again."""
         now = self._clock()
         if self._under_way is None:
             return max(0.0, self._ended_at + self._rest_s() - now) + self._took_s

@@ -1,4 +1,4 @@
-"""plan(desired, observed, now) -> Plan: what has to be done, and why.
+"""Computes the plan: plan(desired, observed, now) -> the actions that are needed, each with its cause.
 
 Pure: no I/O, no clock, no randomness, no logging.
 
@@ -11,8 +11,8 @@ Per service, in this order, each in a module of this room:
     4. route        servers in HAProxy for replicas that are ready, and only for those
     5. user_config  replicas that run with another user_config than they should
 
-Nothing waits inside a plan: what cannot be done yet is planned again at the next tick (`next_look_s`). Targets of
-actions still in progress are left alone, but count: they hold their number, their GPUs and their place.
+Nothing waits inside a plan: what cannot be done yet is planned again at a later tick (`next_look_s`). Nothing is
+planned for targets of actions in progress, but their numbers, GPUs and places count as taken.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one plan is made of: the steps so far, the GPUs that are left, what HAProxy has."""
+"""The state while one plan is computed: the steps so far, the free GPUs, HAProxy's servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .placement import GpuLedger
 
 @dataclass(slots=True)
 class Draft:
-    """A plan while it is made. The modules of this room add their steps to it, one after the other."""
+    """A plan in progress. The modules of this room add their steps to it, one after the other."""
 
     desired: Desired
     observed: Observed
@@ -47,7 +47,7 @@ class Draft:
         return number
 
     def look_again_in(self, seconds: float) -> None:
-        """Ask for another plan in so many seconds, or earlier."""
+        """Request the next plan in at most so many seconds."""
         seconds = max(seconds, 0.01)
         self.next_look_s = seconds if self.next_look_s is None else min(self.next_look_s, seconds)
 

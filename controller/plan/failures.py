@@ -1,4 +1,4 @@
-"""How long a version that failed is not tried again, and when its failures are forgiven. Pure."""
+"""The backoff of versions that failed, and when it ends. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def backing_off(draft: Draft, service: str, version: str) -> str | None:
 
 
 def _failure(draft: Draft, service: str, version: str) -> FailureRecord | None:
-    """How often a version has failed. The store counts a failed replica once it is gone; this counts it before, too."""
+    """A version's failures. The store counts a failed replica when it is removed; this counts it before that, too."""
     failure = draft.observed.failures.get((service, version))
     for action in draft.failed:
         if (action.service, action.version) == (service, version) and is_another_try(failure, action.began_at):
@@ -40,7 +40,7 @@ def _failure(draft: Draft, service: str, version: str) -> FailureRecord | None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# When a service's failures are forgiven.
+# When failure records are cleared.
 
 
 STEADY_S = 60.0
@@ -74,8 +74,8 @@ def _has_recovered(
 ) -> bool:
     """Whether a version has recovered from its last failure.
 
-    It has once a replica that became ready after that failure has been ready for STEADY_S: a healthy sibling says
-    nothing about a replica that crashes. Or once all the replicas that its service wants have been ready for that long.
+    It has when a replica that became ready after that failure has been ready for STEADY_S (an older ready replica does
+    not show that a new one works), or when all replicas that the service wants have been ready for that long.
     """
     service, version = key
     replicas = [c for c in observed.containers_of(service) if c.id not in observed.retirements]

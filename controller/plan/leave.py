@@ -1,4 +1,4 @@
-"""Replicas on their way out: drained -> SIGTERM; past the grace -> SIGKILL; exited -> removed."""
+"""Ends replicas: drained -> SIGTERM; past the grace period -> SIGKILL; exited -> removed."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from .draft import Draft
 from .outlook import ReplicaOutlook, ServiceOutlook
 
 PROPAGATION_S = 0.25
-"""An in-flight count of zero counts as drained if it was read this long after callers learned of the drain."""
+"""An in-flight count of zero counts as drained if it was read this long after callers received the drain."""
 BLIND_DRAIN_S = 2.0
 """Drain time of a replica that reports nothing, once HAProxy has nothing for it."""
 FAILED_GRACE_S = 5.0
-"""SIGTERM to SIGKILL for a replica that has failed or was never ready: it may not be listening (a process that has just
-begun as a container's first ignores SIGTERM), and no request waits for it."""
+"""SIGTERM to SIGKILL for a replica that has failed or was never ready: it may ignore SIGTERM, as a container's first
+process does before it has a handler, and it has no requests."""
 USUAL_DRAIN_S = 20.0
 USUAL_GRACE_S = 30.0
-"""For a replica of a removed service without labels of the limits it was made with."""
+"""The drain time of a replica whose service was removed and that has no label for it."""
 DRAIN_LOOK_S = 0.1
 
 
 def finish(draft: Draft, outlook: ServiceOutlook) -> None:
-    """Take each replica that leaves, or has failed and exited, one step further."""
+    """Plan the next step for each replica that is retired, or has failed and exited."""
     for replica in outlook.replicas:
         if replica.busy:
             continue
@@ -34,7 +34,7 @@ def finish(draft: Draft, outlook: ServiceOutlook) -> None:
             case Phase.STOPPING:
                 _await_exit(draft, outlook, replica)
             case Phase.STOPPED:
-                cause = replica.retirement.cause if replica.retirement else "it was told to stop"
+                cause = replica.retirement.cause if replica.retirement else "it was sent a signal to stop"
                 failed = bool(replica.retirement and replica.retirement.failed)
                 remove(draft, outlook, replica, cause, failed=failed)
             case Phase.FAILED if not replica.container.state.is_up:
@@ -78,20 +78,22 @@ def _drained(
         return None
     stay_s = outlook.spec.graceful_shutdown_wait_loop_s if outlook.spec else None
     if container.ongoing is not None and container.ongoing_at is not None:
-        # The count must be fresh: callers that did not know of the drain yet may have begun requests meanwhile.
+        # The count must be fresh: callers that had not received the drain yet may have begun requests meanwhile.
         fresh = container.ongoing_at >= retirement.draining_since + (PROPAGATION_S if stay_s is None else stay_s)
         return "nothing in flight" if fresh and container.ongoing == 0 else None
     if outlook.spec is None:
-        return None  # its backend is gone: HAProxy's earlier worker finishes its requests, whose number cannot be read
+        return (
+            None  # its backend is gone: a replaced worker of HAProxy finishes its requests and cannot be asked for them
+        )
     least_s = BLIND_DRAIN_S if stay_s is None else stay_s
-    return "nothing in flight that HAProxy knows of" if waited_s >= least_s else None
+    return "HAProxy counts nothing in flight" if waited_s >= least_s else None
 
 
 def _may_be_at_work(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook) -> bool:
-    """Whether a replica that is not ready may have requests to finish, as it says itself or as HAProxy counts.
+    """Whether a replica that is not ready may have requests in flight, by its own count or by HAProxy's.
 
-    A replica that was never ready has none. A replica that was ready and does not answer now is slow as often as it is
-    dead; a dead one exits by itself, or its clients give up.
+    A replica that was never ready has none. A replica that was ready and does not answer now may only be slow; a dead
+    one exits by itself, or its clients time out.
     """
     container = replica.container
     if container.ongoing:
@@ -117,8 +119,8 @@ def _grace_s(outlook: ServiceOutlook, container: ReplicaContainer) -> float:
 def _patience_s(
     outlook: ServiceOutlook, container: ReplicaContainer, now_s: float | None, made_with_s: float | None, usual_s: float
 ) -> float:
-    """The limit of the wanted version if the replica is of that version. Otherwise the longer of that limit and the one
-    that the replica was made with: its requests began under its own limits.
+    """The limit of the wanted version if the replica is of that version. Otherwise the longer of that limit and the
+    replica's own, as its requests began under its own limits.
     """
     if now_s is not None and container.version == outlook.version:
         return now_s
@@ -145,10 +147,10 @@ def _await_exit(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook) 
 
 
 def _missed_its_signal(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook, told_at: float) -> bool:
-    """Whether a replica goes on as if it had not received SIGTERM.
+    """Whether a replica has ignored SIGTERM.
 
-    A container's first process ignores SIGTERM until it has a handler, which is after its imports. A replica that got
-    the signal says so in its answers. The signal is repeated for a limited time.
+    A container's first process ignores SIGTERM until it has a handler, which is after its imports. A replica that has
+    received the signal reports that it drains. The signal is repeated for a limited time.
     """
     container = replica.container
     has_stopped_serving = container.health is not Health.READY or container.reported_draining

@@ -66,7 +66,7 @@ class ServiceOutlook:
     reachable: int = 0
     """How many of the target there can be, of any version, while versions change."""
     has_place: bool = True
-    """False when the new version would find no place even if all replicas that may leave had left."""
+    """False if a replica of the new version would not fit even after all replicas that may leave have left."""
     held: dict[str | None, int] = field(default_factory=dict)
     """By version: replicas that cannot be created yet and for which this plan keeps a place."""
     numbers: Numbers | None = None
@@ -116,10 +116,10 @@ class ServiceOutlook:
         return list(self._alive[1])
 
     def without(self, gone: Iterable[ReplicaOutlook] = ()) -> tuple[int, int]:
-        """(replicas that serve, replicas that say they are ready) once these have gone.
+        """(replicas that serve, replicas that are ready by their own probe) once these have gone.
 
-        A ready replica that HAProxy does not reach serves no request. But HAProxy may reach it the next moment (it has
-        just been started, its checks have not passed yet), so such replicas count when it is decided how many may go.
+        A ready replica that HAProxy does not reach serves no request. HAProxy may reach it soon (after its start its
+        checks have not passed yet), so such replicas count towards how many others may go.
         """
         names = {replica.name for replica in gone}
         stay = [replica for replica in self.alive() if replica.name not in names]
@@ -135,16 +135,16 @@ class ServiceOutlook:
         return len(self.alive()) + len(self.creating) + len(self.planned)
 
     def lacking(self) -> int:
-        """Replicas of the wanted version that are to be started now."""
+        """How many replicas of the wanted version are to be started now."""
         wanted, ceiling = self.target, self.target
         if self.bounds:
             wanted, ceiling = min(wanted, self.bounds.goal), self.bounds.ceiling
         return max(0, min(wanted - self.made_as(self.version), ceiling - self.total()))
 
     def kept_lacking(self) -> int:
-        """Replicas of the kept version that are to be started now.
+        """How many replicas of the kept version are to be started now.
 
-        While a version is tried, lost replicas of the working version are replaced: the new one is not proven.
+        While a new version is on trial, lost replicas of the stable version are replaced.
         """
         keep, limits = self.goal.keep, self.bounds
         if keep is None or limits is None or self.goal.keep_spec is None:

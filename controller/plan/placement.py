@@ -1,12 +1,11 @@
-"""Which GPUs a new replica gets. Pure.
+"""Assigns GPUs to new replicas. Pure.
 
 A replica holds whole GPUs, or a slot of one: a number of bytes of its memory, or a fraction of it. Slots share a GPU as
-far as they fit; a whole GPU is not shared. A GPU or a slot is taken while any container names it, running or not: a
-container that is being removed frees it only when the removal has succeeded, so a new owner waits until the former one
-is gone.
+far as they fit; a whole GPU is not shared. A GPU or a slot is taken while any container holds it, running or not: it is
+free only when the removal of the container has succeeded.
 
-Memory that is in use and that no slot explains belongs to other processes, or to a former owner's processes that have
-not ended. It counts as taken, and a GPU with such memory is not given out whole. `IDLE_BYTES` of it are ignored.
+Memory that is in use and that no slot accounts for belongs to other processes, or to a former replica's processes that
+have not ended. It counts as taken, and a GPU with such memory is not assigned whole. `IDLE_BYTES` of it are ignored.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from ..model.spec import GPU_PARTS, GpuRequest, GpuSlot, _number, size_words, sl
 from ..model.world import Gpu, ReplicaContainer
 
 IDLE_BYTES = 1024**3
-"""Memory in use that no slot explains and that is ignored: drivers, displays and monitors use some on an idle GPU, and
-replicas use more than their slots (the CUDA context of a process is some hundred MiB)."""
+"""Memory in use beyond the slots that is ignored: drivers, displays and monitors use some on an idle GPU, and replicas
+use more than their slots (the CUDA context of a process is some hundred MiB)."""
 FRESH_S = 15.0
-"""Seconds. An older reading of the memory in use is out of date."""
+"""The age in seconds from which a reading of the memory in use is outdated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +57,12 @@ class _Card:
     sharers: dict[str, int] = field(default_factory=dict)
     """By service: how many of those slots it has."""
     strangers: int = 0
-    """Memory in use that nothing here explains."""
+    """Memory in use by processes that are no replicas."""
     leaving: int = 0
     """Amount held by the containers that the steps `freed_by` remove; `size` for a container that holds all."""
     freed_by: set[int] = field(default_factory=set)
     left: int = 0
-    """Amount that is left for slots; -1 where a replica holds all of it. Stored, as it is read most often."""
+    """Amount that is free for slots; -1 if a replica holds all of it. Cached, because it is read most often."""
 
     def __post_init__(self) -> None:
         self.settle()
@@ -74,7 +73,7 @@ class _Card:
 
     @property
     def size_known(self) -> bool:
-        return bool(self.gpu.memory_bytes)  # a driver that reports none does not know it
+        return bool(self.gpu.memory_bytes)  # 0 bytes = the driver does not know it
 
     @property
     def free(self) -> int:
@@ -118,7 +117,7 @@ class GpuLedger:
     """Free and taken GPUs while one plan is being made."""
 
     awaits_reading: bool = False
-    """Whether the memory in use is being read: a GPU without a holder may be in use all the same."""
+    """Whether the memory in use is being read: a GPU that no container holds may still be in use."""
     awaits_memory: bool = False
     """Whether a replica was refused only for memory in use, or for want of a reading of it."""
     _cards: dict[str, _Card] = field(default_factory=dict)
@@ -187,7 +186,7 @@ class GpuLedger:
         return bool(self._choose(service, request, ()))
 
     def place(self, service: str, request: GpuRequest) -> tuple[str, ...]:
-        """Take a place as `take` does, without words; return its GPUs, none when there is no place."""
+        """Take a place as `take` does; return its GPUs, none when there is no place."""
         chosen = self._choose(service, request, ())
         for card in chosen:
             card.hold(service, request.slot)
@@ -203,7 +202,7 @@ class GpuLedger:
     def _take(self, service: str, request: GpuRequest, preferred: tuple[str, ...]) -> Grant | Shortage:
         pool, chosen = self._pool(request), self._choose(service, request, preferred)
         if self.awaits_reading and pool and (chosen or not all(card.size_known for card in pool)):
-            return Shortage(f"it asks for {asked_words(request)}: what is really free is being read", blocked=False)
+            return Shortage(f"it asks for {asked_words(request)}: the memory in use is being read", blocked=False)
         if not chosen:
             return self._shortage(request, pool)
         after: set[int] = set()

@@ -1,4 +1,4 @@
-"""Which replicas have to go: failed ones at once, outdated ones when enough others are ready, then surplus ones."""
+"""Chooses replicas to retire: failed ones at once, outdated ones when enough others are ready, then surplus ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .swaps import Places, Swap, swap
 
 
 def retire(draft: Draft, outlook: ServiceOutlook) -> None:
-    """Begin the retirement of failed replicas, and of those that are not needed."""
+    """Begin the retirement of failed replicas, and of replicas that are not needed."""
     for replica in outlook.replicas:
         if replica.phase is Phase.FAILED and replica.container.state.is_up and not replica.busy:
             if _serves_in_spite(replica) and not _has_gpu_elsewhere(draft, outlook):
@@ -80,7 +80,7 @@ def _outdated(draft: Draft, outlook: ServiceOutlook) -> list[tuple[ReplicaOutloo
 
 
 def _may_go(outlook: ServiceOutlook, limits: Bounds) -> tuple[list[ReplicaOutlook], list[ReplicaOutlook]]:
-    """(replicas that go in any case, replicas that may go for a successor)."""
+    """(replicas that go in any case, replicas that may go to make room for a successor)."""
     outdated = [replica for replica in outlook.alive() if replica.outdated]
     kept = [replica for replica in outdated if replica.container.version == outlook.goal.keep]
     others = [replica for replica in outdated if replica.container.version != outlook.goal.keep]

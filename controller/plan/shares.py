@@ -1,4 +1,4 @@
-"""The limits of a rolling update: how many replicas of each version there may be. Pure arithmetic."""
+"""Computes the limits of a rolling update: how many replicas of each version there may be. Pure."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def bounds(
         # Several replicas may leave for one that asks for more GPUs, so `reachable` falls on the way. It therefore
         # limits only one at a time, not how many may be missing.
         floor=max(0, min(target - unavailable, reachable - 1)) if unavailable else reachable,
-        # A stuck replica is planned nevertheless: the attempt reports the obstacle.
+        # A replica that does not fit is planned nevertheless: the attempt reports the obstacle.
         ceiling=target + max(surge, int(stuck and not one_by_one)),
         goal=batch if on_trial else target,
         keep=max(0, reachable + surge - batch if has_place else reachable) if on_trial else 0,

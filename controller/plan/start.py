@@ -15,7 +15,7 @@ from .swaps import hold_for_successors
 
 
 def mends(draft: Draft, outlook: ServiceOutlook) -> bool:
-    """Whether a service probably lost replicas that it had: its version changes, or a replica failed."""
+    """Whether a service replaces replicas that it had: its version changes, or a replica failed."""
     failed = (
         (outlook.name, version or "") in draft.observed.failures for version in (outlook.version, outlook.goal.keep)
     )
@@ -88,7 +88,7 @@ def _restore_kept(draft: Draft, outlook: ServiceOutlook, most: int) -> int:
     for restored in range(missing):
         cause = f"{keep} goes on serving while {outlook.version} is tried"
         if _create(draft, outlook, keep_spec, keep, cause) is not None:
-            return restored  # the missing GPU shows in the reason of the new version, or of the service that holds it
+            return restored  # the message of the new version names the missing GPU, or the service that holds it
     return missing
 
 

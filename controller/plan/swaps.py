@@ -1,7 +1,6 @@
-"""Which replicas leave to make room for a new version: none, if the room would still be too small. Pure.
+"""Chooses the replicas that leave to make room for a new version: none if that would not be enough. Pure.
 
-Tried on a copy of the GPU ledger: what is free now, what leaving replicas free, and what one more replica, or several
-together, would free.
+Each choice is tried on a copy of the GPU ledger.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class Places:
         for first in candidates:
             kind = (first.gpus, first.gpu_slot)
             if kind in tried:
-                continue  # it would free the same as one that was tried
+                continue  # it would free the same as a candidate that was tried
             tried.add(kind)
             beside = sorted(candidates, key=lambda one: (one is not first, one.gpus != first.gpus))
             group = self._enough(beside[: most if not fewest else len(fewest) - 1], request)

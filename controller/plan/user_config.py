@@ -1,8 +1,8 @@
-"""Which user_config each replica is to have, which one it has, and how far a change has come. Pure.
+"""Compares each replica's user_config with the wanted one, and plans to send it where they differ. Pure.
 
 With each response of /readyz a replica reports the user_config it received last and the one in force, by their digests.
-A replica whose last one is not the wanted one gets the wanted one (`GiveUserConfig`), so a change continues wherever an
-earlier controller left it. A replica that refuses a user_config reports why, keeps the former one, and tries again.
+If the last one is not the wanted one, the wanted one is sent (`GiveUserConfig`), so a change continues where an earlier
+controller left it. A replica that refuses a user_config reports why, keeps the former one, and tries again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .outlook import ServiceOutlook
 
 LONGEST = 60
 MOST_KNOWN = 1000
-NOT_TAKEN = "the runtime in its image is of before user_config; build the image anew"
+NOT_TAKEN = "the runtime in its image is older than user_config; build the image again"
 MOST_CHANGES = 20
 
 
@@ -110,7 +110,7 @@ def _changes(others: list[str | None], now: str) -> Iterator[str]:
     """The differences from each other user_config that is in force in a replica."""
     for then in others:
         if then is None:
-            yield "from one that this controller has not seen"
+            yield "from a user_config that this controller has not seen"
         else:
             yield from differences(then, now)
 
@@ -127,7 +127,7 @@ def _flat(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Replicas that run with another user_config than they should get the right one, without a restart.
+# The wanted user_config is sent to replicas that have another one, without a restart.
 
 
 def configure(draft: Draft, outlook: ServiceOutlook) -> None:
@@ -147,6 +147,6 @@ def configure(draft: Draft, outlook: ServiceOutlook) -> None:
                 container_id=container.id,
                 address=socket_address(container.ip, port),
                 text=text,
-                cause=f"it was given {former}, and shall have {digest(text)}; no restart",
+                cause=f"it received {former}, and shall have {digest(text)}; no restart",
             )
         )

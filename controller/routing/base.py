@@ -1,4 +1,4 @@
-"""The HTTP and gRPC edge as the controller uses it: the `Router` protocol. `haproxy.py` implements it.
+"""The interface of the HTTP and gRPC router. `haproxy.py` implements it.
 
 tests/contract/test_routing_contract.py checks the implementation against the real HAProxy and against a fake one.
 """

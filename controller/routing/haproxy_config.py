@@ -33,7 +33,7 @@ TEMPLATE = Path(__file__).resolve().parents[2] / "haproxy" / "haproxy.cfg.j2"
 BACKEND_PREFIX = backend_name("")
 
 _SERVICE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62})")
-# Every name that HAProxy accepts: a server that an operator added must not block the other servers.
+# Every name that HAProxy accepts: an unusual name of a server that an operator added must not block the others.
 _SERVER = re.compile(r"[A-Za-z0-9_.:-]+")
 _ROUTE = re.compile(r"/[A-Za-z0-9/._~-]*")
 _PROBE_PATH = re.compile(r"/[A-Za-z0-9._~/?&=%:@+,-]*")
@@ -68,7 +68,7 @@ requests per server, a request whose server has one other request may go to the 
 returns with the next request that finds its server free. No setting changes that: a factor that gives each server two
 places at any load is no bound, and without a factor (0) a busy session would queue at one server beside idle ones."""
 HELD_MOST = 1000
-"""Held requests of a service that does not bound its queue. hold.lua has the bound of all services together."""
+"""The bound of held requests for a service that does not bound its queue. hold.lua bounds all services together."""
 
 # gRPC status and message for HTTP statuses of HAProxy itself; {} = the service.
 _GRPC_ERRORS = MappingProxyType(
@@ -120,7 +120,7 @@ class _Service:
     timeout_held_ms: int
     """From a request's arrival in the waiting room to the first byte of its answer."""
     longest_call_s: int
-    """How long a replaced worker must live. The slack covers the short hold; the long hold is added."""
+    """The longest call in whole seconds, which a replaced worker must live for, with its wait in the waiting room."""
     server_options: str
 
 

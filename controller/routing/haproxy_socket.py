@@ -3,8 +3,8 @@
 Each connection carries one line of commands and is closed by HAProxy after its answer. So after a reload no command
 reaches a replaced worker. Every exchange has a timeout.
 
-An exchange is a few blocking calls in a thread. On the event loop it would take about ten turns, each behind all other
-work that is due and, on a busy machine, each with another wait for a core.
+An exchange is a few blocking calls in a thread. On the event loop it would take about ten turns, and each turn would
+wait for all other work that is due.
 """
 
 from __future__ import annotations

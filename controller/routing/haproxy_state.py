@@ -69,7 +69,7 @@ def variable(text: str) -> str:
 
 
 class Traffic(NamedTuple):
-    """What `show stat` says of a server, or of a backend."""
+    """A server's, or a backend's, row of `show stat`."""
 
     sessions: int = 0
     """In flight now."""
@@ -156,7 +156,7 @@ def refusal_of_version(version: str) -> str | None:
         return f"its version {version!r} cannot be read; use HAProxy 3.0"
     major, minor, patch = int(found.group(1)), int(found.group(2)), int(found.group(3) or 0)
     if (major, minor) < (3, 0):
-        return f"version {version} is older than 3.0 and cannot tell when a server may be deleted; use HAProxy 3.0"
+        return f"version {version} is older than 3.0 and does not report when a server may be deleted; use HAProxy 3.0"
     if (major, minor) == (3, 3) or ((major, minor) == (3, 2) and 6 <= patch <= 16):
         return (
             f"version {version} may abort when servers of a leastconn backend come and go (haproxy issue 3360); use 3.0"

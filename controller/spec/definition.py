@@ -1,7 +1,7 @@
-"""What a replica's container is made of: the body of the engine's create call, its labels, and the definition's hash.
+"""A replica's environment, and the hash of its definition, which determines its version.
 
-`controller/spec/translate.py` makes the part that all replicas of a service share (`ServiceSpec.container`); this
-module adds what belongs to one replica. Pure: the same arguments give the same body.
+`controller/spec/translate.py` makes the body of the engine's create call (`ServiceSpec.container`),
+`controller/engines/labels.py` adds what belongs to one replica. Pure.
 """
 
 from __future__ import annotations

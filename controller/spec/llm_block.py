@@ -21,7 +21,7 @@ def check_llm(path: str, block: ServeBlock, problems: Problems) -> None:
         problems.add(
             at(path, "llm"),
             "needs an image that is built on Pierhead's runtime (managed: true), such as pierhead/llm; an unmodified "
-            "server image is told its model by its own command, and a service with engine: openai brings it to the "
+            "server image gets its model from its own command, and a service with engine: openai connects it to the "
             "gateway",
         )
     if block.own_protocol != "grpc":

@@ -34,7 +34,7 @@ def compose_schema(reference: str) -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Compose files with x-serve blocks",
-        "description": "Checks the x-serve blocks of a Compose file; what is around them is Compose's own.",
+        "description": "Checks the x-serve blocks of a Compose file; the keys around them are Compose's own.",
         "type": "object",
         "properties": {
             "services": {

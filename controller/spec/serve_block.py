@@ -24,7 +24,7 @@ from ..model.text import shown
 from .problems import Problems, at
 
 ROUTER_POLICIES = (DEFAULT_POLICY, "round_robin", "least_ongoing", "consistent_hash", "prefix", "engine_load")
-"""The names that HAProxy has a counterpart for, too (controller/routing/haproxy_config.py)."""
+"""The policies by name; each has a counterpart in HAProxy (controller/routing/haproxy_config.py)."""
 _PATH = re.compile(r"/[A-Za-z0-9/._~-]*")
 _PROBE_PATH = re.compile(r"/[A-Za-z0-9/._~?=&-]*")
 _MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([kmgt])i?b?", re.IGNORECASE | re.ASCII)

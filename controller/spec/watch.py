@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 RETRY_S = 30.0
-"""Time between readings of unusable, unchanged files: something that they depend on may have changed."""
+"""Time between readings of files that are unusable and unchanged: something that they depend on may have changed."""
 
 
 class SpecSource(Protocol):
@@ -74,7 +74,7 @@ class SpecWatch:
                 self.files = read
 
     async def _fingerprint(self) -> Hashable:
-        """The files' fingerprint, or the error of taking it. With an error the files count as changed once; reading
+        """The files' fingerprint, or the error in computing it. With an error the files count as changed once; reading
         them reports the cause, and they are read again every RETRY_S."""
         try:
             found = await self._source.fingerprint()

@@ -1,4 +1,4 @@
-"""A monotonic clock in seconds since 1970: deadlines, delays and backoffs are measured with it.
+"""A monotonic clock in seconds since 1970, for deadlines, delays and backoffs.
 
 A wall clock may be set: by hand, by NTP after an hour without network, when a virtual machine migrates. If such a step
 counted as time that has passed, every deadline would be over at once, or a second would last an hour.
@@ -24,7 +24,7 @@ Clock = Callable[[], float]
 
 
 SAME_S = 0.01
-"""A smaller difference between two clocks comes from reading them one after the other, not from setting one."""
+"""A smaller difference between two clocks comes from the time between their readings, not from setting one."""
 
 
 class SteadyClock:
@@ -76,9 +76,9 @@ class ContainerTimes:
 def steady_time(at: float, now: float, ahead: float) -> float:
     """What the controller's clock said, or would have said, when the wall clock said `at`. Pure.
 
-    `ahead`: how far the wall clock is ahead of the controller's now. Whether it was so then as well cannot be known of
-    a container that an earlier controller has seen: of both answers that lie in the past the later one counts. A
-    deadline may then come late by the length of the step, and never early.
+    `ahead`: how far the wall clock is ahead of the controller's clock now. For a container that an earlier controller
+    has seen, it is not known whether the wall clock was set before or after `at`, so two times are possible: the later
+    one of those in the past is used. A deadline may then come late by the size of the step, but never early.
     """
     # Rounding of these differences may put a container that has just started into the future.
     return max((min(guess, now) for guess in (at, at - ahead) if guess <= now + _ROUNDING_S), default=now)

@@ -1,5 +1,5 @@
-"""The state that cannot be read back from the engine: scale overrides, rollouts, retirements, failures, events. It is
-one SQLite file.
+"""Stores what cannot be read back from the engine: scale overrides, rollouts, retirements, failures, events. It is one
+SQLite file.
 
     state   (kind, key, value as JSON): one row for each value
     events  the events, newest last
@@ -7,7 +7,7 @@ one SQLite file.
 Reads come from memory; every change is written to the file before it takes effect. All calls are synchronous, on the
 event loop: in WAL mode a commit is one append to a file without waiting for the disk (0.05 ms), far cheaper than a
 thread. A crash of the process loses nothing. A power cut may lose the last changes, but never damages the file. Only a
-scale target waits for the disk: an operator was told that it is set, and nothing would show its loss.
+scale target waits for the disk, because its loss would not show after the command has reported success.
 
 While the file cannot be written (a full disk), observed changes are kept in memory and written later. Changes that an
 operator asks for are refused.

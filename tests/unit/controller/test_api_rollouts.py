@@ -98,9 +98,9 @@ async def test_nobody_goes_back_to_a_version_whose_image_is_gone(tmp_path: Path)
             status, _, message = await error_of(await client.post("/api/v1/services/web/rollback", json=body))
             assert status == 400
             assert message == (
-                f"web: the image that version {second} was made of is not on this machine any more (`docker image "
-                f"prune` removes such images), so it cannot come back, and nothing was changed; versions that can: "
-                f"{first}. Or build the code of then, and `pierhead deploy web`"
+                f"web: the image of version {second} is not on this machine any more (`docker image prune` removes "
+                f"such images), so it cannot be restored, and nothing was changed; versions that can be: "
+                f"{first}. Or build its code again, and `pierhead deploy web`"
             )
             assert control.controller.deployer.state("web").rollout is None
         control.engine.go_away()

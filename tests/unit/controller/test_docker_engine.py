@@ -514,7 +514,7 @@ async def test_logs_that_do_not_come_keep_no_other_call_from_the_engine(
         removal = RemoveContainer(target="r", service="ranker", cause="", container_id="c1", failed=True)
         await docker.perform(removal, "shop")
         assert "DELETE /containers/c1" in daemon.calls
-        with pytest.raises(EngineError, match="9 others wait for logs already"):
+        with pytest.raises(EngineError, match="9 other requests wait for logs"):
             await docker.logs("c1", 20)
         for read in reads:
             read.cancel()

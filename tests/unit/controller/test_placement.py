@@ -229,7 +229,7 @@ def test_no_replica_starts_on_an_old_reading_of_the_memory(seen: GpuReading) -> 
     for machine, spec in ((cards(80), RANKER), (cards(80), llm), (gpus(1), llm)):
         result = made(observed(specs=(spec,), gpus=machine, gpu_reading=seen), spec, **{spec.name: 1})
         assert places(result) == []
-        assert reasons(result)[0].endswith("of a GPU: what is really free is being read") or spec is RANKER
+        assert reasons(result)[0].endswith("of a GPU: the memory in use is being read") or spec is RANKER
         assert (result.pending[0].blocked, result.awaits_gpu_memory) == (False, True)
     full = observed(holding(RANKER, 1, "GPU-0"), specs=(RANKER,), gpus=cards(80), gpu_reading=seen)
     result = made(full, RANKER, ranker=2)

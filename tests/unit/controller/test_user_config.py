@@ -172,7 +172,9 @@ def status_of(*containers: ReplicaContainer, spec: ServiceSpec = WEB) -> UserCon
 def test_an_image_of_before_user_config_is_reported() -> None:
     status = status_of(replica(WEB, 1, user_config=None), replica(WEB, 2, user_config=None, ongoing=None))
     assert status is not None
-    assert status.refused == (f"p-web-{V}-1: the runtime in its image is of before user_config; build the image anew",)
+    assert status.refused == (
+        f"p-web-{V}-1: the runtime in its image is older than user_config; build the image again",
+    )
     assert (status.applied, status.replicas) == (0, 1)
 
 
