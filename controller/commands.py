@@ -118,7 +118,7 @@ class Commands:
         others = [other for other, is_here in here.items() if is_here and other != stable]
         raise InvalidRequest(
             f"{service}: the image of version {version} is not on this machine any more (`docker image prune` "
-            f"removes such images), so it cannot be restored, and nothing was changed; versions that can be: "
+            "removes such images), so it cannot be restored, and nothing was changed; versions that can be: "
             f"{', '.join(others) or 'none'}. Or build its code again, and `pierhead deploy {service}`"
         )
 

@@ -55,7 +55,7 @@ def main() -> NoReturn:
         code = _run(sys.argv[1:] or ["--help"])
         sys.stdout.flush()
     except SystemExit as error:
-        # Typer takes a closed pipe for a failure.
+        # Typer would treat a closed pipe as a failure.
         if not isinstance(error.__context__, BrokenPipeError):
             raise
         _end_unread()

@@ -1,4 +1,4 @@
-"""A small synchronous client of the REST API; each error is one sentence."""
+"""The command's synchronous client of the REST API; each error is one sentence."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class Client:
         except (OSError, http.client.HTTPException) as error:
             how = f"within {self._change_timeout_s:g} s" if isinstance(error, TimeoutError) else f"({error})"
             raise Unreachable(
-                f"the controller at {self._url} was asked and has not answered {how}: it may have taken this, or may "
-                "still take it; `pierhead status` and `pierhead events` show whether it did, `docker compose logs "
+                f"the controller at {self._url} was asked and has not answered {how}: it may have accepted it, or may "
+                "still do so; `pierhead status` and `pierhead events` show whether it did, `docker compose logs "
                 "controller` what it waits for"
             ) from error
 

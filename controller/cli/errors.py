@@ -11,9 +11,9 @@ DONE, FAILED, BAD_INPUT, UNREACHABLE, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 4, 13
 
 EXIT_CODES: Mapping[int, str] = {
     DONE: "done",
-    FAILED: "failed, or rolled back; also a wait that was given up with Ctrl-C",
+    FAILED: "failed, or rolled back; also a wait that was ended with Ctrl-C",
     BAD_INPUT: "bad input: an argument, or the compose files; nothing was changed",
-    UNREACHABLE: "the controller does not answer; the message says where a change may have been taken",
+    UNREACHABLE: "the controller does not answer; the message says if it may have accepted a change",
     TIMED_OUT: "not done within --timeout; the change goes on",
     INTERRUPTED: "ended with Ctrl-C",
 }

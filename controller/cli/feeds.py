@@ -106,7 +106,7 @@ def new_lines(shown: Sequence[L], now: Sequence[L]) -> Sequence[L]:
 def leaves_a_gap(shown: Sequence[LogLine], fresh: Sequence[LogLine], now: Sequence[LogLine], after: float) -> bool:
     """Whether lines between `shown` and `fresh` are missing: the answer from `after` on lacks the last line shown.
 
-    False where lines have no times, as it cannot be decided then.
+    False where lines have no times, because it cannot be decided then.
     """
     if not shown or not now or len(fresh) < len(now) or not shown[-1][0]:
         return False

@@ -1,4 +1,4 @@
-"""Sends an operation to each replica of a language model, over gRPC at the replica's own address. It runs inside the
+"""Sends an operation to each replica of a language model, over gRPC at the replica's own address. This works inside the
 controller's container, which is on the replicas' networks."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 
 _WORDS = {
     grpc.StatusCode.UNIMPLEMENTED: "it is no replica of a language model",
-    grpc.StatusCode.DEADLINE_EXCEEDED: "no answer within --timeout; it goes on with it",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "no answer within --timeout; the replica goes on with it",
 }
 
 

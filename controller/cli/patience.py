@@ -1,4 +1,4 @@
-"""Waits by polling the API and showing progress, until a verdict is final, the timeout is over, or Ctrl-C."""
+"""Polls the API and shows progress until a verdict is final, the timeout is over, or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIVE_UP_SILENT_S = 20.0
 REASONS_AFTER_S = 5.0
 """A longer wait shows its reasons. Most replicas are ready before."""
 HOPELESS_LOOKS = 2
-"""A single one may be outdated: something may have become free since."""
+"""A single verdict may be outdated: a GPU, for example, may have become free since."""
 
 
 def wait(look: Callable[[], Verdict], timeout_s: float, stays: str, *, quiet: bool = False) -> Verdict:
@@ -48,7 +48,7 @@ def wait(look: Callable[[], Verdict], timeout_s: float, stays: str, *, quiet: bo
 
 
 def patiently(ask: Callable[[], T]) -> T:
-    """Retry for GIVE_UP_SILENT_S while the controller does not answer, or not yet: it may be restarting."""
+    """Retry for GIVE_UP_SILENT_S while the controller does not answer or is not ready: it may be restarting."""
     deadline = time.monotonic() + GIVE_UP_SILENT_S
     while True:
         try:

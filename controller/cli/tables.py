@@ -261,7 +261,7 @@ def _holders(gpu: Document) -> str:
     slots = ", ".join(f"{slot['replica']} ({slot['amount']})" for slot in gpu["slots"])
     unheld = "free" if gpu["free_bytes"] == gpu["memory_bytes"] else "other processes"
     fault = gpu["fault"]
-    holder = slots or str(gpu["holder"] or ("nobody" if fault else unheld))
+    holder = slots or str(gpu["holder"] or ("no container" if fault else unheld))
     return f"{holder} (not used: {fault})" if fault else holder
 
 

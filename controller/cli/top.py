@@ -1,4 +1,4 @@
-"""`pierhead top`: the current traffic of every service. `page` is pure; `follow` draws it again and again."""
+"""`pierhead top`: the current traffic of every service. `page` is pure; `follow` redraws it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which builds meet: the command's, the clone's, and that of a controller elsewhere."""
+"""Compares the builds of the command, the clone, and a controller on another machine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def stale_words(environment: Mapping[str, str], installed: Path = PACKAGE) -> st
 
 
 def mismatch(error: Exception) -> CommandError | None:
-    """Why a member is missing in what the controller answered: it is of another build. None: it is of this build."""
+    """The error for an answer that lacks a member because the controller is of another build; None if it is not."""
     try:
         info = Client.from_environment().get("/api/v1/openapi.json")["info"]
     except (CommandError, KeyError):

@@ -1,4 +1,4 @@
-"""When a wait is over. Pure: documents of the API in, verdicts out."""
+"""Judges whether a wait is over. Pure: documents of the API in, verdicts out."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Document = Mapping[str, Any]
 
 VIEWS_AFTER_A_REQUEST = 3
 """The controller answers from its last published view. The first view after a request may be older than the request,
-and the next one may have been begun before it; the third one contains it."""
+and the tick of the second one may have begun before it; the third one contains it."""
 GIVE_UP_FAILURES = 6
-"""Half a minute of tries. The controller goes on trying, but a replica that fails so often needs a user."""
+"""Half a minute of tries. The controller goes on trying, but a replica that fails so often needs a change by a user."""
 
 
 class TargetMovedError(Exception):
@@ -35,7 +35,7 @@ class Part:
     reasons: tuple[Obstacle, ...] = ()
     """Why it is not ready."""
     key: Hashable = ""
-    """What else has to change for another line of progress: states, not the times and loads in `message`."""
+    """Another line of progress is printed when this changes: it has states, not the times and loads in `message`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class ScaleWait:
         name = row["name"]
         self._views.add(row["at"])
         if row["wanted"] != self._wanted:
-            # Of two requests at once the controller may show only the later one, and never ours.
+            # If another request came at the same time, the controller may never show the target of this one.
             if self._agreed or len(self._views) >= VIEWS_AFTER_A_REQUEST:
                 raise TargetMovedError(f"{name}: another request set the target to {row['wanted']} meanwhile")
             not_yet = Part(name, row["ready"], None, "the controller has not taken up the new target yet")
@@ -183,7 +183,7 @@ class RolloutWait:
         return _verdict(row)
 
     def _was_rejected(self, name: str, rejected: Document) -> bool:
-        """Whether it was rejected before the request already."""
+        """Whether the version was rejected before the request."""
         before = self._before[name]["rejected"] if name in self._before else None
         return before is not None and bool(rejected["id"] == before["id"])
 
@@ -196,14 +196,14 @@ class RolloutWait:
 
 
 def _untried(row: Document) -> str:
-    """That a version which became current while its service sleeps was not tried yet."""
+    """A clause for a version that became current while its service has no replicas, so it was not tried yet."""
     if not row["untried"] or row["wanted"]:
         return ""
     return ", not tried yet, as no replica is wanted now: it will be at the next wake"
 
 
 def _unseen_world(document: Document) -> Verdict | None:
-    """While the engine does not answer, rows are of what it said before: they end no wait."""
+    """While the engine does not answer, the rows are old and end no wait."""
     if document["engine_reachable"]:
         return None
     return Verdict("the Docker Engine does not answer, so it is not known what runs")

@@ -1,4 +1,4 @@
-"""How many requests each version of a service has answered since a rollout began, and how many with an error. Pure.
+"""Counts the requests that each version of a service has answered since a rollout began, and their errors. Pure.
 
 Each replica counts its answers since its own start. The count that an old replica had when the rollout began is
 subtracted, so that both versions are compared over the same time. If too few answers of the former version remain,
@@ -45,7 +45,7 @@ class Answers:
         self._replicas: dict[str, _Replica] = {}
 
     def look(self, containers: Iterable[ReplicaContainer], observed: Observed) -> None:
-        """Record the current counts of the service's replicas."""
+        """Record the replicas' current counts."""
         for container in containers:
             known = self._replicas.get(container.id)
             own = own_count(container)

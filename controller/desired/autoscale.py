@@ -1,4 +1,4 @@
-"""How many replicas a service needs for its load: one pure decision per tick, by Ray Serve's formula and delays.
+"""Decides how many replicas a service needs for its load, once a tick, by Ray Serve's formula and delays. Pure.
 
     samples of the load --> LoadHistory --(mean, max or min over look_back_period_s)--> load
     load, running replicas --> wanted_replicas --(held for upscale_delay_s or downscale_delay_s)--> target
@@ -96,7 +96,7 @@ class LoadHistory:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The decided target of one service, and since when another one is wanted. It outlives the controller."""
+    """The decided target of one service, and since when another one is wanted. The store keeps the target."""
 
     target: int
     direction: Literal["up", "down", "zero", ""] = ""
@@ -129,7 +129,7 @@ class Situation:
 
 
 Policy = Callable[..., int]
-"""A user's function: (Situation, **policy_kwargs) -> how many replicas are wanted.
+"""A user's function: (Situation, **policy_kwargs) -> the number of replicas wanted.
 
 It is called about once a second, in a thread beside the controller's loop. Bounds, factors and delays are applied to
 its result. `running` is 0 while no replica is ready: any load starts the first replica, whatever the policy returns.

@@ -38,11 +38,11 @@ Three tries take two seconds. An engine that is busy or restarts needs longer to
 an operator asks for the version again."""
 
 UNTRIED = "not tried yet, as no replica is wanted now: it will be at the next wake"
-"""Said of a version that is taken while its service is scaled to zero."""
+"""The message for a version that is adopted while its service is scaled to zero."""
 
 TOGETHER_S = 5.0
-"""Replicas that exit by themselves within this time of each other may share a cause: a restart of the engine, a machine
-without free memory."""
+"""Replicas that exit by themselves within this time of each other may have a common cause: a restart of the engine, a
+machine without free memory."""
 
 Callers = Callable[[], Mapping[str, frozenset[str]]]
 """The services that each caller watches, by the caller's name: a replica, or another program."""
@@ -56,7 +56,7 @@ class Directions:
     goals: Mapping[str, VersionGoal] = field(default_factory=dict)
     rows: Mapping[str, RolloutStatus] = field(default_factory=dict)
     made: Mapping[str, Mapping[str, ServiceSpec]] = field(default_factory=dict)
-    """By service and version, for versions that have replicas: the spec it is made from, where that is known."""
+    """By service and version, for versions with replicas: the spec of the version, where that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +189,8 @@ class Deployer:
             if rejected is not None:
                 if begun_at is not None and rejected.at > begun_at:
                     return (
-                        f"the new version of {callee}, which it calls, was rolled back; it goes on with the next "
-                        f"version of {callee}, or with `pierhead deploy {name}`"
+                        f"the new version of {callee}, which it calls, was rolled back; it waits for the next "
+                        f"version of {callee}, or for `pierhead deploy {name}`"
                     )
             elif (
                 theirs.stable is not None
@@ -259,7 +259,7 @@ class Deployer:
         return differences(before, after, then.image_id, now.image_id) if before and after else ()
 
     def _settle(self, name: str, state: ServiceRollout) -> bool:
-        """Adopt a state. False when it cannot be stored: the next controller would not know of it."""
+        """Adopt a state. False if it cannot be stored: the next controller would not have it."""
         before = self._states.get(name)
         if before == state:
             return True

@@ -1,11 +1,11 @@
-"""Autoscaling functions of the user's: imported from the project's directory, called beside the controller's loop.
+"""Imports the user's autoscaling functions from the project's directory, and calls them beside the controller's loop.
 
 Functions       imports a function and calls it, here and now
 FunctionCalls   one call of each service at a time, with what the latest look has seen, and the last answers
 in_thread       how the controller makes a call; tests and the simulator call functions directly
 
-A function is the operator's own code, from the directory that also says what the Docker Engine runs: it gains no
-rights that its author does not have.
+A function is the operator's own code, from the directory of the compose files: it gains no rights that its author does
+not have.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..outlive import outlive
 from .autoscale import Policy, Situation
 
 LIMIT_S = 5.0
-"""While a call has not returned, the answer before it counts for so long."""
+"""How long the previous answer counts while a call has not returned."""
 PAUSE_S = 0.5
 """Shortest time between the starts of two calls for a service: each new answer wakes the loop, which calls again."""
 MOST_WANTED = 1e15
@@ -68,7 +68,7 @@ class Functions:
         self._loaded: dict[str, Policy] = {}
 
     def call(self, policy: FunctionPolicy, situation: Situation) -> int:
-        """Return how many replicas the function wants. Raises PolicyError when it gives no number."""
+        """Return how many replicas the function wants. Raises PolicyError if it returns no number."""
         if policy.path not in self._loaded:
             self._loaded[policy.path] = self._import(policy.path)  # a module that failed is read again at each call
         function = self._loaded[policy.path]
@@ -89,7 +89,7 @@ class Functions:
     def _import(self, path: str) -> Policy:
         module_name, _, name = path.partition(":")
         if self._directory is not None and str(self._directory) not in sys.path:
-            sys.path.append(str(self._directory))  # last: no file of the project's may stand in for one of ours
+            sys.path.append(str(self._directory))  # last: no file of the project may shadow a module of the controller
         importlib.invalidate_caches()
         try:
             module = importlib.import_module(module_name)
@@ -133,7 +133,7 @@ def _shown(value: object) -> str:
 
 @dataclass(slots=True)
 class _Asked:
-    """One service's function: the call under way, and the result of the last one. Times are the loop's."""
+    """One service's function: the call in progress, and the result of the last one. Times are the loop's."""
 
     policy: FunctionPolicy
     began_at: float = -math.inf
@@ -164,7 +164,7 @@ class FunctionCalls:
         self._asked: dict[str, _Asked] = {}
 
     def sync(self, services: Mapping[str, ServiceSpec]) -> None:
-        """Forget other services and other policies. The answer of their calls under way is dropped."""
+        """Forget other services and other policies. The answers of their calls in progress are dropped."""
         for name, asked in list(self._asked.items()):
             autoscale = services[name].autoscale if name in services else None
             if autoscale is None or autoscale.policy != asked.policy:
@@ -173,10 +173,10 @@ class FunctionCalls:
                     asked.task.cancel()
 
     def wanted(self, service: str, policy: FunctionPolicy, situation: Situation) -> int | None:
-        """Return the last answer, and begin the next call with this situation unless one is under way.
+        """Return the last answer, and begin the next call with this situation unless one is in progress.
 
-        None while the first call has not returned. Raises PolicyError when the last call gave no number, or when the
-        one under way takes too long.
+        None while the first call has not returned. Raises PolicyError if the last call returned no number, or if the
+        current one takes too long.
         """
         asked = self._asked.setdefault(service, _Asked(policy))
         waited_s = situation.now - asked.began_at

@@ -1,4 +1,4 @@
-"""Values of Prometheus queries that services are autoscaled by: read beside the loop, in a task for each query.
+"""Reads the values of the Prometheus queries that services are autoscaled by, each in a task beside the loop.
 
 Prometheus      one query over HTTP, one number
 Measurements    a task for each query, and the last good values with their times
@@ -23,14 +23,14 @@ from ..model.spec import PrometheusPolicy, ServiceSpec
 from ..outlive import outlive
 
 BODY_LIMIT = 1024 * 1024
-"""A single number is far smaller; a query without an aggregation may return every series there is."""
+"""A single number is far smaller; a query without an aggregation may return every series."""
 LONGEST_COMPLAINT = 300
 FIRST_S = 30.0
 """How long a first value may take: Prometheus discovers the targets of a new or woken service every few seconds."""
 AGAIN_S = 5.0
 """Pause after a query without a value: Prometheus starts after the controller, and a series after its replica."""
 BREAK_S = 5.0
-"""A value that was not needed for so long (no replica was ready) counts as needed anew; ticks are a second apart."""
+"""After so long without need for a value (no replica was ready), FIRST_S starts again; ticks are a second apart."""
 _SERVICE = re.compile(r"\$service\b")
 
 Query = Callable[[str, PrometheusPolicy], Awaitable[float]]
@@ -178,7 +178,7 @@ def number_in(status: int, body: bytes, url: str) -> float:
             raise PolicyError(f"Prometheus refuses the query: {reason}")
         return _number(answer["data"]["resultType"], answer["data"]["result"])
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        raise PolicyError(f"{url} answers {status} with something that is not Prometheus's") from error
+        raise PolicyError(f"{url} answers {status}, but not as Prometheus does") from error
 
 
 def _number(kind: str, result: Any) -> float:

@@ -1,4 +1,4 @@
-"""How many replicas a service needs by its policy: the formula, a user's function, or a query of Prometheus.
+"""Asks a service's policy how many replicas it needs: the formula, a user's function, or a query of Prometheus.
 
     policy: null                        autoscale.wanted_replicas
     policy: package.module:function     imported from the project's directory, called beside the loop (functions.py)
@@ -19,11 +19,11 @@ from .functions import MOST_WANTED
 LONGEST_QUERY = 80
 
 Ask = Callable[[str, Situation], Answer]
-"""The answer for a service (its name) in a situation; raises PolicyError."""
+"""Returns the answer for a service (its name) in a situation; raises PolicyError."""
 Wanted = Callable[[str, FunctionPolicy, Situation], int | None]
-"""What a service's function wants; None while it has not answered yet. Raises PolicyError."""
+"""Returns the number that a service's function wants; None while it has not answered yet. Raises PolicyError."""
 Value = Callable[[str, PrometheusPolicy, float], float | None]
-"""The value of a service's query at a time; None while there cannot be one yet. Raises PolicyError."""
+"""Returns the value of a service's query at a time; None while there cannot be one yet. Raises PolicyError."""
 
 
 class Policies:

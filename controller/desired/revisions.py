@@ -1,4 +1,4 @@
-"""The record of each version of a service that the store keeps, so that a rollback can restore it. Pure.
+"""Writes and reads the records of versions, from which a rollback restores a version. Pure.
 
 A version consists of a definition and an image. The definition is kept as it was. The image is kept by its id, since
 its name may refer to another image by now. Settings that need no new container (replicas, route, rollout settings,

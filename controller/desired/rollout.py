@@ -1,4 +1,4 @@
-"""How a service goes from one version to the next, and back: one pure state machine per service.
+"""Rolls a service from one version to the next, and back: one pure state machine per service.
 
                  files or images give another version
     (at rest) ------------------------------------------> WAITING    its callees change first
@@ -16,8 +16,8 @@
         +------------------------------------------------------+             fails, has more errors, or is aborted
 
 At rest `stable` is the version that runs. Where no replica of it runs, as after `make down` or in a service at zero
-replicas, a new version is taken at once: there is no old replica to serve meanwhile, and the first replicas of the new
-version prove it (`is_unproven`). A version that was rolled back is `rejected` until the files give another one or an
+replicas, a new version is adopted at once, because no old replica could serve meanwhile; its first replicas then show
+whether it works (`is_unproven`). A version that was rolled back is `rejected` until the files give another one or an
 operator asks for it again. `advance` takes the facts of one moment and returns the next state and the events. It is
 called every tick, also after a restart with the stored state, so it must continue from any state.
 
@@ -84,7 +84,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of one service at one moment."""
+    """The observed state of one service at one moment."""
 
     target: int
     offered: str | None
@@ -100,8 +100,8 @@ class Facts:
     """Why the next replica cannot be placed on this machine, in words; "" while a replica that starts or stops may
     still change that."""
     is_shared: bool = False
-    """Replicas of other versions or services have just exited by themselves as well, or several replicas exited at once
-    while none of the former version is left to compare with. The engine or the machine may be the cause."""
+    """Replicas of other versions or services have just exited by themselves as well, or several replicas exited
+    together and none of the former version is left to compare with. The engine or the machine may be the cause."""
 
     def ready(self, version: str | None) -> int:
         """Ready replicas of a version."""
@@ -219,7 +219,7 @@ def _step(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tupl
     if state.rollout is None:
         return _at_rest(state, facts, rules, now)
     if state.stable is None:
-        return replace(state, rollout=None), None  # a first version has nothing to go back to, so it is no rollout
+        return replace(state, rollout=None), None  # a first version is no rollout: there is none to go back to
     superseded = _superseded(state, state.rollout, facts, rules, now)
     if superseded:
         return superseded
@@ -235,7 +235,7 @@ def _step(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tupl
 
 
 def _timed(rollout: Rollout, facts: Facts, now: float) -> Rollout:
-    """Keep since when the rollout is stuck: a replica has no place, or HAProxy does not send to a ready one."""
+    """Record since when the rollout is stuck: a replica has no place, or HAProxy does not send to a ready one."""
     unreached = rollout.phase is RolloutPhase.ROLLING and facts.counts.get(rollout.to, Count()).unreached
     if rollout.phase not in STARTS_NEW or not (facts.no_place or unreached):
         return replace(rollout, stuck_since=None)
@@ -243,7 +243,7 @@ def _timed(rollout: Rollout, facts: Facts, now: float) -> Rollout:
 
 
 def _excused(rollout: Rollout, stable: str | None, facts: Facts) -> Rollout:
-    """Keep how many failures of the new version do not count because other replicas failed with it."""
+    """Record how many failures of the new version do not count because other replicas failed with it."""
     count = _failed(rollout, facts)
     # If the former version has failed as well since the rollout began, the cause is elsewhere.
     shared = facts.is_shared or _failure(stable, rollout, facts) is not None
@@ -370,7 +370,7 @@ def _done(state: ServiceRollout, version: str, facts: Facts) -> ServiceRollout:
 
 
 def _tried(state: ServiceRollout, facts: Facts, now: float) -> ServiceRollout:
-    """Keep since when an unproven version has been tried."""
+    """Record since when an unproven version has been tried."""
     if not facts.target:
         return replace(state, tried_since=None)
     return state if state.tried_since is not None else replace(state, tried_since=now)
@@ -481,7 +481,7 @@ def _log_choose(whole: int, part: int) -> float:
 
 
 # ----------------------------------------------------------------------------------------------------
-# A rollout in one sentence.
+# The state of a rollout in one sentence.
 
 
 def rollout_words(name: str, state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> str:

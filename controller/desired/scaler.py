@@ -1,4 +1,4 @@
-"""Autoscaling in the loop: loads in, targets out. Keeps the histories and the targets, and records events."""
+"""Autoscales all services once a tick. Keeps the histories of loads and the targets, and records events."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .policies import Ask
 logger = logging.getLogger(__name__)
 
 CALM_S = 60.0
-"""A policy that has failed works again when it has not failed for so long: one event, not one for each tick."""
+"""A policy that has failed counts as working again after so long without a failure: one event, not one a tick."""
 
 
 class Scaler:
-    """Decides for every service that has an `autoscale` block and that no operator has set a number for."""
+    """Decides for every service with an `autoscale` block, unless an operator has set its number."""
 
     def __init__(self, store: Store, events: EventLog, ask: Ask) -> None:
         self._store = store
@@ -35,7 +35,7 @@ class Scaler:
         self._histories: dict[str, LoadHistory] = {}
         self._decided: dict[str, Decided] = {}
         self.rows: Mapping[str, AutoscaleStatus] = {}
-        """What status shows, by service."""
+        """The rows for the status, by service."""
 
     def targets(self, services: Mapping[str, ServiceSpec], observed: Observed, now: float) -> Mapping[str, int]:
         """Look at the loads and return the targets of the autoscaled services, paused ones included."""
@@ -50,7 +50,7 @@ class Scaler:
                 history.add(now, found[name], window_s)
                 rows[name] = self._look(name, spec, staying(services[name], observed, now), history, now)
             except Exception as error:
-                # A defect that one service's numbers bring out must not stop the scaling and healing of the others.
+                # A defect that one service's numbers trigger must not stop the scaling and healing of the others.
                 rows[name] = self._hold(name, spec, error, now)
         self.rows = rows
         return {name: self._decided[name].target for name in specs}

@@ -1,4 +1,4 @@
-"""Discovery: sends callers the list of callable replicas of each service they watch, and again at each change.
+"""Discovery: sends callers the replicas of each service that they watch, and again at each change.
 
     Board     the numbered state of each service, and the watchers
     Watcher   the states that one caller has not been sent yet: at most one for each service, the newest
@@ -7,7 +7,7 @@ The numbers that replicas publish for policies (`Endpoint.stats`) change constan
 sent STATS_PERIOD_S after the last state of that service, or earlier together with another change.
 
 Nothing is sent before the loop's first complete observation: a caller keeps the replicas that an earlier controller
-sent, instead of receiving an empty list.
+sent, and does not receive an empty list.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Board:
         """When each service's state last changed."""
         self._states: dict[str, discovery_pb2.ServiceEndpoints] = {}
         self.is_published = False
-        """Whether anything was published yet; from then on the last state holds, even while the engine is silent."""
+        """Whether anything was published yet; from then on the last state holds, even if the engine does not answer."""
         self._watchers: set[Watcher] = set()
 
     @property

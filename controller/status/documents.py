@@ -1,4 +1,4 @@
-"""The JSON documents of the API. They add to a status row what explains it: load, failures and refusals. Pure.
+"""Builds the JSON documents of the API: a status row with its load, failures and refusals. Pure.
 
 in_flight, waiting   requests in the service's replicas, and requests that wait for one (in callers and in HAProxy)
 spec_replicas        the number in the compose files (with an autoscaler: the initial number)

@@ -1,4 +1,4 @@
-"""The replicas that Discovery sends to callers, and those that Prometheus scrapes. Pure."""
+"""Selects the replicas that Discovery sends to callers, and the replicas that Prometheus scrapes. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The controller's own metrics. Gauges are computed from the published view at each scrape, so the series of a removed
-service or replica end with it. Counters and histograms are updated where the counted thing happens.
+service or replica end with it. Counters and histograms are updated at the event that they count.
 """
 
 from __future__ import annotations

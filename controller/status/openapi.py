@@ -22,7 +22,7 @@ _REF = "#/components/schemas/{model}"
 _SERVICE_OR_GPU = {"name": "A service's name.", "uuid": "A GPU's UUID, as `pierhead gpus` lists it."}
 _SECURITY: Sequence[Mapping[str, Sequence[str]]] = ({}, {"token": []})
 _WHO_MAY = (
-    "Changes are taken from the machine itself without a token, and from anywhere else with `PIERHEAD_API_TOKEN` as "
+    "Changes are accepted from the machine itself without a token, and from anywhere else with `PIERHEAD_API_TOKEN` as "
     "`Authorization: Bearer <token>`."
 )
 

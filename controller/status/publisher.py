@@ -1,4 +1,4 @@
-"""Publishes what each tick saw and decided: the view that the API answers from, Discovery's list, and events."""
+"""Publishes each tick's observations and decisions: the view behind the API, Discovery's lists, and events."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Service(Document):
     grpc_services: list[str]
     user_config: UserConfig | None
     unknown_callees: dict[str, str]
-    """Names that its code calls although no service has them, each with a sentence."""
+    """Names that its code calls although no service has that name, each with a sentence."""
     version: str | None
     """The version of new replicas."""
     offered: str | None
@@ -282,14 +282,14 @@ class Health(Document):
 
 
 class Scale(Document):
-    """How many replicas a service shall have."""
+    """The number of replicas that a service shall have."""
 
     replicas: int | Literal["auto"]
     """0 to 1000; "auto" removes a number that was set."""
 
 
 class Scaled(Document):
-    """The change was taken; the world follows."""
+    """The change was accepted; the controller carries it out."""
 
     service: str
     replicas: int | Literal["auto"]
@@ -305,7 +305,7 @@ class Deploy(Document):
 
 
 class Deployed(Document):
-    """What begins for each service."""
+    """A sentence for each service: which rollout begins, or why none does."""
 
     services: dict[str, Any]
 
@@ -321,14 +321,14 @@ class Nothing(Document):
 
 
 class Asked(Document):
-    """The change was taken; the world follows."""
+    """The change was accepted; the controller carries it out."""
 
     service: str
     message: str
 
 
 class Mark(Document):
-    """Why a GPU is not to be used; null takes the mark back."""
+    """Why a GPU is not to be used; null removes the mark."""
 
     fault: str | None
 

@@ -1,4 +1,4 @@
-"""The status row of each service: its state, its replicas and one message that explains them. Pure.
+"""Builds the status row of each service: its state, its replicas and one message that explains them. Pure.
 
 All rows are derived from one snapshot, so they never contradict each other.
 """

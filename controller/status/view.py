@@ -1,4 +1,4 @@
-"""The view that the loop publishes after each tick: all that the API, metrics and Discovery show. Pure."""
+"""The view that the loop publishes after each tick, from which the API, metrics and Discovery answer. Pure."""
 
 from __future__ import annotations
 

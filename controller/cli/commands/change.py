@@ -1,4 +1,4 @@
-"""Commands that ask for a change. Scale, deploy, rollback, abort and promote wait until it is carried out."""
+"""Commands that request a change. Scale, deploy, rollback, abort and promote wait until it is carried out."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ Some = Annotated[
     typer.Argument(metavar="[SERVICE]...", help="none named: all of them", autocompletion=completion.services),
 ]
 Uuid = Annotated[str, typer.Argument(metavar="UUID", help="of a GPU, as `pierhead gpus` shows it")]
-Serving = Annotated[
-    bool, typer.Option("--serving", help="enough that as many as wanted serve: rollouts and drains may go on")
-]
+Serving = Annotated[bool, typer.Option("--serving", help="wait for ready replicas only: rollouts and drains may go on")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="show only what is in the way, and how it ended")]
 Version = Annotated[
     str,
@@ -65,7 +63,7 @@ def _mark(uuid: str, fault: str | None, words: str, output: str) -> None:
 def scale(
     service: Service, n: Number, timeout: Timeout = 300.0, no_wait: NoWait = False, output: Output = "text"
 ) -> None:
-    """Set a service's number of replicas; "auto" takes it back.
+    """Set a service's number of replicas; "auto" removes it.
 
     Waits until that many replicas are ready. A number pauses the autoscaler, "auto" resumes it; without an autoscaler
     "auto" goes back to the number in the compose files.
@@ -106,7 +104,7 @@ def deploy(
 ) -> None:
     """Roll out what files and images say now, and wait.
 
-    Also a version that was rolled back before. Ends with 1 when a rollout ended in the old version.
+    A version that was rolled back before is tried again. Ends with 1 when a rollout ended in the old version.
     """
     as_json, api = out.is_json(output), Client.from_environment()
     before = _services(api)
@@ -131,7 +129,7 @@ def abort(service: Service, timeout: Timeout = ROLLOUT_S, no_wait: NoWait = Fals
 
 
 def promote(service: Service, timeout: Timeout = ROLLOUT_S, no_wait: NoWait = False, output: Output = "text") -> None:
-    """Let a rollout go on without further proof."""
+    """End the watch over a rollout's first batch: the rest follows."""
     _redirect("promote", service, {}, timeout, no_wait, output)
 
 
@@ -180,7 +178,7 @@ def _services(api: Client) -> Any:
 
 
 def _end(verdict: Verdict | None, answer: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print how the wait ended; `verdict` is None where the command did not wait."""
+    """Print the result of the wait; `verdict` is None where the command did not wait."""
     if as_json:
         waited = {"done": verdict.done, "message": verdict.message} if verdict else {}
         out.print_json({**answer, **waited})

@@ -23,7 +23,7 @@ FOLLOWED_LINES = 1000
 MOST_LINES = 10_000
 """The most lines that the controller sends for one replica."""
 OVERLAP_S = 5.0
-"""Longer than a line takes from a replica to the engine's log, and than a new replica takes to be listed."""
+"""Longer than a line takes from a replica to the engine's log, and longer than a new replica takes to be listed."""
 WAIT_S = 25
 TRAFFIC_WINDOW = "30s"
 """Six scrapes: short enough to follow a change, long enough for a rate."""

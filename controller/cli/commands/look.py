@@ -46,7 +46,7 @@ def why(service: Service, output: Output = "text") -> None:
 
 
 def gpus(output: Output = "text") -> None:
-    """Show the GPUs and who holds them."""
+    """Show the GPUs and the containers that hold them."""
     as_json = out.is_json(output)
     document = Client.from_environment().get("/api/v1/services")
     found = {key: document[key] for key in ("at", "gpus", "gpu_memory_problem")}

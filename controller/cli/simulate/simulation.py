@@ -85,7 +85,7 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All that a simulation found."""
+    """The result of a simulation."""
 
     spec: ServiceSpec
     autoscale: AutoscaleSpec
@@ -111,7 +111,7 @@ def simulate(spec: ServiceSpec, trace: Trace, setting: Setting | None = None) ->
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep events out of the log, whose times are real ones; they are in the result."""
+    """Keep simulated events out of the log, which has real times; they are in the result."""
     logger = logging.getLogger("controller")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)

@@ -1,11 +1,11 @@
-"""When requests arrive: from a file, or by the name of a shape.
+"""Reads or generates the arrivals of requests: from a file, or by the name of a shape.
 
     requests.csv            t_s[,service_time_s]: one line a request
     rates.csv               t_s,rate_per_s: each rate holds until the next line; requests come at random (Poisson)
     step:10x                a rate, and ten times as much from `at` on
     spike:10x               the same, for `length` seconds
     ramp:10x                from the one to the other in a straight line, within `length` seconds
-    diurnal:10x             between the two like day and night, once in `length` seconds
+    diurnal:10x             between the two as a sine wave, once in `length` seconds
     noise                   the rate, up to `amplitude` more or less, another one in every `length` seconds
 
 A shape's numbers stand behind its name: `step:10x,rate=20,at=300,duration=1800`.

@@ -1,4 +1,4 @@
-"""A Docker Engine and a HAProxy in memory, and replicas that take their time: what the planner sees and changes.
+"""A Docker Engine, a HAProxy and replicas in memory, which the planner observes and changes in a simulation.
 
 One service. A request goes to the ready replica with the fewest requests, if that has room (`max_ongoing_requests`);
 else it waits in the service's queue, for `request_timeout_s` at most. A replica works on `places` requests at a time;
@@ -47,7 +47,7 @@ IMAGE_ID = "sha256:simulated"
 
 Happening = Literal["finished", "ready", "exited"]
 Later = Callable[[float, Happening, "Replica", int], None]
-"""Schedules what happens to a replica (and to a request, by number) at a time."""
+"""Schedules an event of a replica (and of a request, by number) at a time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +85,7 @@ class Replica:
 
 @dataclass(slots=True)
 class Requests:
-    """How the requests ended. `latency` and `waited` have the order of `finished_at`."""
+    """The outcomes of the requests. `latency` and `waited` have the order of `finished_at`."""
 
     arrived: array[float] = field(default_factory=lambda: array("d"))
     needs: array[float] = field(default_factory=lambda: array("d"))
@@ -179,7 +179,7 @@ class SimulatedWorld:
     def finish(self, replica: Replica, request: int, now: float) -> None:
         """End a request; its replica takes the next one."""
         if not replica.state.is_up:
-            return  # it was killed, and the request with it
+            return  # the replica was killed, and the request with it
         requests = self.requests
         requests.finished_at.append(now)
         requests.latency.append(now - requests.arrived[request])
@@ -217,7 +217,7 @@ class SimulatedWorld:
     # ----------------------------------------------------------------------------------------------- what happens to it
 
     def begin_with(self, count: int, now: float) -> None:
-        """Create replicas that are ready already."""
+        """Create replicas that are ready from the beginning."""
         version = version_of(self.spec.definition_hash, IMAGE_ID)
         for number in range(1, count + 1):
             gpus = self._gpus[(number - 1) * self._gpus_each : number * self._gpus_each]

@@ -99,7 +99,7 @@ async def test_nobody_goes_back_to_a_version_whose_image_is_gone(tmp_path: Path)
             assert status == 400
             assert message == (
                 f"web: the image of version {second} is not on this machine any more (`docker image prune` removes "
-                f"such images), so it cannot be restored, and nothing was changed; versions that can be: "
+                "such images), so it cannot be restored, and nothing was changed; versions that can be: "
                 f"{first}. Or build its code again, and `pierhead deploy web`"
             )
             assert control.controller.deployer.state("web").rollout is None

@@ -267,7 +267,7 @@ def test_gpus_with_memory_and_slots_where_they_are_known() -> None:
         GPU                                       KIND  MEMORY    IN USE    FREE      HELD BY
         {UUID}  H100  80.0 GiB  20.5 GiB  40.0 GiB  p-ranker-1 (24 GiB), p-echo-1 (16 GiB)
         MIG-1                                     -     80.0 GiB  -         40.0 GiB  other processes
-        GPU-2                                     -     80.0 GiB  -         80.0 GiB  nobody (not used: Xid 79)
+        GPU-2                                     -     80.0 GiB  -         80.0 GiB  no container (not used: Xid 79)
         nvidia-smi does not answer
         """)
     assert "GPU-2         -     free\n" in shown(tables.gpus(document(gpus=[*GPUS, gpu("GPU-2")]), 80), 80)

@@ -51,8 +51,8 @@ def test_one_number() -> None:
             b'{"status": "error", "errorType": "bad_data", "error": "parse error:\\n unexpected end of input"}',
             "Prometheus refuses the query: parse error: unexpected end of input",
         ),
-        (502, b"<html>", "http://prom answers 502 with something that is not Prometheus's"),
-        (200, answer("vector", [{}]), "http://prom answers 200 with something that is not Prometheus's"),
+        (502, b"<html>", "http://prom answers 502, but not as Prometheus does"),
+        (200, answer("vector", [{}]), "http://prom answers 200, but not as Prometheus does"),
     ],
 )
 def test_an_answer_without_one_number_says_why(status: int, body: bytes, problem: str) -> None:
