@@ -290,18 +290,14 @@ def request(
     """One HTTP request; any status is an answer, only a broken connection raises (OSError)."""
     asked = urllib.request.Request(url, data=body, method=method, headers=dict(headers or {}))
     try:
-        return _answer(asked)
+        try:
+            with urllib.request.urlopen(asked, timeout=ANSWER_S) as response:
+                return _read(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                return _read(error)
     except http.client.HTTPException as error:  # it broke in the midst of the answer
         raise ConnectionError(f"{url}: {type(error).__name__}: {error}") from error
-
-
-def _answer(asked: urllib.request.Request) -> Answer:
-    try:
-        with urllib.request.urlopen(asked, timeout=ANSWER_S) as response:
-            return _read(response)
-    except urllib.error.HTTPError as error:
-        with error:
-            return _read(error)
 
 
 def _read(response: Any) -> Answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -99,10 +100,17 @@ def test_only_main_knows_the_real_boundaries() -> None:
         assert real - known <= {"controller.engines", "controller.routing"}, module
 
 
-def test_the_daemon_does_not_import_the_command() -> None:
-    for module, path in CONTROLLER.items():
-        if not module.startswith("controller.cli"):
-            assert within(imported(module, path), "controller.cli", "typer", "rich") == set(), module
+DAEMON = {module: path for module, path in CONTROLLER.items() if not module.startswith("controller.cli")}
+
+
+@pytest.mark.parametrize(
+    ("modules", "forbidden"),
+    [(DAEMON, ("controller.cli", "typer", "rich")), (SERVICES, ("controller",)), (RUNTIME, ("services",))],
+    ids=["the daemon: no command", "services: no controller", "the runtime: no service"],
+)
+def test_what_a_part_never_imports(modules: dict[str, Path], forbidden: tuple[str, ...]) -> None:
+    for module, path in modules.items():
+        assert within(imported(module, path), *forbidden) == set(), module
 
 
 def test_the_command_starts_without_the_rooms_of_the_daemon() -> None:
@@ -119,13 +127,3 @@ def test_the_command_starts_without_the_rooms_of_the_daemon() -> None:
 def test_imports_inside_the_controller_are_relative() -> None:
     for module, path in CONTROLLER.items():
         assert "from controller" not in path.read_text(), module
-
-
-def test_services_never_import_the_controller() -> None:
-    for module, path in SERVICES.items():
-        assert within(imported(module, path), "controller") == set(), module
-
-
-def test_the_runtime_imports_no_service() -> None:
-    for module, path in RUNTIME.items():
-        assert within(imported(module, path), "services") == set(), module
