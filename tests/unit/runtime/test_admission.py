@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import asyncio
-
 from hypothesis import given
 from hypothesis import strategies as st
 from pierhead.edge.admission import Admission
@@ -36,16 +34,3 @@ def test_never_more_than_the_limit_and_never_less_than_none(limit: int, steps: l
             admission.leave()
             inside -= 1
         assert admission.ongoing == inside
-
-
-async def test_waiting_for_idle_ends_when_the_last_one_leaves() -> None:
-    admission = Admission(2)
-    admission.enter()
-    admission.enter()
-    waiting = asyncio.create_task(admission.wait_idle())
-    admission.leave()
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    admission.leave()
-    async with asyncio.timeout(1):
-        await waiting

@@ -536,11 +536,3 @@ class TestDrain:
         assert response.status == 200
         response.release()
         await cluster.ended(server)
-
-    async def test_a_drain_ends_at_its_timeout(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
-        server, url = await start(cluster, site, drain_timeout_s=0.2)
-        asking = asyncio.ensure_future(client.get(f"{url}/wait").__aenter__())
-        await until(lambda: site.begun == 1, "one request is in flight")
-        await cluster.drained(server)
-        with pytest.raises(ClientConnectionError):
-            await asking

@@ -19,38 +19,11 @@ from pierhead.errors import ScaledToZero, UserCodeError
 from pierhead.policies.registry import register_policy
 from pierhead.policies.router import Router
 
+from tests.unit.runtime.fake_transport import FakeConnection
 from tests.unit.runtime.harness import until
+from tests.unit.runtime.test_policies import CALL
 
 OFF = SwitchedOff("`make scale`")
-
-
-class FakeConnection:
-    """A transport without a network."""
-
-    def __init__(self, changed: Callable[[], None]) -> None:
-        self.ready = True
-        self.closed = False
-        self._changed = changed
-
-    def become(self, ready: bool) -> None:
-        self.ready = ready
-        self._changed()
-
-    def check(self) -> None: ...
-
-    def open(self, *_: object, **__: object) -> None: ...
-
-    async def close(self) -> None:
-        self.closed = True
-
-
-class FakeCall:
-    """What a policy may know of a call."""
-
-    path = "/test.Test/Test"
-    request: Any = None
-    session_id: str | None = None
-    model_id: str | None = None
 
 
 class Timers:
@@ -95,7 +68,7 @@ class Waiting:
     def __init__(self, world: World, age: float, router: Router) -> None:
         self.lease: Lease | None = None
         self.error: Exception | None = None
-        self.place = PlaceInLine(age, FakeCall(), router, self._granted, self._denied)
+        self.place = PlaceInLine(age, CALL, router, self._granted, self._denied)
         self._world = world
 
     def _granted(self, lease: Lease) -> None:
@@ -149,7 +122,7 @@ class World:
         return self.connections[self.replica(name).address]
 
     def take(self, router: Router | None = None) -> Lease | None:
-        return self.pool.take(router or self.router, FakeCall(), self.now)
+        return self.pool.take(router or self.router, CALL, self.now)
 
     def must_take(self, router: Router | None = None) -> Lease:
         lease = self.take(router)
@@ -171,7 +144,7 @@ class World:
         self.ejections += 1
 
     def _connect(self, address: str, changed: Callable[[], None]) -> FakeConnection:
-        made = self.connections[address] = FakeConnection(changed)
+        made = self.connections[address] = FakeConnection(address, changed)
         return made
 
 
@@ -230,7 +203,7 @@ class TestLine:
             lease.end()
 
         for _ in range(2000):
-            world.pool.join(PlaceInLine(1, FakeCall(), world.router, fail_to_open, lambda _: None))
+            world.pool.join(PlaceInLine(1, CALL, world.router, fail_to_open, lambda _: None))
         last = world.join()
         taken.end()
         assert last.replica == "r0"
@@ -292,9 +265,9 @@ class TestComingAndGoing:
         connection = world.connection("r0")
         world.say()
         assert world.take() is None
-        assert not connection.closed
+        assert connection.ready
         lease.end()
-        await until(lambda: connection.closed, "the connection is closed")
+        await until(lambda: not connection.ready, "the connection is closed")
         assert not world.pool.replicas()
 
     def test_one_that_is_listed_again_in_time_goes_on(self) -> None:

@@ -21,7 +21,7 @@ from pierhead.replica.thread.user_loop import UserLoop
 from pierhead.request import CURRENT, RequestContext
 
 from tests.harness.waiting import PATIENCE_S
-from tests.unit.runtime.harness import Cluster, address, echo, know, readyz, until
+from tests.unit.runtime.harness import Cluster, EchoService, address, echo, know, readyz, until
 from tests.unit.runtime.pipes import Pipes, PipesStub, serve
 
 # Collected here once more: with the `pipes` below, each of them runs with the servicer in a thread.
@@ -51,60 +51,38 @@ async def pipes(cluster: Cluster) -> tuple[PipesStub, Pipes, ReplicaServer]:
     return PipesStub(HandleChannel("echo-child", metrics=RuntimeMetrics())), service, server
 
 
-class Threaded(echo_pb2_grpc.EchoServicer):
+class Threaded(EchoService):
     """Does what a message says, and remembers where."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.threads: set[int] = set()
-        self.begun = threading.Event()
+        self.began = threading.Event()
         self.release = threading.Event()
-        self.cancelled = threading.Event()
         self.health: Exception | None = None
         self.checks = 0
 
     async def Echo(self, request: echo_pb2.EchoRequest, context: Any) -> echo_pb2.EchoReply:
         self.threads.add(threading.get_ident())
-        self.begun.set()
+        self.began.set()
         match request.message:
             case "block":
                 self.release.wait()
-            case "wait":
-                try:
-                    await asyncio.sleep(3600)
-                finally:
-                    self.cancelled.set()
-            case "boom":
-                self._deep()
             case "who":
                 request_ = current_request()
                 assert request_ is not None
                 return echo_pb2.EchoReply(response=f"{request_.request_id} {request_.remaining_s() < 5}")
             case "exit":
                 raise SystemExit(3)
-            case "abort":
-                await context.abort(grpc.StatusCode.ALREADY_EXISTS, "there is one already")
             case "onward":
                 return await self.onward(request)
         return echo_pb2.EchoReply(response=request.message)
-
-    async def Generate(self, request: echo_pb2.GenerateRequest, context: Any) -> AsyncIterator[echo_pb2.Token]:
-        try:
-            for index in range(request.num_tokens):
-                if request.message == "block" and index == 1:
-                    self.begun.set()
-                    self.release.wait()
-                yield echo_pb2.Token(index=index)
-        finally:
-            self.cancelled.set()
 
     async def check_health(self) -> None:
         self.checks += 1
         self.threads.add(threading.get_ident())
         if self.health is not None:
             raise self.health
-
-    def _deep(self) -> None:
-        raise ValueError("boom")
 
     async def onward(self, request: echo_pb2.EchoRequest) -> echo_pb2.EchoReply:
         raise NotImplementedError
@@ -138,7 +116,7 @@ async def test_methods_and_checks_run_in_one_other_thread(served: Served) -> Non
 async def test_code_that_blocks_stops_neither_refusals_nor_health_answers(served: Served) -> None:
     stub, service, server = served
     calls = [asyncio.ensure_future(stub.Echo(echo("block"))) for _ in range(2)]
-    await until(service.begun.is_set, "user code blocks its loop")
+    await until(service.began.is_set, "user code blocks its loop")
     await until(lambda: server.readiness().ongoing == 2, "both calls have come")
     assert (await readyz(server))[1]["ongoing"] == 2
     async with grpc.aio.insecure_channel(address(server)) as channel:
@@ -209,7 +187,7 @@ async def test_code_that_never_ends_is_left_behind(
     monkeypatch.setattr("pierhead.replica.thread.user_loop.END_S", 0.05)
     stub, service, server = served
     call = asyncio.ensure_future(stub.Echo(echo("block")))
-    await until(service.begun.is_set, "it runs")
+    await until(service.began.is_set, "it runs")
     server.stop()
     server.stop()
     with pytest.raises((Unavailable, grpc.RpcError)):
