@@ -134,7 +134,7 @@ class TestUserConfig:
     async def test_without_a_hook_it_says_so(self) -> None:
         config = configured(A, EchoService())
         task = asyncio.create_task(config.settle())
-        words = "nothing that serve() was given has a method `reconfigure(user_config)`"
+        words = "no part passed to serve() has a method `reconfigure(user_config)`"
         await until(lambda: config.report().error == words, "it says what is missing")
         config.offer(NO_USER_CONFIG)
         await asyncio.wait_for(task, PATIENCE_S)

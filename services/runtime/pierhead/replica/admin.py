@@ -1,7 +1,7 @@
-"""The admin port of a replica: /livez, /readyz, /metrics, and PUT /user-config. The controller and Prometheus ask
-there; clients do not.
+"""The admin port of a replica: /livez, /readyz, /metrics, and PUT /user-config, for the controller and Prometheus, not
+for clients.
 
-Three GET requests without bodies, and a PUT with a short one, are all that comes here, so a few lines read them: the
+It has its own small HTTP server, as it serves only three GET requests without bodies and a PUT with a short one. The
 HTTP library would take a quarter of the memory of a replica that has no other use for it (14 MB of 57, measured).
 """
 
@@ -26,48 +26,48 @@ logger = logging.getLogger("pierhead")
 State = Literal["starting", "ready", "draining"]
 
 MAX_HEAD_BYTES = 16 * 1024
-"""Of a request: what HAProxy sends at most."""
+"""Longest head of a request: HAProxy sends no longer one."""
 
 MAX_CONNECTIONS = 1024
-"""Far more than a controller, a load balancer and a few Prometheus servers keep."""
+"""Most connections: far more than a controller, a load balancer and a few Prometheus servers open."""
 
 IDLE_S = 75.0
-"""How long a connection may wait for its next request: longer than Prometheus leaves between two scrapes."""
+"""Keep-alive time of a connection: longer than the time between two scrapes of Prometheus."""
 
 SLOW_S = 10.0
-"""How long a new connection may take to ask, and an answer to be taken over."""
+"""How long a new connection may take to send its request, and a client to read its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """What /readyz says. Ready with a non-empty `detail` never happens."""
+    """The content of /readyz. A ready replica has an empty `detail`."""
 
     state: State
     ongoing: int
-    """Requests this replica works on."""
+    """Requests in flight here."""
     queued: int
     """Calls of this replica that wait for another service's replica."""
     detail: str = ""
     """Why it is not ready."""
     waiting: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """`queued` by the service that is waited for."""
+    """`queued` by the called service."""
     answered: int = 0
-    """Requests answered since the start, without those that were refused; see `tally`."""
+    """Requests answered since the start, without refused ones; see `tally`."""
     errors: int = 0
     """How many of the answers were errors of this service's own."""
     progress: int = 0
-    """Another number whenever work has moved: a request was answered in time, a message of a stream was sent, a step of
-    the start was reported."""
+    """A number that changes whenever work has advanced: a request was answered in time, a message of a stream was sent,
+    a step of the start was reported."""
     user_config: ConfigReport | None = None
-    """Which user_config it has; None before it can take one."""
+    """The user_config that it has; None before it can receive one."""
     stats: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """What it publishes for callers' policies; see `routing_stats`."""
+    """The numbers that it publishes for callers' policies; see `routing_stats`."""
     stats_version: int = 0
     """Grows with each change of `stats`; 0 = nothing is published."""
     broken: bool = False
-    """It is not ready, and a check says that it will not recover by itself."""
+    """It is not ready, and a check reports that it will not recover by itself."""
     stage: str = ""
-    """What its start is doing, without how far it has come; "" after the start, or where it was not reported."""
+    """What its start is doing, without the progress; "" after the start, or if it was not reported."""
 
 
 class Page(NamedTuple):
@@ -77,18 +77,18 @@ class Page(NamedTuple):
     content_type: str
     body: bytes
     allow: str = "GET, HEAD"
-    """The methods that the path takes, for a 405."""
+    """The methods that the path accepts, for a 405."""
 
 
 Pages = Mapping[str, Callable[[], Page]]
-"""Path -> what makes the answer."""
+"""Path -> the function that makes the answer."""
 
 Takers = Mapping[str, Callable[[bytes], Page]]
-"""Path -> what takes the body of a PUT request, and makes the answer."""
+"""Path -> the function that receives the body of a PUT request and makes the answer."""
 
 
 def admin_takers(offer: Callable[[str], None], report: Callable[[], ConfigReport]) -> Takers:
-    """What the admin port takes. `offer` raises ValueError for a config that cannot be."""
+    """The admin port's PUT paths. `offer` raises ValueError for an invalid config."""
 
     def user_config(body: bytes) -> Page:
         try:
@@ -101,7 +101,7 @@ def admin_takers(offer: Callable[[str], None], report: Callable[[], ConfigReport
 
 
 def admin_pages(read: Callable[[], Readiness], expose: Callable[[], bytes]) -> Pages:
-    """What the admin port answers; `expose` returns the text of /metrics."""
+    """The admin port's GET paths; `expose` returns the text of /metrics."""
 
     def readyz() -> Page:
         readiness = read()
@@ -115,7 +115,7 @@ def admin_pages(read: Callable[[], Readiness], expose: Callable[[], bytes]) -> P
 
 
 class AdminServer:
-    """Answers GET and HEAD requests for a few pages, over HTTP/1.1 connections that stay open; takes PUT requests."""
+    """Serves GET and HEAD requests for a few pages, and PUT requests, over HTTP/1.1 with keep-alive."""
 
     def __init__(self, pages: Pages, takers: Takers | None = None) -> None:
         self._pages = pages
@@ -124,7 +124,7 @@ class AdminServer:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port. Raises OSError when it cannot be had."""
+        """Listen; returns the port. Raises OSError if it cannot be opened."""
         self._server = await asyncio.start_server(self._connected, host, port, limit=MAX_HEAD_BYTES, backlog=128)
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -190,15 +190,15 @@ class AdminServer:
 
 
 class AdminRequest(NamedTuple):
-    """What matters of a request here."""
+    """The parts of a request that matter here."""
 
     method: str
-    """"" = not understood."""
+    """"" = malformed."""
     path: str = ""
     goes_on: bool = False
     """Whether another request may follow on the connection."""
     length: int = 0
-    """Bytes of the body of a PUT; -1 where the head does not say it. The connection is closed after the answer."""
+    """Bytes of the body of a PUT; -1 if the head does not state it: the connection is then closed after the answer."""
 
 
 def read_head(head: bytes) -> AdminRequest:
@@ -230,7 +230,7 @@ def _made(request: AdminRequest, make: Callable[[], Page]) -> Page:
 
 
 def _length(headers: Mapping[str, str]) -> int:
-    """Bytes of a request's body; -1 where the head does not say it."""
+    """Bytes of a request's body; -1 if the head does not state it."""
     text = headers.get("content-length", "0")
     if "transfer-encoding" in headers or not (text.isascii() and text.isdigit() and len(text) < 10):
         return -1

@@ -1,14 +1,13 @@
-"""Whether the replica is healthy: runs its parts' `check_health` periodically and judges the results.
+"""Decides whether the replica is healthy: runs its parts' `check_health` periodically and judges the results.
 
-    Judge        pure: what a check that ended, or does not end, says
+    Judge        pure: judges checks that ended, or do not end
     HealthWatch  runs the checks, and reports to the replica when the judgement changes
 
-A check that does not end in time is a failure, except where it may be waiting in the line behind accepted requests. The
-line moves first come, first served, or nearly so: once twice as many requests have been answered as were in flight when
-the check began, its turn was there, and the line explains nothing any more. Nor does it after `request_timeout_s`: no
-accepted request may take longer than that.
+A check that does not end in time is a failure, unless it may be queued behind accepted requests. Requests are answered
+about first come, first served: once twice as many have been answered as were in flight when the check began, the check
+has had its turn, and the queue is no excuse. Nor is it after `request_timeout_s`: no accepted request may take longer.
 
-One check that raises `Broken` is enough. Code that learns between two checks that something is broken calls `recheck`.
+One check that raises `Broken` is enough. Code that notices between two checks that something is broken calls `recheck`.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from pierhead.settings import Settings
 logger = logging.getLogger("pierhead")
 
 FAILURES = 3
-"""Failed checks in a row after which a replica is ill."""
+"""Consecutive failed checks after which a replica is unhealthy."""
 
 LINES = 2
-"""How many times the line that stood before a check must have been answered before its turn is overdue: batches and
-requests of different length let some pass others."""
+"""The check is overdue once this many times the requests in flight at its begin were answered: more than once, because
+batches and requests of different length overtake others."""
 
 MIN_PAUSE_S = 0.1
-"""Between two rounds at least, however often `recheck` is called."""
+"""Shortest time between two rounds, however often `recheck` is called."""
 
 END_S = 1.0
 """How long a check that is cancelled at the replica's end may take to clean up."""
@@ -58,13 +57,13 @@ class Finding(NamedTuple):
 
 
 class Judge:
-    """What checks say of a replica. Pure: times and loads are arguments."""
+    """Judges a replica by its checks. Pure: times and loads are arguments."""
 
     def __init__(self, timeout_s: float, patience_s: float) -> None:
         self._timeout_s = timeout_s
         self._patience_s = max(timeout_s, patience_s)
         self.failures = 0
-        """In a row."""
+        """Consecutive failures."""
         self.broken = False
         """A check has raised `Broken`, and none has passed since."""
 
@@ -74,7 +73,7 @@ class Judge:
         return self.broken or self.failures >= FAILURES
 
     def passed(self) -> None:
-        """A check has ended well."""
+        """A check has passed."""
         self.failures = 0
         self.broken = False
 
@@ -92,7 +91,7 @@ class Judge:
 
 
 def checks_of(parts: Iterable[object]) -> list[tuple[str, Check]]:
-    """Each part's `check_health` with the part's name. Raises TypeError for one that is not `async def`."""
+    """Each part's `check_health` with the part's name. Raises TypeError if one is not `async def`."""
     found: list[tuple[str, Check]] = []
     for part in parts:
         check = getattr(part, "check_health", None)
@@ -105,21 +104,20 @@ def checks_of(parts: Iterable[object]) -> list[tuple[str, Check]]:
 
 
 _RUNNING: set[HealthWatch] = set()
-"""Of this process: one, but for tests."""
+"""The watches of this process: one, except in tests."""
 
 
 def recheck() -> None:
-    """Have `check_health` called now, and not at the next period: for code that learns that something is broken.
+    """Run `check_health` now instead of at the next period: for code that notices that something is broken.
 
-    Of such a check only `Broken` counts: any other end of it says no more than that it was asked for. May be called
-    from any thread, and at any rate.
+    Of such a check only `Broken` counts; any other failure is ignored. May be called from any thread, and at any rate.
     """
     for watch in list(_RUNNING):
         watch.ask()
 
 
 def _take_note(round_: asyncio.Task[None]) -> None:
-    """Retrieve the outcome of a round that was cancelled and ends later, or the loop would log it."""
+    """Retrieve the outcome of a cancelled round that ends later, or the loop would log it."""
     if not round_.cancelled():
         round_.exception()
 
@@ -146,7 +144,7 @@ class HealthWatch:
 
     @property
     def broken(self) -> bool:
-        """Whether a check was certain that the replica will not get well, and none has passed since."""
+        """Whether a check was certain that the replica will not recover, and none has passed since."""
         return self._judge.broken
 
     def ask(self) -> None:
@@ -166,8 +164,8 @@ class HealthWatch:
     async def run(self) -> None:
         """Check every `health_period_s`; after each round `judged("")` or `judged("why it is ill")` is called.
 
-        The replica is judged after each failed round once it is ill, and after each that passed. A round in between,
-        that `recheck` has asked for, changes nothing unless it is certain.
+        It is called after each failed round once the replica is unhealthy, and after each round that passed. A round of
+        `recheck` in between changes nothing unless it raises `Broken`.
         """
         round_: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -176,7 +174,7 @@ class HealthWatch:
         try:
             while True:
                 counts = await self._wait(due)
-                if round_ is None or round_.done():  # user code that keeps running when cancelled is not run twice
+                if round_ is None or round_.done():  # user code that ignores its cancellation is not run twice
                     round_ = asyncio.create_task(self.check_all(), name="check_health")
                     round_.add_done_callback(_take_note)
                 finding = await self._outcome(round_)
@@ -192,7 +190,7 @@ class HealthWatch:
                 await asyncio.wait([round_], timeout=END_S)
 
     async def _wait(self, due: float) -> bool:
-        """Until a round is due, or asked for; whether it is due."""
+        """Wait until a round is due, or requested; returns whether it is due."""
         await asyncio.sleep(min(MIN_PAUSE_S, max(due - time.monotonic(), 0.0)))
         try:
             async with asyncio.timeout(max(due - time.monotonic(), 0.0)):
@@ -236,7 +234,7 @@ class HealthWatch:
             await self._judged(f"check_health failed {judge.failures} times in a row: {finding.reason}")
 
     def _end(self, round_: asyncio.Task[None]) -> Finding | None:
-        """Why the round failed; None when it passed. A round that still runs is cancelled, and not waited for."""
+        """Why the round failed; None if it passed. Cancels a round that still runs, without waiting for its end."""
         if not round_.done():
             round_.cancel()
             load = self._load()

@@ -1,4 +1,4 @@
-"""`serve()`: what a service's program calls. The process of a replica from start to end."""
+"""`serve()`, which a service's program calls: runs the process of a replica from start to end."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ logger = logging.getLogger("pierhead")
 
 
 def serve(*parts: object, settings: Settings | None = None) -> None:
-    """Serve until told to stop; returns after a drain. Exits with 2 on bad settings, 1 when the start fails.
+    """Serve until a stop signal; returns after a drain. Exits with 2 on bad settings, 1 when the start fails.
 
     A part is a generated servicer's subclass, an `aiohttp.web.Application` or an ASGI application (one of the two), or
     any object with `async def check_health(self) -> None`. Every part may have `check_health`: it is called once before
-    the replica says that it is ready (let it do one real inference) and every ten seconds after, or when `recheck()`
-    asks for it. Raising three times in a row means unhealthy; raising `Broken` does at once. A servicer's `aclose`, or
-    else its `close`, is called at the end, when no request is left; either may be `async def`.
+    the replica reports ready (it should do one real inference), every ten seconds after, and on `recheck()`. The
+    replica is unhealthy once it raises three times in a row, or raises `Broken` once. A servicer's `aclose`, or else
+    its `close`, is called at the end, when no request is left; either may be `async def`.
     """
     try:
         settings = settings or Settings.from_env()
@@ -36,9 +36,9 @@ def serve(*parts: object, settings: Settings | None = None) -> None:
     try:
         asyncio.run(_serve(parts, settings))
     except SettingsError as error:
-        logger.error("%s", error)  # noqa: TRY400 - the message says it all
+        logger.error("%s", error)  # noqa: TRY400 - the message is enough
         raise SystemExit(2) from None
-    except PierheadError as error:  # the message says it all; the traceback of what caused it may say more
+    except PierheadError as error:  # the message is enough; only the cause's traceback may help
         logger.error(  # noqa: TRY400
             "%s could not be served: %s", settings.service or "the service", error, exc_info=error.__cause__
         )
@@ -71,7 +71,7 @@ async def _serve(parts: tuple[object, ...], settings: Settings) -> None:
 
 
 async def _watch_loop(server: ReplicaServer) -> None:
-    """Until cancelled: log what blocks the loop, from the moment that the replica is ready: then requests wait."""
+    """Log code that blocks the loop, until cancelled. Only once the replica is ready: before, no request waits."""
     await server.ready.wait()
     watchdog = Watchdog(server.metrics)
     watchdog.start()

@@ -1,4 +1,4 @@
-"""One replica from its start to its drained end.
+"""The server of one replica: start, readiness, drain, end.
 
 starting --(check_health passed, listening)--> ready --(SIGTERM)--> draining --(nothing in flight)--> exit 0
                                                  ^  |                    `--(second signal, drain timeout)--> stop now
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("pierhead")
 
 QUIET_S = 0.25
-"""A drained replica stays this long without a request before it closes its ports: callers that do not know of the drain
-yet get a refusal they can act upon, instead of a broken connection."""
+"""A drained replica closes its ports after this long without a request: callers that do not know of the drain yet get a
+refusal and retry elsewhere, instead of a broken connection."""
 
 QUIET_TRIES = 20
 """A caller that keeps calling a draining replica keeps it alive for at most this many times QUIET_S."""
@@ -52,7 +52,7 @@ END_S = 10.0
 """How long a servicer's `aclose`, or `close`, may take."""
 
 HOOKS = ("check_health", "reconfigure")
-"""Methods that make any object a part."""
+"""An object with one of these methods can be a part."""
 
 
 class ReplicaServer:
@@ -70,7 +70,7 @@ class ReplicaServer:
         self.metrics = metrics or runtime_metrics.PROCESS
         self.state: State = "starting"
         self.grpc_port: int | None = None
-        """Bound port once `ready` is set; None without servicers."""
+        """The bound port once `ready` is set; None without servicers."""
         self.http_port: int | None = None
         self.admin_port: int | None = None
         self.ready = asyncio.Event()
@@ -96,13 +96,13 @@ class ReplicaServer:
         self._describe()
 
     def stop(self) -> None:
-        """What SIGTERM does: drain. Asked again, or while starting, when there is nothing to finish: stop now."""
+        """Drain, as on SIGTERM. A second call, or a call while starting, stops at once."""
         if self._stop_asked.is_set() or not self.ready.is_set():
             self._stop_now.set()
         self._stop_asked.set()
 
     async def run(self) -> None:
-        """Start, serve, drain, close. Raises whatever keeps the replica from starting."""
+        """Start, serve, drain, close. Raises the error that keeps the replica from starting."""
         if self.settings.run_user_code_in_separate_thread:
             self._user = UserLoop(self.settings)
         try:
@@ -111,7 +111,7 @@ class ReplicaServer:
                 helpers = [
                     tasks.create_task(self._stay_well(), name="health"),
                     tasks.create_task(self._stay_configured(), name="user_config"),
-                    tasks.create_task(self._end_when_told(life), name="stop now"),
+                    tasks.create_task(self._end_on_stop(life), name="stop now"),
                 ]
                 if self._user is not None:
                     helpers.append(tasks.create_task(self._user.lives(), name="user code"))
@@ -128,11 +128,11 @@ class ReplicaServer:
             await self._close()
 
     def readiness(self) -> Readiness:
-        """What /readyz says."""
+        """The content of /readyz."""
         waiting = {target: int(count) for (target,), count in list(self.metrics.queued.values.items()) if count}
         answers = tally(dict(self.metrics.requests.values))
         config = self._config.report()
-        version = STATS.version  # before the numbers: those may be newer, never older
+        version = STATS.version  # read before the numbers, so that the numbers are never older
         return Readiness(
             self.state,
             self._admission.ongoing,
@@ -187,9 +187,9 @@ class ReplicaServer:
         self.metrics.ready.read = lambda: float(self.state == "ready")
         self.metrics.log_lines_dropped.read = logs.dropped
 
-    async def _end_when_told(self, life: asyncio.Task[None]) -> None:
+    async def _end_on_stop(self, life: asyncio.Task[None]) -> None:
         await self._stop_now.wait()
-        logger.warning("told to stop now with %d requests in flight", self._admission.ongoing)
+        logger.warning("stopping at once with %d requests in flight", self._admission.ongoing)
         life.cancel()
 
     async def _live(self) -> None:
@@ -201,10 +201,10 @@ class ReplicaServer:
         await self._config.settle()
         await self._watch.check_all()
         await self._listen()
-        # What lives now lives for good: keep it out of every later garbage collection.
+        # Objects that live now live until the end: exclude them from later garbage collections.
         gc.collect()
         gc.freeze()
-        await self._config.settle()  # another one may have come meanwhile
+        await self._config.settle()  # another config may have arrived meanwhile
         await self._say_ready()
         self.ready.set()
         await self._stop_asked.wait()
@@ -240,7 +240,7 @@ class ReplicaServer:
             self.http_port = await listener.start(self._edge, settings.host, port)
 
     def _add_standard_services(self, server: grpc.aio.Server) -> None:
-        """grpc.health.v1 and reflection: outside admission, they must answer when the replica is full."""
+        """grpc.health.v1 and reflection: outside admission, as they must answer when the replica is full."""
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
@@ -257,7 +257,7 @@ class ReplicaServer:
     async def _run_check(self, check: Check) -> None:
         if self._user is not None:
             await self._user.run(check)
-        else:  # in a task of its own, whose end releases the models that it keeps
+        else:  # in a task of its own, whose end releases its models
             await asyncio.ensure_future(check())
 
     async def _run_hook(self, hook: Hook, config: object) -> None:
@@ -275,7 +275,7 @@ class ReplicaServer:
         await self._watch.run()
 
     async def _judged(self, why_ill: str) -> None:
-        """What the watch says: an ill replica is out of rotation until a check passes."""
+        """Apply the health watch's judgement: an unhealthy replica is out of rotation until a check passes."""
         if not why_ill:
             await self._say_ready()
         elif self.state != "draining":
@@ -298,7 +298,7 @@ class ReplicaServer:
     # ---- the end
 
     async def _drain(self) -> None:
-        """Finish what there is, refuse what is new, within the drain timeout."""
+        """Finish the requests in flight and refuse new ones, within the drain timeout."""
         self._set_state("draining", "told to stop")
         self._admission.draining = True
         for listener in self._listeners.values():
@@ -316,7 +316,7 @@ class ReplicaServer:
             )
 
     async def _wait_quiet(self) -> None:
-        """Return once nothing is in flight and nothing has come for a moment: callers may not know of the drain yet."""
+        """Return once no request is in flight and none has come for a moment: callers may not know of the drain yet."""
         for _ in range(QUIET_TRIES):
             await self._admission.wait_idle()
             before = self._asked()
@@ -342,7 +342,7 @@ class ReplicaServer:
         logger.info("stopped")
 
     async def _end_servicers(self) -> None:
-        """Let the servicers end what they hold: engines, processes."""
+        """Call the servicers' `aclose` or `close`, which end their engines and processes."""
         for servicer in self._servicers:
             for name in ("aclose", "close"):
                 end = getattr(servicer, name, None)
@@ -351,7 +351,7 @@ class ReplicaServer:
                     break
 
     async def _end_servicer(self, name: str, end: Callable[[], object]) -> None:
-        """Call it. A failure is logged, and the replica goes on to end."""
+        """Call one of them. A failure is logged, and the replica continues its shutdown."""
 
         async def ended() -> None:
             result = end()
@@ -381,7 +381,7 @@ class ReplicaServer:
 
 
 def listeners_of(parts: Iterable[object]) -> dict[int, HttpListener]:
-    """By the part's id. What serves HTTP would take a quarter of the memory of a replica that does not need it."""
+    """HTTP listeners by the part's id. Imported only if needed: they take a quarter of a small replica's memory."""
     found: dict[int, HttpListener] = {}
     for part in parts:
         from pierhead.http.server import listener_for
@@ -393,12 +393,12 @@ def listeners_of(parts: Iterable[object]) -> dict[int, HttpListener]:
 
 
 def _reject_cancelled(life: asyncio.Task[None]) -> NoReturn:
-    """An end without a stop signal. Without this error it would look like a drain, with exit code 0."""
+    """Raise for an end without a stop signal, which would otherwise look like a drain, with exit code 0."""
     try:
         life.result()
     except asyncio.CancelledError as error:
         raise RuntimeError(
-            "user code has raised CancelledError, which nobody had asked for: check_health, or what the application "
+            "user code has raised CancelledError without being cancelled: check_health, or what the application "
             "does at its start; see where below"
         ) from error
     raise AssertionError("a task that was cancelled has a result")

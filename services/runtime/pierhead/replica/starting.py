@@ -1,11 +1,11 @@
-"""What a replica reports of its start, so that a long start is not taken for one that hangs.
+"""Progress reports of a replica's start, so that the controller can tell a long start from a hanging one.
 
     for number, shard in enumerate(shards):
         pierhead.progress("loading weights", number, len(shards))
         load(shard)
 
-Most programs load before they call `serve()`, when no port is open yet. So the first report opens the admin port, by a
-thread of its own, where the controller asks; `serve()` takes it over.
+Most programs load before they call `serve()`, when no port is open yet. So the first report opens the admin port, which
+the controller polls, in a thread of its own; `serve()` takes it over.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from pierhead.settings import Settings
 logger = logging.getLogger("pierhead")
 
 MOST_STAGES = 1000
-"""Different descriptions that count as progress: a start that invents new ones without end makes no progress."""
+"""Most descriptions that count as progress: an endless series of new descriptions is none."""
 HAND_OVER_S = 5.0
 
 
 def progress(doing: str, done: float | None = None, total: float = 1.0) -> None:
-    """Report what the start is doing, and how much of it is `done` of `total` (None = not known).
+    """Report what the start is doing, and how much of it is `done` of `total` (None = unknown).
 
-    Shown by `make status` and in the events. `x-serve.startup.deadline_s` counts anew from each report that shows
-    progress: a description that was not given before, or more done than ever of a known one. May be called from any
-    thread, and at any rate; after the replica was ready once it changes nothing.
+    Shown by `make status` and in the events. `x-serve.startup.deadline_s` restarts at each report of progress: a new
+    description, or a greater share of a known one than before. May be called from any thread, and at any rate; after
+    the replica was ready once it has no effect.
     """
     START.report(doing, done, total)
 
 
 class Start:
-    """What was reported. `steps` is another number whenever the start has moved."""
+    """The reports of this process's start. `steps` changes with each progress."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
@@ -63,12 +63,12 @@ class Start:
             if amount > self._best.get(doing, float("-inf")):
                 self._best[doing] = amount
                 self.steps += 1
-            # Only a process that the controller has started is asked for its progress.
+            # The controller polls only the processes that it has started.
             if not self._served and self._early is None and self._environ.get("PIERHEAD_REPLICA"):
                 self._early = _EarlyAdmin(self)
 
     def hand_over(self) -> None:
-        """The replica listens on the admin port itself from now on."""
+        """Close the port: the replica itself listens on the admin port from now on."""
         with self._lock:
             self._served = True
             early, self._early = self._early, None
@@ -88,7 +88,7 @@ class _EarlyAdmin:
         self._thread.start()
 
     def close(self) -> None:
-        """Free the port. What hangs in here must not keep the replica from starting."""
+        """Free the port. Never blocks the replica's start, even if the thread hangs."""
         self._listens.wait(HAND_OVER_S)
         if self._loop is not None and self._end is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._end.set)
@@ -99,7 +99,7 @@ class _EarlyAdmin:
             settings = Settings.from_env()
         except SettingsError:
             self._listens.set()
-            return  # serve() refuses them, and says so
+            return  # serve() reports the bad settings
         asyncio.run(self._listen(settings.host, settings.admin_port))
 
     async def _listen(self, host: str, port: int) -> None:

@@ -1,12 +1,12 @@
-"""What may be changed of a service while it runs: `x-serve.user_config`, handed to `reconfigure(user_config)`.
+"""Applies `x-serve.user_config`, which may change while a replica runs: passes it to `reconfigure(user_config)`.
 
     PIERHEAD_USER_CONFIG, at the start --.                              .-- raises: the former one stays in force,
     PUT /user-config, at every change  ---+--> wanted --> reconfigure --+   and this one is tried again
                                                                         +-- does not return: the same, once it is ready
                                                                         `-- returns: in force
 
-At the start `{}` is in force: nothing is set, and `reconfigure` is not called for it. It is called whenever another one
-is wanted, also when `{}` is wanted again. The controller compares digests of their texts to know which one is in force.
+At the start `{}` is in force, without a call of `reconfigure`. It is called whenever another config is wanted, also
+when `{}` is wanted again. The controller compares digests of the texts to see which config is in force.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ logger = logging.getLogger("pierhead")
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
-"""Before a config that was refused is tried again: a database may be back. Doubled each time."""
+"""Backoff before a refused config is tried again: a database may be back. Doubled each time."""
 
 LIMIT_S = 300.0
 """How long one `reconfigure` of a replica that has been ready may take. At the start `startup.deadline_s` bounds it."""
 END_S = 2.0
-"""How long it may take to end once it is cancelled, before that is reported, too."""
+"""How long a cancelled `reconfigure` may take to end, before that is reported, too."""
 
 LONGEST_ERROR = 400
-"""Characters of an exception that are reported; all of it is in the log."""
+"""Characters of an exception that are reported; the log has the whole text."""
 
 Hook = Callable[[Any], Any]
 RunHook = Callable[[Hook, Any], Coroutine[Any, Any, None]]
@@ -47,17 +47,17 @@ class DidNotReturn(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ConfigReport:
-    """Which config a replica shall have, and which one it has, each by its digest."""
+    """The digests of a replica's wanted config and of the one in force."""
 
     wanted: str
     applied: str
     error: str = ""
-    """Why the wanted one is not in force; "" when it is, or is being applied."""
+    """Why the wanted config is not in force; "" if it is, or is being applied."""
 
 
 @lru_cache(maxsize=16)
 def digest(text: str) -> str:
-    """Twelve hex digits that stand for a config's text."""
+    """Twelve hex digits that identify a config's text."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -69,13 +69,13 @@ async def call_hook(hook: Hook, config: Any) -> None:
 
 
 class UserConfig:
-    """The config of one process: what is wanted, what is in force. `settle` and `keep` are for one task each, in turn.
+    """The wanted config of one process, and the one in force. Only one task may run `settle`, then `keep`.
 
-    `run` calls a hook where user code is to run, and returns when it has ended.
+    `run` calls a hook on the loop for user code, and returns when it has ended.
     """
 
     def __init__(self, parts: Iterable[object], text: str, run: RunHook) -> None:
-        """`text` is what is wanted at the start. Raises ValueError where it cannot be."""
+        """`text`: the config wanted at the start. Raises ValueError if it is invalid."""
         read_user_config(text)
         self._hooks = [(type(part).__name__, hook) for part in parts if callable(hook := _hook_of(part))]
         self._run = run
@@ -84,24 +84,24 @@ class UserConfig:
         self._error = ""
         self._news = asyncio.Event()
         self._left_behind: asyncio.Future[None] | None = None
-        """A call that was cancelled and has not ended: no other one is made beside it."""
+        """A cancelled call that has not ended: no other call is made before its end."""
         self._why_left = ""
 
     def offer(self, text: str) -> None:
-        """Want this one from now on. Raises ValueError where it cannot be; what is wanted stays."""
+        """Want this config from now on. Raises ValueError if it is invalid, and then changes nothing."""
         read_user_config(text)
         if text != self._wanted:
             self._wanted, self._error = text, ""
             self._news.set()
 
     def report(self) -> ConfigReport:
-        """Where it stands."""
+        """The current state."""
         return ConfigReport(digest(self._wanted), digest(self._applied), self._error)
 
     async def settle(self, limit_s: float | None = None) -> None:
-        """Return once what is wanted is in force. A refused config is tried again until another one is wanted.
+        """Return once the wanted config is in force. A refused config is tried again until another one is wanted.
 
-        `limit_s` bounds each call of a hook; a hook that does not return is cancelled, and counts as refused.
+        `limit_s` bounds each call of a hook; a hook that does not return is cancelled, which counts as a refusal.
         """
         pause_s = FIRST_PAUSE_S
         while self._wanted != self._applied:
@@ -113,14 +113,14 @@ class UserConfig:
                 pause_s = FIRST_PAUSE_S
 
     async def keep(self) -> None:
-        """Until cancelled: put in force what is wanted, whenever another one is; each hook has LIMIT_S for it."""
+        """Apply each newly wanted config, until cancelled; each hook may take LIMIT_S."""
         while True:
             await self._news.wait()
             self._news.clear()
             await self.settle(LIMIT_S)
 
     async def _heard(self, within_s: float) -> bool:
-        """Whether another one is wanted within that time."""
+        """Wait for another config to be wanted, at most that long; returns whether one is."""
         try:
             async with asyncio.timeout(within_s):
                 await self._news.wait()
@@ -129,13 +129,13 @@ class UserConfig:
         return True
 
     async def _apply(self, text: str, limit_s: float | None) -> None:
-        """Call every hook. When one refuses, those before it get the former config again."""
+        """Call every hook. When one refuses, the hooks before it get the former config again."""
         if self._left_behind is not None and not self._left_behind.done():
             self._note(text, self._why_left)
             return
         refused = f"x-serve.user_config {digest(text)} is not in force"
         if not self._hooks and text != NO_USER_CONFIG:
-            self._note(text, "nothing that serve() was given has a method `reconfigure(user_config)`")
+            self._note(text, "no part passed to serve() has a method `reconfigure(user_config)`")
             logger.error("%s: %s", refused, self._error)
             return
         for number, (name, hook) in enumerate(self._hooks):
@@ -157,9 +157,9 @@ class UserConfig:
         logger.info("x-serve.user_config %s is in force", digest(text))
 
     async def _call(self, hook: Hook, text: str, limit_s: float | None) -> None:
-        """Call one hook with a config of its own: what it does to it harms no other.
+        """Call one hook with its own copy of the config, which it may change.
 
-        Raises what the hook raises (RuntimeError for a CancelledError of its own), DidNotReturn.
+        Raises what the hook raises (RuntimeError for a CancelledError of its own), or DidNotReturn.
         """
         call = asyncio.ensure_future(self._run(hook, json.loads(text)))
         try:
@@ -169,7 +169,7 @@ class UserConfig:
             await asyncio.wait([call])
             raise
         if call.cancelled():
-            # Passed on, it would end the task that asks, and with it every later change.
+            # Raised as CancelledError, it would end the calling task, and with it every later change.
             raise RuntimeError("it was cancelled from within")
         if call.done():
             return call.result()
@@ -185,7 +185,7 @@ class UserConfig:
 
     async def _take_back(self, count: int, limit_s: float | None) -> None:
         if self._left_behind is not None and not self._left_behind.done():
-            return  # it would wait behind it
+            return  # a hook still runs: further calls would have to wait for it
         for name, hook in self._hooks[:count]:
             try:
                 await self._call(hook, self._applied, limit_s)
@@ -193,7 +193,7 @@ class UserConfig:
                 logger.exception("%s.reconfigure raised for the former user_config, too", name)
 
     def _note(self, text: str, error: str) -> None:
-        """Keep why a config was refused, unless another one is wanted by now."""
+        """Record why a config was refused, unless another one is wanted by now."""
         if text == self._wanted:
             words = error if len(error) <= LONGEST_ERROR else f"{error[:LONGEST_ERROR]}..."
             self._error = " ".join(words.split())

@@ -1,8 +1,8 @@
 """Logs which code blocks a replica's event loop, and for how long.
 
-A thread looks at the loop's thread ten times a second. While the loop runs code, a probe is out: a callback that notes
-when the loop has come to it. A late probe is lag. It is a block where every look since has found the same task or
-callback at work; a loop that is late because it has many short callbacks to run is not blocked.
+A thread samples the loop's thread ten times a second. While the loop runs code, a probe is pending: a callback that
+records when the loop runs it. A late probe is lag. It is a block if every sample since then has found the same task or
+callback running; a loop that is late because of many short callbacks is not blocked.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ from pierhead.metrics import RuntimeMetrics
 logger = logging.getLogger("pierhead")
 
 BLOCKED_S = 0.2
-"""A callback that runs for so long is logged: people notice a fifth of a second, and every request waits behind it."""
+"""A callback that runs this long is logged: people notice a fifth of a second, and every request waits for it."""
 
 PERIOD_S = 0.1
-"""Between two looks. An idle replica uses 0.08 % of a processor to look so often, nearly all of it for waking up."""
+"""Time between two samples. They cost an idle replica 0.08 % of a processor, nearly all of it for waking up."""
 
 LAG_SPAN_S = 15.0
-"""The lag that is shown is the largest of at least this time: as long as Prometheus leaves between two scrapes."""
+"""The reported lag is the largest of at least this time: the time between two scrapes of Prometheus."""
 
 MOST_FRAMES = 40
-"""Of a stack in the log, from the innermost on; beyond it there are only frames of servers and of Python's start."""
+"""Frames of a stack in the log, from the innermost on; the others belong to servers and to Python's start."""
 
 
 class Block(NamedTuple):
-    """One callback or one step of a task that keeps the loop from everything else."""
+    """One callback or one step of a task that blocks the loop."""
 
     length_s: float
-    """So far."""
+    """Its length so far."""
     is_over: bool
 
 
 class Detector:
-    """Decides from looks at a loop, one every PERIOD_S, whether something blocks it. Pure."""
+    """Decides from samples of a loop, one every PERIOD_S, whether a callback blocks it. Pure."""
 
     def __init__(self) -> None:
         self._sent_at: float | None = None
         self._found: object = None
         self._is_same = True
-        """Whether each look since the probe was sent has found the same at work."""
+        """Whether each sample since the probe was sent has found the same code running."""
         self._is_block = False
         self.total_s = 0.0
-        """The sum of all blocks that are over."""
+        """The total length of all ended blocks."""
         self.lag = RecentMax(LAG_SPAN_S)
 
     def look(self, at: float, works: object, answered_at: float | None) -> Block | None:
         """Returns a block once when it has lasted BLOCKED_S, and once when it is over.
 
         `works` is the task or the code that runs, compared with `==`; None while the loop waits for events.
-        `answered_at` is when the loop ran the probe that is out; None = it has not. Times are monotonic seconds.
+        `answered_at` is when the loop ran the pending probe; None = it has not. Times are monotonic seconds.
         """
         if self._sent_at is None:
             return None
@@ -76,14 +76,14 @@ class Detector:
         return Block(length_s, is_over=False)
 
     def wants_probe(self, at: float, works: object) -> bool:
-        """Whether a probe is to be sent after this look; it then counts as sent `at`."""
+        """Whether a probe is to be sent after this sample; it then counts as sent `at`."""
         if works is None or self._sent_at is not None:
             return False
         self._sent_at, self._found, self._is_same = at, works, True
         return True
 
     def shown_lag_s(self, now: float) -> float:
-        """How late the loop was lately, at most, with a probe that is still out."""
+        """The largest recent lag of the loop, a pending probe included."""
         out = 0.0 if self._sent_at is None else max(0.0, now - self._sent_at)
         return max(self.lag.value(now), out)
 
@@ -145,11 +145,11 @@ class Watchdog:
         metrics.loop_lag.read = lambda: self._detector.shown_lag_s(time.monotonic())
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to sample."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more. The thread ends when it next wakes up."""
+        """Stop sampling. The thread ends when it next wakes up."""
         self._stopped = True
 
     def _run(self) -> None:
@@ -181,10 +181,10 @@ class Watchdog:
         self._answered_at = time.monotonic()
 
     def _at_work(self, frame: FrameType) -> object:
-        """The task that runs, else the code that the loop has called."""
+        """The running task, else the code of the running callback."""
         task = asyncio.current_task(self._loop)
         if task is not None:
-            return weakref.ref(task)  # not the task itself: its locals must not live longer because of us
+            return weakref.ref(task)  # weak: the watchdog must not keep the task's locals alive
         while frame.f_back is not None and frame.f_back.f_code.co_name != "_run":
             frame = frame.f_back
         return frame.f_code
@@ -214,7 +214,7 @@ _NOT_THE_SERVICE_S = tuple(
 
 
 def line_of(frame: FrameType) -> str:
-    """The line that a stack is at: the innermost one of the service's own code, else the innermost one."""
+    """The current line of a stack: the innermost line of the service's own code, else the innermost one."""
     found: FrameType | None = frame
     while found is not None and found.f_code.co_filename.startswith(_NOT_THE_SERVICE_S):
         found = found.f_back

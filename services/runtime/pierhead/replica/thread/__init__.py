@@ -1,1 +1,1 @@
-"""User code on an event loop of its own, in a thread beside the server's."""
+"""Runs user code on an event loop of its own, in a second thread."""

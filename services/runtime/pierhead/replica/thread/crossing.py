@@ -1,10 +1,10 @@
-"""From one event loop to another, each in a thread of its own: calls, coroutines, and streams of items.
+"""Passes calls, coroutines, and streams of items between two event loops, each in a thread of its own.
 
-    Mailbox    calls into a loop; what is posted together wakes it once
-    Crossing   a coroutine that runs there and is awaited here
-    HandOver   items that are made there and consumed here, a few at a time
+    Mailbox    calls into a loop; calls in quick succession wake it once
+    Crossing   a coroutine that runs on the other loop and is awaited on this one
+    HandOver   items that are produced on the other loop and consumed on this one, a few at a time
 
-Everything is posted; no loop ever waits for the other's thread. What is posted by one side arrives in its order.
+Everything is posted; no thread ever waits for the other one. The calls of one side arrive in order.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ logger = logging.getLogger("pierhead")
 T = TypeVar("T")
 
 WINDOW = 16
-"""Items of one stream that are made ahead of their consumer, at most. A trip there and back takes about as long as a
-few small items take to make: more would not be faster, and items may be large."""
+"""Most items of one stream that are produced ahead of their consumer. A round trip takes about as long as producing a
+few small items: more would not be faster, and items may be large."""
 
 
 class Mailbox:
@@ -35,7 +35,7 @@ class Mailbox:
         self._woken = False
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
-        """Have `function(*args)` called in the loop; nothing happens when the loop is closed."""
+        """Call `function(*args)` in the loop; does nothing when the loop is closed."""
         self._posted.append((function, args))
         if not self._woken:
             self._woken = True  # before the call: it may be answered before it returns
@@ -43,7 +43,7 @@ class Mailbox:
                 self.loop.call_soon_threadsafe(self._empty)
 
     def _empty(self) -> None:
-        # Before reading: a call that is posted from here on wakes the loop again.
+        # Before reading: a call that is posted after this line wakes the loop again.
         self._woken = False
         for _ in range(len(self._posted)):
             function, args = self._posted.popleft()
@@ -54,10 +54,10 @@ class Mailbox:
 
 
 class Crossing(Generic[T]):
-    """A coroutine that runs on the loop of `there` and whose outcome is awaited on that of `here`, where this is made.
+    """A coroutine that runs on the loop of `there` and is awaited on the loop of `here`, which creates this object.
 
-    It runs in a copy of the maker's context. Cancelling the code that awaits the outcome cancels the coroutine, whose
-    end is waited for all the same: until then it uses what its caller counts.
+    It runs in a copy of the creator's context. Cancelling the code that awaits it cancels the coroutine, and still
+    waits for its end: until then the request is in flight.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class Crossing(Generic[T]):
                     self._outcome = self._here.loop.create_future()
                     self.cancel()
         finally:
-            del self  # an exception's traceback would hold us, and we hold it
+            del self  # breaks the cycle of this object, its exception, the traceback and this frame
 
     def cancel(self) -> None:
         """Ask the coroutine to end."""
         self._there.post(self._cancel)
 
     def abandon(self, error: BaseException) -> None:
-        """End the wait for the outcome with `error`: there will be none."""
+        """Fail the wait for the outcome with `error`, as there will be none."""
         self._settled = True
         if not self._outcome.done():
             self._outcome.set_exception(error)
@@ -114,11 +114,11 @@ class Crossing(Generic[T]):
         outcome = self._outcome
         if outcome.done():  # just cancelled, or abandoned: that is the outcome
             if not task.cancelled():
-                task.exception()  # seen
+                task.exception()  # marks it as retrieved
         elif task.cancelled():
             outcome.cancel()
         elif (error := task.exception()) is not None:
-            if not isinstance(error, Exception):  # SystemExit: it has ended that loop, and is not to end this one
+            if not isinstance(error, Exception):  # SystemExit: it has ended that loop, and must not end this one
                 error = RuntimeError(f"{error!r} ended the event loop that it was raised in")
             outcome.set_exception(error)
         else:
@@ -135,7 +135,7 @@ class HandOver(Generic[T]):
         self._there = there
         self._room = WINDOW
         self._made: asyncio.Future[None] | None = None
-        """Of the giving loop: resolved when there is room again."""
+        """A future of the producing loop, resolved when there is room again."""
         self._items: deque[T] = deque()
         self._ended = False
         self._taken = 0
@@ -144,7 +144,7 @@ class HandOver(Generic[T]):
     # ---- there
 
     async def fill(self, start: Callable[[], AsyncIterator[T]]) -> None:
-        """Hand over every item of the stream that `start` begins. Raises what it raises."""
+        """Send every item of the stream that `start` begins. Raises what the stream raises."""
         items = start()
         try:
             async for item in items:
@@ -176,7 +176,7 @@ class HandOver(Generic[T]):
             await self._news
         item = self._items.popleft()
         self._taken += 1
-        if self._taken >= WINDOW // 2:  # not one by one: each is a trip
+        if self._taken >= WINDOW // 2:  # not for each item: a credit is a trip to the other loop
             self._there.post(self._credit, self._taken)
             self._taken = 0
         return item

@@ -1,6 +1,6 @@
-"""What a servicer's method on the user's loop gets: its call, which lives on the server's loop, made fit for use there.
+"""The context and the stream of requests of a servicer's method on the user's loop; the call is on the server's loop.
 
-What only reads or sets a value does so at once; what waits for the caller is done on the server's loop.
+Methods that only read or set a value run at once; methods that wait for the caller run on the server's loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Back(Protocol):
 
 
 class UserRequests(Generic[T]):
-    """A stream of requests. Each message is fetched when it is asked for: none waits between the loops."""
+    """A stream of requests. Each message is fetched on demand: none is queued between the loops."""
 
     def __init__(self, requests: AsyncIterable[T], back: Back) -> None:
         self._requests = requests
@@ -49,7 +49,7 @@ class UserRequests(Generic[T]):
 
 
 class UserContext:
-    """A call's context. What only reads or sets a value is the call's own."""
+    """A call's context. Methods that only read or set a value are the call's own."""
 
     def __init__(self, context: Context, back: Back, post: Callable[..., None]) -> None:
         self._context = context
@@ -82,5 +82,5 @@ class UserContext:
         raise AssertionError("a context's abort raises")
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Have `callback(context)` called at the end, on the user's loop."""
+        """Call `callback(context)` at the end, on the user's loop."""
         self._context.add_done_callback(lambda _: self._post(callback, self))  # type: ignore[arg-type]  # sync or async

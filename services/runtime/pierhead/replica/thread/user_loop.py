@@ -1,14 +1,14 @@
-"""User code on an event loop of its own, in a thread of its own: what blocks there stops nothing of the server's.
+"""Runs user code on an event loop in a thread of its own, so that blocking user code does not block the server.
 
     server's loop, main thread                    user's loop, its thread
     ports, admission, deadlines, answers          servicer methods, check_health, @batch, handles
          method(request, context)  -------------->  runs there, in the request's context
          result, exception, replies  <------------
-         context, stream of requests  <----------  what the method asks of its call
+         context, stream of requests  <----------  the method's use of its call
 
-Python runs the code of one thread at a time. Code that blocks by waiting (a file, a driver, `time.sleep`, a library
-that lets go of the interpreter while it computes) stops only its own loop; code that computes in Python shares the
-interpreter with the server, turn by turn.
+Python runs the code of one thread at a time. Code that waits (for a file, a driver, `time.sleep`, a library that
+releases the GIL while it computes) blocks only its own loop; code that computes in Python shares the GIL with the
+server.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ logger = logging.getLogger("pierhead")
 T = TypeVar("T")
 
 END_S = 2.0
-"""How long user code may take to end once it is cancelled; it has had the whole drain to finish by then."""
+"""How long user code may take to end once it is cancelled, after the whole drain."""
 
 
 class UserLoop:
-    """The thread, the loop in it, and the ways across. Made, started, used and closed on the server's loop."""
+    """The thread, its loop, and the calls between the loops. Created, started, used and closed on the server's loop."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -56,14 +56,14 @@ class UserLoop:
         self._outstanding: set[Crossing[Any]] = set()
 
     async def start(self) -> None:
-        """Begin; user code can run from then on."""
+        """Start the thread; user code can run from then on."""
         self._thread.start()
         await self._started.wait()
 
     async def run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """Run `function(*args)` there, in this task's context; returns or raises what it does.
+        """Run `function(*args)` on the user's loop, in this task's context; returns or raises what it does.
 
-        Cancelling the caller cancels it; its end is waited for. Raises Unavailable when the loop ends.
+        Cancelling the caller cancels it and waits for its end. Raises Unavailable when the loop ends.
         """
         crossing = self._begin(function, *args)
         try:
@@ -72,13 +72,13 @@ class UserLoop:
             self._outstanding.discard(crossing)
 
     def served(self, method: ServedMethod) -> ServedMethod:
-        """The same method, run there."""
+        """The same method, which runs on the user's loop."""
         return dataclasses.replace(method, behaviour=self.wrap(method.behaviour))
 
     def wrap(self, behaviour: Callable[..., Any]) -> Callable[..., Any]:
-        """A method `behaviour(request or requests, context)` of any of the four kinds, run there.
+        """A method `behaviour(request or requests, context)` of any of the four kinds, which runs on the user's loop.
 
-        What it gets for its context, and for a stream of requests, is made for the use there.
+        Its context and its stream of requests are wrapped for that loop.
         """
         if inspect.isasyncgenfunction(behaviour):
 
@@ -93,15 +93,15 @@ class UserLoop:
         return one
 
     async def lives(self) -> None:
-        """Return when the loop was closed. Raises RuntimeError when user code has ended it."""
+        """Return when the loop was closed. Raises RuntimeError if user code has ended it."""
         await self._ended.wait()
         if not self._closing:
             raise RuntimeError(f"user code has ended its thread with {self._failure!r}") from self._failure
 
     async def close(self) -> None:
-        """End the waits for user code with Unavailable, cancel it, and wait for its end, END_S at most.
+        """Fail the waits for user code with Unavailable, cancel it, and wait for its end, END_S at most.
 
-        Its handles are closed. Code that does not end in time is left behind: the thread ends with the process.
+        Its handles are closed. Code that does not end in time keeps running: the thread ends with the process.
         """
         if self._closing or not self._started.is_set():
             return
@@ -117,7 +117,7 @@ class UserLoop:
             where = self._where()
             logger.warning("user code has not ended %g s after it was cancelled and is left behind:\n%s", END_S, where)
 
-    # ---- the way there
+    # ---- calls to the user's loop
 
     def _begin(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Crossing[T]:
         if self._closing or self._ended.is_set():
@@ -127,7 +127,7 @@ class UserLoop:
         return crossing
 
     async def _replies(self, start: Callable[[], AsyncIterator[T]]) -> AsyncIterator[T]:
-        """What an async generator yields there. Closing this stream cancels the generator and waits for its end."""
+        """The items of an async generator on the user's loop. Closing this stream cancels it and waits for its end."""
         stream: HandOver[T] = HandOver(self._here, self._there)
         crossing = self._begin(stream.fill, start)
         ended = False
@@ -139,20 +139,20 @@ class UserLoop:
         finally:
             if not ended:
                 crossing.cancel()
-                with suppress(asyncio.CancelledError, Exception):  # what is under way here says what ends it
+                with suppress(asyncio.CancelledError, Exception):  # the exception in progress here is the one to raise
                     await crossing.result()
             self._outstanding.discard(crossing)
 
     def _given(self, request: Any, context: Context) -> tuple[Any, UserContext]:
-        """A method's arguments, for the use there."""
+        """A method's arguments, wrapped for the user's loop."""
         if hasattr(request, "__aiter__"):
             request = UserRequests(request, self.back)
         return request, UserContext(context, self.back, self._there.post)
 
-    # ---- the way back, on the user's loop
+    # ---- calls back, from the user's loop
 
     async def back(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """Run `function(*args)` on the server's loop; for code on the user's."""
+        """Run `function(*args)` on the server's loop, for code on the user's loop."""
         return await Crossing(self._there, self._here, function, *args).result()
 
     # ---- the thread
@@ -178,7 +178,7 @@ class UserLoop:
             await close_handles()
 
     def _after(self) -> None:
-        """The thread has ended: nothing there will answer."""
+        """The thread has ended: no outcome will arrive from it."""
         self._ended.set()
         self._abandon()
 
