@@ -181,7 +181,7 @@ def test_an_image_of_before_user_config_is_reported() -> None:
 def test_a_user_config_that_this_controller_has_not_seen_has_no_differences() -> None:
     status = status_of(replica(WEB, 1, user_config=told(A)))
     assert status is not None
-    assert status.changes == ("from one that this controller has not seen",)
+    assert status.changes == ("from a user_config that this controller has not seen",)
 
 
 def test_differences_are_named_by_path() -> None:
