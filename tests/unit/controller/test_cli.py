@@ -170,18 +170,6 @@ async def test_a_followed_log_has_each_line_once(control: Control) -> None:
         assert await interrupted(process) == (130, "")
 
 
-async def test_it_ends_with_its_caller_outside_the_container(control: Control) -> None:
-    async with served(control) as pierhead:
-        await control.settled("web", 2)
-        process = await pierhead.begin("events", "-f", PIERHEAD_ENDS_WITH_STDIN="1")
-        await line(process)
-        assert process.stdin is not None
-        process.stdin.close()
-        async with asyncio.timeout(20):
-            _, err = await process.communicate()
-        assert (process.returncode, err) == (130, b"")
-
-
 async def test_what_a_shell_is_offered(control: Control) -> None:
     async with served(control) as pierhead:
         await control.settled("web", 2)

@@ -347,18 +347,6 @@ async def test_only_what_compose_started_as_a_service_s_container_is_a_stray(
 # -------------------------------------------------------------------------------------------------------------- actions
 
 
-async def test_the_create_call_has_all_networks_and_the_machine_s_name(daemon: Daemon) -> None:
-    daemon.answers["GET /info"] = (200, {"Name": "gpu-7"})
-    daemon.answers["POST /containers/create"] = (201, {"Id": "c1"})
-    async with engine(daemon) as docker:
-        for _ in range(2):
-            await docker.perform(CREATE, "shop")
-    assert daemon.calls == ["GET /info", "POST /containers/create", "POST /containers/create"]
-    for sent in daemon.bodies[1:]:
-        assert list(sent["NetworkingConfig"]["EndpointsConfig"]) == ["a", "b"]
-        assert "PIERHEAD_NODE=gpu-7" in sent["Env"]
-
-
 async def test_a_name_whose_container_is_just_being_removed_is_for_the_next_plan(daemon: Daemon) -> None:
     daemon.answers["POST /containers/create"] = (409, {"message": "Conflict. The name is in use"})
     async with engine(daemon) as docker:

@@ -32,9 +32,10 @@ def control(tmp_path: Path) -> Control:
     [
         ("loading\nboom\n", "boom"),
         ('{"message": "cannot read caf\\udce9.txt"}\n', "cannot read caf\\udce9.txt"),
+        ('{"message": "one\\ntwo\\u001b[31m"}\n', "one two [31m"),
         ("[" * 60_000, "[" * 200 + "..."),
     ],
-    ids=["text", "half a character", "long and no JSON"],
+    ids=["text", "half a character", "control characters", "long and no JSON"],
 )
 async def test_a_failed_replica_is_replaced_and_the_events_have_its_cause_and_its_last_line(
     control: Control, output: str, gist: str

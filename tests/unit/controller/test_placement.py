@@ -10,10 +10,10 @@ import pytest
 from controller.model.actions import CreateContainer
 from controller.model.observed import Observed
 from controller.model.plan import Plan
-from controller.model.spec import GpuRequest, GpuSlot, ServiceSpec, size_words
+from controller.model.spec import GpuRequest, GpuSlot, ServiceSpec
 from controller.model.world import ContainerState, Gpu, GpuReading, ReplicaContainer
 from controller.plan import plan
-from controller.plan.placement import FRESH_S, IDLE_BYTES
+from controller.plan.placement import FRESH_S
 from tests.unit.controller.worlds import NOW, desired, gpu_service, gpus, observed, replica, version
 
 GIB = 1024**3
@@ -241,8 +241,3 @@ def test_where_memory_cannot_be_read_labels_alone_count() -> None:
     assert places(made(world, RANKER, ranker=1)) == ["GPU-0"]
     silent = observed(specs=(RANKER,), gpus=gpus(1), gpu_reading=reading())
     assert places(made(silent, RANKER, ranker=1)) == ["GPU-0"], "a GPU without a reading"
-
-
-def test_sizes_are_rounded_down() -> None:
-    sizes = (16 * GIB, 16 * GIB - 1, IDLE_BYTES - 1, 0, 3 * GIB // 2)
-    assert [size_words(size) for size in sizes] == ["16 GiB", "15.9 GiB", "1023 MiB", "0 MiB", "1.5 GiB"]

@@ -227,24 +227,6 @@ def test_a_rejected_version_waits_until_an_operator_asks_for_it_or_the_files_cha
     assert walk(again, (7, facts()))[1] == ["STARTING"]
 
 
-def test_a_callee_goes_first() -> None:
-    waits = facts(waits_for="ranker, which it calls, goes first")
-    state, phases = walk(V1, (0, waits), (5, waits), (6, facts()))
-    assert phases == ["WAITING", "WAITING", "STARTING"]
-    assert state.rollout
-    assert state.rollout.begun_at == 0
-    assert walk(in_phase(WAITING), (3, facts("v1")))[0] == V1, "nothing had begun"
-
-
-@pytest.mark.parametrize("there", [counts(v1=(2, 2)), {}], ids=["replicas", "no replicas"])
-def test_with_manual_rollouts_a_new_version_waits_until_an_operator_asks_for_it(there: dict[str, Count]) -> None:
-    manual = replace(RULES, is_manual=True)
-    assert walk(V1, (0, facts(counts=there)), rules=manual)[0] == V1
-    asked = rollout.retried(V1, "v2", 1)
-    state, _ = walk(asked, (1, facts(counts=there)), (2, facts("v3", counts=there)), rules=manual)
-    assert (state.rollout.to if state.rollout else state.stable) == "v2", "no operator asked for v3"
-
-
 def test_more_replicas_than_fit_do_not_keep_a_rollout_from_its_end() -> None:
     full = facts(target=4, counts=counts(v2=(3, 3)))
     assert walk(in_phase(ROLLING), (1, full), (12, full))[1] == ["SETTLING", ""]

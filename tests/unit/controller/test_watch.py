@@ -116,36 +116,6 @@ async def test_a_look_takes_the_last_reading_of_a_slow_world_and_the_next_one_wa
     assert (bench.readings, bench.woken) == (2, 1), "news is taken, and not read again"
 
 
-async def test_a_look_waits_only_for_a_reading_that_can_be_expected_soon(bench: Bench) -> None:
-    await bench.takes_from_now(0.2)
-    bench.change()
-    await bench.look()
-    await asyncio.sleep(1.0)
-    await bench.look()
-    bench.change()
-    assert await bench.look() == 0.0
-    await asyncio.sleep(0.17)
-    assert await bench.look() == pytest.approx(0.03), "the reading is nearly at its end"
-    bench.change()
-    await asyncio.sleep(0.01)
-    assert await bench.look() == 0.0, "there is a pause first, and then a reading of 0.2 s"
-    await bench.takes_from_now(0.03)
-    assert await bench.look() == 0.0
-    bench.change()
-    assert await bench.look() == pytest.approx(0.03), "quick once more"
-
-
-async def test_a_late_reading_without_news_wakes_the_loop_only_for_an_action_that_ended(bench: Bench) -> None:
-    await bench.takes_from_now(0.5)
-    bench.watch.changed()
-    await bench.look()
-    await asyncio.sleep(1.0)
-    assert (bench.readings, bench.woken) == (2, 0)
-    bench.watch.ended(START)
-    await asyncio.sleep(1.0)
-    assert (bench.readings, bench.woken) == (3, 1)
-
-
 async def test_changes_during_a_reading_cause_one_more_reading(bench: Bench) -> None:
     await bench.takes_from_now(0.2)
     for _ in range(100):
@@ -220,15 +190,6 @@ async def test_a_reading_that_grew_too_old_before_the_answer_is_followed_by_anot
     bench.world += 1
     await bench.watch.answer(asked)
     assert bench.taken() == 1
-
-
-async def test_a_look_is_patient_from_its_question_on(bench: Bench) -> None:
-    await bench.takes_from_now(0.5)
-    asked = bench.watch.ask(SUBJECT, 0.05)
-    await asyncio.sleep(2 * PATIENCE_S)
-    begun = bench.now()
-    await bench.watch.answer(asked)
-    assert bench.now() == begun
 
 
 async def test_only_the_first_look_waits_for_a_world_that_never_answers(new: Bench) -> None:
