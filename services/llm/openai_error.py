@@ -1,6 +1,6 @@
-"""OpenAI's error object, and how its messages name a wrong value: for the gateway and the server, which answer alike.
+"""OpenAI's error object, and how its messages show a wrong value, for both the gateway and the server.
 
-Imports nothing of either.
+Imports neither of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def error_body(message: str, *, kind: str, code: str | int | None = None, param:
 
 
 def kind_of(value: object) -> str:
-    """What JSON calls a value of this kind."""
+    """JSON's name for the value's kind."""
     if value is None:
         return "null"
     if isinstance(value, bool):

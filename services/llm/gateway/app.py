@@ -1,4 +1,4 @@
-"""The gateway's HTTP application: which request gets which answer."""
+"""The gateway's HTTP application: its routes and their handlers."""
 
 from __future__ import annotations
 

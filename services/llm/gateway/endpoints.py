@@ -1,4 +1,4 @@
-"""The paths of OpenAI's API, and which call of LLMServer each is."""
+"""The paths of OpenAI's API, and the LLMServer method for each."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Endpoint:
     path: str
     """LLMRequest.path; "" = the client's own."""
     messages: bool = False
-    """Whether its body has to have `messages`."""
+    """Whether its body must have `messages`."""
     generates: bool = False
-    """Whether it makes tokens after a prompt, which prefill may read."""
+    """Whether it generates tokens after a prompt, which a prefill service may read."""
 
 
 SCORE: Final = Endpoint("Score", "/v1/score")

@@ -8,7 +8,7 @@
 | 404 | invalid_request_error | model_not_found, not_found |
 | 405, 413 | invalid_request_error | method_not_allowed, payload_too_large |
 | 429 | requests, tokens | rate_limit_exceeded |
-| 500, 502, 503, 504 | server_error | the runtime's word: internal, replica_died, no_replica, scaled_to_zero, ... |
+| 500, 502, 503, 504 | server_error | the runtime's code: internal, replica_died, no_replica, scaled_to_zero, ... |
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SERVER = "server_error"
 
 
 class ApiError(Exception):
-    """What the gateway itself answers to a request; `str(error)` is the message."""
+    """An error of the gateway itself; `str(error)` is the message."""
 
     def __init__(
         self,
@@ -57,17 +57,17 @@ def runtime_error_body(status: int, code: str, message: str, request_id: str) ->
 
 
 def error_event(code: str, message: str) -> bytes:
-    """How a stream ends that fails after it has begun; nothing comes after it, no [DONE] either."""
+    """The last event of a stream that failed after it began; not even [DONE] follows."""
     return b"data: " + error_body(message, kind=SERVER, code=code) + b"\n\n"
 
 
 def wrong(param: str, expected: str, found: object, code: str = "invalid_type") -> ApiError:
-    """400: a member of the body that is not what it has to be."""
+    """400: a member of the body is invalid."""
     return ApiError(400, f"{param}: expected {expected}, found {shown(found)}", code=code, param=param)
 
 
 def unknown_model(name: str) -> ApiError:
-    """404: in OpenAI's own words, which clients look for."""
+    """404: with OpenAI's message, which clients look for."""
     message = f"The model `{name[:200]}` does not exist; GET /v1/models lists those that do."
     return ApiError(404, message, code="model_not_found", param="model")
 

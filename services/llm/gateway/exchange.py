@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 EVENTS = "text/event-stream"
 
 GAVE_UP = ("499", "504")
-"""Statuses of requests that their client ended: it left, or its deadline passed."""
+"""Statuses of requests that the client ended: it left, or its deadline passed."""
 
 
 class Exchange:
@@ -54,7 +54,7 @@ class Exchange:
         """Bytes of `Gateway.body_bytes` that this request has taken."""
 
     async def answer(self) -> web.StreamResponse:
-        """The response. Raises the errors that the runtime answers: its own, and that the client left."""
+        """The response. Raises the errors that the runtime handles: its own, and the client's leaving."""
         on_request_end(self._request, self._account)
         self._gateway.ongoing += 1
         try:
@@ -91,16 +91,16 @@ class Exchange:
             if refused is not None:
                 return refused
         call = self._call(route.service, message)
-        del body, message  # the call has it, until its answer begins
+        del body, message  # frees their memory as soon as the call no longer needs them
         try:
             return await self._relay(call, asked)
         finally:
             call.cancel()
 
     async def _read(self) -> bytes:
-        """The body. Raises ApiError; Backpressure where the bodies of all requests leave no room for it.
+        """The body. Raises ApiError; Backpressure if the bodies of all requests leave no room for it.
 
-        Admission bounds the requests, and a setting the size of each; the product is more than any machine has. Room is
+        Admission bounds the requests, and a setting the size of each; the product exceeds any machine's memory. Room is
         taken as bytes arrive: a request that announces a large body and sends nothing takes none.
         """
         limit = self._gateway.settings.max_body_bytes
@@ -174,10 +174,10 @@ class Exchange:
     async def _prefill(
         self, message: LLMRequest, service: str, asked: Asked, route: Route
     ) -> web.StreamResponse | None:
-        """Have the prompt read by `service`, and `message` say where. Returns its answer if that is an error."""
+        """Let `service` read the prompt, and add the result to `message`. Returns the service's answer on an error."""
         outcome = "error"
         try:
-            if asked.choices > 1:  # what is handed over is the state of one sequence
+            if asked.choices > 1:  # the transferred state is that of one sequence
                 outcome = "several_choices"
                 return None
             if not has_replica(service) and self._gateway.settings.prefill_fallback:
@@ -190,7 +190,7 @@ class Exchange:
                 return self._whole(status, body, replies[0].content_type)
             message.overrides = decode_overrides(body)
             outcome = "done" if message.overrides else "nothing_to_hand_over"
-        except Unavailable as error:  # also a replica that went away: the client has seen nothing of its work
+        except Unavailable as error:  # also a replica that died: the client has received nothing yet
             if not self._gateway.settings.prefill_fallback:
                 raise
             message.overrides = ""
@@ -205,11 +205,11 @@ class Exchange:
     # ---- the answer
 
     async def _relay(self, call: Any, asked: Asked) -> web.StreamResponse:
-        """Pass on what the service answers."""
+        """Pass on the service's answer."""
         first: LLMReply | None = await anext(call, None)
         self._free_room()
         if first is None:
-            raise Unavailable(f"{self._request.path}: the service answered with nothing; look at its log")
+            raise Unavailable(f"{self._request.path}: the service's answer is empty; look at its log")
         status = _status_of([first])
         self._meter.begun = status < 400
         if status < 400 and _is_stream(first, asked.stream):
@@ -246,7 +246,7 @@ class Exchange:
 
 
 class _Begun:
-    """A call and its first reply, which was read already, as a source for `sse`."""
+    """A call whose first reply was read already, as a source for `sse`."""
 
     def __init__(self, first: LLMReply, call: Any) -> None:
         self._first = first
@@ -267,17 +267,17 @@ def _too_large(limit: int) -> ApiError:
 
 
 def _status_of(replies: list[LLMReply]) -> int:
-    """The status of the first reply. Raises Unavailable where there is none, PierheadError for no status."""
+    """The status of the first reply. Raises Unavailable if there is no reply, PierheadError for an invalid status."""
     if not replies:
-        raise Unavailable("the service answered with nothing; look at its log")
+        raise Unavailable("the service's answer is empty; look at its log")
     status = replies[0].status or 200
     if not 200 <= status <= 599:
-        raise PierheadError(f"the engine answered with the status {status}, which is none; look at the service's log")
+        raise PierheadError(f"the engine answered with the invalid status {status}; look at the service's log")
     return status
 
 
 def _is_stream(first: LLMReply, asked: bool) -> bool:
-    """Whether an answer goes out as it comes: events, and anything but JSON, such as sound."""
+    """Whether an answer is streamed: events, and anything but JSON, such as sound."""
     if first.content_type:
         return not first.content_type.startswith(JSON)
-    return asked and not first.data.startswith(b"{")  # embeddings, say, are no events whatever was asked
+    return asked and not first.data.startswith(b"{")  # such as embeddings, which are never events

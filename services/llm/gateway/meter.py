@@ -1,4 +1,4 @@
-"""What one request has used, and how long it took: read from its replies, counted at its end. Pure."""
+"""Measures one request: the tokens used and the time taken, read from its replies and counted at its end. Pure."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Meter:
             self._last_at = now
 
     def used(self, asked: Asked | None, *, gave_up: bool = False) -> Used:
-        """The tokens used: as the engine counts, else estimated. `gave_up`: the client did, before the
-        end. Its prompt counts although the client has no answer: else clients that leave at once would pay nothing.
+        """The tokens used: the engine's count, else an estimate. `gave_up`: the client left before the end. Its prompt
+        counts nevertheless: else clients that leave at once would use nothing of their limits.
         """
         last = self._last
         if last is not None and last.HasField("usage"):

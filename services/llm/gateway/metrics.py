@@ -1,7 +1,7 @@
 """The gateway's metrics. `target` is the LLM service: `service`, as on every metric, is the gateway's own.
 
-What a client can invent is no label: a model that is not in the map is counted as "", an adapter by its name only once
-a service has answered for it, and only so many of them.
+Text that clients can invent is no label: a model that is not in the map is counted as "". An adapter's name becomes a
+label only once a service has answered for it, up to a limit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 MAX_ADAPTERS = 1000
-"""Names of adapters that become labels; of more, the base model's name does."""
+"""Most adapters that become labels; further ones are counted under the base model's name."""
 
 FINISH_REASONS = frozenset(
     ("", "stop", "length", "tool_calls", "function_call", "content_filter", "abort", "error", "repetition")

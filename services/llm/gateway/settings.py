@@ -1,4 +1,4 @@
-"""What the environment says to the gateway, beside `pierhead.Settings`. Read once, at the start."""
+"""The gateway's own settings from the environment, besides `pierhead.Settings`. Read once, at the start."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class GatewaySettings:
 
     | variable | meaning |
     |---|---|
-    | PIERHEAD_LLM_MODELS | JSON: which service answers for which model; see `model_map` |
-    | PIERHEAD_LLM_MODELS_OF_* | more of it, so that several compose files can each add their own |
+    | PIERHEAD_LLM_MODELS | JSON: the service of each model; see `model_map` |
+    | PIERHEAD_LLM_MODELS_OF_* | further models, so that several compose files can each add their own |
     | PIERHEAD_LLM_KEYS_FILE | file of the API keys; see `api_keys`. Without it every client may do everything |
     | PIERHEAD_LLM_GATEWAYS | how many gateway processes share the keys' limits, default 1 |
     | PIERHEAD_LLM_MAX_BODY_BYTES | largest body, default 32 MiB; a larger one gets 413 |

@@ -18,7 +18,7 @@ def error_reply(
 
 
 def reply_to(error: LLMRequestError) -> LLMReply:
-    """The reply that a refused request gets."""
+    """The reply to a refused request."""
     kind = "invalid_request_error"
     return error_reply(error.http_status, error.message, kind=kind, code=error.error_code, param=error.param)
 

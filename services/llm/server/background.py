@@ -1,7 +1,7 @@
-"""Work that blocks and cannot be cancelled: a download, the loading of weights.
+"""Runs work that blocks and cannot be cancelled in a thread: a download, the loading of weights.
 
-A process waits for asyncio's own threads when it ends. A replica that is stopped while it downloads would go on until
-it is killed, and a few downloads that hang would occupy all of these threads.
+A process waits for asyncio's own threads when it ends. A replica that is stopped during a download would go on until
+it is killed, and a few hanging downloads would occupy all of these threads.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 async def in_background(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """`function(*args)` in a thread of its own that keeps no process from ending; returns or raises what it does.
+    """Run `function(*args)` in a daemon thread, which does not keep the process alive; returns or raises what it does.
 
-    If the caller is cancelled, the function goes on until it ends by itself.
+    If the caller is cancelled, the function still runs to its end.
     """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()

@@ -1,4 +1,4 @@
-"""What a request asks for: its JSON, read once, with what LLMRequest says in place of it. Pure.
+"""Reads a request's JSON body once, with the overrides of LLMRequest. Pure.
 
 body = bodies.read(request)         # a wrong body raises here, before the engine sees the request
 model = body["model"]
@@ -35,7 +35,7 @@ def read(request: LLMRequest) -> Body:
 
 
 def written(request: LLMRequest) -> bytes:
-    """The body as JSON again, for engines that take bytes; the client's own bytes where nothing takes their place."""
+    """The body as JSON again, for engines that take bytes; the client's own bytes if there are no overrides."""
     body = read(request)
     if not request.overrides and json.loads(request.body).get("model") == body.get("model"):
         return request.body
@@ -51,8 +51,8 @@ def model_of(request: LLMRequest) -> str:
 
 
 def is_for_clients(path: str) -> bool:
-    """Whether a path is one of an API for clients. Adapters are the operator's, and dots would lead to any other page
-    of the server behind an engine: paths are not what they look like once they are normalised."""
+    """Whether a path belongs to the API for clients. Paths for adapters are the operator's. Paths with dots are
+    refused: normalised, they could lead to any page of the server behind an engine."""
     parts = unquote(path).split("/")
     return path.startswith("/") and not {".", ".."} & set(parts) and not (_OPERATORS & set(parts))
 

@@ -23,8 +23,8 @@ from services.llm.server.errors import LLMStartError, NotSupported
 Kwargs = TypeVar("Kwargs", bound=BaseModel)
 
 Replies = AsyncIterator[LLMReply]
-"""Replies of one request; see LLMReply. Errors that the request's sender made are replies with a status and OpenAI's
-error object; what the engine raises is a failure of its own. Closing the iterator aborts the request in the engine."""
+"""Replies of one request; see LLMReply. Errors of the client are replies with a status and OpenAI's error object;
+exceptions are failures of the engine. Closing the iterator aborts the request in the engine."""
 
 Report = Callable[[str, float | None, float], None]
 """Called with the progress of the start: the stage, how much of it is done (None = not known), of how much."""
@@ -57,7 +57,7 @@ class LLMEngine(ABC):
     async def start(self, model_path: str, report: Report) -> None:
         """Load the model and be ready for requests. `model_path`: a local directory, or the source as it was named.
 
-        Raises LLMStartError with what a person can act on.
+        Raises LLMStartError with a message that says what to do.
         """
 
     @abstractmethod
@@ -90,7 +90,7 @@ class LLMEngine(ABC):
 
     @abstractmethod
     def describe(self) -> ModelCard:
-        """What is served."""
+        """The model and its adapters."""
 
     @abstractmethod
     def load(self) -> EngineLoad:
@@ -98,11 +98,11 @@ class LLMEngine(ABC):
 
     @abstractmethod
     async def generate_one_token(self) -> None:
-        """A real generation of one token, past the requests that wait where the engine can. Raises when it fails."""
+        """Generate one real token, ahead of waiting requests if the engine can. Raises when it fails."""
 
     @abstractmethod
     async def check_health(self) -> None:
-        """Raises when the engine is not well: a subclass of `pierhead.Broken` where it will not recover: the
+        """Raises when the engine is unhealthy. A subclass of `pierhead.Broken` means that it will not recover: the
         replica is then replaced at once. Cheap."""
 
     @abstractmethod
@@ -118,7 +118,7 @@ class LLMEngine(ABC):
         raise self._cannot("LoRA adapters")
 
     async def sleep(self, level: int) -> None:
-        """Give the accelerator's memory back; see Operation.Sleep."""
+        """Free the accelerator's memory; see Operation.Sleep."""
         raise self._cannot("sleep")
 
     async def wake(self) -> None:

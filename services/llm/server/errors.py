@@ -1,4 +1,4 @@
-"""What goes wrong in an LLM replica. PierheadErrors, so that each has its gRPC status and HTTP code."""
+"""The errors of an LLM replica. They are PierheadErrors, so each has its gRPC status and HTTP code."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pierhead.errors import BadRequest, Broken, PierheadError
 
 
 class LLMStartError(PierheadError):
-    """The engine or its model could not be loaded: says what, where, why, and what to do."""
+    """The engine or its model could not be loaded. The message says what, where, why, and what to do."""
 
 
 class SourceNotFoundError(LLMStartError):
-    """There is nothing where a model or an adapter should be."""
+    """A model or an adapter was not found at its source."""
 
 
 class EngineStalledError(Broken):
@@ -18,11 +18,11 @@ class EngineStalledError(Broken):
 
 
 class EngineDiedError(Broken):
-    """The engine has ended, and says so."""
+    """The engine has reported that it died."""
 
 
 class UpstreamError(PierheadError):
-    """The server behind an engine answered, but not with an answer that can be passed on."""
+    """The server behind an engine sent an invalid answer."""
 
     http_status = 502
 
@@ -46,11 +46,11 @@ class LLMRequestError(BadRequest):
 
 
 class NotSupported(BadRequest):
-    """Something that this engine does not have."""
+    """The engine does not support the operation."""
 
 
 def unknown_model(model: str, served: str) -> LLMRequestError:
-    """OpenAI's answer for a model that is not there; `served` says in words what is."""
+    """OpenAI's answer for an unknown model; `served`: a text that names the served models."""
     return LLMRequestError(
         f'the model "{model}" does not exist: this replica serves {served}', status=404, code="model_not_found",
         param="model",

@@ -1,4 +1,4 @@
-"""The engine's numbers on the replica's /metrics."""
+"""Adds the engine's metrics to the replica's /metrics."""
 
 from __future__ import annotations
 

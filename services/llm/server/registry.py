@@ -1,4 +1,4 @@
-"""Engines by name. Modules are imported when their engine is asked for: vLLM's takes seconds and gigabytes."""
+"""Finds engines by name. An engine's module is imported on demand: vLLM's takes seconds and gigabytes."""
 
 from __future__ import annotations
 

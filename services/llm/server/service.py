@@ -2,7 +2,7 @@
 
 first check_health:  import the engine --> model's files --> engine.start --> pinned adapters --> one real token
 then:                engine.check_health, one token when there is nothing to do
-twice a second:      watchdog on tokens, which has check_health called when it has found something
+twice a second:      watchdog on tokens, which requests check_health when it finds a stall
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ IDLE_TOKEN_S = 30.0
 """How often an engine without requests generates one token, to prove that it can."""
 
 LOOK_S = 0.5
-"""Between two looks of the watchdog: the longest time from a stall to its detection."""
+"""Time between two checks of the watchdog: the longest time from a stall to its detection."""
 
 LARGEST_REPLY = 60 * 1024 * 1024
 """Bytes of one reply: a little less than the largest message between services."""
@@ -71,7 +71,7 @@ def _method(name: str) -> Any:
             yield reply_to(error)
         except PierheadError:
             raise
-        except Exception:  # an engine that has died says so in its check_health
+        except Exception:  # check_health reports an engine that has died
             recheck()
             raise
         finally:
@@ -190,7 +190,7 @@ class LLMServer(LLMServerServicer):
         return card
 
     async def Operate(self, request: Operation, context: Any) -> OperationDone:
-        """Do it, and return when it is done. Raises NotSupported, BadRequest."""
+        """Run the operation, and return when it is done. Raises NotSupported, BadRequest."""
         engine = self._ready
         what = request.WhichOneof("what")
         if what not in (None, "sleep", "wake"):
@@ -283,7 +283,7 @@ class LLMServer(LLMServerServicer):
         return load
 
     async def _keep_looking(self, engine: LLMEngine) -> None:
-        """Until cancelled: look at the tokens. On a stall `check_health` is called, which finds and raises it again."""
+        """Check the tokens, until cancelled. On a stall, request `check_health`, which finds and raises it again."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -359,18 +359,18 @@ class LLMServer(LLMServerServicer):
         return EngineLoad() if self._engine is None or not self._started else self._engine.load()
 
     def _expose(self) -> bytes:
-        """The engine's own metrics; none where reading them fails: the replica's are shown all the same."""
+        """The engine's own metrics; empty if reading them fails, so that the replica's are still shown."""
         if self._engine is None or not self._started:
             return b""
         try:
             return self._engine.expose()
         except Exception:
-            logger.exception("the engine %s raised while it wrote its metrics", self.config.engine)
+            logger.exception("reading the metrics of the engine %s failed", self.config.engine)
             return b""
 
 
 def _tell_callers(load: EngineLoad) -> None:
-    """Cheap: the numbers travel with replies that are sent anyway."""
+    """Publish the load to callers. Cheap: the numbers go with replies that are sent anyway."""
     publish(running=load.running, waiting=load.waiting, kv_use=load.kv_use)
 
 

@@ -1,4 +1,4 @@
-"""What the server's own environment variables say."""
+"""The LLM server's own settings from the environment."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Does the engine make tokens? Pure: times, in seconds of any clock, and loads are arguments.
+"""Detects an engine that generates no tokens. Pure: times, in seconds of any clock, and loads are arguments.
 
-An engine may answer that it is well and generate nothing: a collective hangs, or a scheduler waits for blocks that no
-request will free. Only its tokens show that.
+An engine may report healthy and generate nothing: a collective hangs, or a scheduler waits for blocks that no
+request will free. Only missing tokens show that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from services.llm.server.errors import EngineStalledError
 
 
 class TokenWatchdog:
-    """Remembers when the engine last made progress: it made a token, or had nothing to do."""
+    """Records when the engine last made progress: it generated a token, or was idle."""
 
     def __init__(self, stall_timeout_s: float, now: float) -> None:
         self._stall_timeout_s = stall_timeout_s

@@ -201,7 +201,7 @@ def test_a_file_that_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         keys.look()
         keys.look()
         assert [record.levelname for record in caplog.records] == ["ERROR"], "told once"
-        assert keys.find("one") == again, "the keys from before stay in force"
+        assert keys.find("one") == again, "the former keys stay in force"
 
     write(requests_per_minute=20)
     keys.look()

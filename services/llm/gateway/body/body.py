@@ -1,4 +1,4 @@
-"""What the gateway reads of a request's body; the rest is the engine's. Pure.
+"""Reads the parts of a request's body that the gateway needs; the engine reads the rest. Pure.
 
 Bodies are JSON, or forms (audio/transcriptions), of which the fields `model` and `stream` are read.
 """
@@ -16,8 +16,8 @@ from services.llm.gateway.errors import ApiError, wrong
 FORM = "multipart/form-data"
 
 MAX_VALUES = 2**20
-"""Values that a body may hold, by its commas and brackets: a prompt of a million tokens as numbers. A body of brackets
-alone would take half a minute to read, and the gateway serves no other request meanwhile.
+"""Most values in a body, counted by its commas and brackets: enough for a prompt of a million token ids. A body of
+brackets alone would take half a minute to parse, and would block all other requests meanwhile.
 """
 
 MOST = 2**31 - 1
@@ -30,14 +30,14 @@ _TRUE = ("true", "1", "on", "yes", "t", "y")
 """The words for true in forms, as vLLM takes them."""
 
 OPERATORS = frozenset({"kv_transfer_params", "ec_transfer_params", "priority"})
-"""Members of vLLM's API that are the operator's alone, and are removed from every client's body. The first two have an
-engine connect to the address they name and read blocks of other clients; `priority` overtakes other clients.
+"""Members of vLLM's API for operators only, removed from every client's body. The first two make an engine connect to
+the address that they name and read other clients' blocks; `priority` overtakes other clients.
 """
 
 _REMOVED = OPERATORS | {"model"}
 
 ENGINE_ARGUMENTS = "vllm_xargs"
-"""An object that vLLM adds to its own arguments: the same members count there."""
+"""An object that vLLM merges into its own arguments: the same members are removed there."""
 
 _AT_ONCE = 2**20
 """Bytes of a body that are looked at before its size is judged."""
@@ -45,13 +45,13 @@ _AT_ONCE = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the gateway reads of a request."""
+    """The parts of a request that the gateway needs."""
 
     model: str
     stream: bool
     prompt: PromptText
     max_tokens: int
-    """Of each choice; 0 = the request does not say."""
+    """Tokens of each choice; 0 = not set in the request."""
     choices: int
     """Answers in all: `n` to each prompt."""
     members: frozenset[str]
@@ -59,11 +59,11 @@ class Asked:
     field: Field | None = None
     """Of a form: the field with the model's name."""
     cleaned: bytes | None = None
-    """The body without the members that are the operator's; None where it has none of them."""
+    """The body without the operator's members; None if it has none of them."""
 
     @property
     def tokens(self) -> int:
-        """An estimate of what it will use, for limits."""
+        """An estimate of the tokens that it will use, for limits."""
         return min(self.prompt.tokens + self.max_tokens * self.choices, MOST_TOKENS)
 
     def body_for(self, body: bytes, model: str) -> bytes:
@@ -77,7 +77,7 @@ class Asked:
 
 
 def read_body(body: bytes, content_type: str, *, messages: bool = False) -> Asked:
-    """Read a body. `messages`: it has to have them. Raises ApiError for the first thing that is wrong: 400, or 413."""
+    """Read a body. `messages`: it must have them. Raises ApiError for the first problem: 400, or 413."""
     if content_type.partition(";")[0].strip().lower() == FORM:
         return _read_form(body, content_type)
     found = _parse(body)
@@ -133,7 +133,7 @@ def _model(model: object) -> str:
 
 
 def _count(found: Mapping[str, object], name: str, least: int) -> int:
-    """A number of something; `least` where it is not given."""
+    """An integer member; `least` if it is absent."""
     value = found.get(name)
     if value is None:
         return least

@@ -1,8 +1,7 @@
-"""Short text fields of a multipart form, without a copy of the files in it. Pure.
+"""Reads short text fields of a multipart form, without copying its files. Pure.
 
-Who may use which model is decided by what is read here, and the engine reads the form again by itself. So a form that
-two readers may understand differently (a field twice, a part without an end, two boundaries, quotes within quotes) is
-refused.
+The gateway checks access by the model that it reads here, and the engine parses the form again. So a form that two
+parsers may read differently (a field twice, a part without an end, two boundaries, quotes within quotes) is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ MAX_HEAD_BYTES = 1024
 MAX_FIELD_BYTES = 4096
 """Of a field that is looked for."""
 MAX_PARTS = 100
-"""A search takes time, and any client may send a form."""
+"""Most parts of a form: searching them takes time, and any client may send a form."""
 
 _HEADER = re.compile(rb"([A-Za-z0-9!#$%&'*+.^_`|~-]+):([^\x00\r\n]*)")
 
@@ -43,7 +42,7 @@ class Field(NamedTuple):
 
 
 def form_fields(body: bytes, content_type: str, names: Collection[str]) -> dict[str, Field]:
-    """The fields of these names. Raises ApiError 400 for what is no form, or none that can be read in one way only."""
+    """The fields of these names. Raises ApiError 400 for a malformed or ambiguous form."""
     mark = b"--" + _boundary(content_type)
     found: dict[str, Field] = {}
     for head, begin, end in _parts(body, mark):
@@ -67,13 +66,13 @@ def _boundary(content_type: str) -> bytes:
     boundaries = [value for name, value in head.get_params() or () if name.lower() == "boundary"]
     if not any(boundaries):
         raise _refused("the header Content-Type has no boundary")
-    if len(boundaries) > 1 or _IN_PARTS.search(content_type):  # some readers go by the first, others by the last
+    if len(boundaries) > 1 or _IN_PARTS.search(content_type):  # some parsers use the first, others the last
         raise _refused("the header Content-Type has more than one boundary, or one in parts")
     return str(boundaries[0]).rstrip().encode(errors="replace")
 
 
 def _parts(body: bytes, mark: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Each part's head, and where what is in it begins and ends."""
+    """Each part's head, and where its content begins and ends."""
     if not body.startswith(mark):
         raise _refused("it does not begin with its boundary")
     at = len(mark)

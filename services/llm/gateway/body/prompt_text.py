@@ -1,5 +1,5 @@
-"""The text that a model will read, as far as the gateway has to know it: its beginning, for policies that look for
-replicas which have read the same before, and its length, for an estimate of its tokens. Pure.
+"""Extracts the prompt of a request: its beginning, for policies that prefer replicas which have read the same text, and
+its length, to estimate its tokens. Pure.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from itertools import chain
 from typing import NamedTuple
 
 MAX_CHARACTERS = 8192
-"""Of the beginning; see LLMRequest.routing_text."""
+"""Characters of the beginning; see LLMRequest.routing_text."""
 
 MAX_PIECES = 20_000
-"""Of a prompt; further pieces are not read. A million empty messages would take seconds, in which the gateway serves no
-other request.
+"""Pieces of a prompt that are read. A million empty messages would take seconds, and would block all other requests
+meanwhile.
 """
 
 CHARACTERS_PER_TOKEN = 4
@@ -21,7 +21,7 @@ CHARACTERS_PER_TOKEN = 4
 
 
 class PromptText(NamedTuple):
-    """What was found."""
+    """The beginning and the length of a prompt."""
 
     beginning: str
     """At most MAX_CHARACTERS; the same for the same beginning of a conversation."""
@@ -121,7 +121,7 @@ def _prompt(prompt: object) -> Pieces:
 
 
 def _numbers(tokens: list[object]) -> Pieces:
-    """Tokens that the client has made itself; each takes two characters at least."""
+    """Token ids from the client; each takes at least two characters."""
     text = " ".join(str(token) for token in tokens[: MAX_CHARACTERS // 2] if isinstance(token, int))
     yield text, len(tokens) * CHARACTERS_PER_TOKEN
     yield "\n", 1

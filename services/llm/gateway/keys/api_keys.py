@@ -28,7 +28,7 @@ class ApiKey:
     """One key, of which only the hash is known."""
 
     name: str
-    """What metrics call it."""
+    """Its label in metrics."""
     digest: bytes
     models: tuple[str, ...] = ("*",)
     requests_per_minute: float | None = None
@@ -57,7 +57,7 @@ def find_key(keys: Iterable[ApiKey], presented: str) -> ApiKey | None:
 
 
 def parse_keys(text: str) -> tuple[ApiKey, ...]:
-    """Read the file's text. Raises ValueError that names every place that is wrong, a line each; never a digest."""
+    """Parse the file's text. Raises ValueError that names every problem, a line each, and never a digest."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -104,6 +104,6 @@ def _limit(where: str, value: object, problems: list[str]) -> float | None:
 
 
 def _kind(value: object) -> str:
-    """What a value is; not the value itself, which may be a secret that stands in the wrong place."""
+    """The kind of a value; not the value, which may be a misplaced secret."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return str(value)[:40] if is_number else kind_of(value)

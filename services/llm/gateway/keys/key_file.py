@@ -16,18 +16,18 @@ from services.llm.gateway.keys.limits import Clock, Limits
 logger = logging.getLogger("pierhead.llm.gateway")
 
 LOOK_S = 1.0
-"""How often the file is looked at."""
+"""Seconds between two checks of the file."""
 
 
 class Holder(NamedTuple):
-    """A key and what is left of its limits."""
+    """A key and the state of its limits."""
 
     key: ApiKey
     limits: Limits
 
 
 class KeyFile:
-    """The keys of one file. While a key's numbers stay the same, its limits stay used as far as they are."""
+    """The keys of one file. A reload keeps the used part of a key's limits, if their numbers are unchanged."""
 
     def __init__(self, path: str, gateways: int = 1, clock: Clock = time.monotonic) -> None:
         """`gateways`: processes that share the limits. Raises SettingsError where the file cannot be used."""
@@ -48,13 +48,13 @@ class KeyFile:
         return None if key is None else self._holders[key.name]
 
     async def watch(self) -> None:
-        """Until cancelled: look at the file."""
+        """Check the file for changes, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.look()
 
     def look(self) -> None:
-        """Read the file if it is another one than last time. One that cannot be used leaves the keys as they are."""
+        """Read the file if it has changed. An invalid file leaves the keys as they are."""
         try:
             seen = self._signature()
             if seen == self._seen:
@@ -63,7 +63,7 @@ class KeyFile:
             self._read()
         except (OSError, ValueError) as error:
             if not isinstance(error, OSError) or self._seen:
-                logger.error("API keys: %s: %s; the keys from before stay in force", self._path, _reason(error))  # noqa: TRY400
+                logger.error("API keys: %s: %s; the former keys stay in force", self._path, _reason(error))  # noqa: TRY400
             if isinstance(error, OSError):
                 self._seen = ()
             return

@@ -1,4 +1,4 @@
-"""What one API key may use: requests and tokens per minute, and requests at a time. Pure.
+"""The limits of one API key: requests and tokens per minute, and concurrent requests. Pure.
 
 admit(estimate) --> None: the request runs --> settle(what it used)
     `--> Refused: which limit, and how long to wait
@@ -40,8 +40,8 @@ class Limits:
             self._buckets.append(("tokens", tokens, self._tokens))
 
     def admit(self, tokens: int, now: float) -> Refused | None:
-        """Take one request and `tokens`, an estimate, from both buckets; or from none, and say why. An admitted request
-        ends with `settle`.
+        """Take one request and `tokens`, an estimate, from both buckets. If one is short, take nothing and return the
+        reason. An admitted request ends with `settle`.
         """
         if self._concurrent is not None and self._ongoing >= self._concurrent:
             return Refused("requests", self._concurrent, 1.0, at_a_time=True)
@@ -55,13 +55,13 @@ class Limits:
         return None
 
     def settle(self, estimate: int, used: int, now: float) -> None:
-        """An admitted request has ended: replace the estimate with what was used."""
+        """An admitted request has ended: replace the estimate with the tokens used."""
         self._ongoing -= 1
         if self._tokens is not None:
             self._tokens.take(used - estimate, now)
 
     def headers(self, now: float) -> dict[str, str]:
-        """OpenAI's: limit, what is left, and the time until all of it is there again."""
+        """OpenAI's headers: the limit, the rest, and the time until all of it is available again."""
         values: dict[str, str] = {}
         for what, per_minute, bucket in self._buckets:
             values[f"x-ratelimit-limit-{what}"] = f"{per_minute:.0f}"

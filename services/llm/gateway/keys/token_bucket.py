@@ -1,4 +1,4 @@
-"""How much may be used per minute. Pure: the time is an argument, in seconds of any clock that does not go back."""
+"""A token bucket for limits per minute. Pure: the time is an argument, in seconds of any monotonic clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 class TokenBucket:
     """Fills at a rate, holds a minute's worth and at least one, and begins full.
 
-    What was taken by estimate is settled later, so the level may be below zero: a debt, which time pays first.
+    Estimates are corrected later, so the level may be below zero; it then has to refill first.
     """
 
     __slots__ = ("_at", "_level", "capacity", "rate")
@@ -19,14 +19,14 @@ class TokenBucket:
         self._at = now
 
     def level(self, now: float) -> float:
-        """Units that are there."""
+        """Available units."""
         if now > self._at:
             self._level = min(self.capacity, self._level + (now - self._at) * self.rate)
             self._at = now
         return self._level
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Seconds until `amount` may be taken; 0 = now. More than the bucket holds may be taken when it is full."""
+        """Seconds until `amount` may be taken; 0 = now. More than its size may be taken when it is full."""
         missing = min(amount, self.capacity) - self.level(now)
         return max(0.0, missing) / self.rate
 

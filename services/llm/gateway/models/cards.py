@@ -1,4 +1,4 @@
-"""The model cards of the LLM services, fetched in the background, so that a list of models waits for no service."""
+"""Fetches the model cards of the LLM services in the background, so that listing models never waits for a service."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Clock = Callable[[], float]
 logger = logging.getLogger("pierhead.llm.gateway")
 
 FIRST_S = 0.5
-"""The first pause before a service without an answer is asked again; each further one is twice as long."""
+"""The first backoff after a failed fetch; doubled at each further failure."""
 
 TIMEOUT_S = 2.0
 """Of one call."""
 
 MAX_AGE_S = 600.0
-"""An older card is not shown: the adapters that it lists may be gone."""
+"""Older cards are not shown: the adapters that they list may be gone."""
 
 
 class ModelCards:
@@ -58,8 +58,8 @@ class ModelCards:
         try:
             card = await self._stubs[service].Describe(DescribeRequest())
         except PierheadError as error:  # such as a full or starting replica: the last card stays
-            logger.debug("%s does not say what it serves: %s", service, error)
+            logger.debug("no model card from %s: %s", service, error)
         except Exception:  # such as an answer that is no card: it must not end the task
-            logger.exception("internal: asking %s what it serves raised", service)
+            logger.exception("internal: fetching the model card of %s raised", service)
         else:
             self._cards[service] = (self._clock(), card)

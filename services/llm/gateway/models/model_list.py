@@ -14,7 +14,7 @@ Entry = tuple[tuple[str, ...], dict[str, Any]]
 
 
 class ModelList:
-    """Made anew for each request from the last answers of the services: it never waits for them."""
+    """Built for each request from the services' last cards: it never waits for a service."""
 
     def __init__(self, models: ModelMap, card: Callable[[str], ModelCard | None], created: int) -> None:
         """`card(service)`: a service's last card, or None; `created`: for models without a card."""

@@ -1,14 +1,14 @@
-"""Which service answers for which model: PIERHEAD_LLM_MODELS and PIERHEAD_LLM_MODELS_OF_*. Pure.
+"""Maps models to services: PIERHEAD_LLM_MODELS and PIERHEAD_LLM_MODELS_OF_*. Pure.
 
     {"qwen": "llm-qwen",                                            a model and its service
      "big": {"service": "big-decode", "prefill": "big-prefill"},    prefill and decode apart
      "default": {"alias_of": "qwen"},                               another name of it
      "support": {"alias_of": "qwen:support"}}                       a name for one of its adapters
 
-"qwen:support" asks for the adapter "support" of "qwen"; names that stand in the map as they are come first.
+"qwen:support" is the adapter "support" of "qwen"; exact names in the map come first.
 
-The map is what all of these variables say. Compose merges the environment of a service that stands in several files by
-variable: with a variable each, files that know nothing of each other add their models to one gateway.
+The map is the union of these variables. Compose merges the environment of a service in several files by variable: with
+a variable each, independent files add their models to one gateway.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KEYS = ("service", "prefill", "alias_of")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where the requests for one name go."""
+    """The destination of requests for one name."""
 
     model: str
     """The model that the service generates with: a model id, or "base:adapter"."""
@@ -49,7 +49,7 @@ class Route:
 
 
 class ModelMap:
-    """Names of models and where they lead."""
+    """Model names and their routes."""
 
     def __init__(self, routes: Mapping[str, Route]) -> None:
         self.routes = dict(routes)
@@ -57,7 +57,7 @@ class ModelMap:
         self.prefill_services = tuple(dict.fromkeys(r.prefill for r in self.routes.values() if r.prefill is not None))
 
     def find(self, name: str) -> Route | None:
-        """The route of a name that a client gave; None where there is none."""
+        """The route of a name from a client; None if there is none."""
         route = self.routes.get(name)
         if route is not None:
             return route
@@ -69,7 +69,7 @@ class ModelMap:
 
 
 def read_models(environ: Mapping[str, str]) -> ModelMap:
-    """Read the map. Raises ValueError that names every place that is wrong, a line each."""
+    """Read the map. Raises ValueError that names every problem, a line each."""
     set_variables = {name: text for name, text in environ.items() if name == VARIABLE or name.startswith(VARIABLES_OF)}
     texts = {name: text for name, text in sorted(set_variables.items()) if text.strip()}
     if not texts:
@@ -129,7 +129,7 @@ def _entry(name: str, value: object, problems: list[str]) -> Mapping[str, str]:
 
 
 def _route(name: str, entries: Mapping[str, Mapping[str, str]], problems: list[str]) -> Route | None:
-    """Where a name leads, an alias followed."""
+    """The route of a name, through its alias if it is one."""
     entry = entries[name]
     model = entry.get("alias_of", name)
     base, colon, adapter = (model, "", "") if "alias_of" not in entry else model.partition(":")

@@ -1,9 +1,9 @@
-"""Prefill and decode apart: what the gateway sends to each of the two services. Pure.
+"""Separate prefill and decode services: the gateway's request for each of the two. Pure.
 
     client --> prefill: one token, do_remote_decode --> kv_transfer_params --> decode: the same request and these
 
 It is the protocol of vLLM's NixlConnector (its documentation: features/nixl_connector_usage).
-What prefill answers is handed on unchanged: its members are the connector's.
+The prefill service's answer is passed on unchanged: its members belong to the connector.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def prefill_overrides(members: Collection[str]) -> str:
 
 
 def decode_overrides(answer: bytes) -> str:
-    """LLMRequest.overrides for the decode service, out of prefill's answer; "" where there is nothing to hand over, as
-    for a prompt that fills no block. Raises ValueError for what is no answer.
+    """LLMRequest.overrides for the decode service, from prefill's answer; "" if there is no state to transfer, as for a
+    prompt that fills no block. Raises ValueError for an invalid answer.
     """
     found = json.loads(answer)
     if not isinstance(found, dict):

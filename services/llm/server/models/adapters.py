@@ -1,7 +1,7 @@
-"""LoRA adapters of one replica: loaded on the first request, evicted by last use, some of them pinned.
+"""LoRA adapters of one replica: loaded on the first request, least recently used evicted first, some of them pinned.
 
-The runtime's LRU cache evicts adapters (`max_num_adapters_per_replica` stay, and those in use) and lets callers know
-which ones the replica holds; this module finds the adapters and loads them into the engine.
+The runtime's LRU cache evicts adapters (`max_num_adapters_per_replica` stay, and adapters in use) and reports to
+callers which ones the replica holds; this module finds the adapters and loads them into the engine.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Adapters:
         self._loaded: Multiplexed[LoadedAdapter] = Multiplexed(self._load, self._bound, name="lora", metrics=metrics)
         self._pins: dict[str, ModelUse[LoadedAdapter]] = {}
         self._pinning = asyncio.Lock()
-        """Held while pins change: of two uses for one pin the first would never end."""
+        """Held while pins change: with two uses for one pin, the first would never end."""
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -87,9 +87,9 @@ class Adapters:
         return self._loaded(adapter)
 
     async def keep(self, wanted: Iterable[str]) -> None:
-        """Have `lora.adapters` and these in the engine for good, and no others for good.
+        """Pin `lora.adapters` and these adapters, and unpin all others.
 
-        Raises ValueError where they cannot all be, LLMRequestError for one that does not exist; those that could be
+        Raises ValueError if there is no room for all, LLMRequestError for an unknown adapter; adapters that could be
         loaded stay.
         """
         desired = dict.fromkeys((*self._always, *wanted))
@@ -192,7 +192,7 @@ def check_name(adapter: str) -> None:
 
 
 def unknown_adapter(adapter: str, where: str) -> LLMRequestError:
-    """OpenAI's answer for a model that is not there."""
+    """OpenAI's answer for an unknown model."""
     return LLMRequestError(
         f'the adapter "{adapter}" does not exist: nothing was found at {where}',
         status=404, code="model_not_found", param="model",

@@ -1,4 +1,4 @@
-"""Models and adapters from buckets (s3://, gs://): what is missing is fetched, an interrupted file is continued."""
+"""Fetches models and adapters from buckets (s3://, gs://): only missing files, and resumes interrupted ones."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def from_bucket(source: str, cache: Path, report: Report) -> Path:
 
 
 def _reject_changed(fetched: list[_Object], prefix: _Prefix) -> None:
-    """Not every store keeps a reader to one content: of an object that is replaced meanwhile, one part may be of the
-    former and one of the new. Raises LLMStartError."""
+    """Some stores do not pin a reader to one version: an object that is replaced during the fetch may be a mix of both.
+    Raises LLMStartError."""
     now = set(prefix.objects())
     changed = [entry.path for entry in fetched if entry not in now]
     if changed:

@@ -1,4 +1,4 @@
-"""The cache directory that replicas share: one fetches a source, the others wait for it."""
+"""Locks the cache directory that replicas share: one replica fetches a source, the others wait for it."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def one_at_a_time(
                 break
             except BlockingIOError:
                 waited += 1
-                # The number grows, so that the wait does not count as a start that hangs. A replica that hangs in its
-                # fetch is replaced at its own deadline, which frees the lock.
+                # The growing number counts as progress, so the wait is not taken for a hanging start. A replica whose
+                # fetch hangs is replaced at its own deadline, which frees the lock.
                 report(f"waiting for another replica that downloads {source}", waited, 0)
                 sleep(ASK_AGAIN_S)
         yield waited > 0
 
 
 def file_name(source: str) -> str:
-    """A readable name that no other source has: s3://a/b_c and s3://a/b/c differ."""
+    """A readable name, unique to the source: s3://a/b_c and s3://a/b/c differ."""
     readable = re.sub(r"[^A-Za-z0-9._-]+", "_", source).strip("_")[:150]
     return f"{readable}-{hashlib.sha256(source.encode()).hexdigest()[:12]}"
 
 
 def cannot_keep(source: str, cache: Path, error: OSError) -> LLMStartError:
-    """What a person can do about an error of the cache's file system."""
+    """The error for a failure of the cache's file system, which says what to do."""
     if error.errno == errno.ENOSPC:
         return LLMStartError(
             f"no space left in {cache} for {source}; enlarge the cache volume, or remove models from it"

@@ -1,9 +1,9 @@
-"""Where models and adapters come from: a directory, the Hugging Face hub, or a bucket (s3://, gs://).
+"""Fetches models and adapters from a directory, the Hugging Face hub, or a bucket (s3://, gs://).
 
     fetch(source) --> a local directory, complete
 
-What is fetched is kept below a cache directory that replicas share, usually a volume: one fetches, the others wait for
-it. A fetch that was interrupted goes on where it was, in the middle of a file, too. Blocks: to be called in a thread.
+Fetched files are kept in a cache directory that replicas share, usually a volume: one replica fetches, the others wait.
+An interrupted fetch is resumed, even in the middle of a file. Blocks: call it in a thread.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from services.llm.server.models.hub import from_hub
 def fetch(source: str, cache: Path, report: Report) -> Path:
     """A local directory with everything of `source`, which has one of LLMConfig's forms.
 
-    Raises LLMStartError with what a person can act on, but for the key that names the source; SourceNotFoundError where
-    a bucket has nothing of that name.
+    Raises LLMStartError whose message says what to do, without the key that names the source; SourceNotFoundError if a
+    bucket has nothing of that name.
     """
     if source.startswith("/"):
         return _local(Path(source))

@@ -32,7 +32,7 @@ class Lease:
     own: int
     """Blocks without a hash: the prompt's last one, and those that the answer will fill."""
     hits: int
-    """How many blocks of the chain were there."""
+    """How many blocks of the chain were cached."""
 
 
 class BlockCache:

@@ -1,4 +1,4 @@
-"""What the mock engine is to answer: all of it is known once the request is read. Pure."""
+"""Plans the mock engine's whole answer as soon as the request is read. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the mock engine's answers look: OpenAI's JSON. What all events of a choice have alike is written once. Pure."""
+"""Writes the mock engine's answers as OpenAI's JSON. The common parts of a choice's events are written once. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Writer:
         """Tokens that were not streamed yet."""
 
     def events(self, news: Iterable[News]) -> LLMReply:
-        """The events of what is new."""
+        """The events of the new tokens."""
         data, before = b"", self.left
         for number, count, done in news:
             data += self._tokens(number, count)
@@ -56,7 +56,7 @@ class Writer:
         return LLMReply(data=data, tokens=before - self.left)
 
     def end(self, usage: Usage) -> bytes:
-        """What ends the stream."""
+        """The last bytes of the stream."""
         if not self._plan.include_usage:
             return DONE
         return self._event([], usage=_usage(usage)) + DONE

@@ -1,4 +1,4 @@
-"""When the mock engine makes which token: continuous batching in steps, as in real engines. Pure: time is an argument.
+"""Schedules the mock engine's tokens: continuous batching in steps, as in real engines. Pure: time is an argument.
 
     add --> waiting --(a slot, and blocks)--> prefill, one prompt after another --> ttft_s --> running --> done
 
@@ -16,7 +16,7 @@ from typing import Any
 from services.llm.server.engines.mock.cache import BlockCache, Chain, Lease
 
 NEARLY = 1e-6
-"""Of a token or of a step: what rounding may take away."""
+"""Tolerance for rounding, as a share of a token or of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Schedule:
         return len(self._waiting)
 
     def add(self, sequence: Sequence, now: float, *, at_once: bool = False) -> None:
-        """Take a sequence in. `at_once`: past all that wait, without a slot and blocks."""
+        """Add a sequence. `at_once`: ahead of all waiting ones, without a slot and blocks."""
         if self.next_at() == math.inf:
             self._at = now
         if at_once:
@@ -206,7 +206,7 @@ class Schedule:
                 self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        """The sequence needs its slot and its blocks no more."""
+        """The sequence no longer needs its slot and its blocks."""
         self._running.pop(sequence, None)
         if sequence.lease is not None:
             self._cache.give(sequence.lease, sequence.grown() if sequence.done else ())

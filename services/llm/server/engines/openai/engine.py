@@ -1,4 +1,4 @@
-"""Any unmodified server with OpenAI's API: SGLang, llama.cpp, vllm-openai, ... as a sidecar, or far away.
+"""The engine for any unmodified server with OpenAI's API: SGLang, llama.cpp, vllm-openai, ..., a sidecar or remote.
 
 Requests go on with the server's own name of the model, answers come back as they are: events of a stream are passed on
 as soon as they are whole, and only the last ones are parsed. Closing an answer's iterator closes the
@@ -35,9 +35,9 @@ LARGEST_METRICS = 4 * 1024 * 1024
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 WATCH_EVERY_S = 5.0
 METRICS_LAST_S = 30.0
-"""Older metrics of the server are not shown any more."""
+"""Older metrics of the server are not shown."""
 _KEPT_S = 4.0
-"""Servers close a connection that has nothing to do after five seconds: it must not be used in that moment."""
+"""Keep-alive time: servers close an idle connection after five seconds, and it must not be used at that moment."""
 _JSON = "application/json"
 _ONE_TOKEN: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}),
@@ -51,7 +51,7 @@ class OpenAIEngine(LLMEngine):
 
     Adapters are loaded as vLLM's server takes them (`--enable-lora`, VLLM_ALLOW_RUNTIME_LORA_UPDATING=true), under the
     name that clients use, `<model>:<adapter>`, and from a directory that the server must see at the same path as the
-    replica. One that the server has lost, as it was started anew, is loaded again when it is asked for.
+    replica. An adapter that the server has lost through a restart is loaded again on demand.
     """
 
     needs_files = False
@@ -134,12 +134,12 @@ class OpenAIEngine(LLMEngine):
             self._max_model_len = length
 
     async def _cards(self) -> dict[str, dict[str, Any]]:
-        """What the server serves, by name; nothing where it has no such list."""
+        """The server's models by name; empty if it has no such list."""
         status, body = await self._small("GET", "/v1/models")
         return cards_of(body) if status == 200 else {}
 
     async def shutdown(self) -> None:
-        """Close every connection: what runs ends with an error here, and with an abort there."""
+        """Close every connection: running requests fail here, and are aborted at the server."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.cancel()
@@ -149,7 +149,7 @@ class OpenAIEngine(LLMEngine):
             await session.close()
 
     async def check_health(self) -> None:
-        """Raises Unavailable unless the server's health_path answers with 200; and what ended our watch over it."""
+        """Raises Unavailable unless the server's health_path answers 200, and the error that ended `_keep_watch`."""
         if self._watch is not None and self._watch.done():
             self._watch.result()
         path = self._arguments.health_path
@@ -223,7 +223,7 @@ class OpenAIEngine(LLMEngine):
     async def _with_adapter(
         self, model: str, ask: Callable[[], AsyncGenerator[LLMReply, None]]
     ) -> AsyncGenerator[LLMReply, None]:
-        """The answer of `ask`; where the server has no such model, and it is an adapter of ours, once more with it."""
+        """The answer of `ask`; if the server lacks the model, and it is a loaded adapter, reload it and ask again."""
         adapter = model.removeprefix(self._model).removeprefix(":")
         path = self._adapters.get(adapter)
         async with contextlib.aclosing(ask()) as replies:
@@ -240,7 +240,7 @@ class OpenAIEngine(LLMEngine):
                 yield reply
 
     def _body(self, request: LLMRequest) -> tuple[dict[str, Any], bool]:
-        """The body as the server wants it, and whether it is another one than the client's. Raises LLMRequestError."""
+        """The body for the server, and whether it differs from the client's. Raises LLMRequestError."""
         body = bodies.read(request)
         asked, own = str(body.get("model", "")), self.config.model_loading.model_id
         base, colon, adapter = asked.partition(":")
@@ -309,7 +309,7 @@ class OpenAIEngine(LLMEngine):
         self._adapters[adapter] = path
 
     async def unload_adapter(self, adapter: str) -> None:
-        """See LLMEngine.unload_adapter. One that the server does not have is none."""
+        """See LLMEngine.unload_adapter. An adapter that the server does not have counts as unloaded."""
         self._adapters.pop(adapter, None)
         status, body = await self._small("POST", UNLOAD, {"lora_name": self._adapter_name(adapter)})
         if status != 200 and not (status in (400, 404) and message_of(body)):
@@ -319,7 +319,7 @@ class OpenAIEngine(LLMEngine):
         name = self._adapter_name(adapter)
         wanted = {"lora_name": name, "lora_path": path}
         status, body = await self._small("POST", LOAD, wanted)
-        if status == 400 and name in (there := await self._cards()):  # it outlives a replica that is replaced
+        if status == 400 and name in (there := await self._cards()):  # the server keeps it when a replica is replaced
             if there[name].get("root") in (None, path):
                 return
             await self._small("POST", UNLOAD, {"lora_name": name})
@@ -358,7 +358,7 @@ class OpenAIEngine(LLMEngine):
         )
 
     def load(self) -> EngineLoad:
-        """This replica's own requests; other load of the server is not known."""
+        """This replica's own requests; other load of the server is unknown."""
         return EngineLoad(running=self._running, tokens=self._tokens)
 
     def expose(self) -> bytes:
@@ -367,8 +367,8 @@ class OpenAIEngine(LLMEngine):
         return self._metrics if fresh else b""
 
     async def _keep_watch(self) -> None:
-        """Fetch the metrics, and see whether a server that says nothing still generates: an answer that does not
-        stream shows no token for as long as it takes. Where it does not, nothing grows, and the watchdog acts."""
+        """Fetch the metrics, and check whether a silent server still generates: an answer without streaming shows no
+        token until its end. If the check fails, the token count does not grow, and the watchdog acts."""
         tokens = -1
         while True:
             if self._arguments.metrics_path is not None:
@@ -379,7 +379,7 @@ class OpenAIEngine(LLMEngine):
                 except (Unavailable, UpstreamError) as error:
                     log.warning("no sign of life: %s", error)
             tokens = self._tokens
-            # Several looks before silence counts as a stall: a replica that stalls is replaced at once.
+            # Several checks before silence counts as a stall: a stalled replica is replaced at once.
             await asyncio.sleep(min(WATCH_EVERY_S, self.config.stall_timeout_s / 4))
 
     async def _fetch_metrics(self, path: str) -> None:

@@ -29,7 +29,7 @@ _TYPES = ("_type", "_parsing", "_type_error")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class OpenAIError:
     """The members of OpenAI's error object."""
 
     message: str
@@ -38,29 +38,29 @@ class Told:
     param: str | None
 
 
-def openai_error(status: int, message: str, param: str | None = None) -> Told:
-    """What OpenAI would say. `status`, `message` and `param` are vLLM's."""
+def openai_error(status: int, message: str, param: str | None = None) -> OpenAIError:
+    """The error as OpenAI would return it. `status`, `message` and `param` are vLLM's."""
     if status >= 500:
-        return Told(one_line(message), "server_error", None, param)
+        return OpenAIError(one_line(message), "server_error", None, param)
     param = parameter(param) if param else None
     findings = _FINDINGS.match(message)
     if findings is not None:
         return _of_findings(message[findings.end() :], param)
     text = one_line(_TAIL.sub("", message))
     if status == 404:
-        return Told(text, "invalid_request_error", "model_not_found" if param == "model" else "not_found", param)
+        return OpenAIError(text, "invalid_request_error", "model_not_found" if param == "model" else "not_found", param)
     if _CONTEXT.search(text):
-        return Told(text, "invalid_request_error", "context_length_exceeded", param)
-    return Told(text, "invalid_request_error", "invalid_value", param)
+        return OpenAIError(text, "invalid_request_error", "context_length_exceeded", param)
+    return OpenAIError(text, "invalid_request_error", "invalid_value", param)
 
 
 def reason(message: str) -> str:
-    """Why something of vLLM's failed, without where in vLLM."""
+    """The cause in a message of vLLM, without its place in vLLM's code."""
     return one_line(_WORKER.sub(r"\1", message))
 
 
 def one_line(text: str) -> str:
-    """In one line, and not endless."""
+    """The text in one line of limited length."""
     text = " ".join(text.split())
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 3] + "..."
 
@@ -76,11 +76,11 @@ def parameter(location: str) -> str | None:
     return spelt.strip(".") or None
 
 
-def _of_findings(page: str, param: str | None) -> Told:
+def _of_findings(page: str, param: str | None) -> OpenAIError:
     """The error for the first finding's member, with every finding about it."""
     found = [finding for line in page.splitlines() if (finding := _finding(line.strip()))]
     if not found:
-        return Told(one_line(page), "invalid_request_error", "invalid_value", param)
+        return OpenAIError(one_line(page), "invalid_request_error", "invalid_value", param)
     where = parameter(str(found[0].get("loc", "")))
     same = [finding for finding in found if parameter(str(finding.get("loc", ""))) == where]
     said = dict.fromkeys(str(each.get("msg", "")).removeprefix("Value error, ") for each in same)
@@ -91,7 +91,7 @@ def _of_findings(page: str, param: str | None) -> Told:
         text += f", found {_shown(found[0]['input'])}"
     wrong_type = all(kind.endswith(_TYPES) for kind in kinds)
     code = "missing_required_parameter" if missing else "invalid_type" if wrong_type else "invalid_value"
-    return Told(one_line(f"{where}: {text}" if where else text), "invalid_request_error", code, where or param)
+    return OpenAIError(one_line(f"{where}: {text}" if where else text), "invalid_request_error", code, where or param)
 
 
 def _finding(line: str) -> dict[str, Any] | None:

@@ -53,7 +53,7 @@ def read_settings(config: LLMConfig, model_path: str) -> Namespace:
 
 
 class _Parser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is not there where types are checked
-    """Tells of mistakes by an exception instead of ending the process."""
+    """Raises an exception for invalid arguments instead of ending the process."""
 
     def error(self, message: str) -> Any:
         raise LLMStartError(f"engine_kwargs: {message}. Names are those of `vllm serve`, with underscores")

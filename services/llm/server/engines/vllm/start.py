@@ -1,5 +1,5 @@
-"""The stages of vLLM's start, and what to do when it fails. Both are read from its log: its engine runs in a process of
-its own, and writes there, and nowhere else, what went wrong. Pure.
+"""Reads from vLLM's log the stages of its start, and what to do when it fails. vLLM's engine runs in a process of its
+own and reports failures only in that log. Pure.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 LAST_LINES = 8
-"""How many lines of the log an error shows where nothing better is known."""
+"""How many lines of the log an error shows if the cause is unknown."""
 
 
 _STAGES = (
@@ -66,7 +66,7 @@ _KNOWN = (
     ),
     _known(
         r"Insufficient space in /dev/shm[^\n]*",
-        "its processes hand each other tensors in /dev/shm, which is too small. Write shm_size: 2gb into the service "
+        "its processes exchange tensors in /dev/shm, which is too small. Write shm_size: 2gb into the service "
         "(16gb for several GPUs)",
     ),
     _known(
@@ -76,7 +76,7 @@ _KNOWN = (
     ),
     _known(
         r"Free memory on device[^\n]*is less than desired|less than (?:the )?desired (?:GPU|CPU) memory",
-        "something else holds part of the memory that it may use. Free it, or lower engine_kwargs "
+        "another process uses part of the memory that it may use. Free it, or lower engine_kwargs "
         "gpu_memory_utilization",
     ),
     _known(
@@ -91,7 +91,7 @@ _KNOWN = (
     ),
     _known(
         r"GatedRepoError|Access to model ([\w./-]+) is restricted|401 Client Error",
-        "the model is not open to everybody. Accept its licence at Hugging Face, and give the service a token "
+        "access to the model is restricted. Accept its licence at Hugging Face, and give the service a token "
         "in HF_TOKEN",
     ),
     _known(
