@@ -308,9 +308,9 @@ class TestSignals:
                 pass
             process.send_signal(signal.SIGINT)
             async with asyncio.timeout(PATIENCE_S):
-                with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
-                    await call
                 await process.wait()
+            with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+                await call
 
     async def test_bad_settings_stop_the_start_with_2(self, cluster: Cluster, free_port: int) -> None:
         with pytest.raises(AssertionError, match=r'PIERHEAD_REQUEST_TIMEOUT_S: expected .*, found "soon"'):
