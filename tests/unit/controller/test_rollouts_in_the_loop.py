@@ -354,7 +354,7 @@ async def test_a_callee_is_rolled_out_before_its_caller(tmp_path: Path) -> None:
         control.engine.behaviours[version(control, bad)] = BROKEN
         control.source.edit(bad, newer_caller)
         await until(lambda: control.said("rolled_back"), within_s=15)
-        await until(lambda: "was rolled back; it goes on with" in controller.deployer.directions.rows["web"].message)
+        await until(lambda: "was rolled back; it waits for" in controller.deployer.directions.rows["web"].message)
         assert phase(control) == "WAITING"
         await controller.commands.deploy(["web"])
         await stable_at(control, newer_caller)
