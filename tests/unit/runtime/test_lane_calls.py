@@ -259,7 +259,7 @@ class TestReplies:
         ("error", "seen", "words"),
         [
             (ZeroDivisionError("of the sink"), ZeroDivisionError, "of the sink"),
-            (asyncio.CancelledError(), RuntimeError, "was cancelled"),
+            (asyncio.CancelledError(), RuntimeError, "raised CancelledError"),
         ],
         ids=["an exception", "a cancellation"],
     )
