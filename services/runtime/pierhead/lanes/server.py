@@ -124,7 +124,7 @@ class ServedLane:
         self.deadlines = Deadlines.current()
         self._served = methods
         self._methods: list[ServedMethod | str] = []
-        """Methods by the numbers that this lane gave them, from 1 on; a name where there is no such method."""
+        """Methods by their numbers on this lane, from 1 on; a name where there is no such method."""
         self._may_wait = may_wait
         self.calls: dict[int, ServedCall] = {}
         """Calls in flight, or waiting for a place."""

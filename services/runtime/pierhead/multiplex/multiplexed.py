@@ -134,14 +134,14 @@ class Multiplexed(Generic[M]):
         kept = self._kept.get(task)
         if kept is None:
             kept = self._kept[task] = {}
-            task.add_done_callback(self._give_back)
+            task.add_done_callback(self._release_all)
         if model_id in kept:
             self._cache.release(entry)
         else:
             kept[model_id] = entry
         return model
 
-    def _give_back(self, task: asyncio.Task[Any]) -> None:
+    def _release_all(self, task: asyncio.Task[Any]) -> None:
         for entry in self._kept.pop(task).values():
             self._cache.release(entry)
 
@@ -152,7 +152,7 @@ class Multiplexed(Generic[M]):
             return
         raise RuntimeError(
             f'{self._name}: this task keeps {", ".join(sorted(kept))} until it ends and asks for "{model_id}", but '
-            f"max_num_models_per_replica is {bound}: raise that, or give models back earlier with `async with`"
+            f"max_num_models_per_replica is {bound}: raise that, or release models earlier with `async with`"
         )
 
 

@@ -116,7 +116,7 @@ def recheck() -> None:
         watch.ask()
 
 
-def _take_note(round_: asyncio.Task[None]) -> None:
+def _retrieve(round_: asyncio.Task[None]) -> None:
     """Retrieve the outcome of a cancelled round that ends later, or the loop would log it."""
     if not round_.cancelled():
         round_.exception()
@@ -176,7 +176,7 @@ class HealthWatch:
                 counts = await self._wait(due)
                 if round_ is None or round_.done():  # user code that ignores its cancellation is not run twice
                     round_ = asyncio.create_task(self.check_all(), name="check_health")
-                    round_.add_done_callback(_take_note)
+                    round_.add_done_callback(_retrieve)
                 finding = await self._outcome(round_)
                 counts = counts or time.monotonic() >= due
                 if counts or (finding is not None and finding.certain):

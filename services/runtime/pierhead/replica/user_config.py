@@ -107,7 +107,7 @@ class UserConfig:
         while self._wanted != self._applied:
             self._news.clear()
             await self._apply(self._wanted, limit_s)
-            if self._error and not await self._heard(pause_s):
+            if self._error and not await self._wait_for_change(pause_s):
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             else:
                 pause_s = FIRST_PAUSE_S
@@ -119,7 +119,7 @@ class UserConfig:
             self._news.clear()
             await self.settle(LIMIT_S)
 
-    async def _heard(self, within_s: float) -> bool:
+    async def _wait_for_change(self, within_s: float) -> bool:
         """Wait for another config to be wanted, at most that long; returns whether one is."""
         try:
             async with asyncio.timeout(within_s):

@@ -61,11 +61,11 @@ class Splitter:
 class Account:
     """Tokens, usage and end of one answer, as far as it was read."""
 
-    __slots__ = ("_hide_usage", "_told", "done", "tokens", "usage")
+    __slots__ = ("_hide_usage", "_taken", "done", "tokens", "usage")
 
     def __init__(self, *, hide_usage: bool) -> None:
         self._hide_usage = hide_usage
-        self._told = 0
+        self._taken = 0
         self.tokens = 0
         """Made so far. While it streams each event with text counts as one; the usage at the end says it exactly."""
         self.usage = Usage()
@@ -73,8 +73,8 @@ class Account:
 
     def take(self) -> int:
         """Tokens made since the last call."""
-        new = max(self.tokens - self._told, 0)
-        self._told += new
+        new = max(self.tokens - self._taken, 0)
+        self._taken += new
         return new
 
     def note(self, event: bytes) -> bool:
