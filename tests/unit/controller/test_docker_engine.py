@@ -132,6 +132,10 @@ class Held:
         self.over = threading.Event()
         self._reply = status, body
 
+    async def request(self) -> None:
+        """Wait for the next request."""
+        assert await asyncio.to_thread(self.asked.acquire, timeout=PATIENCE_S), "no request has come"
+
     def __call__(self, handler: Handler) -> None:
         self.asked.release()
         while not handler.server.ending.is_set():
@@ -443,7 +447,7 @@ async def test_the_world_is_seen_while_starts_take_long(daemon: Daemon) -> None:
         slow = StartContainer(target="slow", service="ranker", cause="x")
         starts = [asyncio.create_task(docker.perform(slow, "shop")) for _ in range(8)]
         for _ in starts:
-            await asyncio.to_thread(hanging.asked.acquire)
+            await hanging.request()
         assert (await docker.observe("shop", [], [])).containers == ()
         hanging.over.set()
         await asyncio.gather(*starts)
@@ -467,7 +471,7 @@ async def test_nothing_is_asked_about_a_container_before_its_first_start_has_end
         assert (made.state, made.created_at) == (ContainerState.CREATED, 1767323045.0)
         assert (made.started_at, made.exit_code, made.ip) == (None, None, None)
         starting = asyncio.create_task(docker.perform(StartContainer(target=CREATE.target, service="ranker"), "shop"))
-        await asyncio.to_thread(start.asked.acquire)
+        await start.request()
         assert await seen() == made
         assert INSPECT not in daemon.calls
         start.over.set()
@@ -498,7 +502,7 @@ async def test_logs_that_do_not_come_keep_no_other_call_from_the_engine(
     daemon.answers["DELETE /containers/c1"] = (204, None)
     async with engine(daemon) as docker:
         reads = [asyncio.create_task(docker.logs("c1", 20)) for _ in range(9)]
-        await asyncio.to_thread(hanging.asked.acquire)
+        await hanging.request()
         removal = RemoveContainer(target="r", service="ranker", cause="", container_id="c1", failed=True)
         await docker.perform(removal, "shop")
         assert "DELETE /containers/c1" in daemon.calls
@@ -584,7 +588,7 @@ async def test_an_event_during_a_read_of_its_container_causes_another_read(daemo
     daemon.answers[INSPECT] = inspecting = Held(200, inspected())
     async with engine(daemon) as docker, following(docker) as next_event:
         reading = asyncio.ensure_future(docker.observe("shop", ["ranker"], []))
-        await asyncio.to_thread(inspecting.asked.acquire)
+        await inspecting.request()
         stream.say(**event("restart"))
         assert (await next_event()).kind == "restart"
         inspecting.over.set()
