@@ -293,7 +293,8 @@ INSIDE = Section(
         Panel(
             "Models loaded/s",
             (Query(or_zero(rate("pierhead_multiplex_loads_total")), "{{service}}"),),
-            "Loads of multiplexed models. As many as requests: replicas hold too few models, or callers name no model.",
+            "Loads of multiplexed models. If there are as many as requests, replicas hold too few models, or callers "
+            "name none.",
             unit="ops",
             width=6,
         ),

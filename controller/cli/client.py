@@ -69,9 +69,9 @@ class Client:
         except (OSError, http.client.HTTPException) as error:
             how = f"within {self._change_timeout_s:g} s" if isinstance(error, TimeoutError) else f"({error})"
             raise Unreachable(
-                f"the controller at {self._url} was asked and has not answered {how}: it may have accepted it, or may "
-                "still do so; `pierhead status` and `pierhead events` show whether it did, `docker compose logs "
-                "controller` what it waits for"
+                f"the controller at {self._url} was asked and has not answered {how}: it may have accepted the "
+                "change, or may still accept it; `pierhead status` and `pierhead events` show whether it did, `docker "
+                "compose logs controller` what it waits for"
             ) from error
 
     def _silent(self, error: Exception) -> Unreachable:

@@ -12,7 +12,7 @@ from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 
 _WORDS = {
     grpc.StatusCode.UNIMPLEMENTED: "it is no replica of a language model",
-    grpc.StatusCode.DEADLINE_EXCEEDED: "no answer within --timeout; the replica goes on with it",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "no answer within --timeout; the replica continues the operation",
 }
 
 

@@ -104,5 +104,5 @@ class GpuMemoryWatch:
 
     def _fail(self, problem: str, *, exc_info: bool = False) -> None:
         if problem != self.problem:
-            logger.warning("%s", problem, exc_info=exc_info)
+            logger.log(logging.ERROR if exc_info else logging.WARNING, "%s", problem, exc_info=exc_info)
         self._reading, self.problem = None, problem

@@ -147,6 +147,6 @@ def configure(draft: Draft, outlook: ServiceOutlook) -> None:
                 container_id=container.id,
                 address=socket_address(container.ip, port),
                 text=text,
-                cause=f"it received {former}, and shall have {digest(text)}; no restart",
+                cause=f"its user_config {former} becomes {digest(text)}; no restart",
             )
         )

@@ -1,6 +1,7 @@
 """The interface of the HTTP and gRPC router. `haproxy.py` implements it.
 
-tests/contract/test_routing_contract.py checks the implementation against the real HAProxy and against a fake one.
+tests/contract/test_router_contract.py holds it (with a real HAProxy) and the fake of the controller's tests to the
+same promises.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from controller.model.actions import (
     AddServer,
     DeleteServer,
     SetServerState,
-    SetServerWeight,
     SetWaitingRoom,
     ShutdownSessions,
     WriteRouting,
@@ -154,21 +153,6 @@ async def test_adding_a_server_makes_it_ready_whatever_was_there_before(world: W
     assert (await observe(router)).servers == (replace(ready, address=world.addresses[1]),)
     with pytest.raises(RoutingError, match=r"add server svc_other/other-1 .*No such backend"):
         await add(router, "other-1", world.addresses[0], OTHER)
-
-
-async def test_states_and_weights_are_set_and_read_back(world: World, router: HAProxyRouter) -> None:
-    await route(router, ECHO)
-    await add(router, "echo-1", world.addresses[0])
-    for state in (ServerState.DRAIN, ServerState.MAINT, ServerState.READY):
-        await set_state(router, "echo-1", state)
-        assert (await server(router, "echo-1")).state is state
-    await add(router, "echo-2", world.addresses[1], weight=7)
-    assert [s.weight for s in (await observe(router)).servers] == [1, 7]
-    await router.perform(SetServerWeight(target="echo-1", backend="svc_echo", weight=200))
-    found = await server(router, "echo-1")
-    assert (found.weight, found.state, found.up) == (200, ServerState.READY, True)
-    with pytest.raises(RoutingError, match="No such server"):
-        await router.perform(SetServerWeight(target="nobody", backend="svc_echo", weight=2))
 
 
 async def test_waiting_rooms_are_closed_opened_and_read_back(world: World, router: HAProxyRouter) -> None:

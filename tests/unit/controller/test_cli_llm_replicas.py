@@ -114,7 +114,9 @@ async def test_replicas_that_do_not_answer_say_why(cluster: Cluster) -> None:
     held.set()
     assert not gone.done
     assert gone.message.endswith(f"({nowhere} is reached from the controller's container: run the command there)")
-    assert late == Answer("p-llm-2", slow, False, "no answer within --timeout; the replica goes on with it", late=True)
+    assert late == Answer(
+        "p-llm-2", slow, False, "no answer within --timeout; the replica continues the operation", late=True
+    )
 
 
 async def test_what_cannot_be_asked_for() -> None:

@@ -16,7 +16,8 @@ from controller.model.spec import ProbeSpec, RolloutSpec, ServiceSpec, backend_n
 from controller.model.world import Health, ReplicaContainer, RoutingState, ServerState
 from controller.observe.snapshot import second_opinion
 from controller.routing.base import RoutingAction
-from tests.unit.controller.control import Control, FakeRouter, until
+from tests.fakes.fake_router import FakeRouter
+from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import replica, retirement, routing, server, service
 
 OLD = ProbeSpec(port=9100, path="/readyz")

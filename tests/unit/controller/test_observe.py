@@ -19,7 +19,7 @@ from controller.observe.snapshot import Observer
 from controller.storage.events import EventLog
 from controller.storage.store import Store
 from tests.fakes.fake_engine import FakeEngine
-from tests.unit.controller.control import FakeRouter
+from tests.fakes.fake_router import FakeRouter
 
 pytestmark = pytest.mark.virtual_time
 

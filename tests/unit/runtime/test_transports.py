@@ -204,3 +204,29 @@ async def test_a_full_replica_s_call_goes_to_another(cluster: Cluster, transport
         assert full.calls == 1, "refused before any work"
         full.gate.set()
         await blocked
+
+
+class SumServicer:
+    """One method, Sum; requests are numbers."""
+
+
+def add_SumServicer_to_server(servicer: Any, server: Any) -> None:
+    handlers = {"Sum": grpc.stream_unary_rpc_method_handler(servicer.Sum, int, bytes)}
+    server.add_registered_method_handlers("pierhead.test.Sum", handlers)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("pierhead.test.Sum", handlers),))
+
+
+class Sum(SumServicer):
+    async def Sum(self, requests: AsyncIterator[int], context: Any) -> bytes:
+        total = 0
+        while (number := await context.read()) is not grpc.aio.EOF:
+            total += number
+        return b"%d" % total
+
+
+@pytest.mark.parametrize("in_a_thread", [False, True])
+async def test_messages_that_a_method_reads_by_its_context_are_decoded(cluster: Cluster, in_a_thread: bool) -> None:
+    server = await cluster.start(Sum(), run_user_code_in_separate_thread=in_a_thread)
+    async with grpc.aio.insecure_channel(address(server)) as channel:
+        call: Any = channel.stream_unary("/pierhead.test.Sum/Sum", bytes, bytes)
+        assert await call(iter([b"1", b"20", b"300"])) == b"321"

@@ -165,7 +165,8 @@ def _unary(method: ServedMethod, edge: Edge) -> Callable[[Any, Context], Awaitab
             await _refuse(edge, method.name, context, refusal)
         try:
             async with _Call(edge, method.name, context):
-                reply = await method.behaviour(method.decode(raw), context)
+                known: Any = _Messages(context, method, edge) if method.request_streaming else context
+                reply = await method.behaviour(method.argument(raw), known)
                 return b"" if context.code() else method.encode(reply)  # gRPC sends no reply beside such a status
         finally:
             edge.admission.leave()
@@ -180,16 +181,16 @@ def _streaming(method: ServedMethod, edge: Edge) -> Callable[[Any, Context], Awa
             await _refuse(edge, method.name, context, refusal)
         try:
             async with _Call(edge, method.name, context):
-                counted: Any = _Writes(context, method, edge)
-                await _stream(method.behaviour(method.decode(raw), counted), counted)
+                known: Any = _Messages(context, method, edge)
+                await _stream(method.behaviour(method.argument(raw), known), known)
         finally:
             edge.admission.leave()
 
     return call
 
 
-class _Writes:
-    """A call's context that encodes and counts each message that the method, or `_stream`, writes."""
+class _Messages:
+    """A call's context that decodes each message that the method reads, and encodes and counts each that it writes."""
 
     __slots__ = ("_context", "_edge", "_method")
 
@@ -200,6 +201,11 @@ class _Writes:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
+
+    async def read(self) -> Any:
+        """The next request message, or `grpc.aio.EOF`."""
+        raw = await self._context.read()
+        return raw if raw is grpc.aio.EOF else self._method.decode(raw)
 
     async def write(self, message: Any) -> None:
         """Send a reply message."""

@@ -28,8 +28,16 @@ class ServedMethod:
     behaviour: Callable[..., Any]
     """`behaviour(request or requests, context)`: a coroutine function, or an async generator function."""
     decode: Callable[[Any], Any]
-    """bytes -> message; for a stream of requests, an async iterator of bytes -> one of messages. Raises BadRequest."""
+    """bytes -> request message. Raises BadRequest."""
     encode: Callable[[Any], bytes]
+
+    def argument(self, raw: Any) -> Any:
+        """The method's first argument: the decoded request, or an async iterator of decoded requests."""
+        return self._decoded(raw) if self.request_streaming else self.decode(raw)
+
+    async def _decoded(self, messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for raw in messages:
+            yield self.decode(raw)
 
 
 def registrations_of(servicer: object) -> dict[str, Callable[[Any, Any], None]]:
@@ -132,11 +140,4 @@ def _decoder(method: str, handler: grpc.RpcMethodHandler[Any, Any]) -> Callable[
         except Exception as error:
             raise BadRequest(f"{method}: {len(raw)} bytes that are not the request message it expects") from error
 
-    if not handler.request_streaming:
-        return decode
-
-    async def decode_each(messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-        async for raw in messages:
-            yield decode(raw)
-
-    return decode_each
+    return decode

@@ -82,7 +82,7 @@ class LaneConnection:
         """Begin a call; see Connection."""
         if self._plain is not None:
             return self._plain.open(method, request, timeout, metadata, compression)
-        if method.kind not in _CALLS:
+        if method.kind is not Kind.UNARY_UNARY and method.kind is not Kind.UNARY_STREAM:
             return self.beside().open(method, request, timeout, metadata, compression)
         lane = self._lane
         encode = method.request_serializer
