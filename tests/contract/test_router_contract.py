@@ -12,14 +12,12 @@ from controller.model.actions import (
     SetServerWeight,
     SetWaitingRoom,
     ShutdownSessions,
-    WriteRouting,
 )
-from controller.model.spec import ServiceSpec
-from controller.model.world import RoutingState, Server, ServerState
+from controller.model.world import Server, ServerState
 from controller.routing.base import Router
 from controller.routing.haproxy import HAProxyRouter
 from tests.fakes.fake_router import FakeRouter
-from tests.harness.edge import Edge, service
+from tests.harness.edge import Edge, observe, service, write_routes
 
 ECHO, OTHER = service("echo"), service("other")
 BACKEND, ADDRESS = "svc_echo", "127.0.0.1:9"
@@ -33,24 +31,13 @@ def router(request: pytest.FixtureRequest) -> Router:
     return HAProxyRouter(edge.run_dir)
 
 
-async def observe(router: Router) -> RoutingState:
-    state = await router.observe()
-    assert state is not None
-    return state
-
-
-async def route(router: Router, *services: ServiceSpec) -> None:
-    action = WriteRouting(target="routing", services=services, routing_hash=router.routing_hash(services))
-    await router.perform(action)
-
-
 def add(name: str, address: str = ADDRESS, weight: int = 1) -> AddServer:
     return AddServer(target=name, backend=BACKEND, address=address, spec=ECHO, weight=weight)
 
 
 async def test_routes_are_written_and_read_back(router: Router) -> None:
     for services in ((ECHO,), (ECHO,), (ECHO, OTHER)):
-        await route(router, *services)
+        await write_routes(router, *services)
         state = await observe(router)
         assert state.routing_hash == router.routing_hash(services)
         assert state.backends == {f"svc_{each.name}" for each in services}
@@ -59,7 +46,7 @@ async def test_routes_are_written_and_read_back(router: Router) -> None:
 
 
 async def test_a_server_is_added_once_and_is_ready_whatever_was_there_before(router: Router) -> None:
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     for address in (ADDRESS, ADDRESS, "127.0.0.1:8"):
         await router.perform(add("echo-1", address))
         [found] = (await observe(router)).servers
@@ -71,7 +58,7 @@ async def test_states_and_weights_are_set_and_read_back(router: Router) -> None:
     async def found() -> dict[str, Server]:
         return {server.name: server for server in (await observe(router)).servers}
 
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     await router.perform(add("echo-1"))
     for state in (ServerState.DRAIN, ServerState.MAINT, ServerState.READY):
         await router.perform(SetServerState(target="echo-1", backend=BACKEND, state=state))
@@ -84,19 +71,19 @@ async def test_states_and_weights_are_set_and_read_back(router: Router) -> None:
 
 
 async def test_servers_outlive_other_routes_and_waiting_rooms_open_again(router: Router) -> None:
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     await router.perform(add("echo-1"))
     for is_open in (False, False, True, False):
         await router.perform(SetWaitingRoom(target="echo", backend=BACKEND, is_open=is_open))
         assert (await observe(router)).closed == (frozenset() if is_open else {BACKEND})
-    await route(router, ECHO, OTHER)
+    await write_routes(router, ECHO, OTHER)
     state = await observe(router)
     assert [server.name for server in state.servers] == ["echo-1"]
     assert state.closed == frozenset(), "a new worker has all of them open"
 
 
 async def test_what_is_gone_needs_no_drain_and_no_deletion(router: Router) -> None:
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     await router.perform(add("echo-1"))
     for _ in range(2):
         await router.perform(SetServerState(target="echo-1", backend=BACKEND, state=ServerState.DRAIN))

@@ -20,15 +20,14 @@ from controller.model.actions import (
     SetServerState,
     SetWaitingRoom,
     ShutdownSessions,
-    WriteRouting,
 )
 from controller.model.spec import ServiceSpec, backend_name
-from controller.model.world import RoutingState, Server, ServerState
+from controller.model.world import Server, ServerState
 from controller.routing import haproxy, haproxy_config, haproxy_state
 from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_socket import CommandRefused, RuntimeSocket, command
 from controller.settings import DEFAULT_LIMITS, EdgeLimits
-from tests.harness.edge import Edge, Replica, service, until
+from tests.harness.edge import Edge, Replica, observe, service, until, write_routes
 from tests.harness.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.engine
@@ -72,23 +71,12 @@ def router(world: World) -> HAProxyRouter:
 ECHO, OTHER = service("echo"), service("other")
 
 
-async def observe(router: HAProxyRouter) -> RoutingState:
-    state = await router.observe()
-    assert state is not None
-    return state
-
-
 async def server(router: HAProxyRouter, name: str) -> Server:
     return next(s for s in (await observe(router)).servers if s.name == name)
 
 
 async def names(router: HAProxyRouter) -> list[str]:
     return [server.name for server in (await observe(router)).servers]
-
-
-async def route(router: HAProxyRouter, *services: ServiceSpec) -> None:
-    action = WriteRouting(target="routing", services=services, routing_hash=router.routing_hash(services))
-    await router.perform(action)
 
 
 async def add(router: HAProxyRouter, name: str, address: str, spec: ServiceSpec = ECHO, weight: int = 1) -> None:
@@ -129,17 +117,17 @@ async def test_a_new_haproxy_runs_the_configuration_of_no_services(world: World,
 
 async def test_routes_are_written_and_reloaded_once(world: World, router: HAProxyRouter) -> None:
     before = await observe(router)
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     after = await observe(router)
     assert after.routing_hash == router.routing_hash([ECHO]) != before.routing_hash
     assert after.backends == {"svc_echo"}
     assert after.pid != before.pid
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     assert (await observe(router)).pid == after.pid
 
 
 async def test_adding_a_server_makes_it_ready_whatever_was_there_before(world: World, router: HAProxyRouter) -> None:
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     await add(router, "echo-1", world.addresses[0])
     ready = Server("svc_echo", "echo-1", world.addresses[0], ServerState.READY, up=True)
     before = await observe(router)
@@ -156,7 +144,7 @@ async def test_adding_a_server_makes_it_ready_whatever_was_there_before(world: W
 
 
 async def test_waiting_rooms_are_closed_opened_and_read_back(world: World, router: HAProxyRouter) -> None:
-    await route(router, ECHO, OTHER)
+    await write_routes(router, ECHO, OTHER)
     before = await observe(router)
     assert before.closed == frozenset()
     for _ in range(2):
@@ -169,7 +157,7 @@ async def test_waiting_rooms_are_closed_opened_and_read_back(world: World, route
     assert (await observe(router)).pid == before.pid
     with pytest.raises(RoutingError, match="set held svc_nobody closed`: No such backend"):
         await set_waiting_room(router, "nobody", is_open=False)
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     assert (await observe(router)).closed == frozenset(), "a new worker has all of them open"
     await set_waiting_room(router, "echo", is_open=False)
     await world.restart()
@@ -177,7 +165,7 @@ async def test_waiting_rooms_are_closed_opened_and_read_back(world: World, route
 
 
 async def test_what_is_gone_already_needs_no_drain_and_no_deletion(world: World, router: HAProxyRouter) -> None:
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     for backend in ("svc_echo", "svc_never"):
         await set_state(router, "echo-1", ServerState.DRAIN, backend)
         await router.perform(ShutdownSessions(target="echo-1", backend=backend))
@@ -190,7 +178,7 @@ async def test_a_busy_server_is_not_deleted_until_its_requests_are_over(
     world: World, router: HAProxyRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(haproxy, "REMOVABLE_WAIT_S", 1)
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     await add(router, "echo-1", world.addresses[0])
     release = await world.occupy("/echo")
     await set_state(router, "echo-1", ServerState.DRAIN)
@@ -203,7 +191,7 @@ async def test_a_busy_server_is_not_deleted_until_its_requests_are_over(
 
 
 async def test_other_changes_go_on_while_a_busy_server_waits_to_be_deleted(world: World, router: HAProxyRouter) -> None:
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     for name, address in zip(("echo-1", "echo-2"), world.addresses, strict=False):
         await add(router, name, address)
     await set_state(router, "echo-2", ServerState.MAINT)
@@ -226,7 +214,7 @@ async def test_other_changes_go_on_while_a_busy_server_waits_to_be_deleted(world
 async def test_a_server_that_is_being_deleted_is_added_anew_after_its_deletion(
     world: World, router: HAProxyRouter
 ) -> None:
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     await add(router, "echo-1", world.addresses[0])
     release = await world.occupy("/echo")
     deletion = await deletion_of(router, "echo-1")
@@ -238,7 +226,7 @@ async def test_a_server_that_is_being_deleted_is_added_anew_after_its_deletion(
 
 
 async def test_a_deadline_ends_what_a_server_still_has(world: World, router: HAProxyRouter) -> None:
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     await add(router, "echo-1", world.addresses[0])
     release = await world.occupy("/echo")
     await router.perform(ShutdownSessions(target="echo-1", backend="svc_echo"))
@@ -248,7 +236,7 @@ async def test_a_deadline_ends_what_a_server_still_has(world: World, router: HAP
 
 
 async def test_the_process_survives_scaling(world: World, router: HAProxyRouter) -> None:
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     before = await observe(router)
     for number in range(50):
         await add(router, f"echo-{number}", world.addresses[number % 3])
@@ -260,7 +248,7 @@ async def test_the_process_survives_scaling(world: World, router: HAProxyRouter)
 
 
 async def test_changes_in_a_row_know_of_each_other(world: World, router: HAProxyRouter) -> None:
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     async with asyncio.TaskGroup() as tasks:  # a task waits for those before it
         tasks.create_task(add(router, "echo-1", world.addresses[0]))
         tasks.create_task(add(router, "echo-2", world.addresses[0]))
@@ -279,7 +267,7 @@ async def test_changes_in_a_row_know_of_each_other(world: World, router: HAProxy
 
 
 async def test_a_change_that_fails_does_not_mislead_those_after_it(world: World, router: HAProxyRouter) -> None:
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     changes = [("echo-1", ECHO), ("other-1", OTHER), ("echo-2", ECHO)]
     ends = await asyncio.gather(
         *(add(router, name, world.addresses[0], spec) for name, spec in changes), return_exceptions=True
@@ -289,12 +277,12 @@ async def test_a_change_that_fails_does_not_mislead_those_after_it(world: World,
 
 
 async def test_a_reload_keeps_the_servers_and_their_states(world: World, router: HAProxyRouter) -> None:
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     for number in range(3):
         await add(router, f"echo-{number}", world.addresses[number])
     await set_state(router, "echo-2", ServerState.DRAIN)
     before = await observe(router)
-    await route(router, ECHO, OTHER)
+    await write_routes(router, ECHO, OTHER)
     after = await observe(router)
     assert after.pid != before.pid
     assert after.backends == {"svc_echo", "svc_other"}
@@ -304,10 +292,10 @@ async def test_a_reload_keeps_the_servers_and_their_states(world: World, router:
 
 
 async def test_requests_of_before_a_reload_still_count(world: World, router: HAProxyRouter) -> None:
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     await add(router, "echo-1", world.addresses[0])
     release = await world.occupy("/echo")
-    await route(router, ECHO, OTHER)
+    await write_routes(router, ECHO, OTHER)
     await set_state(router, "echo-1", ServerState.DRAIN)
     assert (await server(router, "echo-1")).sessions == 1
     await release()
@@ -321,7 +309,7 @@ async def test_requests_of_before_a_reload_still_count(world: World, router: HAP
 async def test_a_configuration_that_is_refused_leaves_everything_as_it_was(
     world: World, router: HAProxyRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     await add(router, "echo-1", world.addresses[0])
     before, file_before = await observe(router), (world.run_dir / "haproxy.cfg").read_text()
     render = haproxy_config.render
@@ -332,15 +320,15 @@ async def test_a_configuration_that_is_refused_leaves_everything_as_it_was(
     with monkeypatch.context() as patch:
         patch.setattr(haproxy_config, "render", broken)
         with pytest.raises(RoutingError, match=r"refused to load .*(?s:.*)unknown keyword 'unheard-of'"):
-            await route(router, ECHO, OTHER)
+            await write_routes(router, ECHO, OTHER)
     assert await observe(router) == before
     assert (world.run_dir / "haproxy.cfg").read_text() == file_before
-    await route(router, ECHO, OTHER)
+    await write_routes(router, ECHO, OTHER)
     assert (await observe(router)).backends == {"svc_echo", "svc_other"}
 
 
 async def test_a_restart_begins_with_the_servers_of_now(world: World, router: HAProxyRouter) -> None:
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     for number in range(3):
         await add(router, f"echo-{number}", world.addresses[number])
     await set_state(router, "echo-1", ServerState.DRAIN)
@@ -366,18 +354,18 @@ async def test_nothing_is_observed_where_nothing_answers(tmp_path: Path) -> None
 async def test_a_broken_file_on_the_volume_does_not_keep_haproxy_from_starting(
     world: World, router: HAProxyRouter
 ) -> None:
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     (world.run_dir / "haproxy.cfg").write_text("nonsense\n")
     await world.restart()
     assert (await observe(router)).routing_hash == router.routing_hash(())
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     assert (await observe(router)).backends == {"svc_echo"}
 
 
 async def test_a_server_whose_adding_was_interrupted_is_checked_once_it_is_ready(
     world: World, router: HAProxyRouter
 ) -> None:
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     nowhere = world.addresses[0].rpartition(":")[0] + ":1"
     options = haproxy_config.server_options(ECHO)
     add_alone = command("add", "server", "svc_echo/echo-1", nowhere, "id", "1", *options)
@@ -396,7 +384,7 @@ async def test_a_version_that_loses_requests_gets_no_routes(
     before = await observe(router)
     monkeypatch.setattr(haproxy_state, "refusal_of_version", lambda version: f"version {version} may abort requests")
     with pytest.raises(RoutingError, match=r"HAProxy version 3\..* may abort requests\. No routes were written\."):
-        await route(router, ECHO)
+        await write_routes(router, ECHO)
     assert await observe(router) == before
 
 
@@ -404,11 +392,11 @@ async def test_a_file_that_is_not_what_haproxy_runs_is_left_alone(
     world: World, router: HAProxyRouter, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = world.run_dir / "haproxy.cfg"
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     file.write_text(other := haproxy_config.render((ECHO, OTHER), DEFAULT_LIMITS))
     await add(router, "echo-1", world.addresses[0])
     assert file.read_text() == other
     assert "is not what HAProxy runs and was left alone" in caplog.text
     # The next change of routes sees that the file is wrong, though HAProxy runs what is asked for.
-    await route(router, ECHO)
+    await write_routes(router, ECHO)
     assert f"    server echo-1 {world.addresses[0]} id 1" in file.read_text()

@@ -16,6 +16,7 @@ from aiohttp import ClientSession, TCPConnector, web
 from controller.model.actions import AddServer, DeleteServer, SetServerState, WriteRouting
 from controller.model.spec import ProbeSpec, ServiceSpec, backend_name
 from controller.model.world import RoutingState, Server, ServerState
+from controller.routing.base import Router
 from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_socket import RuntimeSocket
 from controller.routing.haproxy_state import traffic
@@ -80,6 +81,18 @@ class Replica:
         )
 
 
+async def observe(router: Router) -> RoutingState:
+    """One snapshot of a router that answers."""
+    state = await router.observe()
+    assert state is not None
+    return state
+
+
+async def write_routes(router: Router, *services: ServiceSpec) -> None:
+    action = WriteRouting(target="routing", services=services, routing_hash=router.routing_hash(services))
+    await router.perform(action)
+
+
 class Edge:
     """HAProxy in a container, with the router that the controller would use."""
 
@@ -99,8 +112,7 @@ class Edge:
 
     async def route(self, *services: ServiceSpec) -> None:
         self.specs = {spec.name: spec for spec in services}
-        action = WriteRouting(target="routing", services=services, routing_hash=self.router.routing_hash(services))
-        await self.router.perform(action)
+        await write_routes(self.router, *services)
 
     async def add(self, service: str, name: str, address: str, probe_port: int | None = None) -> None:
         """Add a server; its probe goes to its own port unless told otherwise."""
@@ -132,9 +144,7 @@ class Edge:
         await self.router.perform(SetServerState(target=name, backend=backend, state=ServerState.DRAIN))
 
     async def state(self) -> RoutingState:
-        state = await self.router.observe()
-        assert state is not None
-        return state
+        return await observe(self.router)
 
     async def server(self, name: str) -> Server:
         return next(server for server in (await self.state()).servers if server.name == name)

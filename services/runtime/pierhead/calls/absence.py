@@ -1,6 +1,6 @@
 """Why a service has no replica and will get none: the errors that end waiting calls. Pure.
 
-    SwitchedOff   a person has set it to 0, and no call wakes it
+    SwitchedOff   an operator, or the compose files, set it to 0; no call wakes it
     Unknown       the controller knows no service of that name
 
 These reasons count only while no replica can be called: a replica that is listed and ready still gets calls.

@@ -4,7 +4,7 @@ One Directory serves a whole process (more exactly, one event loop). With a cont
 the first answer, and for services that the controller does not know. While the controller is away, its last list stays
 in force.
 
-A call to a service that a person has set to 0 fails at once with an error that says so. So does a call to a service
+A call to a service that is set to 0 replicas fails at once with an error that says so. So does a call to a service
 that neither the controller, for UNKNOWN_GRACE_S, nor DNS has known.
 """
 

@@ -52,7 +52,7 @@ async def test_the_greeting_is_a_setting(cluster: Cluster, client: aiohttp.Clien
 
 
 async def test_stream_sends_fifty_chunks_and_done(base_url: str, client: aiohttp.ClientSession) -> None:
-    message = 'a\nb\r\n\n"\\ grüezi \u2028 data: [DONE]\n\n'  # whatever it is, it stays within its event
+    message = 'a\nb\r\n\n"\\ grüezi \u2028 data: [DONE]\n\n'  # the event contains all of it
     async with client.get(f"{base_url}/echo/stream", params={"message": message}) as answer:
         assert answer.status == 200
         assert answer.content_type == "text/event-stream"
