@@ -49,7 +49,7 @@ build_stack() {
   build_images
 }
 
-install_own() { uv sync --frozen --inexact --python "$PYTHON" --extra controller --extra recsys --group bench; }
+install_own() { uv sync --frozen --inexact --python "$PYTHON" --extra controller --extra recsys --extra triton --group bench; }
 
 install_generators() {
   if command -v wrk >/dev/null && command -v h2load >/dev/null; then return; fi

@@ -35,7 +35,7 @@ install_venv_module() {
 # --inexact: what is in the environment beyond the lock (uv, torch) stays.
 install_packages() {
   has_uv || "$PYTHON" -m pip install uv || return
-  uv sync --frozen --inexact --python "$PYTHON" --extra controller --extra recsys
+  uv sync --frozen --inexact --python "$PYTHON" --extra controller --extra recsys --extra triton
 }
 
 has_torch() { "$PYTHON" -c 'from importlib.metadata import version; version("torch")' 2>/dev/null; }

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,15 +62,24 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.fixture
-def project(wheel: Path, tmp_path: Path) -> Path:
-    """The directory that the page describes, with an environment of its own."""
+def lowest() -> list[str]:
+    """The lower bounds of what the stubs need, and the generator of that age."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    bounds = [text.split(",")[0].replace(">=", "==") for text in declared["project"]["dependencies"]]
+    [generator] = [text for text in declared["build-system"]["requires"] if text.startswith("grpcio-tools")]
+    return [generator, *(text for text in bounds if text.startswith(("grpcio", "protobuf")))]
+
+
+@pytest.fixture(params=["lowest", "highest"])
+def project(wheel: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """The directory that the page describes, with an environment of its own: protobuf 6, and protobuf 7."""
     service, caller = shown("python")
     [proto] = shown("proto")
     for name, text in (("greeter.proto", proto), ("service.py", service), ("caller.py", caller)):
         (tmp_path / name).write_text(text, encoding="utf-8")
     uv("venv", "--python", sys.executable, tmp_path / "venv")
-    uv("pip", "install", "--python", tmp_path / "venv/bin/python", wheel, "grpcio-tools")
+    versions = lowest() if request.param == "lowest" else ["grpcio-tools", "protobuf>=7"]
+    uv("pip", "install", "--python", tmp_path / "venv/bin/python", wheel, *versions)
     run(tmp_path, "-m", "grpc_tools.protoc", "-I.", "--python_out=.", "--grpc_python_out=.", "greeter.proto")
     return tmp_path
 
