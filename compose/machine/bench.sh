@@ -12,22 +12,14 @@ readonly PYTHON=.venv/bin/python
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/pierhead-bench
 
 main() {
-  local mode
   "$here/venv.sh"
   trust_own_certificates
   step "Installing the bench's packages" install_own || give_up "the packages of the group bench could not be installed."
   install_generators
   if [ "$(word PEER "$@")" != 0 ] && [ -z "${PIERHEAD_BENCH_PEER_PYTHON:-}" ]; then install_peer; fi
-  mode=$(word MODE "$@")
-  if [ -z "$mode" ]; then
-    if docker info >/dev/null 2>&1; then mode=containers; else mode=processes; fi
-  fi
-  if [ "$mode" = containers ]; then
-    build_stack
-  elif has_nvidia && [ -z "${PIERHEAD_BENCH_PYTHON:-}" ]; then
-    install_cuda_services
-  fi
-  exec "$PYTHON" -m tests.bench "$@" "MODE=$mode"
+  [ "$(word MODE "$@")" = processes ] || build_stack
+  if has_nvidia && [ -z "${PIERHEAD_BENCH_PYTHON:-}" ]; then install_cuda_services; fi
+  exec "$PYTHON" -m tests.bench "$@"
 }
 
 # word NAME WORDS...: the value of NAME=VALUE among the words.
@@ -39,9 +31,9 @@ word() {
   done
 }
 
-# Images of their own: a stack that runs from this clone keeps its version.
+# Images of their own, unless PIERHEAD_TAG names others: a stack that runs from this clone keeps its version.
 build_stack() {
-  export PIERHEAD_TAG=bench
+  export PIERHEAD_TAG=${PIERHEAD_TAG:-bench}
   "$here/engine.sh"
   "$here/base-images.sh"
   choose_files 'echo recsys' "$(has_nvidia && echo 1)"
@@ -52,12 +44,11 @@ build_stack() {
 install_own() { uv sync --frozen --inexact --python "$PYTHON" --extra controller --extra recsys --extra triton --group bench; }
 
 install_generators() {
-  if command -v wrk >/dev/null && command -v h2load >/dev/null; then return; fi
+  if command -v wrk >/dev/null; then return; fi
   if ! command -v apt-get >/dev/null || ! can_be_root; then
-    refuse "wrk and h2load are needed and cannot be installed for you here." \
-      "Install them (Debian, Ubuntu: apt-get install wrk nghttp2-client) and repeat."
+    refuse "wrk is needed and cannot be installed for you here." "Install it (Debian, Ubuntu: apt-get install wrk) and repeat."
   fi
-  step "Installing wrk and h2load" apt_install wrk nghttp2-client || give_up "wrk and h2load could not be installed."
+  step "Installing wrk" apt_install wrk || give_up "wrk could not be installed."
 }
 
 has_nvidia() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q .; }

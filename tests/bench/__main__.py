@@ -1,7 +1,8 @@
-"""`make bench`: `python -m tests.bench MODE=processes ROUNDS=3 ...`. options.py has the words, README.md the method.
+"""`make bench`: `python -m tests.bench ROUNDS=3 ...`. options.py has the words, README.md the method.
 
 Environment: PIERHEAD_BENCH_PEER_PYTHON, the interpreter of the peer's environment (compose/machine/bench.sh makes it);
-PIERHEAD_BENCH_PYTHON, the one that runs our services, by default this one.
+PIERHEAD_BENCH_PYTHON, the one that runs our services as bare processes, by default this one; PIERHEAD_TAG, the tag of
+the stack's images.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from types import FrameType
 
 from tests.bench import machine
 from tests.bench.answers import Answers
-from tests.bench.cases import VARIANTS, Subject, Visit, schedule
+from tests.bench.cases import APPS, Visit, schedule
 from tests.bench.load import tools
 from tests.bench.measure import footprint, measure
 from tests.bench.options import Options, OptionsError, read
 from tests.bench.processes import ROOT, BenchError
 from tests.bench.progress import Progress
 from tests.bench.results import Results
-from tests.bench.systems import containers, ours, peer
+from tests.bench.systems import containers, elsewhere, ours, peer
 from tests.bench.systems.running import Running, Workplace
 
 RESULTS = ROOT / "tests" / "bench" / "results"
@@ -46,7 +47,8 @@ def main() -> int:
     os.environ["BENCH_WATCH"] = "1" if options.watch else "0"  # the generators are processes of their own
     directory = Path(tempfile.mkdtemp(prefix="ph-", dir="/tmp"))  # not TMPDIR: the paths of sockets are short
     try:
-        return Bench(options, _workplace(options, directory)).run()
+        with contextlib.ExitStack() as stack:
+            return Bench(options, _workplace(options, directory, _seen_from_elsewhere(options, stack))).run()
     except KeyboardInterrupt:
         print("\nbench: interrupted; everything that it had started is stopped.", file=sys.stderr)
         return 130
@@ -61,6 +63,17 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _seen_from_elsewhere(options: Options, stack: contextlib.ExitStack) -> str:
+    """How another network namespace addresses this host; "" where none is needed or can be made."""
+    if options.mode != "containers":
+        return ""
+    try:
+        return stack.enter_context(elsewhere.namespace())
+    except BenchError as error:
+        print(f"bench: {error}. Nothing is asked from there.", file=sys.stderr)
+        return ""
+
+
 class Bench:
     """One run."""
 
@@ -68,7 +81,7 @@ class Bench:
         if work.peer_python is None:
             options = dataclasses.replace(options, peer=False)
         self._options, self._work = options, work
-        self._visits = schedule(options, [variant for variant in VARIANTS if _is_known(variant, options)])
+        self._visits = schedule(options)
         self._answers = Answers()
         began = datetime.datetime.now(datetime.UTC)
         self._results = Results(
@@ -97,48 +110,47 @@ class Bench:
             try:
                 self._visit(visit, progress)
             except BenchError as error:
-                self._results.failures.append(f"round {visit.round}, {visit.app}, {visit.subject.label}: {error}")
+                what = f"round {visit.round}, {', '.join(visit.apps)}, {visit.subject.label}"
+                self._results.failures.append(f"{what}: {error}")
                 progress.failure(str(error))
             self._results.write(self._out / "results.json")
         _report(self._out)
         return 1 if self._results.failures else 0
 
     def _visit(self, visit: Visit, progress: Progress) -> None:
-        with self._running(visit.subject, visit.app) as running:
-            answer_bytes = 0
+        with self._running(visit) as running:
+            answer_bytes: dict[str, int] = {}
             if running is not None:
-                answer_bytes = self._answers.check(visit.subject.key, visit.app, running.url)
+                answer_bytes = {app: self._answers.check(visit.subject.key, app, running.url) for app in visit.apps}
                 self._results.footprints.append(footprint(visit, running, "idle"))
+                if running.way_in:
+                    self._results.run["way_in"] = running.way_in
             for step in visit.steps:
-                rate = self._results.open_rate(visit.app) if step.load == "open" else 0.0
-                sample = measure(self._work, visit, step, running, rate, answer_bytes)
+                if step.load == "remote" and not self._work.seen_from_elsewhere:
+                    continue
+                rate = self._results.open_rate(step.app) if step.load == "open" else 0.0
+                sample = measure(self._work, visit, step, running, rate, answer_bytes.get(step.app, 0))
                 self._results.samples.append(sample)
                 progress.step(step, sample)
             if running is not None:
                 self._results.footprints.append(footprint(visit, running, "loaded"))
 
     @contextlib.contextmanager
-    def _running(self, subject: Subject, app: str) -> Iterator[Running | None]:
-        if subject.kind == "model":
+    def _running(self, visit: Visit) -> Iterator[Running | None]:
+        kind = visit.subject.kind
+        if kind == "model":
             yield None
             return
         start = ours.running
-        if subject.kind == "peer":
+        if kind in ("peer", "peer_default"):
             start = peer.running
-        elif subject.kind == "ours" and self._options.mode == "containers":
+        elif kind == "ours" and self._options.mode == "containers":
             start = containers.running
-        with start(self._work, subject, app) as running:
+        with start(self._work, visit.subject, visit.chain, APPS[visit.apps[0]].first_path) as running:
             yield running
 
 
-def _is_known(variant: Subject, options: Options) -> bool:
-    """Whether the runtime has the setting that a variant of the ablation changes."""
-    from pierhead.settings import Settings
-
-    return not variant.setting or variant.setting in {field.name for field in dataclasses.fields(Settings)}
-
-
-def _workplace(options: Options, directory: Path) -> Workplace:
+def _workplace(options: Options, directory: Path, seen_from_elsewhere: str) -> Workplace:
     python = Path(os.environ.get("PIERHEAD_BENCH_PYTHON", sys.executable))
     peer_python = os.environ.get("PIERHEAD_BENCH_PEER_PYTHON", "") if options.peer else ""
     return Workplace(
@@ -147,6 +159,7 @@ def _workplace(options: Options, directory: Path) -> Workplace:
         peer_python=Path(peer_python) if peer_python else None,
         haproxy=haproxy_program(peer_python),
         device=_device(options.device, python),
+        seen_from_elsewhere=seen_from_elsewhere,
         torch_threads=int(os.environ.get("PIERHEAD_TORCH_THREADS") or max(1, (os.cpu_count() or 1) // 2)),
     )
 

@@ -9,18 +9,20 @@ from tests.bench.results import Results
 from tests.bench.statistics import Samples, Spread
 
 QUIET_CORES = 0.05
-"""More than this in use by anything else during a measurement is told."""
+"""More than this in use by the rest of the machine during a measurement is told."""
 
 PROCESSES = """\
 - Both sides are processes of this host behind the same HAProxy program, the one that the peer brings; ours with the
-  configuration that our controller writes. Requests go to 127.0.0.1: no proxy of Docker's is on the way."""
+  configuration that our controller writes, without controller and Prometheus."""
 CONTAINERS = """\
-- Ours runs in containers and is reached at the address of HAProxy's container: a published port would pass Docker's
-  user-space proxy. The peer and the limits are processes of the host and are reached at 127.0.0.1."""
+- Ours is the stack as `make up` starts it: containers, controller, Prometheus, default logging, HAProxy asked at its
+  published port. The peer, the limits and the bare processes of the ablation are processes of this host, behind the
+  HAProxy program that the peer brings. Another network namespace is joined to the host by a virtual cable; its requests
+  come as those of another machine."""
 PEER = """\
 - Ray Serve has every throughput flag on: `RAY_SERVE_ENABLE_HA_PROXY`, `RAY_SERVE_THROUGHPUT_OPTIMIZED`,
-  `RAY_SERVE_HAPROXY_TCP_NODELAY`. Its dashboard is off. Ours has admission, deadlines, metrics, request ids and a
-  log line for each request on."""
+  `RAY_SERVE_HAPROXY_TCP_NODELAY`. Its dashboard is off. Ours has admission, deadlines, metrics, request ids and its
+  default access lines."""
 WATCHED = "Both watch for clients that leave, to cancel what is done for them."
 UNWATCHED = """\
 Every request carries `x-request-disconnect-disabled: ?1`, as in the makers' benchmark: the peer then does not watch for
@@ -32,7 +34,7 @@ ANSWERS = """\
 ROUNDS = """\
 - A round measures one side after the other, the next round the other way round; what is not measured does not run.
   Closed loops are wrk's, one thread (for both sides it fills in for answers that took over twice the mean interval);
-  open loops and first events: tests/bench/load/generator.py; gRPC: h2load. tests/bench/README.md has the details."""
+  open loops and first events: tests/bench/load/generator.py. tests/bench/README.md has the details."""
 
 
 def paragraphs(results: Results) -> Iterator[str]:
@@ -51,18 +53,14 @@ def paragraphs(results: Results) -> Iterator[str]:
 
 
 def noise_of(samples: Samples) -> str:
-    """What else used the machine."""
-    elsewhere = [sample.cores["elsewhere"] for sample in samples.all if "elsewhere" in sample.cores]
-    stolen = [sample.stolen_cores for sample in samples.all]
-    if not elsewhere:
+    """How quiet the machine was."""
+    rest = Spread.of(sample.rest_cores for sample in samples.all)
+    taken = Spread.of(sample.stolen_cores for sample in samples.all)
+    if rest is None or taken is None:
         return ""
-    usual = Spread.of(elsewhere)
-    taken = Spread.of(stolen)
-    assert usual is not None
-    assert taken is not None
-    text = (
-        f"Everything else on the machine used {usual.median:.2f} cores (most in one measurement: {usual.high:.2f}); "
+    loud = sum(sample.rest_cores > QUIET_CORES for sample in samples.all)
+    return (
+        f"The rest of the machine used {rest.median:.2f} cores (most in one measurement: {rest.high:.2f}); "
         f"the hypervisor took {taken.median:.2f} (most: {taken.high:.2f})."
+        + (f" In {loud} of {len(samples.all)} measurements it was more than {QUIET_CORES:g}." if loud else "")
     )
-    loud = sum(value > QUIET_CORES for value in elsewhere)
-    return text + (f" In {loud} of {len(elsewhere)} measurements it was more than {QUIET_CORES:g}." if loud else "")

@@ -53,7 +53,6 @@ def versions(work: Workplace) -> dict[str, str]:
         "pierhead": commit(),
         "python": _packages(work.python, "python", ["grpcio", "aiohttp", "protobuf"]),
         "wrk": _said(["wrk", "-v"]).partition(" Copyright")[0],
-        "h2load": _said(["h2load", "--version"]),
     }
     if work.haproxy is not None:
         found["haproxy"] = _said([str(work.haproxy), "-v"]).splitlines()[0]

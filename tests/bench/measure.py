@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pierhead.echo.v1.echo_pb2 import EchoReply, EchoRequest
-
-from tests.bench.cases import APPS, WARM_S, Step, Visit
+from tests.bench.cases import APPS, WARM_S, WAYS, Step, Visit
 from tests.bench.load import tools
 from tests.bench.load.tools import Outcome
 from tests.bench.processes import BenchError, MachineTime, cpu_seconds, memory
 from tests.bench.samples import Footprint, Sample
+from tests.bench.systems import elsewhere
 from tests.bench.systems.running import Running, Workplace
-
-ECHO_METHOD = "/pierhead.echo.v1.Echo/Echo"
-_ECHO_REPLY_BYTES = len(EchoReply(response="Echo: ").SerializeToString())
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +40,31 @@ class Meter:
         )
 
 
-def cost(before: Meter, after: Meter, requests: int) -> tuple[dict[str, float], dict[str, float], float]:
-    """CPU milliseconds per 1,000 requests by role, cores in use by role, cores stolen."""
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """CPU time between two readings."""
+
+    us: dict[str, float]
+    """Microseconds of one request, by role; all of them together are the whole machine's."""
+    rest_cores: float
+    stolen_cores: float
+
+
+def cost(before: Meter, after: Meter, requests: int) -> Cost:
+    """What all processes and the kernel used, the bench's own readings apart.
+
+    The kernel's work for a packet counts where it is done: mostly in the process that sends or receives it.
+    """
     span = after.at - before.at
     used = {role: max(0.0, seconds - before.by_role.get(role, 0.0)) for role, seconds in after.by_role.items()}
     used["generator"] = after.generator - before.generator
-    machine = after.machine.busy - before.machine.busy
-    elsewhere = machine - sum(used.values()) - (after.bench - before.bench)
-    per_1000 = {role: 1e6 * seconds / max(1, requests) for role, seconds in used.items()}
-    cores = {role: seconds / span for role, seconds in used.items()} | {"elsewhere": max(0.0, elsewhere / span)}
-    return per_1000, cores, (after.machine.stolen - before.machine.stolen) / span
+    machine = after.machine.busy - before.machine.busy - (after.bench - before.bench)
+    used["rest"] = max(0.0, machine - sum(used.values()))
+    return Cost(
+        us={role: 1e6 * seconds / max(1, requests) for role, seconds in used.items()},
+        rest_cores=used["rest"] / span,
+        stolen_cores=(after.machine.stolen - before.machine.stolen) / span,
+    )
 
 
 def footprint(visit: Visit, running: Running, when: str) -> Footprint:
@@ -67,7 +78,7 @@ def footprint(visit: Visit, running: Running, when: str) -> Footprint:
         }
         for role, found in memory(running.members()).items()
     }
-    return Footprint(visit.round, visit.subject.key, visit.app, when, roles)
+    return Footprint(visit.round, visit.subject.key, visit.chain, when, roles)
 
 
 def measure(
@@ -79,19 +90,19 @@ def measure(
     answer_bytes: int = 0,
 ) -> Sample:
     """Warm up, load, read the meters. `offered_rate`: of an open loop. Raises BenchError when a load cannot be run."""
-    warm, load = _loads(work, visit, step, running, offered_rate)
+    warm, load = _loads(work, step, running, offered_rate)
     warm()
     before = Meter.read(running)
     outcome = load()
-    per_1000, cores, stolen = cost(before, Meter.read(running), outcome.worked_on)
+    cpu = cost(before, Meter.read(running), outcome.worked_on)
     errors = dict(outcome.errors)
-    if step.load == "closed" and outcome.bytes_each < answer_bytes and not errors:
+    if step.load in WAYS and outcome.bytes_each < answer_bytes and not errors:
         errors["short answers"] = outcome.requests
     failed = sum(errors.values())
     return Sample(
         round=visit.round,
         subject=visit.subject.key,
-        app=visit.app,
+        app=step.app,
         load=step.load,
         level=step.level,
         seconds=round(outcome.seconds, 3),
@@ -100,53 +111,37 @@ def measure(
         latency_ms=_rounded(outcome.latency_ms),
         errors=errors,
         offered_rate=round(offered_rate, 2),
-        first_ms=_rounded(outcome.first_ms) if visit.app == "stream" else {},
+        first_ms=_rounded(outcome.first_ms) if step.app == "stream" else {},
         histogram=outcome.histogram if step.load == "open" else "",
         lag_p99_ms=outcome.lag_p99_ms,
-        cpu_ms_per_1000=_rounded(per_1000),
-        cores=_rounded(cores),
-        stolen_cores=round(stolen, 4),
+        cpu_us=_rounded(cpu.us),
+        rest_cores=round(cpu.rest_cores, 4),
+        stolen_cores=round(cpu.stolen_cores, 4),
     )
 
 
-def _rounded(values: object) -> dict[str, float]:
-    assert isinstance(values, dict)
+def _rounded(values: Mapping[str, float]) -> dict[str, float]:
     return {name: round(value, 4) for name, value in sorted(values.items())}
 
 
 def _loads(
-    work: Workplace, visit: Visit, step: Step, running: Running | None, rate: float
+    work: Workplace, step: Step, running: Running | None, rate: float
 ) -> tuple[Callable[[], object], Callable[[], Outcome]]:
     """The warm-up and the load of a step."""
-    seconds, warm = step.seconds, WARM_S[step.load]
+    seconds, warm = step.seconds, WARM_S.get(step.load, 1.0)
     if step.load == "model":
         threads = step.level or (os.cpu_count() or 1)
         return _nothing, lambda: tools.model_alone(work.python, threads, seconds, work.device)
     if running is None:
         raise BenchError(f"a load of kind {step.load} needs something that runs")
-    url = running.url + APPS[visit.app].path
-    if step.load == "closed":
-        return lambda: tools.wrk(url, step.level, warm), lambda: tools.wrk(url, step.level, seconds)
+    url = running.ways.get(step.load, running.url) + APPS[step.app].path
+    if step.load in WAYS:
+        there = elsewhere.COMMAND if step.load == "remote" else ()
+        return lambda: tools.wrk(url, step.level, warm, there), lambda: tools.wrk(url, step.level, seconds, there)
     if step.load == "first":
         return _nothing, lambda: tools.closed_loop(tools.OWN_PYTHON, url, step.level, seconds, warm)
-    if step.load == "open":
-        return _nothing, lambda: tools.open_loop(tools.OWN_PYTHON, url, rate, seconds, warm)
-    return _grpc(running, step, warm)
-
-
-def _grpc(running: Running, step: Step, warm: float) -> tuple[Callable[[], object], Callable[[], Outcome]]:
-    message = EchoRequest(message="").SerializeToString()
-
-    def load(seconds: float) -> Outcome:
-        return tools.h2load(running.grpc_address, ECHO_METHOD, message, _ECHO_REPLY_BYTES, step.level, seconds)
-
-    return lambda: load(warm), lambda: load(step.seconds)
+    return _nothing, lambda: tools.open_loop(tools.OWN_PYTHON, url, rate, seconds, warm)
 
 
 def _nothing() -> None:
     """A load that warms up by itself."""
-
-
-def steps_of(visit: Visit) -> Iterator[tuple[int, Step]]:
-    """The visit's steps, numbered from 1."""
-    return enumerate(visit.steps, start=1)

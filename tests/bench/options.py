@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-MODES = ("processes", "containers")
+MODES = ("containers", "processes")
 APPS = ("echo", "stream", "dlrm")
-PARTS = (*APPS, "open", "limits", "ablation")
+PARTS = (*APPS, "open", "limits", "ablation", "eight")
+THOROUGH = frozenset(("open", "limits", "ablation", "eight"))
+"""What QUICK=1 leaves out."""
 NAMES = ("MODE", "ROUNDS", "SECONDS", "ONLY", "QUICK", "PEER", "WATCH", "DEVICE", "OUT")
 
 
@@ -20,10 +22,10 @@ class OptionsError(Exception):
 class Options:
     """| word | meaning |
     |---|---|
-    | MODE | processes: all on this host. containers: ours in a stack of its own. make: where an engine is |
+    | MODE | containers: ours as `make up` starts it, the default. processes: ours as bare processes |
     | ROUNDS | alternating rounds; medians and spreads are over them. 3 |
     | SECONDS | of one measurement. 5 |
-    | ONLY | parts, separated by commas: echo, stream, dlrm (closed loop), open, limits, ablation. All |
+    | ONLY | parts, separated by commas: echo, stream, dlrm (closed loop), open, limits, ablation, eight. All |
     | QUICK | 1: one round of two seconds each with few cases, to see that it works |
     | PEER | 0: without the peer |
     | WATCH | 0: each request tells the peer not to watch for clients that leave, as in its makers' benchmark. 1 |
@@ -60,7 +62,7 @@ def read(words: Sequence[str]) -> Options:
             given[name] = value.strip()
     quick = _flag(given, "QUICK", False, problems)
     options = Options(
-        mode=_one_of(given, "MODE", MODES, "processes", problems),
+        mode=_one_of(given, "MODE", MODES, "containers", problems),
         rounds=int(_number(given, "ROUNDS", 1 if quick else 3, 1, 99, problems)),
         seconds=_number(given, "SECONDS", 2 if quick else 5, 0.5, 600, problems),
         parts=_parts(given.get("ONLY", ""), quick, problems),
@@ -106,4 +108,4 @@ def _parts(raw: str, quick: bool, problems: list[str]) -> frozenset[str]:
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
         problems.append(f'ONLY: expected some of {", ".join(PARTS)}, found "{", ".join(unknown)}"')
-    return frozenset(parts or (set(PARTS) - {"ablation"} if quick else PARTS))
+    return frozenset(parts or (set(PARTS) - THOROUGH if quick else PARTS))

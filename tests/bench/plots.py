@@ -14,17 +14,23 @@ from hdrh.histogram import HdrHistogram
 from tests.bench.cases import APPS, VARIANTS, App
 from tests.bench.results import Results
 from tests.bench.statistics import Samples, Spread, latency, rate
+from tests.bench.tables import ROLES as ROLE_NAMES
 
 mpl.use("Agg")
 
 OURS, PEER, LIMIT, INK, FAINT = "#0b7285", "#e8590c", "#868e96", "#212529", "#dee2e6"
-ROLES = {"ingress": "#0b7285", "child": "#66d9e8", "haproxy": "#fcc419", "rest": "#e8590c", "generator": "#ced4da"}
-ROLE_NAMES = {
-    "ingress": "ingress",
-    "child": "child",
-    "haproxy": "HAProxy",
-    "rest": "the rest",
-    "generator": "generator",
+ROLES = {
+    "haproxy": "#fcc419",
+    "ingress": "#0b7285",
+    "child": "#66d9e8",
+    "docker-proxy": "#f03e3e",
+    "dockerd": "#c2255c",
+    "containerd": "#e599f7",
+    "controller": "#7048e8",
+    "prometheus": "#4c6ef5",
+    "ray": "#e8590c",
+    "rest": "#868e96",
+    "generator": "#ced4da",
 }
 SIDES = (("ours", "Pierhead", OURS), ("peer", "Ray Serve", PEER))
 TITLES = {
@@ -146,7 +152,7 @@ def _bars(
 
 def _limit_line(ax: Any, samples: Samples, app: App) -> None:
     limits = {
-        "echo": ("single_stage", "closed", 64, "one aiohttp stage, no second service"),
+        "echo": ("bare", "closed", 64, "the same chain, nothing of ours, bare processes"),
         "dlrm": ("model", "model", 0, "the model alone on all cores"),
     }
     if app.name in limits:
@@ -251,7 +257,7 @@ def _tails(count: int) -> list[float]:
 
 
 def _cpu(samples: Samples) -> Any:
-    """CPU seconds per 1,000 requests, stacked by process group; one panel for each application: the scales differ."""
+    """CPU microseconds of a request, stacked by process group; one panel for each application: the scales differ."""
     apps = [app for app in APPS.values() if samples.costs("ours", app.name, "closed", app.main_level)]
     if not apps:
         return None
@@ -262,12 +268,12 @@ def _cpu(samples: Samples) -> Any:
         ax.set_yticks([0, 1], [label for _, label, _ in SIDES])
         ax.invert_yaxis()
         ax.set_title(f"{app.name}, {app.main_level} connections")
-        ax.set_xlabel("CPU seconds per 1,000 requests")
+        ax.set_xlabel("CPU microseconds of a request")
         ax.grid(axis="y", visible=False)
         ax.grid(axis="x")
         ax.margins(x=0.38)
     handles = [mpl.patches.Patch(color=colour, label=ROLE_NAMES[role]) for role, colour in ROLES.items()]
-    figure.legend(handles=handles, loc="upper center", ncols=len(handles), bbox_to_anchor=(0.5, 1.06))
+    figure.legend(handles=handles, loc="upper center", ncols=6, bbox_to_anchor=(0.5, 1.14))
     figure.tight_layout(rect=(0, 0, 1, 0.94), w_pad=2.5)
     return figure
 
@@ -275,13 +281,12 @@ def _cpu(samples: Samples) -> Any:
 def _stack(ax: Any, place: int, costs: dict[str, float]) -> None:
     start = 0.0
     for role, colour in ROLES.items():
-        seconds = costs.get(role, 0.0) / 1000
-        ax.barh(place, seconds, 0.55, left=start, color=colour)
-        start += seconds
-    served = start - costs.get("generator", 0.0) / 1000
+        ax.barh(place, costs.get(role, 0.0), 0.55, left=start, color=colour)
+        start += costs.get(role, 0.0)
+    served = start - costs.get("generator", 0.0)
     if start:
         ax.annotate(
-            f"{served:.2f} s + generator", (start, place), (5, 0), textcoords="offset points", va="center", fontsize=8
+            f"{served:,.0f} + load", (start, place), (5, 0), textcoords="offset points", va="center", fontsize=8
         )
 
 

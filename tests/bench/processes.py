@@ -143,19 +143,16 @@ def free_ports(count: int) -> list[int]:
 
 def members_of(roots: Iterable[Member], classify: Callable[[str, psutil.Process], str]) -> Iterator[Member]:
     """Every descendant of the roots with its role: `classify(role of the root, process)`."""
+    children: dict[int, list[psutil.Process]] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children.setdefault(process.ppid(), []).append(process)
     for role, root in roots:
-        for process in _descendants(root):
-            try:
+        found = list(children.get(root.pid, ()))
+        for process in found:  # which grows meanwhile
+            found += children.get(process.pid, ())
+            with contextlib.suppress(psutil.NoSuchProcess):
                 yield classify(role, process), process
-            except psutil.NoSuchProcess:
-                continue
-
-
-def _descendants(root: psutil.Process) -> list[psutil.Process]:
-    try:
-        return list(root.children(recursive=True))
-    except psutil.NoSuchProcess:
-        return []
 
 
 def cpu_seconds(members: Iterable[Member]) -> dict[str, float]:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from tests.bench.cases import Step, Visit, expected_seconds
+from tests.bench.cases import WAYS, Step, Visit, expected_seconds
 from tests.bench.samples import Sample
+from tests.bench.statistics import cpu
 
 
 def load_name(step: Step) -> str:
     """A load in words."""
-    if step.load == "closed":
-        return f"{step.level} connections"
+    if step.load in WAYS:
+        way = "" if step.load == "closed" else f", {step.load}"
+        return f"{step.app}, {step.level} connections{way}"
     if step.load == "first":
-        return f"first event, {step.level} connections"
-    if step.load == "grpc":
-        return f"plain gRPC, {step.level} calls"
+        return f"{step.app}, first event, {step.level} connections"
     if step.load == "model":
         return f"{step.level} thread" if step.level == 1 else "all cores"
-    return "open loop"
+    return f"{step.app}, open loop"
 
 
 def result(sample: Sample) -> str:
@@ -30,6 +30,9 @@ def result(sample: Sample) -> str:
         text += f"   p50 {latency['p50']:8.2f} ms   p99 {latency['p99']:8.2f} ms"
     if sample.load == "open":
         text += f"   p99.9 {latency['p99.9']:8.2f} ms"
+    used = cpu(sample)
+    if used is not None:
+        text += f"   CPU {used:7.0f} us"
     if sample.errors:
         text += "   ERRORS: " + ", ".join(f"{count} {kind}" for kind, count in sorted(sample.errors.items()))
     return text
@@ -54,11 +57,14 @@ class Progress:
         visit = self._visits[number]
         left = remaining(self._visits, number, time.monotonic() - self._began)
         minutes = f"about {left / 60:.0f} min left" if left > 90 else f"about {left:.0f} s left"
-        print(f"[round {visit.round}/{self._rounds}] {visit.app}: {visit.subject.label}   ({minutes})", flush=True)
+        print(
+            f"[round {visit.round}/{self._rounds}] {', '.join(visit.apps)}: {visit.subject.label}   ({minutes})",
+            flush=True,
+        )
 
     def step(self, step: Step, sample: Sample) -> None:
         """A measurement is done."""
-        print(f"    {load_name(step):32} {result(sample)}", flush=True)
+        print(f"    {load_name(step):36} {result(sample)}", flush=True)
 
     def failure(self, text: str) -> None:
         """A visit could not be measured."""

@@ -1,6 +1,6 @@
 """From a results file to what people read: `python -m tests.bench.report DIRECTORY` writes README.md and plots there.
 
-Everything comes from DIRECTORY/results.json and notes.md (what somebody wrote about these figures, if there is one), so
+Everything comes from DIRECTORY/results.json and notes.md (findings about these figures, if there is one), so
 that a report can be written anew without measuring again.
 """
 
@@ -19,18 +19,20 @@ MARK = {True: "**met**", False: "not met", None: ""}
 
 
 def markdown(results: Results, plots: Sequence[str] = (), notes: str = "") -> str:
-    """The report: one page. `notes` are what somebody found out about these figures, in their own words."""
+    """The report: one page. `notes`: findings about these figures."""
     samples = Samples(results.samples)
     return "\n".join(
         [
             *_head(results),
             *_targets(results),
             *tables.main_table(samples),
+            *tables.costs(samples),
             *tables.open_table(samples),
             *tables.first_events(samples),
-            *tables.costs(results, samples),
-            *tables.limits(results, samples),
+            *tables.eight(samples),
+            *tables.limits(samples),
             *tables.ablation(samples),
+            *tables.memory(results),
             *(f"![{name.removesuffix('.png')}]({name})" for name in plots),
             *([""] if plots else []),
             *(["## Notes", "", notes.strip(), ""] if notes.strip() else []),
@@ -52,6 +54,9 @@ def _head(results: Results) -> Iterator[str]:
         f", commit {run['versions'].get('pierhead', 'unknown')}. The load generator runs on the same cores."
     )
     yield ""
+    if run.get("way_in"):
+        yield f"How HAProxy is reached: {run['way_in']}."
+        yield ""
     for failure in results.failures:
         yield f"- Not measured: {failure.splitlines()[0]}"
     if results.failures:

@@ -11,7 +11,7 @@ from typing import Any
 from tests.bench.cases import OPEN_SHARE
 from tests.bench.samples import Footprint, Sample
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass

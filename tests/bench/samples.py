@@ -34,10 +34,10 @@ class Sample:
     """Latencies of an open loop, encoded (HdrHistogram, microseconds), so that rounds can be merged."""
     lag_p99_ms: float = 0.0
     """How late the generator itself was in an open loop."""
-    cpu_ms_per_1000: Mapping[str, float] = field(default_factory=dict)
-    """CPU milliseconds for 1,000 requests, by role; the generator is one."""
-    cores: Mapping[str, float] = field(default_factory=dict)
-    """Cores in use, by role; "elsewhere" is what is none of the bench's."""
+    cpu_us: Mapping[str, float] = field(default_factory=dict)
+    """CPU microseconds of one request, by role: "generator" is the load's, "rest" what else the machine used."""
+    rest_cores: float = 0.0
+    """Cores in use by "rest"."""
     stolen_cores: float = 0.0
     """Taken by the hypervisor."""
 
@@ -57,7 +57,7 @@ class Footprint:
 
     round: int
     subject: str
-    app: str
+    chain: str
     when: str
     """idle: ready, a few requests answered. loaded: after its last load."""
     roles: Mapping[str, Mapping[str, float]]

@@ -43,6 +43,27 @@ def first(percentile: str) -> Figure:
     return lambda sample: sample.first_ms.get(percentile)
 
 
+OWN_WORK = ("haproxy", "ingress", "child")
+"""The roles that a request is for; what other roles use is overhead."""
+
+
+def cpu(sample: Sample) -> float | None:
+    """CPU microseconds of a request on the whole machine, the load generator's apart."""
+    return sum(us for role, us in sample.cpu_us.items() if role != "generator") if sample.cpu_us else None
+
+
+def outside(sample: Sample) -> float | None:
+    """The share of `cpu` that is spent outside HAProxy, ingress and child."""
+    whole = cpu(sample)
+    return 1 - sum(sample.cpu_us.get(role, 0.0) for role in OWN_WORK) / whole if whole else None
+
+
+def tail(sample: Sample) -> float | None:
+    """P99 by p50."""
+    half, slow = (sample.latency_ms.get(percentile) for percentile in ("p50", "p99"))
+    return slow / half if half and slow else None
+
+
 @dataclass(frozen=True)
 class Samples:
     """The samples of a run, asked by what was measured."""
@@ -90,12 +111,8 @@ class Samples:
         return total
 
     def costs(self, subject: str, app: str, load: str, level: int = 0) -> dict[str, float]:
-        """CPU milliseconds per 1,000 requests by role, each the median over rounds."""
-        return _medians([sample.cpu_ms_per_1000 for sample in self.of(subject, app, load, level)])
-
-    def cores(self, subject: str, app: str, load: str, level: int = 0) -> dict[str, float]:
-        """Cores in use by role, each the median over rounds."""
-        return _medians([sample.cores for sample in self.of(subject, app, load, level)])
+        """CPU microseconds of a request by role, each the median over rounds."""
+        return _medians([sample.cpu_us for sample in self.of(subject, app, load, level)])
 
 
 def _medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -103,18 +120,11 @@ def _medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: statistics.median([row.get(name, 0.0) for row in rows]) for name in names}
 
 
-def resident(footprints: Iterable[Footprint], subject: str, app: str, when: str, key: str) -> dict[str, float]:
+def resident(footprints: Iterable[Footprint], subject: str, chain: str, when: str, key: str) -> dict[str, float]:
     """Memory by role in MB, each the median over rounds; `key` is one of processes.Memory's."""
     rows = [
         {role: found[key] for role, found in footprint.roles.items()}
         for footprint in footprints
-        if (footprint.subject, footprint.app, footprint.when) == (subject, app, when)
+        if (footprint.subject, footprint.chain, footprint.when) == (subject, chain, when)
     ]
     return _medians(rows)
-
-
-def limit_on(cores: float, one_core: float, all_cores: float, machine_cores: int) -> float:
-    """Rate of something on a fraction of a machine, from its rates on one core and on all: straight lines between."""
-    if cores <= 1 or machine_cores <= 1:
-        return max(0.0, cores) * one_core
-    return one_core + (min(cores, machine_cores) - 1) / (machine_cores - 1) * (all_cores - one_core)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from tests.bench.cases import APPS, VARIANTS, App
+from tests.bench.cases import APPS, EIGHT, OURS, PEER, REPLICAS, VARIANTS, WAYS, App, Subject
 from tests.bench.results import Results
-from tests.bench.statistics import Figure, Samples, Spread, first, latency, rate, resident
-from tests.bench.targets import model_limit, shown
+from tests.bench.statistics import Figure, Samples, Spread, cpu, first, latency, outside, rate, resident
+from tests.bench.targets import shown, told
 
-ROLE_NAMES = {
+ROLES = {
+    "haproxy": "HAProxy",
     "ingress": "ingress",
     "child": "child",
-    "haproxy": "HAProxy",
-    "rest": "the rest",
-    "generator": "generator",
+    "docker-proxy": "docker-proxy",
+    "dockerd": "dockerd",
+    "containerd": "containerd and shims",
+    "controller": "controller",
+    "prometheus": "Prometheus",
+    "ray": "Ray's own",
+    "rest": "rest of the machine",
+    "generator": "load generator",
 }
 SIDES = (("ours", "Pierhead"), ("peer", "Ray Serve"))
 
@@ -22,43 +28,40 @@ SIDES = (("ours", "Pierhead"), ("peer", "Ray Serve"))
 def main_table(samples: Samples) -> Iterator[str]:
     yield "## Closed loop"
     yield ""
-    yield "Each connection sends its next request when the last is answered. Medians of the rounds."
-    yield ""
-    rows = []
-    for app in APPS.values():
-        for level in samples.levels(app.name, "closed"):
-            rows.append(_main_row(samples, app, level))  # noqa: PERF401 - two loops in one bracket read worse
-    yield from table(
-        [
-            "",
-            "connections",
-            "Pierhead /s",
-            "Ray Serve /s",
-            "ratio",
-            "p50 ms",
-            "Ray's",
-            "p99 ms",
-            "Ray's",
-            "p99 ratio",
-            "errors",
-        ],
-        rows,
+    yield (
+        "Each connection sends its next request when the last is answered. Medians of the rounds. CPU: microseconds of "
+        "the whole machine for one request, the load generator's apart."
     )
+    yield ""
+    rows = [
+        _main_row(samples, app, load, level)
+        for app in APPS.values()
+        for load in WAYS
+        for level in samples.levels(app.name, load)
+    ]
+    figures = [f"{name} {side}" for name in ("p50 ms", "p99 ms", "CPU us") for side in ("", "Ray's")]
+    head = ["", "connections", "asked at", "Pierhead /s", "Ray Serve /s", "ratio", *figures, "p99 ratio", "errors"]
+    yield from table([cell.strip() for cell in head], rows)
 
 
-def _main_row(samples: Samples, app: App, level: int) -> list[str]:
+def _main_row(samples: Samples, app: App, load: str, level: int) -> list[str]:
     def one(figure: Figure, subject: str) -> str:
-        return _number(samples.spread(figure, subject, app.name, "closed", level))
+        return _number(samples.spread(figure, subject, app.name, load, level))
 
-    errors = [_errors(samples.errors(subject, app.name, "closed", level)) for subject in ("ours", "peer")]
+    def ratio(figure: Figure) -> str:
+        found = samples.ratio(figure, "ours", "peer", app.name, load, level)
+        return shown(found) if found else ""
+
+    errors = [_errors(samples.errors(subject, app.name, load, level)) for subject in ("ours", "peer")]
     return [
         app.name,
         str(level),
+        WAYS[load],
         one(rate, "ours"),
         one(rate, "peer"),
-        shown(samples.ratio(rate, "ours", "peer", app.name, "closed", level)),
-        *(one(latency(percentile), subject) for percentile in ("p50", "p99") for subject in ("ours", "peer")),
-        shown(samples.ratio(latency("p99"), "ours", "peer", app.name, "closed", level)),
+        ratio(rate),
+        *(one(figure, subject) for figure in (latency("p50"), latency("p99"), cpu) for subject in ("ours", "peer")),
+        ratio(latency("p99")),
         "none" if errors == ["", ""] else f"{errors[0] or 'none'}; Ray's: {errors[1] or 'none'}",
     ]
 
@@ -124,95 +127,108 @@ def first_events(samples: Samples) -> Iterator[str]:
         yield from table(["", "p50", "Ray's", "plain gRPC's", "p99", "Ray's", "plain gRPC's"], rows)
 
 
-def costs(results: Results, samples: Samples) -> Iterator[str]:
-    rows = []
-    for app in APPS.values():
-        for subject, label in SIDES:
-            costs = samples.costs(subject, app.name, "closed", app.main_level)
-            if not costs:
-                continue
-            served = sum(cost for role, cost in costs.items() if role != "generator")
-            idle = resident(results.footprints, subject, app.name, "idle", "pss_mb")
-            loaded = resident(results.footprints, subject, app.name, "loaded", "pss_mb")
-            rows.append(
-                [
-                    app.name,
-                    label,
-                    f"{served / 1000:.2f}",
-                    *(f"{costs[role] / 1000:.2f}" if role in costs else "" for role in ROLE_NAMES),
-                    f"{sum(idle.values()):.0f}",
-                    f"{sum(loaded.values()):.0f}",
-                ]
-            )
+def costs(samples: Samples) -> Iterator[str]:
+    """Where each row's CPU time goes."""
+    wanted: list[tuple[Subject, App, str]] = [(OURS, app, load) for app in APPS.values() for load in WAYS]
+    wanted += [(subject, app, "closed") for subject in (PEER, *VARIANTS, *EIGHT) for app in APPS.values()]
+    found = [
+        (subject, app, load, level, samples.costs(subject.key, app.name, load, level))
+        for subject, app, load in wanted
+        for level in samples.levels(app.name, load, subject.key)
+    ]
+    roles = [role for role in ROLES if any(role in used for *_, used in found)]
+    rows = [
+        [
+            f"{subject.label}{f', {REPLICAS} and {REPLICAS} replicas' if subject.replicas else ''}",
+            f"{app.name}, {level}{'' if load == 'closed' else f', {load}'}",
+            _number(samples.spread(cpu, subject.key, app.name, load, level)),
+            told(samples.spread(outside, subject.key, app.name, load, level), "{:.0%}"),
+            *(_us(used[role]) if role in used else "" for role in roles),
+        ]
+        for subject, app, load, level, used in found
+        if used
+    ]
     if rows:
-        yield "## What it costs"
+        yield "## Where the CPU time of a request goes, microseconds"
         yield ""
         yield (
-            "CPU seconds per 1,000 requests at "
-            + ", ".join(f"{a.main_level} ({a.name})" for a in APPS.values())
-            + " connections, by process group (the rest: Ray's controller, raylet and agents; in containers our "
-            "controller, Prometheus and "
-            "Docker); memory of the whole side (proportional set size), idle and after load."
+            "All of the machine but the load generator; the share of it outside HAProxy, ingress and child; then "
+            "by process group. Rest of the machine: the kernel's work that is no process's, and whatever else ran."
         )
         yield ""
-        yield from table(["", "", "all but the generator", *ROLE_NAMES.values(), "idle MB", "loaded MB"], rows)
-    replicas = []
-    for subject, label in SIDES:
-        roles = resident(results.footprints, subject, "echo", "idle", "largest_rss_mb")
-        if roles:
-            each = ", ".join(
-                f"{ROLE_NAMES[role]} {roles[role]:.0f} MB" for role in ("ingress", "child") if role in roles
+        yield from table(["", "connections", "all", "outside", *(ROLES[role] for role in roles)], rows)
+
+
+def _us(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def memory(results: Results) -> Iterator[str]:
+    """Of each side, ready and after its loads."""
+    rows = []
+    for subject in (OURS, PEER, *EIGHT):
+        for chain in dict.fromkeys(app.chain for app in APPS.values()):
+            idle, loaded = (
+                resident(results.footprints, subject.key, chain, when, "pss_mb") for when in ("idle", "loaded")
             )
-            replicas.append(f"{label}: {each}")
-    if replicas:
-        yield f"Resident set of one idle echo replica: {'; '.join(replicas)}."
+            if not idle:
+                continue
+            each = resident(results.footprints, subject.key, chain, "idle", "largest_rss_mb")
+            replicas = [f"{each[role]:.0f}" if role in each else "" for role in ("ingress", "child")]
+            label = f"{subject.label}{f', {REPLICAS} and {REPLICAS} replicas' if subject.replicas else ''}"
+            rows.append([label, chain, f"{sum(idle.values()):.0f}", f"{sum(loaded.values()):.0f}", *replicas])
+    if rows:
+        yield "## Memory, MB"
         yield ""
+        yield "Of the whole side, control plane and engine included (proportional set size); resident set of a replica."
+        yield ""
+        yield from table(["", "", "idle", "after load", "an idle ingress", "an idle child"], rows)
 
 
-def limits(results: Results, samples: Samples) -> Iterator[str]:
+def eight(samples: Samples) -> Iterator[str]:
+    """The same chain with eight replicas of each service."""
+    rows = []
+    for app in APPS.values():
+        for subject in EIGHT:
+            for level in samples.levels(app.name, "closed", subject.key):
+                of = (app.name, "closed", level)
+                figures = [
+                    samples.spread(figure, subject.key, *of) for figure in (rate, latency("p50"), latency("p99"), cpu)
+                ]
+                ratios = [samples.ratio(rate, "ours:eight", other.key, *of) for other in EIGHT[1:]]
+                of_peers = [shown(ratio) if ratio and subject is EIGHT[0] else "" for ratio in ratios]
+                errors = _errors(samples.errors(subject.key, *of)) or "none"
+                rows.append([f"{app.name}, {level}", subject.label, *map(_number, figures), *of_peers, errors])
+    if rows:
+        yield f"## {REPLICAS} ingress and {REPLICAS} child replicas, one round"
+        yield ""
+        yield from table(
+            ["connections", "", "/s", "p50 ms", "p99 ms", "CPU us", "of Ray Serve's best", "of its default", "errors"],
+            rows,
+        )
+
+
+def limits(samples: Samples) -> Iterator[str]:
     rows: list[list[str]] = []
-    for level in (1, APPS["echo"].main_level):
-        for subject, label in (
-            ("single_stage", "one aiohttp stage behind HAProxy"),
-            ("asgi_stage", "one FastAPI stage in the runtime, behind HAProxy"),
-            ("bare", "aiohttp and plain grpc.aio"),
-        ):
-            of = ("echo", "closed", level)
-            rows.append(_limit_row(samples, f"echo, {level} connections: {label}", subject, *of))
-    rows.append(
-        _limit_row(samples, "stream, 32 connections: aiohttp and plain grpc.aio", "bare", "stream", "closed", 32)
-    )
-    for calls in (1, 64):
-        for subject, label in (("ours", "our child"), ("bare", "a plain grpc.aio server")):
-            rows.append(
-                _limit_row(samples, f"plain gRPC to {label}, {calls} calls in flight", subject, "echo", "grpc", calls)
-            )
+    for app in APPS.values():
+        for level in samples.levels(app.name, "closed", "bare"):
+            label = f"{app.name}, {level} connections: the same chain on aiohttp and plain grpc.aio, bare processes"
+            rows.append(_limit_row(samples, label, "bare", app.name, "closed", level))
     for threads, label in ((1, "one core"), (0, "all cores")):
         rows.append(_limit_row(samples, f"DLRM, the model alone, {label}", "model", "dlrm", "model", threads))
     rows = [row for row in rows if row]
     if rows:
         yield "## Limits"
         yield ""
-        yield from table(["", "/s", "p50 ms", "p99 ms"], rows)
-    limit = model_limit(results, samples)
-    if limit:
-        left, of_model = limit
-        yield (
-            f"At 100 users everything but the ranker leaves {left:.2f} cores to it; "
-            f"the model alone does {of_model:,.0f}/s on those."
-        )
-        yield ""
+        yield from table(["", "/s", "p50 ms", "p99 ms", "CPU us"], rows)
 
 
 def _limit_row(samples: Samples, label: str, subject: str, app: str, load: str, level: int) -> list[str]:
     found = samples.spread(rate, subject, app, load, level)
     if found is None:
         return []
-    return [
-        label,
-        _number(found),
-        *(_number(samples.spread(latency(p), subject, app, load, level)) for p in ("p50", "p99")),
-    ]
+    figures = (latency("p50"), latency("p99"), cpu)
+    return [label, _number(found), *(_number(samples.spread(each, subject, app, load, level)) for each in figures)]
 
 
 def ablation(samples: Samples) -> Iterator[str]:
@@ -227,14 +243,19 @@ def ablation(samples: Samples) -> Iterator[str]:
                         f"{app.name}, {level}",
                         _number(samples.spread(rate, variant.key, *of)),
                         shown(samples.ratio(rate, variant.key, "ours", *of)),
-                        _number(samples.spread(latency("p50"), variant.key, *of)),
-                        _number(samples.spread(latency("p99"), variant.key, *of)),
+                        *(
+                            _number(samples.spread(each, variant.key, *of))
+                            for each in (latency("p50"), latency("p99"), cpu)
+                        ),
+                        shown(samples.ratio(cpu, variant.key, "ours", *of)),
                     ]
                 )
     if rows:
         yield "## Ablation: Pierhead but for one thing"
         yield ""
-        yield from table(["", "connections", "/s", "of Pierhead's", "p50 ms", "p99 ms"], rows)
+        yield from table(
+            ["", "connections", "/s", "of Pierhead's", "p50 ms", "p99 ms", "CPU us", "of Pierhead's"], rows
+        )
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

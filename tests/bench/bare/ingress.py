@@ -13,7 +13,6 @@ from pierhead.echo.v1.echo_pb2 import EchoRequest, GenerateRequest
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 
 from services.echo.completion import DONE, CompletionStream
-from tests.bench.bare.single_stage import readyz
 
 if TYPE_CHECKING:
     from pierhead.echo.v1.echo_pb2_grpc import EchoAsyncStub
@@ -39,6 +38,11 @@ async def stream(request: web.Request) -> web.StreamResponse:
         await response.write(event + DONE if last else event)
     await response.write_eof()
     return response
+
+
+async def readyz(request: web.Request) -> web.Response:
+    """For HAProxy's checks."""
+    return web.Response()
 
 
 async def connected(app: web.Application) -> AsyncIterator[None]:

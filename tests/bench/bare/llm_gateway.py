@@ -16,8 +16,8 @@ from typing import Any
 import grpc
 from aiohttp import web
 
+from tests.bench.bare.ingress import readyz
 from tests.bench.bare.llm_engine import LAST, NUMBER, OPEN, PIECE
-from tests.bench.bare.single_stage import readyz
 
 HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 

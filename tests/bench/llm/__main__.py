@@ -87,6 +87,7 @@ def _workplace(options: Options, directory: Path) -> Workplace:
         peer_python=Path(peer) if peer else None,
         haproxy=haproxy_program(peer),
         device="cpu",
+        seen_from_elsewhere="",
         torch_threads=1,
     )
 

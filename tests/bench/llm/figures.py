@@ -11,7 +11,7 @@ from tests.bench.llm.cases import FREE, POLICIES, SUBJECTS, WAYS
 from tests.bench.llm.measure import Sample
 from tests.bench.record import Table
 from tests.bench.statistics import Spread
-from tests.bench.targets import Line, shown
+from tests.bench.targets import Line, shown, told
 
 Figure = Callable[[Sample], float | None]
 
@@ -192,14 +192,6 @@ def _line(what: str, wanted: str, spread: Spread | None, form: str, met: Callabl
     if spread is None:
         return Line(what, wanted, "not measured", None)
     return Line(what, wanted, told(spread, form), None if met is None else met(spread.median))
-
-
-def told(spread: Spread | None, form: str) -> str:
-    """A figure with its spread."""
-    if spread is None:
-        return ""
-    text = form.format(spread.median)
-    return text if spread.rounds == 1 else f"{text} ({form.format(spread.low)} to {form.format(spread.high)})"
 
 
 # ------------------------------------------------------------------------------------------------------------- tables

@@ -19,7 +19,7 @@ ROLES = {
     "ingress": (OURS, "gateway, ingress"),
     "haproxy": ("#fcc419", "HAProxy"),
     "discovery": (PEER, "the rest"),
-    "rest": (PEER, "the rest"),
+    "ray": (PEER, "Ray's own"),
 }
 LABELS = {
     "floor": "replica\nalone", "gateway": "gateway", "haproxy": "HAProxy,\ngateway", "bare": "nothing\nof ours",

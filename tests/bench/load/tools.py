@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
-import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,11 +34,14 @@ class Outcome:
     """Mean size of an answer, headers included where wrk counts."""
 
 
-def wrk(url: str, connections: int, seconds: float) -> Outcome:
-    """Closed loop. Latencies are wrk's own: it fills in for answers that took more than twice the mean interval."""
+def wrk(url: str, connections: int, seconds: float, there: Sequence[str] = ()) -> Outcome:
+    """Closed loop. Latencies are wrk's own: it fills in for answers that took more than twice the mean interval.
+
+    `there`: a command that runs it in another place.
+    """
     users = ["--", "users"] if "{user_id}" in url else []
     whole = max(1, round(seconds))  # wrk takes no fractions
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{whole}s", "--timeout", "30s", "-s", str(LUA), url, *users]
+    command = [*there, "wrk", "-t1", f"-c{connections}", f"-d{whole}s", "--timeout", "30s", "-s", str(LUA), url, *users]
     said = _json_line(_run(command, seconds))
     errors = {name: count for name, count in said["errors"].items() if count}
     return Outcome(
@@ -95,61 +95,6 @@ def percentiles_ms(*encoded: str) -> dict[str, float]:
     for other in encoded[1:]:
         merged.add(HdrHistogram.decode(other.encode()))
     return {name: merged.get_value_at_percentile(share) / 1e3 for name, share in PERCENTILES.items()}
-
-
-GRPC_HEADERS = ("-H", "content-type: application/grpc", "-H", "te: trailers")
-
-
-def h2load(address: str, method: str, message: bytes, reply_bytes: int, calls: int, seconds: float) -> Outcome:
-    """Plain gRPC: `calls` in flight on one connection for each eight of them.
-
-    h2load looks at no grpc-status; a refused call has no message, so the bytes of the answers tell: `reply_bytes` each.
-    """
-    clients = max(1, calls // 8)
-    with tempfile.TemporaryDirectory() as directory:
-        body, log = Path(directory, "body"), Path(directory, "log")
-        body.write_bytes(b"\x00" + len(message).to_bytes(4, "big") + message)
-        command = ["h2load", "-c", str(clients), "-m", str(calls // clients), "-D", str(max(1, round(seconds)))]
-        command += ["-d", str(body), f"--log-file={log}", *GRPC_HEADERS, f"http://{address}{method}"]
-        said = _run(command, seconds)
-        micros = sorted(
-            int(line.split("\t")[2]) for line in log.read_text().splitlines() if line.split("\t")[1] == "200"
-        )
-    return read_h2load(said, micros, reply_bytes + 5)
-
-
-def read_h2load(said: str, micros: Sequence[int], answer_bytes: int) -> Outcome:
-    """`micros`: latencies of the answers with status 200, sorted."""
-    finished = re.search(r"finished in ([\d.]+)(m?s)", said)
-    counts = re.search(r"requests: .* (\d+) done, (\d+) succeeded, (\d+) failed", said)
-    data = re.search(r"headers \(space savings .*?\), .*?\((\d+)\) data", said)
-    if not (finished and counts and data):
-        raise BenchError(f"h2load said something else than expected:\n{said[-1000:]}")
-    done, succeeded = int(counts[1]), int(counts[2])
-    refused = succeeded - int(data[1]) // answer_bytes
-    errors = {"failed": int(counts[3]), "without a message": max(0, refused)}
-    seconds = float(finished[1]) / (1000 if finished[2] == "ms" else 1)
-    return Outcome(
-        requests=done,
-        seconds=seconds,
-        worked_on=done,
-        errors={name: count for name, count in errors.items() if count},
-        latency_ms=_of_sorted(micros),
-        bytes_each=int(data[1]) / max(1, succeeded),
-    )
-
-
-def _of_sorted(micros: Sequence[int]) -> dict[str, float]:
-    if len(micros) < 2:
-        return {}
-    cuts = statistics.quantiles(micros, n=1000, method="inclusive")
-    return {
-        "p50": cuts[499] / 1e3,
-        "p90": cuts[899] / 1e3,
-        "p99": cuts[989] / 1e3,
-        "p99.9": cuts[998] / 1e3,
-        "max": micros[-1] / 1e3,
-    }
 
 
 def model_alone(python: Path, threads: int, seconds: float, device: str) -> Outcome:

@@ -23,7 +23,7 @@ ACTOR_SLOTS = 64
 def main() -> None:
     """Start a local Ray, run the application, sleep."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("application", choices=["echo", "stream", "dlrm", "llm"])
+    parser.add_argument("application", choices=["echo", "dlrm", "llm"])
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--directory", required=True, help="Ray's files; a short path, it holds sockets")
     arguments = parser.parse_args()
@@ -34,7 +34,7 @@ def main() -> None:
         _temp_dir=arguments.directory,
         log_to_driver=False,
     )
-    serve.start(http_options={"host": "127.0.0.1", "port": arguments.port})
+    serve.start(http_options={"host": "0.0.0.0", "port": arguments.port})  # another network namespace asks, too
     module = importlib.import_module(f"tests.bench.peer.{arguments.application}")
     serve.run(module.application, route_prefix="/")
     print("ready", flush=True)

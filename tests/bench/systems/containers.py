@@ -1,7 +1,6 @@
-"""Our services as users run them: a stack of its own on this machine's Docker Engine, with controller and Prometheus.
+"""Our services as users run them: a stack of its own as `make up` starts it, with controller and Prometheus.
 
-HAProxy is addressed by its container's address: a published port that is reached over loopback passes Docker's
-user-space proxy. The images (tag "bench") are built by compose/machine/bench.sh.
+The images are those of PIERHEAD_TAG (compose/machine/bench.sh builds them).
 """
 
 from __future__ import annotations
@@ -13,47 +12,47 @@ from typing import Any
 import psutil
 import yaml
 
-from tests.bench.cases import APPS, Subject
-from tests.bench.processes import ROOT, BenchError, Member, get
-from tests.bench.systems.ours import CHAINS, Chain
-from tests.bench.systems.running import Running, Workplace
-from tests.harness.stack import Stack
+from tests.bench.cases import Subject
+from tests.bench.processes import ROOT, BenchError, Member, get, members_of
+from tests.bench.systems.ours import Chain, chain_of
+from tests.bench.systems.running import Running, Workplace, own_role
+from tests.harness.stack import Stack, address_of
 from tests.harness.waiting import eventually
 
 PROJECT = "pierhead-bench"
-TAG = "bench"
 START_S = 180.0
-HAPROXY_PORT, INGRESS_PORT, GRPC_PORT = 8000, 8080, 50051
+HAPROXY_PORT, INGRESS_PORT = 8000, 8080
 
-X_SERVE = {
-    "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD": "run_user_code_in_separate_thread",
+ENGINE = {
+    "dockerd": "dockerd",
+    "containerd": "containerd",
+    "containerd-shim": "containerd",
+    "docker-proxy": "docker-proxy",
 }
-"""Variables that the controller sets from x-serve keys; the others are set as any user sets them."""
-
-ENGINE_PROCESSES = {"dockerd", "containerd", "containerd-shim-runc-v2", "containerd-shim"}
+"""The engine's processes, by the first 15 characters of their names, and their roles."""
 
 
 @contextlib.contextmanager
-def running(work: Workplace, subject: Subject, app: str) -> Iterator[Running]:
-    """Start a stack with the application alone and wait until it answers. Raises BenchError."""
-    chain = CHAINS[subject.kind, app]
-    app_file = ROOT / "compose" / "apps" / ("recsys.yaml" if app == "dlrm" else "echo.yaml")
+def running(work: Workplace, subject: Subject, name: str, path: str) -> Iterator[Running]:
+    """Start a stack with the chain `name` alone and wait until it answers `path`. Raises BenchError."""
+    chain = chain_of(subject, name)
+    app_file = ROOT / "compose" / "apps" / ("recsys.yaml" if name == "dlrm" else "echo.yaml")
     file = ROOT / ".state" / "bench" / "override.yaml"  # within the clone: the controller reads it, too
     file.parent.mkdir(parents=True, exist_ok=True)
     services = yaml.safe_load(app_file.read_text())["services"]
     file.write_text(yaml.safe_dump(override(chain, subject, services)))
     files = [str(each.relative_to(ROOT)) for each in (app_file, file)]
-    if work.device == "cuda":
+    if work.device == "cuda" and name == "dlrm":
         files.append("compose/gpu-recsys.yaml")
-    env = {"PIERHEAD_TAG": TAG, "PIERHEAD_TORCH_THREADS": str(work.torch_threads)}
-    stack = Stack(PROJECT, files, env)
+    stack = Stack(PROJECT, files)
     try:
         with _as_bench_errors():
             stack.down()  # of a run that was killed
             stack.up()
-            url = _wait_until_it_answers(stack, chain, subject, APPS[app].path.replace("{user_id}", "1"))
-            child = f"{_address(stack, chain.child.name)}:{GRPC_PORT}" if chain.child else ""
-        yield Running(url, [], grpc_address=child, extra=lambda: members(stack, chain))
+            stack.wait_settled(START_S, **{each.name: each.replicas for each in (chain.ingress, chain.child)})
+            eventually(lambda: get(stack.url(path))[0] == 200, f"{subject.key} answers {path}", START_S)
+            found = _running(work, stack, chain)
+        yield found
     finally:
         with _as_bench_errors():
             stack.down()
@@ -65,65 +64,62 @@ def override(chain: Chain, subject: Subject, services: Mapping[str, Mapping[str,
 
     `services`: as the application's own file has them. Compose replaces x-serve blocks as a whole, so they are whole.
     """
-    changed: dict[str, Any] = {}
-    for service in (chain.ingress, chain.child):
-        if service is None:
-            continue
-        serve = {**services[service.name]["x-serve"], "replicas": service.replicas}
-        environment: dict[str, str] = {}
-        for name, value in subject.env_of(service.role).items():
-            if name in X_SERVE:
-                serve[X_SERVE[name]] = yaml.safe_load(value)  # a number or a truth, as it would stand in the file
-            else:
-                environment[name] = value
-        changed[service.name] = {"x-serve": serve, **({"environment": environment} if environment else {})}
-    return {"services": changed}
-
-
-def _wait_until_it_answers(stack: Stack, chain: Chain, subject: Subject, path: str) -> str:
-    wanted = {service.name: service.replicas for service in (chain.ingress, chain.child) if service}
-    stack.wait_settled(START_S, **wanted)
-    if subject.haproxy:
-        url = f"http://{_ip(stack.container('haproxy').attrs)}:{HAPROXY_PORT}"
-    else:
-        url = f"http://{_address(stack, chain.ingress.name)}:{INGRESS_PORT}"
-    eventually(lambda: get(url + path)[0] == 200, f"{subject.key} answers {path}", START_S)
-    return url
-
-
-def _address(stack: Stack, service: str) -> str:
-    """The address of a service's first replica."""
-    replicas = stack.replicas(service)
-    return _ip(replicas[min(replicas)].attrs)
-
-
-def _ip(attrs: Mapping[str, Any]) -> str:
-    networks = attrs["NetworkSettings"]["Networks"].values()
-    return next(str(network["IPAddress"]) for network in networks if network["IPAddress"])
-
-
-def members(stack: Stack, chain: Chain) -> list[Member]:
-    """The processes of every container by role; "rest" is the controller, Prometheus and the engine itself."""
-    roots = {
-        "haproxy": [stack.container("haproxy")],
-        "rest": [stack.container("controller"), stack.container("prometheus")],
+    return {
+        "services": {
+            service.name: {
+                "x-serve": {**services[service.name]["x-serve"], "replicas": service.replicas},
+                "environment": dict(subject.env),
+            }
+            for service in (chain.ingress, chain.child)
+        }
     }
-    for service in (chain.ingress, chain.child):
-        if service is not None:
-            roots[service.role] = list(stack.replicas(service.name).values())
-    found = [
-        (role, process) for role, containers in roots.items() for each in containers for process in _tree(each.attrs)
+
+
+def _running(work: Workplace, stack: Stack, chain: Chain) -> Running:
+    haproxy, ingresses = stack.container("haproxy"), stack.replicas(chain.ingress.name)
+    port = stack.ports["PIERHEAD_HTTP_PORT"]
+    ways = {
+        "address": f"http://{address_of(haproxy)}:{HAPROXY_PORT}",
+        "ingress": f"http://{address_of(ingresses[min(ingresses)])}:{INGRESS_PORT}",
+    }
+    if work.seen_from_elsewhere:
+        ways["remote"] = f"http://{work.seen_from_elsewhere}:{port}"
+    containers = {
+        "haproxy": [haproxy],
+        "controller": [stack.container("controller")],
+        "prometheus": [stack.container("prometheus")],
+        "ingress": list(ingresses.values()),
+        "child": list(stack.replicas(chain.child.name).values()),
+    }
+    # Asked now: the engine's own work for these answers is not to be measured.
+    roots = [
+        (role, psutil.Process(int(each.attrs["State"]["Pid"]))) for role, found in containers.items() for each in found
     ]
-    engine = [process for process in psutil.process_iter(["name"]) if process.info["name"] in ENGINE_PROCESSES]
-    return found + [("rest", process) for process in engine]
+    engine = engine_processes()
+    return Running(
+        stack.url(""),
+        [],
+        ways=ways,
+        way_in=way_in(any(role == "docker-proxy" for role, _ in engine)),
+        extra=lambda: [*engine, *roots, *members_of(roots, own_role)],
+    )
 
 
-def _tree(attrs: Mapping[str, Any]) -> list[psutil.Process]:
-    try:
-        root = psutil.Process(int(attrs["State"]["Pid"]))
-        return [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
+def engine_processes() -> list[Member]:
+    """The engine's processes with their roles."""
+    return [
+        (ENGINE[name], process)
+        for process in psutil.process_iter(["name"])
+        if (name := str(process.info["name"])[:15]) in ENGINE
+    ]
+
+
+def way_in(proxied: bool) -> str:
+    """How requests reach HAProxy, in words."""
+    local = (
+        "docker-proxy, a process of the engine's" if proxied else 'iptables (the engine has "userland-proxy": false)'
+    )
+    return f"connections of this machine to 127.0.0.1 come by {local}, those of another network namespace by iptables"
 
 
 @contextlib.contextmanager
@@ -131,5 +127,5 @@ def _as_bench_errors() -> Iterator[None]:
     """The test harness says what is wrong with assertions."""
     try:
         yield
-    except (AssertionError, OSError) as error:
+    except (AssertionError, OSError, psutil.NoSuchProcess) as error:
         raise BenchError(f"the stack of MODE=containers: {error}") from error

@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tests.bench.cases import APPS, Subject
+from tests.bench.cases import Subject
 from tests.bench.processes import Kept, free_ports, get, listens, wait_for
 from tests.bench.systems.edge import (
     MAX_ONGOING_REQUESTS,
@@ -38,34 +38,40 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """An ingress and, unless it answers alone, a child that it calls."""
+    """An ingress and a child that it calls."""
 
     route: str
     ingress: Service
-    child: Service | None
+    child: Service
 
 
-_ECHO = Chain(
-    "/echo", Service("ingress", "echo", "services.echo.ingress"), Service("child", "echo-child", "services.echo.child")
-)
-_BARE = Chain(
-    "/echo",
-    Service("ingress", "echo", "tests.bench.bare.ingress"),
-    Service("child", "echo-child", "tests.bench.bare.child"),
-)
-CHAINS: Mapping[tuple[str, str], Chain] = {
-    ("ours", "echo"): _ECHO,
-    ("ours", "stream"): _ECHO,
-    ("ours", "dlrm"): Chain(
+_CHAINS: Mapping[tuple[bool, str], Chain] = {
+    (True, "echo"): Chain(
+        "/echo",
+        Service("ingress", "echo", "services.echo.ingress"),
+        Service("child", "echo-child", "services.echo.child"),
+    ),
+    (True, "dlrm"): Chain(
         "/recsys",
         Service("ingress", "recsys", "services.recsys.ingress", replicas=2),
         Service("child", "ranker", "services.recsys.ranker"),
     ),
-    ("bare", "echo"): _BARE,
-    ("bare", "stream"): _BARE,
-    ("single_stage", "echo"): Chain("/echo", Service("ingress", "echo", "tests.bench.bare.single_stage"), None),
-    ("asgi_stage", "echo"): Chain("/echo", Service("ingress", "echo", "tests.bench.bare.asgi_stage"), None),
+    (False, "echo"): Chain(
+        "/echo",
+        Service("ingress", "echo", "tests.bench.bare.ingress"),
+        Service("child", "echo-child", "tests.bench.bare.child"),
+    ),
 }
+"""By whether the runtime is in it."""
+
+
+def chain_of(subject: Subject, name: str) -> Chain:
+    """A chain with as many replicas as the subject has."""
+    chain = _CHAINS[subject.kind != "bare", name]
+    if not subject.replicas:
+        return chain
+    ingress, child = (replace(service, replicas=subject.replicas) for service in (chain.ingress, chain.child))
+    return replace(chain, ingress=ingress, child=child)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +81,18 @@ class _Ports:
 
 
 @contextlib.contextmanager
-def running(work: Workplace, subject: Subject, app: str) -> Iterator[Running]:
-    """Start the chain, child first, and wait until it answers through HAProxy. Raises BenchError."""
-    chain = CHAINS[subject.kind, app]
+def running(work: Workplace, subject: Subject, name: str, path: str) -> Iterator[Running]:
+    """Start the chain `name`, child first, and wait until it answers `path` through HAProxy. Raises BenchError."""
+    chain = chain_of(subject, name)
     with contextlib.ExitStack() as stack:
         starter = _Starter(work, subject, stack)
-        child_addresses = starter.replicas(chain.child, {}) if chain.child else []
-        static = {_static_key(chain.child): ",".join(child_addresses)} if chain.child else {}
-        ingress_addresses = starter.replicas(chain.ingress, static)
+        child_addresses = starter.replicas(chain.child, {})
+        ingress_addresses = starter.replicas(chain.ingress, {_static_key(chain.child): ",".join(child_addresses)})
         url = f"http://{ingress_addresses[0]}"
-        if subject.haproxy and work.haproxy is not None:
+        if work.haproxy is not None:
             url = starter.edge(chain, ingress_addresses)
-        path = APPS[app].path.replace("{user_id}", "1")
         wait_for(lambda: get(url + path)[0] == 200, f"{subject.key} answers {path}", START_S, starter.kept)
-        yield Running(url, starter.kept, grpc_address=child_addresses[0] if child_addresses else "")
+        yield Running(url, starter.kept)
 
 
 def _static_key(service: Service) -> str:
@@ -103,7 +107,7 @@ class _Starter:
         self._ports = _Ports(*free_ports(2))
         self._hosts = iter(f"127.0.0.{number}" for number in range(2, 255))
         # The limits know one port: theirs answers /readyz as well.
-        self._has_admin_port = subject.kind == "ours"
+        self._has_admin_port = subject.kind != "bare"
         self.kept: list[Kept] = []
 
     def replicas(self, service: Service, env: Mapping[str, str]) -> list[str]:
@@ -149,7 +153,7 @@ class _Starter:
             "PIERHEAD_RANKER_DEVICE": self._work.device,
             "PIERHEAD_TORCH_THREADS": str(self._work.torch_threads),
             **env,
-            **self._subject.env_of(service.role),
+            **dict(self._subject.env),
         }
 
     def _is_ready(self, host: str) -> bool:

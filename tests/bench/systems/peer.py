@@ -1,4 +1,4 @@
-"""Ray Serve on this host, with every flag that its makers name for throughput, and HAProxy in front."""
+"""Ray Serve on this host: with every flag that its makers name for throughput and HAProxy in front, or as it comes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.bench.cases import APPS, Subject
+from tests.bench.cases import Subject
 from tests.bench.processes import ROOT, Kept, free_ports, get, wait_for
 from tests.bench.systems.running import Running, Workplace
 
@@ -23,46 +23,40 @@ FLAGS = {
 
 
 @contextlib.contextmanager
-def running(work: Workplace, subject: Subject, app: str, path: str = "") -> Iterator[Running]:
-    """Start Ray with the application and wait until it answers `path`, or the app's own. Raises BenchError."""
+def running(work: Workplace, subject: Subject, name: str, path: str) -> Iterator[Running]:
+    """Start Ray with the application `name` and wait until it answers `path`. Raises BenchError."""
     directory = work.directory / "r"  # short: sockets below it may have paths of 97 bytes
     shutil.rmtree(directory, ignore_errors=True)
     (directory / "h").mkdir(parents=True)
     http, *others = free_ports(5)
-    command = [
-        str(work.peer_python),
-        "-m",
-        "tests.bench.peer.launch",
-        app,
-        "--port",
-        str(http),
-        "--directory",
-        str(directory),
-    ]
-    env = {**FLAGS, **_places(directory / "h", others), **_application(work), **dict(subject.env)}
+    command = [str(work.peer_python), "-m", "tests.bench.peer.launch", name, "--port", str(http)]
+    command += ["--directory", str(directory)]
+    env = {**_places(directory / "h", others), **_application(work, subject), **dict(subject.env)}
+    if subject.kind == "peer":
+        env |= FLAGS
     # Nothing of it needs a graceful end: every process of its tree is killed.
     kept = Kept("peer", command, env, work.directory / "peer.log", grace_s=0)
     try:
         url = f"http://127.0.0.1:{http}"
-        path = path or APPS[app].path.replace("{user_id}", "1")
         wait_for(
             lambda: "\nready" in kept.log.read_text(errors="replace"), "the peer's application runs", START_S, [kept]
         )
         wait_for(lambda: get(url + path)[0] == 200, f"the peer answers {path}", START_S, [kept])
-        yield Running(url, [kept], classify)
+        remote = {"remote": f"http://{work.seen_from_elsewhere}:{http}"} if work.seen_from_elsewhere else {}
+        yield Running(url, [kept], classify, ways=remote)
     finally:
         kept.stop()
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def classify(role: str, process: psutil.Process) -> str:
-    """The replicas and HAProxy in our words; "rest" is the controller, raylet, agents."""
+    """The replicas and HAProxy in our words; "ray": controller, raylet, and without HAProxy its Python proxy."""
     if process.name() == "haproxy":
         return "haproxy"
     title = " ".join(process.cmdline()[:1])
     if title.startswith("ray::ServeReplica"):
         return "ingress" if "Ingress" in title else "child"
-    return "rest"
+    return "ray"
 
 
 def _places(directory: Path, ports: list[int]) -> dict[str, str]:
@@ -83,8 +77,9 @@ def _places(directory: Path, ports: list[int]) -> dict[str, str]:
     }
 
 
-def _application(work: Workplace) -> dict[str, str]:
+def _application(work: Workplace, subject: Subject) -> dict[str, str]:
     return {
+        "PEER_REPLICAS": str(subject.replicas or 1),
         "PYTHONPATH": str(ROOT),
         "PEER_DEVICE": work.device,
         "PEER_TORCH_THREADS": str(work.torch_threads),

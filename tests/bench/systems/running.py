@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,8 @@ class Workplace:
     """The same program for every subject of MODE=processes."""
     device: str
     """cpu or cuda, of the ranker on both sides."""
+    seen_from_elsewhere: str
+    """How another network namespace addresses this host; empty where there is none."""
     torch_threads: int
     """Of the ranker on both sides. By default half of the cores: with all of them, PyTorch's threads wait for each
     other while HAProxy, the ingresses and the load run; on two cores that cost both sides more than half of their rate.
@@ -43,10 +45,12 @@ class Running:
     """http://host:port of the edge, or of the ingress where there is no edge."""
     kept: Sequence[Kept]
     classify: Callable[[str, psutil.Process], str] = own_role
-    grpc_address: str = ""
-    """Where the child takes plain gRPC; empty where it takes none."""
+    ways: Mapping[str, str] = field(default_factory=dict)
+    """Other addresses than `url`, by the key of cases.WAYS."""
+    way_in: str = ""
+    """How requests reach HAProxy, where it is not simply a process of this host."""
     extra: Callable[[], Sequence[Member]] = field(default=tuple)
-    """Processes that are nobody's descendants here: those of containers."""
+    """Processes that are no descendants of `kept`: those of containers and of the engine."""
 
     def members(self) -> list[Member]:
         """Its processes at this moment, each with its role."""

@@ -11,21 +11,33 @@ def visits(*words: str) -> list[Visit]:
 
 
 def test_the_sides_take_turns_the_other_way_round_in_the_next_round() -> None:
-    plan = [(visit.round, visit.subject.key) for visit in visits("ONLY=echo", "ROUNDS=3") if visit.app == "echo"]
+    plan = [(visit.round, visit.subject.key) for visit in visits("ONLY=echo", "ROUNDS=3")]
     assert plan == [(1, "peer"), (1, "ours"), (2, "ours"), (2, "peer"), (3, "peer"), (3, "ours")]
 
 
 @pytest.mark.parametrize("app", ["echo", "stream", "dlrm"])
-def test_both_sides_get_the_same_loads(app: str) -> None:
+@pytest.mark.parametrize("mode", ["containers", "processes"])
+def test_both_sides_get_the_same_loads(app: str, mode: str) -> None:
     loads = {
         key: [
             (step.load, step.level, step.seconds)
-            for visit in visits()
-            if visit.app == app and visit.subject.key == key
+            for visit in visits(f"MODE={mode}")
+            if visit.subject.key == key
             for step in visit.steps
-            if step.load != "grpc"  # the peer has nothing that a plain gRPC client could call
+            if step.app == app and step.load not in ("address", "ingress")  # the peer runs in no container
         ]
         for key in ("ours", "peer")
     }
     assert loads["ours"] == loads["peer"]
     assert loads["ours"]
+    assert (("remote", 64, 5.0) in loads["ours"]) is (app == "echo" and mode == "containers")
+
+
+def test_eight_replicas_are_measured_once_and_bare_processes_are_no_variant_of_themselves() -> None:
+    eight = [(visit.round, visit.subject.key) for visit in visits("ONLY=eight,echo") if visit.subject.replicas == 8]
+    assert eight == [(1, "ours:eight"), (1, "peer:eight"), (1, "peer:eight-default")]
+    variants = {
+        mode: {visit.subject.key for visit in visits("ONLY=ablation", f"MODE={mode}")}
+        for mode in ("containers", "processes")
+    }
+    assert variants["containers"] - variants["processes"] == {"ours:processes"}

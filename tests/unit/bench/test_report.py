@@ -17,9 +17,10 @@ def row(text: str, beginning: str) -> list[str]:
 def test_a_side_by_side_row_has_the_errors_of_each_side() -> None:
     peer = sample("peer", rate=100.0, latency_ms={"p50": 9.0, "p99": 24.0}, errors={"status": 3, "timeout": 1})
     text = markdown(results(sample("ours", rate=1500.0), peer))
-    figures = ["echo", "64", "1,500", "100", "15.0 x", "1.00", "9.00", "2.00", "24.0", "1/12.0"]
-    assert row(text, "echo | 64") == [*figures, "none; Ray's: 3 status, 1 timeout"]
-    assert "| echo, 64 connections: rate | >= 15 x Ray Serve's | 15.0 x | **met** |" in text
+    figures = ["1,500", "100", "15.0 x", "1.00", "9.00", "2.00", "24.0", "", "", "1/12.0"]
+    asked = ["echo", "64", "127.0.0.1, the published port"]
+    assert row(text, "echo | 64") == [*asked, *figures, "none; Ray's: 3 status, 1 timeout"]
+    assert "| echo, 64 connections: rate | >= 12 x Ray Serve's; aim 15 | 15.0 x | **met** |" in text
 
 
 def test_open_loops_are_one_histogram() -> None:
@@ -32,18 +33,19 @@ def test_open_loops_are_one_histogram() -> None:
     assert [float(cell) for cell in figures] == pytest.approx([1.0, 100.0, 100.0], rel=0.01)
 
 
-def test_costs_leave_the_generator_out_of_the_sum() -> None:
-    costs = {"ingress": 60.0, "child": 30.0, "haproxy": 10.0, "generator": 5.0}
+def test_the_cpu_time_of_each_row_is_told_by_process_group() -> None:
+    costs = {"ingress": 60.0, "child": 20.0, "haproxy": 10.0, "dockerd": 8.0, "rest": 2.0, "generator": 5.0}
     prints = (Footprint(1, "ours", "echo", "idle", {"child": {"pss_mb": 40.0, "largest_rss_mb": 50.0}}),)
-    text = markdown(results(sample(cpu_ms_per_1000=costs), footprints=prints))
-    figures = ["0.10", "0.06", "0.03", "0.01", "", "0.01", "40", "0"]
-    assert row(text, "echo | Pierhead") == ["echo", "Pierhead", *figures]
-    assert "Resident set of one idle echo replica: Pierhead: child 50 MB." in text
+    found = results(sample(cpu_us=costs), sample(load="remote", cpu_us={"child": 10.0}), footprints=prints)
+    text = markdown(found)
+    assert row(text, "Pierhead | echo, 64 |")[2:] == ["100", "10%", "10", "60", "20", "8.0", "2.0", "5.0"]
+    assert row(text, "Pierhead | echo, 64, remote")[2:6] == ["10.0", "0%", "", ""]
+    assert row(text, "Pierhead | echo | 40") == ["Pierhead", "echo", "40", "0", "", "50"]
 
 
 def test_the_report_says_how_noisy_the_machine_was() -> None:
-    quiet, loud = sample(cores={"elsewhere": 0.01}), sample(cores={"elsewhere": 0.9}, stolen_cores=0.2)
+    quiet, loud = sample(rest_cores=0.01), sample(rest_cores=0.9, stolen_cores=0.2)
     assert noise_of(Samples([quiet, loud])) == (
-        "Everything else on the machine used 0.46 cores (most in one measurement: 0.90); the hypervisor took 0.10 "
+        "The rest of the machine used 0.46 cores (most in one measurement: 0.90); the hypervisor took 0.10 "
         "(most: 0.20). In 1 of 2 measurements it was more than 0.05."
     )

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.bench.measure import Meter, cost
+from tests.bench.processes import MachineTime
 from tests.bench.samples import Footprint
-from tests.bench.statistics import Samples, Spread, latency, limit_on, rate, resident
+from tests.bench.statistics import Samples, Spread, cpu, latency, outside, rate, resident, tail
 from tests.unit.bench.worlds import sample
 
 
@@ -34,9 +36,9 @@ def test_an_open_loop_at_another_rate_does_not_count() -> None:
 def test_errors_add_up_over_rounds_and_costs_and_memory_are_medians() -> None:
     samples = Samples(
         [
-            sample(round=1, errors={"status": 2}, cpu_ms_per_1000={"ingress": 50.0, "haproxy": 10.0}),
-            sample(round=2, errors={"status": 1, "timeout": 4}, cpu_ms_per_1000={"ingress": 70.0}),
-            sample(round=3, cpu_ms_per_1000={"ingress": 60.0}),
+            sample(round=1, errors={"status": 2}, cpu_us={"ingress": 50.0, "haproxy": 10.0}),
+            sample(round=2, errors={"status": 1, "timeout": 4}, cpu_us={"ingress": 70.0}),
+            sample(round=3, cpu_us={"ingress": 60.0}),
         ]
     )
     assert samples.errors("ours", "echo", "closed", 64) == {"status": 3, "timeout": 4}
@@ -49,6 +51,17 @@ def test_errors_add_up_over_rounds_and_costs_and_memory_are_medians() -> None:
     assert resident(prints, "ours", "echo", "idle", "rss_mb") == {"child": 42.0}
 
 
-@pytest.mark.parametrize(("cores", "expected"), [(0.5, 1000.0), (1.0, 2000.0), (1.5, 2750.0), (9.0, 3500.0)])
-def test_a_limit_on_a_part_of_the_machine(cores: float, expected: float) -> None:
-    assert limit_on(cores, one_core=2000.0, all_cores=3500.0, machine_cores=2) == expected
+def test_what_no_process_used_is_the_rest_of_the_machine() -> None:
+    before = Meter(10.0, {"haproxy": 5.0, "gone": 1.0}, 1.0, MachineTime(100.0, 0.0), bench=2.0)
+    after = Meter(12.0, {"haproxy": 6.0, "dockerd": 0.2}, 1.5, MachineTime(102.5, 0.5), bench=2.1)
+    found = cost(before, after, requests=1000)
+    assert found.us == pytest.approx({"haproxy": 1000.0, "dockerd": 200.0, "generator": 500.0, "rest": 700.0})
+    assert (found.rest_cores, found.stolen_cores) == pytest.approx((0.35, 0.25))
+
+
+def test_overhead_is_what_a_request_costs_outside_its_own_way() -> None:
+    used = {"haproxy": 10.0, "ingress": 50.0, "child": 20.0, "dockerd": 15.0, "rest": 5.0, "generator": 99.0}
+    one = sample(cpu_us=used, latency_ms={"p50": 10.0, "p99": 18.0})
+    assert (cpu(one), tail(one)) == (100.0, 1.8)
+    assert outside(one) == pytest.approx(0.2)
+    assert (cpu(sample()), outside(sample()), tail(sample(latency_ms={}))) == (None, None, None)
