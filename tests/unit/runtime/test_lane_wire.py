@@ -24,7 +24,7 @@ from pierhead.lanes import caller as lane_caller
 from pierhead.lanes import outbox as lane_outbox
 from pierhead.lanes import server as lane_server
 from pierhead.lanes.caller import OPEN, CallerLane
-from pierhead.lanes.connection import NEVER_SENT, Kind, Method
+from pierhead.lanes.connection import CHANNEL_OPTIONS, NEVER_SENT, Kind, Method
 from pierhead.lanes.outbox import QUEUE_BYTES
 from pierhead.lanes.protocol import MAX_PACKET_BYTES
 from pierhead.lanes.served import ServedCall
@@ -495,6 +495,27 @@ async def test_a_replica_without_lanes_is_called_by_plain_grpc_until_one_with_la
     await until(lambda: not channel.pool().has_callable, "its end is noticed")
     await cluster.start(Ours(), port=free_port)
     assert (await stub.Echo(echo(), timeout=10)).response == "by a lane"
+
+
+@pytest.mark.long
+async def test_a_server_that_allows_few_pings_keeps_the_connection_of_a_handle(free_port: int) -> None:
+    """As every gRPC server does by default; it ends connections with more."""
+    foreign = grpc.aio.server(options=[("grpc.http2.max_ping_strikes", 1)])
+    echo_pb2_grpc.add_EchoServicer_to_server(Foreign(), foreign)
+    foreign.add_insecure_port(f"127.0.0.1:{free_port}")
+    await foreign.start()
+    Clients.use(Settings(static={"ECHO_CHILD": (f"127.0.0.1:{free_port}",)}))
+    channel = HandleChannel("echo-child", metrics=RuntimeMetrics())
+    stub: Any = echo_pb2_grpc.EchoStub(channel)
+    assert (await stub.Echo(echo())).response == "foreign: hi"
+    lost = asyncio.ensure_future(channel.wait_for_state_change(grpc.ChannelConnectivity.READY))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}", options=CHANNEL_OPTIONS) as ours:
+        await ours.channel_ready()
+        await ours.wait_for_state_change(grpc.ChannelConnectivity.READY)  # two pings, then the server ends it
+    assert not lost.done()
+    lost.cancel()
+    assert (await stub.Echo(echo())).response == "foreign: hi"
+    await foreign.stop(0)
 
 
 async def test_models_and_published_numbers_are_sent_once_and_again_when_they_change(

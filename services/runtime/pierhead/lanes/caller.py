@@ -23,7 +23,7 @@ from pierhead.lane.v1.lane_pb2 import Frame, Hello, Packet, ParcelName
 from pierhead.lane.v1.lane_pb2_grpc import LaneStub
 from pierhead.lanes import calls
 from pierhead.lanes.calls import LaneCall
-from pierhead.lanes.connection import CHANNEL_OPTIONS, NEVER_SENT, GrpcConnection, Kind, Method
+from pierhead.lanes.connection import CHANNEL_OPTIONS, FOREIGN_CHANNEL_OPTIONS, NEVER_SENT, GrpcConnection, Kind, Method
 from pierhead.lanes.metadata import Pair, flatten, size_of, text_of, unflatten
 from pierhead.lanes.outbox import Outbox
 from pierhead.lanes.protocol import MAX_PACKET_BYTES, LaneBrokenError, parse_packet
@@ -132,12 +132,11 @@ class LaneConnection:
         shortest, longest = RECONNECT_S
         pause = shortest
         while True:
-            lane = CallerLane(self.beside)
+            lane, has_lanes = CallerLane(self.beside), True
             try:
                 reason = await self._live(lane)
             except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                    await self._live_without()
+                has_lanes = error.code() is not grpc.StatusCode.UNIMPLEMENTED
                 reason = error.details() or error.code().name
             except LaneBrokenError as error:
                 reason = f"broken: {error}"
@@ -148,6 +147,8 @@ class LaneConnection:
             finally:
                 self._set(None)
                 lane.lost(f"the lane to {self._address} was lost")
+            if not has_lanes:  # only now: the error above holds the call, and the call its connection
+                await self._live_without()
             if lane.was_open:
                 pause = shortest
             logger.debug("lane to %s: %s", self._address, reason)
@@ -188,8 +189,8 @@ class LaneConnection:
 
     async def _live_without(self) -> None:
         """Use plain gRPC until that connection breaks: the next process at the address may have lanes."""
-        plain = GrpcConnection(self._address, self._plain_changed.set)
-        self._plain = plain
+        await self._channel.close()  # it would go on to ping the server
+        plain = self._plain = GrpcConnection(self._address, self._plain_changed.set, FOREIGN_CHANNEL_OPTIONS)
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 while not plain.ready:
@@ -203,6 +204,7 @@ class LaneConnection:
             self._plain = None
             self._set_ready(False)
             await plain.close()
+            self._channel = grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS)
 
     async def _plain_change(self) -> None:
         self._plain_changed.clear()

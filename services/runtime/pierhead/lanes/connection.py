@@ -14,15 +14,7 @@ NEVER_SENT = "failed to connect to all addresses"
 """The start of the message of a call that was surely not begun: gRPC's core uses it for a call without a connection,
 and so does every other transport here."""
 
-CHANNEL_OPTIONS = (
-    # A peer that hangs or whose machine is gone answers no ping: its calls fail after five seconds at most.
-    # The ping's own timeout has to be set too: gRPC also sends pings for its flow control, waits a minute for their
-    # answer by default, and sends no keep-alive ping meanwhile.
-    ("grpc.keepalive_time_ms", 2_000),
-    ("grpc.keepalive_timeout_ms", 3_000),
-    ("grpc.http2.ping_timeout_ms", 3_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
+FOREIGN_CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 2_000),
@@ -32,6 +24,20 @@ CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.max_send_message_length", -1),
     ("grpc.enable_http_proxy", 0),
+)
+"""For servers that are not ours. No keep-alive pings: gRPC servers end connections, and the calls on them, for pings
+that come more often than every five minutes. The controller's probe notices a replica that hangs."""
+
+CHANNEL_OPTIONS = (
+    *FOREIGN_CHANNEL_OPTIONS,
+    # A peer that hangs or whose machine is gone answers no ping: its calls fail after five seconds at most.
+    # The ping's own timeout has to be set too: gRPC also sends pings for its flow control, waits a minute for their
+    # answer by default, and sends no keep-alive ping meanwhile.
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.ping_timeout_ms", 3_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
 )
 
 
@@ -83,10 +89,12 @@ class Connection(Protocol):
 class GrpcConnection:
     """One HTTP/2 connection, kept open for as long as the replica is known, and watched."""
 
-    def __init__(self, address: str, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, address: str, changed: Callable[[], None], options: tuple[tuple[str, int], ...] = CHANNEL_OPTIONS
+    ) -> None:
         self.ready = False
         self._changed = changed
-        self.channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self.channel = grpc.aio.insecure_channel(address, options=options)
         self._methods: dict[Method, Any] = {}
         self._watcher = asyncio.get_running_loop().create_task(self._watch(), name=f"connection {address}")
 
