@@ -16,6 +16,7 @@ from pierhead.llm_config import VARIABLE as LLM_VARIABLE
 from ..model.spec import GpuRequest, ProbeSpec
 from .problems import ServiceSource
 from .serve_block import ServeBlock
+from .shared_memory import SharedMemory
 
 ADMIN_PORT = 9100
 DISCOVERY_ADDRESS = "controller:8101"
@@ -44,6 +45,9 @@ RESERVED_ENVIRONMENT = frozenset(
         "PIERHEAD_USER_CONFIG",
         "PIERHEAD_GPU_MEMORY_BYTES",
         "PIERHEAD_GPU_FRACTION",
+        "PIERHEAD_SHARED_MEMORY_BYTES",
+        "PIERHEAD_SHARED_MEMORY_THRESHOLD",
+        "PIERHEAD_SHARED_MEMORY_DIR",
     }
 )
 """Variables that only the controller sets: the GPU variables in any replica with a GPU slot, the others in managed
@@ -54,7 +58,9 @@ _HASH_FORMAT = 1
 """Raise this when the meaning of `container` changes: every replica is then replaced."""
 
 
-def managed_environment(source: ServiceSource, block: ServeBlock, drain_s: float) -> dict[str, str]:
+def managed_environment(
+    source: ServiceSource, block: ServeBlock, drain_s: float, memory: SharedMemory
+) -> dict[str, str]:
     """The environment of every replica of a managed service; `create_body` adds its name, version and machine.
 
     Defaults are set as well: a replica's behaviour must not depend on the defaults of the runtime in its image.
@@ -76,6 +82,7 @@ def managed_environment(source: ServiceSource, block: ServeBlock, drain_s: float
         "PIERHEAD_LOG_LEVEL": block.logging.log_level,
         "PIERHEAD_LOG_ENCODING": block.logging.encoding,
         "PIERHEAD_ACCESS_LOG": json.dumps(block.logging.enable_access_log),
+        **memory.environment,
     }
     return environment | ({LLM_VARIABLE: block.llm.to_json()} if block.llm else {})
 

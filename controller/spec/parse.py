@@ -29,6 +29,7 @@ from .gpus import gpu_request
 from .llm_block import check_llm, llm_gpus
 from .problems import Problems, ServiceSource, at
 from .serve_block import AutoscaleBlock, ServeBlock, parse_block, parse_policy, user_config_text
+from .shared_memory import SharedMemory, check_memory_limit, shared_memory, stack_size, with_sockets
 from .translate import translate
 
 CONTROLLER_SERVICE = "controller"
@@ -56,6 +57,7 @@ def parse(project_name: str, config: object) -> Spec:
     sections = {section: problems.mapping(section, config.get(section)) for section in _SECTIONS}
     definitions = problems.mapping("services", config.get("services"))
     control_networks = _control_networks(definitions)
+    memory = stack_size(definitions, CONTROLLER_SERVICE, problems)
     blocks: dict[str, ServeBlock] = {}
     services: dict[str, ServiceSpec] = {}
     for name in sorted(definitions, key=str):
@@ -66,7 +68,7 @@ def parse(project_name: str, config: object) -> Spec:
         if _BLOCK not in definition:
             continue
         source = ServiceSource(project_name, str(name), definition, sections, control_networks)
-        block, service = _service(source, problems)
+        block, service = _service(source, memory, problems)
         if block is not None:
             blocks[source.name] = block
         if service is not None:
@@ -114,7 +116,9 @@ def _control_networks(definitions: Mapping[Any, Any]) -> frozenset[str] | None:
     return frozenset(str(name) for name in networks) if isinstance(networks, Mapping | list) else frozenset({"default"})
 
 
-def _service(source: ServiceSource, problems: Problems) -> tuple[ServeBlock | None, ServiceSpec | None]:
+def _service(
+    source: ServiceSource, stack_memory: str | None, problems: Problems
+) -> tuple[ServeBlock | None, ServiceSpec | None]:
     """Read one service. The block is None when it has a problem, the service when anything in it has one."""
     before = len(problems.lines)
     path = source.path
@@ -140,8 +144,10 @@ def _service(source: ServiceSource, problems: Problems) -> tuple[ServeBlock | No
     drain_s = _drain_s(at(path, _BLOCK), block, problems) if block else 0.0
     grace_s = _stop_grace_period_s(path, source.definition, block, drain_s, problems)
     image = _image(source, problems)
-    environment = managed_environment(source, block, drain_s) if block and block.is_managed else {}
-    container = translate(source, image, environment, grace_s, problems)
+    memory = shared_memory(at(path, _BLOCK), block, stack_memory, problems) if block else SharedMemory()
+    environment = managed_environment(source, block, drain_s, memory) if block and block.is_managed else {}
+    container = translate(with_sockets(source) if memory.size else source, image, environment, grace_s, problems)
+    check_memory_limit(at(path, _BLOCK), memory, container, problems)
     if block is None or probe is None or len(problems.lines) > before:
         return block, None
     return block, ServiceSpec(

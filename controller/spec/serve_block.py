@@ -30,6 +30,8 @@ _PROBE_PATH = re.compile(r"/[A-Za-z0-9/._~?=&-]*")
 _MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([kmgt])i?b?", re.IGNORECASE | re.ASCII)
 _MEMORY_UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 _LEAST_MEMORY, _MOST_MEMORY = 1024**2, 1024**4
+_LEAST_THRESHOLD = 4096
+"""One page: a smaller tensor would take as much."""
 _GRPC_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _URL = re.compile(r"https?://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9/._~-]*)?")
@@ -80,6 +82,26 @@ def memory_bytes(size: str) -> int:
 def _check_memory(size: object) -> str:
     if not isinstance(size, str) or not _LEAST_MEMORY <= memory_bytes(size) <= _MOST_MEMORY:
         raise _expected('a size from "1MiB" to "1TiB" such as "16GiB"')
+    return size
+
+
+def shared_memory_size(size: object) -> str | None:
+    """A size of shared memory as text; None where it is not one. 0 stands for no shared memory."""
+    if size in ("0", 0) and not isinstance(size, bool):
+        return "0"
+    is_size = isinstance(size, str) and _LEAST_MEMORY <= memory_bytes(size) <= _MOST_MEMORY
+    return str(size) if is_size else None
+
+
+def _check_shared_memory(size: object) -> str:
+    if (text := shared_memory_size(size)) is None:
+        raise _expected('a size from "1MiB" to "1TiB" such as "2GiB", or 0 (none)')
+    return text
+
+
+def _check_threshold(size: object) -> str:
+    if not isinstance(size, str) or not _LEAST_THRESHOLD <= memory_bytes(size) <= _MOST_MEMORY:
+        raise _expected('a size from "4KiB" to "1TiB" such as "100KiB"')
     return size
 
 
@@ -198,6 +220,10 @@ RouterPolicy = Annotated[
 ]
 PolicyKwargs = Annotated[dict[str, Any], BeforeValidator(_check_policy_kwargs)]
 GpuMemory = Annotated[str, BeforeValidator(_check_memory)]
+SharedMemorySize = Annotated[
+    str, BeforeValidator(_check_shared_memory), Field(json_schema_extra={"type": ["string", "integer"]})
+]
+Threshold = Annotated[str, BeforeValidator(_check_threshold)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -255,6 +281,13 @@ class LoggingBlock(_Block):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     encoding: Literal["json", "text"] = "json"
     enable_access_log: bool = True
+
+
+class SharedMemoryBlock(_Block):
+    """Memory by which large tensors travel between replicas of one machine."""
+
+    size: SharedMemorySize | None = None
+    threshold: Threshold = "100KiB"
 
 
 Replicas = Annotated[int, Field(ge=0), AfterValidator(_check_replicas)]
@@ -349,6 +382,7 @@ class ServeBlock(_Block):
     debug: bool = False
     logging: LoggingBlock = Field(default_factory=LoggingBlock)
     user_config: UserConfig = Field(default_factory=dict)
+    shared_memory: SharedMemoryBlock | None = None
     llm: LLMConfig | None = None
     managed: bool | None = None
     health: HealthBlock = Field(default_factory=HealthBlock)

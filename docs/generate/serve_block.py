@@ -25,6 +25,7 @@ HEADINGS = {
     "reference": ("Every service", "The block itself, and two keys of Compose around it."),
     "autoscaled": ("Autoscaling", "Keys of `autoscale`, in place of `replicas`."),
     "gpu-slots": ("GPUs", "Keys of `gpu`."),
+    "large-tensors": ("Large tensors", "Keys of `shared_memory`."),
     "language-model": ("Language models", "Keys of `llm`."),
 }
 OUTSIDE = 4

@@ -324,8 +324,74 @@ def test_the_environment_of_a_managed_replica() -> None:
         "PIERHEAD_REQUEST_TIMEOUT_S=2.5",
         "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD=false",
         "PIERHEAD_SERVICE=ranker",
+        "PIERHEAD_SHARED_MEMORY_BYTES=0",
         "PIERHEAD_VERSION=abcd1234",
     ]
+
+
+MEMORY_VOLUME = {"driver_opts": {"type": "tmpfs", "device": "tmpfs", "o": "mode=1777"}}
+
+
+def with_memory(of_the_stack: str, x_serve: Any, **definition: Any) -> dict[str, Any]:
+    """A project with the controller, whose service has the stack's size in its environment."""
+    controller = {"image": "c", "networks": {"default": None}, "environment": {"PIERHEAD_SHARED_MEMORY": of_the_stack}}
+    whole = config(ranker=service(x_serve, **definition), controller=controller)
+    return whole | {"volumes": {"shared-memory": MEMORY_VOLUME}}
+
+
+@pytest.mark.parametrize(
+    ("of_the_stack", "x_serve", "size", "threshold"),
+    [
+        ("", {"shared_memory": {"size": "2GiB"}}, 2 * 1024**3, 100 * 1024),
+        ("", {"shared_memory": {"threshold": "1m"}}, 1024**3, 1024**2),
+        ("512MiB", {}, 512 * 1024**2, 100 * 1024),
+        ("512MiB", {"shared_memory": {"size": "1g"}}, 1024**3, 100 * 1024),
+        ("512MiB", {"shared_memory": {"size": 0}}, 0, None),
+        ("512MiB", FOREIGN, None, None),
+        ("0", {}, 0, None),
+    ],
+)
+def test_shared_memory_is_three_variables_and_the_directory_of_sockets(
+    of_the_stack: str, x_serve: Any, size: int | None, threshold: int | None
+) -> None:
+    created = parse(PROJECT, with_memory(of_the_stack, x_serve)).services["ranker"].container
+    of_memory = "PIERHEAD_SHARED_MEMORY_"
+    variables = dict(line.removeprefix(of_memory).split("=") for line in created["Env"] if line.startswith(of_memory))
+    if not size:
+        assert variables == ({} if size is None else {"BYTES": "0"})
+        assert "Mounts" not in created["HostConfig"]
+        return
+    assert variables == {"BYTES": str(size), "THRESHOLD": str(threshold), "DIR": "/run/pierhead/memory"}
+    (mount,) = created["HostConfig"]["Mounts"]
+    assert (mount["Type"], mount["Source"], mount["Target"]) == ("volume", "shop_shared-memory", variables["DIR"])
+    assert mount["VolumeOptions"] == {
+        "NoCopy": True,
+        "Labels": {"com.docker.compose.project": "shop", "com.docker.compose.volume": "shared-memory"},
+        "DriverConfig": {"Name": "local", "Options": MEMORY_VOLUME["driver_opts"]},
+    }
+
+
+def test_shared_memory_must_fit_into_the_container() -> None:
+    told = (
+        "services.ranker.x-serve.shared_memory.size: expected less than the container's memory limit (1 GiB), found "
+        "1 GiB: the memory that a replica shares counts in its container's, and the kernel would kill it; raise "
+        "mem_limit (deploy.resources.limits.memory), or write a smaller size (0 = no shared memory)"
+    )
+    assert problems_of(with_memory("1g", {}, mem_limit="1g")) == [told]
+    assert problems_of(with_memory("", {"shared_memory": {}}, mem_limit="1g")) == [told]
+    assert not problems_of(with_memory("1023m", {}, mem_limit="1g"))
+
+
+def test_the_stacks_shared_memory_is_a_size_and_has_a_volume() -> None:
+    (problem,) = problems_of(with_memory("much", {}))
+    assert problem == (
+        'services.controller.environment.PIERHEAD_SHARED_MEMORY: expected a size from "1MiB" to "1TiB" such as "2GiB", '
+        'or 0 (it is set in .env), found "much"'
+    )
+    (problem,) = problems_of(with_memory("1g", {}) | {"volumes": {}})
+    assert problem == (
+        'services.ranker.volumes[0].source: expected a name of the top-level volumes section, found "shared-memory"'
+    )
 
 
 def test_labels_are_ours_and_those_of_a_compose_one_off() -> None:

@@ -303,6 +303,7 @@ A_ROUTER = (
 KWARGS = "expected the policy's keyword arguments by name, such as {match_rate_threshold: 0.2}"
 LONG_KWARGS = {"policy_kwargs": {"a": "x" * 5000}}
 SECONDS = "expected a number of seconds from"
+A_SIZE = 'expected a size from "1MiB" to "1TiB" such as "2GiB"'
 
 
 @pytest.mark.parametrize(
@@ -339,6 +340,11 @@ SECONDS = "expected a number of seconds from"
         ({"startup_timeout_s": 60}, "startup_timeout_s: unknown key; write startup.deadline_s"),
         ({"health_check_period_s": 10}, "health_check_period_s: unknown key; write health.period_s"),
         ({"workers": 4}, "workers: unknown key; write replicas: HAProxy spreads requests over as many ingress"),
+        # Sizes.
+        ({"shared_memory": "2GiB"}, 'shared_memory: expected a mapping, found "2GiB"'),
+        ({"shared_memory": {"size": "512"}}, f'shared_memory.size: {A_SIZE}, or 0 (none), found "512"'),
+        ({"shared_memory": {"size": False}}, f"shared_memory.size: {A_SIZE}, or 0 (none), found false"),
+        ({"shared_memory": {"threshold": "1k"}}, 'shared_memory.threshold: expected a size from "4KiB" to "1TiB" such'),
         # Policies of callers.
         ({"router": {"policy": "pow2"}}, f"router.policy: {A_ROUTER}"),
         ({"router": {"policy_kwargs": {"a-b": 1}}}, f"router.policy_kwargs: {KWARGS}, found a mapping"),
@@ -411,6 +417,7 @@ FOREIGN_THREAD = {**AN_IMAGE, "protocol": "grpc", "run_user_code_in_separate_thr
         ({**AN_IMAGE, "debug": True}, f"debug: {UNMANAGED}"),
         ({**AN_IMAGE, "logging": {"log_level": "info"}}, f"logging: {UNMANAGED}: its own program decides what it logs"),
         ({**AN_IMAGE, "health": {**AN_IMAGE["health"], "progress_timeout_s": 5}}, "health.progress_timeout_s: has no"),
+        ({**AN_IMAGE, "shared_memory": {}}, "shared_memory: needs an image that is built on Pierhead's runtime"),
         ({"protocol": "grpc", "route": "/a"}, "route: a route takes HTTP requests and this service has protocol"),
         ({"route": "/a", "grpc_services": ["a.B"]}, 'grpc_services: gRPC needs protocol "grpc" and this service has'),
         ({"strip_prefix": True}, "strip_prefix: strips the route from the path, and this service has no route"),

@@ -21,6 +21,7 @@ from controller.spec.serve_block import (
     MetricsBlock,
     PrometheusBlock,
     ServeBlock,
+    SharedMemoryBlock,
     StartupBlock,
 )
 from controller.spec.yaml import load_written
@@ -44,6 +45,7 @@ LLM = LLMConfig(model_loading=ModelLoading(model_id="qwen2.5-7b"), lora=Lora(dyn
         ("reference", None, ServeBlock()),
         ("autoscaled", "autoscale", AutoscaleBlock()),
         ("gpu-slots", "gpu", GpuBlock(memory="16GiB")),
+        ("large-tensors", "shared_memory", SharedMemoryBlock()),
         ("language-model", "llm", LLM),
     ],
 )
@@ -60,6 +62,7 @@ def test_the_reference_means_the_same_as_an_empty_block(written: dict[str, Any])
     written["services"]["reference"] |= {"x-serve": {}}
     written["services"]["autoscaled"]["x-serve"] |= {"autoscale": {}}
     written["services"]["gpu-slots"]["x-serve"] |= {"gpu": {"memory": "16GiB"}}
+    written["services"]["large-tensors"]["x-serve"] |= {"shared_memory": {}}
     written["services"]["language-model"]["x-serve"]["llm"] = {
         "model_loading": {"model_id": "qwen2.5-7b"},
         "lora": {"dynamic_lora_loading_path": "/adapters"},
