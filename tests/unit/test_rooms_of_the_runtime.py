@@ -22,7 +22,14 @@ FLOORS = (
 )
 """From the top: a room imports itself, rooms of lower floors and the root's ground floor."""
 
-FOR_USERS = {"pierhead", "pierhead.handle", "pierhead.local", "pierhead.llm_app", "pierhead.llm_config"}
+FOR_USERS = {
+    "pierhead",
+    "pierhead.handle",
+    "pierhead.local",
+    "pierhead.llm_app",
+    "pierhead.llm_config",
+    "pierhead.triton",
+}
 """The root's top floor: it imports every room, and no room imports it."""
 
 FOR_EVERY_ROOM = {

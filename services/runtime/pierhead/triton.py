@@ -1,0 +1,295 @@
+"""`triton.client()`: calls to NVIDIA's Triton Inference Server through a handle, with NumPy arrays.
+
+    from pierhead import triton
+
+    models = triton.client("triton")
+    reply = await models.infer("add", {"a": a, "b": b})     # {"sum": array}
+    async for part in models.stream("repeat", {"values": values}):
+        ...
+
+Needs the extra `triton` (`pip install pierhead[triton]`): the messages, the stub and the dtypes are tritonclient's. The
+channel is a handle's, so the choice of the replica, retries before work, deadlines, cancellation and metrics are those
+of every handle.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import grpc
+import numpy as np
+from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
+from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
+
+from pierhead.calls.clients import Clients
+from pierhead.errors import (
+    Backpressure,
+    BadRequest,
+    DeadlineExceeded,
+    NotFound,
+    PierheadError,
+    RemoteError,
+    ReplicaDied,
+    UserCodeError,
+)
+from pierhead.handle import handle
+from pierhead.request import SESSION_KEY, current_request
+
+_WRONG_INPUT = re.compile(r"inference input '|unexpected shape for|byte size mismatch|expected .* inputs but got")
+"""Triton's words for a request that does not fit the model."""
+
+TRANSPORT = "lane"
+"""Triton has no lanes. A handle of this kind learns so, and then sends no pings, over which Triton ends connections."""
+
+Parameters = Mapping[str, bool | int | float | str]
+Arrays = dict[str, Any]
+"""NumPy arrays by the names of tensors."""
+
+
+def client(
+    service: str, *, timeout_s: float | None = None, max_queued_requests: int | None = None, policy: str | None = None
+) -> Client:
+    """A client of a service whose replicas are Triton servers. The options are those of `pierhead.handle`."""
+    return Client(service, timeout_s=timeout_s, max_queued_requests=max_queued_requests, policy=policy)
+
+
+class Client:
+    """Inference, and control of models. May be created at import; nothing is opened before the first call.
+
+    Errors are PierheadErrors with Triton's own words:
+      BadRequest        (INVALID_ARGUMENT, 400)   a tensor's name, dtype or shape is not the model's
+      NotFound          (NOT_FOUND, 404)          the model, or its version, is unknown or not loaded
+      Backpressure      (RESOURCE_EXHAUSTED, 503) the model's queue is full
+      DeadlineExceeded  (DEADLINE_EXCEEDED, 504)  no reply in time, here or in the model's queue
+      ReplicaDied       (UNAVAILABLE, 502)        the server ended during the call; it is not repeated
+      RemoteError       (as Triton set it)        the model raised an exception, or does not load (INTERNAL, 500)
+    and those of every handle: NoReplica, ScaledToZero, Backpressure.
+    """
+
+    def __init__(self, service: str, **options: Any) -> None:
+        self.service = service
+        stub: Any = service_pb2_grpc.GRPCInferenceServiceStub
+        self._stub = handle(stub, service, transport=TRANSPORT, **options)
+        self._one = handle(stub, service, transport=TRANSPORT, policy=f"{__name__}:OneReplica", eject_outliers=False)
+        """For calls that name their replica."""
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        outputs: Sequence[str] = (),
+        version: str = "",
+        parameters: Parameters | None = None,
+        timeout: float | None = None,
+    ) -> Arrays:
+        """The model's outputs for one request.
+
+        - inputs: arrays by name, with the batch dimension where the model has one. Strings and bytes are BYTES;
+          `ml_dtypes.bfloat16` is BF16.
+        - outputs: names of those wanted; none = all of them. BYTES are arrays of `bytes`. The arrays are read-only.
+        - version: the model's version; "" = the one that its policy selects.
+        - parameters: the request's own (`priority`, `timeout` in microseconds, `sequence_id`, or the model's).
+        - timeout: seconds; None = the handle's.
+        """
+        request = infer_request(model, inputs, outputs, version, parameters)
+        return _arrays(await _said(self._stub.ModelInfer(request, timeout=timeout)))
+
+    async def stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Any],
+        *,
+        outputs: Sequence[str] = (),
+        version: str = "",
+        parameters: Parameters | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[Arrays, None]:
+        """The responses of a decoupled model to one request, as they come. Arguments as for `infer`.
+
+        Each call is a stream of its own. Closing the generator cancels the request at the server:
+        `async with contextlib.aclosing(models.stream(...)) as parts:`.
+        """
+        request = infer_request(model, inputs, outputs, version, parameters)
+        call = self._stub.ModelStreamInfer(timeout=timeout)
+        try:
+            await call.write(request)
+            await call.done_writing()
+            async for response in call:
+                if response.error_message:
+                    raise _error_of(response.error_message)
+                yield _arrays(response.infer_response)
+        except PierheadError as error:
+            _translate(error)
+        finally:
+            call.cancel()
+
+    # ---- what a replica says of itself and its models; any replica is asked
+
+    async def ready(self, model: str = "", version: str = "", *, timeout: float | None = None) -> bool:
+        """Whether the server, or one model, can infer."""
+        if not model:
+            return bool((await _said(self._stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=timeout))).ready)
+        request = service_pb2.ModelReadyRequest(name=model, version=version)
+        return bool((await _said(self._stub.ModelReady(request, timeout=timeout))).ready)
+
+    async def metadata(self, model: str, version: str = "", *, timeout: float | None = None) -> Any:
+        """The model's versions, inputs and outputs: a `ModelMetadataResponse`."""
+        request = service_pb2.ModelMetadataRequest(name=model, version=version)
+        return await _said(self._stub.ModelMetadata(request, timeout=timeout))
+
+    async def config(self, model: str, version: str = "", *, timeout: float | None = None) -> Any:
+        """The model's configuration: a `ModelConfig`."""
+        request = service_pb2.ModelConfigRequest(name=model, version=version)
+        return (await _said(self._stub.ModelConfig(request, timeout=timeout))).config
+
+    # ---- every replica
+
+    async def index(self, *, ready: bool = False, timeout: float | None = None) -> dict[str, Any]:
+        """The models of the repository by replica: lists of `RepositoryIndexResponse.ModelIndex` with name, version,
+        state and reason. `ready`: only those that can infer.
+        """
+        request = service_pb2.RepositoryIndexRequest(ready=ready)
+        replies = await self._everywhere(self._one.RepositoryIndex, request, timeout)
+        return {replica: list(reply.models) for replica, reply in replies.items()}
+
+    async def statistics(self, model: str = "", version: str = "", *, timeout: float | None = None) -> dict[str, Any]:
+        """What the models have done, by replica: lists of `ModelStatistics`. Of all models, or of one."""
+        request = service_pb2.ModelStatisticsRequest(name=model, version=version)
+        try:
+            replies = await self._everywhere(self._one.ModelStatistics, request, timeout)
+        except BadRequest as error:  # Triton's status for a model that is not there
+            raise NotFound(error.message) from error
+        return {replica: list(reply.model_stats) for replica, reply in replies.items()}
+
+    async def load(self, model: str, *, config: Mapping[str, Any] | None = None, timeout: float | None = None) -> None:
+        """Load a model, or load it anew, at every replica that can be called now. Replicas that start later load what
+        their own command says. `config`: takes the place of the model's config.pbtxt.
+
+        The server must run with `--model-control-mode=explicit`. Raises NotFound for a model that the repository does
+        not hold, RemoteError for one that does not load.
+        """
+        request = service_pb2.RepositoryModelLoadRequest(model_name=model)
+        if config is not None:
+            request.parameters["config"].string_param = json.dumps(dict(config))
+        try:
+            await self._everywhere(self._one.RepositoryModelLoad, request, timeout)
+        except (BadRequest, RemoteError) as error:
+            if "failed to poll from model repository" in error.message:
+                raise NotFound(error.message) from error
+            if "load failed" in error.message:  # Triton calls it the request's fault
+                raise RemoteError(error.message, grpc.StatusCode.INTERNAL) from error
+            raise
+
+    async def unload(self, model: str, *, timeout: float | None = None) -> None:
+        """Unload a model at every replica that can be called now. Requests that it has begun end first."""
+        request = service_pb2.RepositoryModelUnloadRequest(model_name=model)
+        await self._everywhere(self._one.RepositoryModelUnload, request, timeout)
+
+    async def _everywhere(self, method: Any, request: Any, timeout: float | None) -> dict[str, Any]:
+        """Call each replica in turn; the replies by its name. The first error ends it."""
+        await self.ready(timeout=timeout)  # waits for a replica
+        known = Clients.current().pool(self.service, TRANSPORT).replicas()
+        names = sorted(replica.name for replica in known if replica.callable)
+        return {name: await _said(method(request, timeout=timeout, metadata=((SESSION_KEY, name),))) for name in names}
+
+
+class OneReplica:
+    """A policy: the replica that the call's session id names."""
+
+    def __init__(self, _: Any) -> None:
+        """Needs no randomness."""
+
+    def choose(self, candidates: Sequence[Any], call: Any) -> Any:
+        """Raises LookupError where the replica went away, or is full."""
+        for candidate in candidates:
+            if candidate.name == call.session_id:
+                return candidate
+        raise LookupError(f"replica {call.session_id} can take no call now")
+
+
+def infer_request(
+    model: str,
+    inputs: Mapping[str, Any],
+    outputs: Sequence[str] = (),
+    version: str = "",
+    parameters: Parameters | None = None,
+) -> Any:
+    """The `ModelInferRequest` of arrays. Raises BadRequest that names the input or the parameter."""
+    request = service_pb2.ModelInferRequest(model_name=model, model_version=version)
+    context = current_request()
+    if context is not None:
+        request.id = context.request_id
+    for name, value in inputs.items():
+        array = np.asarray(value)
+        if array.dtype.kind == "U":
+            array = array.astype(object)
+        datatype = np_to_triton_dtype(array.dtype)
+        if datatype is None:
+            raise BadRequest(f"input {name} of model {model}: Triton has no dtype for {array.dtype}")
+        request.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        request.raw_input_contents.append(_packed(array) if datatype == "BYTES" else array.tobytes())
+    for name in outputs:
+        request.outputs.add(name=name)
+    for name, found in (parameters or {}).items():
+        _set_parameter(request.parameters[name], name, found)
+    return request
+
+
+def _packed(array: Any) -> bytes:
+    return bytes(serialize_byte_tensor(array).item()) if array.size else b""
+
+
+def _set_parameter(parameter: Any, name: str, value: object) -> None:
+    match value:
+        case bool():
+            parameter.bool_param = value
+        case int() if name == "priority":
+            parameter.uint64_param = value
+        case int():
+            parameter.int64_param = value
+        case float():
+            parameter.double_param = value
+        case str():
+            parameter.string_param = value
+        case _:
+            raise BadRequest(f"parameter {name}: expected a bool, int, float or str, found a {type(value).__name__}")
+
+
+def _arrays(response: Any) -> Arrays:
+    result = InferResult(response)
+    return {output.name: result.as_numpy(output.name) for output in response.outputs}
+
+
+async def _said(call: Awaitable[Any]) -> Any:
+    try:
+        return await call
+    except PierheadError as error:
+        _translate(error)
+
+
+def _error_of(words: str) -> PierheadError:
+    """The error of a stream, which comes as a text. Triton 2.51 can be asked for a status (`triton_grpc_error`), and then
+    crashes now and then.
+    """
+    if "unknown model" in words:
+        return NotFound(words)
+    return BadRequest(words) if _WRONG_INPUT.search(words) else RemoteError(words, grpc.StatusCode.INTERNAL)
+
+
+def _translate(error: PierheadError) -> NoReturn:
+    """Raise what a call's error means where Triton says it. Its own UNAVAILABLE looks like a lost connection's."""
+    cause = error.__cause__
+    words = str(cause.details() or "") if isinstance(cause, grpc.aio.AioRpcError) else ""
+    if isinstance(error, ReplicaDied):
+        if "maximum queue size" in words:
+            raise Backpressure(words) from cause
+        if "timeout expired" in words:
+            raise DeadlineExceeded(words) from cause
+        raise ReplicaDied(f"{error.message} ({words})") from cause
+    if isinstance(error, UserCodeError) and isinstance(cause, LookupError):
+        raise Backpressure(str(cause)) from error
+    raise error

@@ -1,0 +1,159 @@
+"""A Triton server in memory with the models of tests/contract/triton_models; statuses and words are Triton 2.51's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import numpy as np
+from pierhead.triton import infer_request
+from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
+
+S = grpc.StatusCode
+INPUTS = {
+    "add": {"a": "FP32", "b": "FP32"},
+    "repeat": {"values": "INT32", "delay_ms": "INT32"},
+    "same": {"text": "BYTES", "half": "FP16"},
+}
+
+
+class TextError(Exception):
+    pass
+
+
+class Texts:
+    """In a stream, errors come as a text."""
+
+    async def abort(self, _: grpc.StatusCode, words: str) -> None:
+        raise TextError(words)
+
+
+class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    def __init__(self) -> None:
+        self.loaded = set(INPUTS)
+        self.cancelled = 0
+        self.ids: list[str] = []
+
+    async def _inputs(self, request: Any, context: Any) -> dict[str, Any]:
+        model = request.model_name
+        if model not in self.loaded:
+            known = "has no available versions" if model in {*INPUTS, "broken"} else "is not found"
+            await context.abort(S.NOT_FOUND, f"Request for unknown model: '{model}' {known}")
+        if request.model_version not in ("", "1"):
+            await context.abort(
+                S.NOT_FOUND, f"Request for unknown model: '{model}' version {request.model_version} is not found"
+            )
+        self.ids.append(request.id)
+        for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+            expected = INPUTS[model].get(tensor.name)
+            if expected is None:
+                await context.abort(
+                    S.INVALID_ARGUMENT, f"unexpected inference input '{tensor.name}' for model '{model}'"
+                )
+            if tensor.datatype != expected:
+                words = f"inference input '{tensor.name}' data-type is '{tensor.datatype}', but model '{model}' expects"
+                await context.abort(S.INVALID_ARGUMENT, f"{words} '{expected}'")
+            if len(tensor.shape) != 1:
+                words = f"unexpected shape for input '{tensor.name}' for model '{model}'. Expected [-1]"
+                await context.abort(S.INVALID_ARGUMENT, f"{words}, got {list(tensor.shape)}")
+            assert raw is not None
+        read = service_pb2.ModelInferResponse(raw_output_contents=request.raw_input_contents)
+        for tensor in request.inputs:
+            read.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        return {tensor.name: InferResult(read).as_numpy(tensor.name) for tensor in request.inputs}
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:
+        arrays = await self._inputs(request, context)
+        if request.model_name == "repeat":
+            words = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+            await context.abort(S.UNIMPLEMENTED, words)
+        if request.model_name == "same":
+            return reply({f"{name}_out": array for name, array in arrays.items()}, request.outputs)
+        if arrays["a"][0] < 0:
+            words = (
+                "Failed to process the request(s) for model 'add_0_0', message: ValueError: a: expected a number >= 0"
+            )
+            await context.abort(S.INTERNAL, words)
+        return reply({"sum": arrays["a"] + arrays["b"]}, request.outputs)
+
+    async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        async for request in requests:
+            try:
+                arrays = await self._inputs(request, Texts())
+            except TextError as error:
+                yield service_pb2.ModelStreamInferResponse(error_message=str(error))
+                return
+            try:
+                for value in arrays["values"]:
+                    if value == -1:
+                        yield service_pb2.ModelStreamInferResponse(error_message="-1 was asked for")
+                        continue
+                    sent = reply({"value": np.array([value], np.int32)}, ())
+                    yield service_pb2.ModelStreamInferResponse(infer_response=sent)
+                    await asyncio.sleep(arrays["delay_ms"][0] / 1000)
+            except (asyncio.CancelledError, GeneratorExit):
+                self.cancelled += 1
+                raise
+
+    async def ServerReady(self, request: Any, context: Any) -> Any:
+        return service_pb2.ServerReadyResponse(ready=True)
+
+    async def ModelReady(self, request: Any, context: Any) -> Any:
+        return service_pb2.ModelReadyResponse(ready=request.name in self.loaded)
+
+    async def ModelMetadata(self, request: Any, context: Any) -> Any:
+        if request.name not in self.loaded:
+            await context.abort(S.NOT_FOUND, f"Request for unknown model: '{request.name}' is not found")
+        reply = service_pb2.ModelMetadataResponse(name=request.name, versions=["1"], platform="python")
+        for name, datatype in INPUTS[request.name].items():
+            reply.inputs.add(name=name, datatype=datatype, shape=[-1])
+        return reply
+
+    async def ModelConfig(self, request: Any, context: Any) -> Any:
+        reply = service_pb2.ModelConfigResponse()
+        reply.config.name, reply.config.backend = request.name, "python"
+        return reply
+
+    async def ModelStatistics(self, request: Any, context: Any) -> Any:
+        if request.name and request.name not in self.loaded:
+            await context.abort(S.INVALID_ARGUMENT, f"requested model '{request.name}' is not available")
+        reply = service_pb2.ModelStatisticsResponse()
+        for name in sorted(self.loaded):
+            if request.name in ("", name):
+                reply.model_stats.add(name=name, version="1", inference_count=len(self.ids))
+        return reply
+
+    async def RepositoryIndex(self, request: Any, context: Any) -> Any:
+        reply = service_pb2.RepositoryIndexResponse()
+        for name in sorted({*INPUTS, "broken"}):
+            if name in self.loaded:
+                reply.models.add(name=name, version="1", state="READY")
+            elif not request.ready:
+                reply.models.add(name=name, version="1", state="UNAVAILABLE", reason="unloaded")
+        return reply
+
+    async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
+        name = request.model_name
+        if name == "broken":
+            words = "version 1 is at UNAVAILABLE state: Internal: RuntimeError: no weights"
+            await context.abort(S.INVALID_ARGUMENT, f"load failed for model '{name}': {words}")
+        if name not in INPUTS:
+            await context.abort(S.INTERNAL, f"failed to load '{name}', failed to poll from model repository")
+        self.loaded.add(name)
+        return service_pb2.RepositoryModelLoadResponse()
+
+    async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
+        self.loaded.discard(request.model_name)
+        return service_pb2.RepositoryModelUnloadResponse()
+
+
+def reply(arrays: dict[str, Any], wanted: Any) -> Any:
+    """Packed as requests are."""
+    names = [output.name for output in wanted] or list(arrays)
+    packed = infer_request("", {name: arrays[name] for name in names})
+    answer = service_pb2.ModelInferResponse(raw_output_contents=packed.raw_input_contents)
+    for tensor in packed.inputs:
+        answer.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+    return answer
