@@ -272,8 +272,8 @@ async def _said(call: Awaitable[Any]) -> Any:
 
 
 def _error_of(words: str) -> PierheadError:
-    """The error of a stream, which comes as a text. Triton 2.51 can be asked for a status (`triton_grpc_error`), and then
-    crashes now and then.
+    """The error of a stream, which comes as a text: Triton 2.51 crashes now and then when it is asked for a status
+    (`triton_grpc_error`).
     """
     if "unknown model" in words:
         return NotFound(words)
