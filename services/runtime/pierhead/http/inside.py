@@ -5,7 +5,6 @@ interface alone, which does the same, more slowly.
 
     Runner, _Server          the gate stands around the whole application, its routing included
     ClientConnection         limits requests per turn during refusals (`intake.py`), writes short answers fast
-    Routes                   caches the handlers of paths without variables
     ShortResponses           writes short, whole responses at once
     DirectWriter             writes pieces of a stream without waiting
     EventResponse            sends its head with its first event
@@ -19,14 +18,13 @@ from email.utils import formatdate
 from functools import cache, partial
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import aiohttp
 from aiohttp import hdrs, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import SERVER_SOFTWARE, HttpVersion11
 from aiohttp.http_writer import StreamWriter, _serialize_headers
-from aiohttp.web_urldispatcher import DynamicResource, PlainResource, StaticResource, UrlDispatcher, UrlMappingMatchInfo
 
 from pierhead.edge.edge import Edge
 from pierhead.http.answers import plain_answer
@@ -45,8 +43,6 @@ def is_untouched() -> bool:
     """Whether the functions that this module bypasses are aiohttp's own: tracers replace them."""
     return _are_aiohttps_own(
         (
-            web.Application._handle,
-            UrlDispatcher.resolve,
             web.RequestHandler.finish_response,
             web.StreamResponse.prepare,
             web.StreamResponse.write_eof,
@@ -86,12 +82,10 @@ class InnerGate(Gate):
         self.intake = Intake()
         self.short: ShortResponses | None = None
         """None if the application has a signal for each response before its head is written."""
-        self.routes: Routes | None = None
 
     def enter_by(self, application: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]) -> None:
         """Set the handler of the application, which has been started."""
         self._application = application
-        self.routes = Routes(self._app)
         if not _sees_responses(self._app):
             self.short = ShortResponses()
 
@@ -99,17 +93,7 @@ class InnerGate(Gate):
         """Answer one request."""
         request = cast("Request", base)  # created by our server's factory
         request.gate = self
-        return await self.handle(request, self._inside)
-
-    async def _inside(self, request: web.Request) -> web.StreamResponse:
-        routes = self.routes
-        assert routes is not None, "a request came before the application was started"  # noqa: S101
-        handler = routes.find(request)
-        if handler is not None:
-            return await handler(request)
-        response = await self._application(request)
-        routes.remember(request)
-        return response
+        return await self.handle(request, self._application)
 
     def route(self, request: web.Request) -> web.AbstractRoute | None:
         """See Gate. `request.match_info` raises where there is none."""
@@ -235,63 +219,6 @@ class ClientConnection(web.RequestHandler):
         if status >= 500:
             return super().handle_error(request, status, exc, message)
         return self._gate.malformed(message or str(exc))
-
-
-# ---- remembered routes
-
-_BY_PATH_ALONE = (PlainResource, DynamicResource, StaticResource)
-
-
-class _KnownRoute(NamedTuple):
-    """The cached route of a path without variables."""
-
-    route: web.AbstractRoute
-    handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Routes:
-    """Caches the routes of a started application for paths without variables.
-
-    aiohttp walks its resources for each request. For a path without variables, the result depends only on method and
-    path, and is always the same.
-    """
-
-    def __init__(self, app: web.Application) -> None:
-        self._app = app
-        self.known: dict[tuple[str, str], _KnownRoute] = {}
-        self._may_remember = _goes_by_path_alone(app)
-
-    def find(self, request: web.Request) -> Callable[[web.Request], Awaitable[web.StreamResponse]] | None:
-        """The cached handler of a request, whose match is then set; None: `Application._handle` has to resolve it."""
-        known = self.known.get((request.method, request.rel_url.raw_path))
-        if known is None or hdrs.EXPECT in request.headers:
-            return None
-        match = UrlMappingMatchInfo({}, known.route)
-        match.add_app(self._app)
-        match.freeze()
-        request._match_info = match
-        return known.handler
-
-    def remember(self, request: web.Request) -> None:
-        """Cache the route that `Application._handle` has found. Bounded by the declared paths times the methods."""
-        match = request._match_info
-        if not self._may_remember or match is None or match.http_exception is not None:
-            return
-        resource, path = match.route.resource, request.rel_url.raw_path
-        if type(resource) is PlainResource and path == resource.canonical and request.method in hdrs.METH_ALL:
-            self.known[request.method, path] = _KnownRoute(match.route, match.handler)
-
-
-def _goes_by_path_alone(app: web.Application) -> bool:
-    """Whether method and path alone decide the route, with no middleware between the router and the handler."""
-    router: Any = app.router
-    return (
-        type(app)._handle is web.Application._handle
-        and type(router) is UrlDispatcher
-        and not app._run_middlewares
-        and not app._subapps
-        and all(type(resource) in _BY_PATH_ALONE for resource in router.resources())
-    )
 
 
 # ---- short responses
