@@ -19,6 +19,7 @@ FLOORS = (
     {"http", "lanes"},
     {"edge"},
     {"batching", "multiplex", "policies"},
+    {"memory"},
 )
 """From the top: a room imports itself, rooms of lower floors and the root's ground floor."""
 
@@ -28,6 +29,7 @@ FOR_USERS = {
     "pierhead.local",
     "pierhead.llm_app",
     "pierhead.llm_config",
+    "pierhead.tensors",
     "pierhead.triton",
 }
 """The root's top floor: it imports every room, and no room imports it."""
@@ -42,7 +44,6 @@ FOR_EVERY_ROOM = {
     "pierhead.request",
     "pierhead.routing_stats",
     "pierhead.settings",
-    "pierhead.tensors",
     "pierhead.trailers",
 }
 """The root's ground floor: its modules import only each other."""

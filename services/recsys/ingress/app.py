@@ -44,11 +44,11 @@ class RecsysIngress:
 
     async def _scores(self, dense: npt.NDArray[np.float32], sparse: npt.NDArray[np.int64]) -> web.Response:
         message = RankRequest(
-            dense=tensors.to_proto(tensors.FLOAT32, dense.shape, dense.astype("<f4", copy=False).tobytes()),
-            sparse=tensors.to_proto(tensors.INT64, sparse.shape, sparse.astype("<i8", copy=False).tobytes()),
+            dense=tensors.from_numpy(dense),
+            sparse=tensors.from_numpy(sparse),
         )
         reply = await self._ranker.Rank(message)
-        scores = np.frombuffer(reply.scores.data, dtype="<f4")
+        scores = tensors.to_numpy(reply.scores, field="scores")
         return web.Response(body=json.dumps({"scores": scores.tolist()}).encode(), content_type="application/json")
 
 

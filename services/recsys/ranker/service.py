@@ -35,8 +35,8 @@ def read_request(request: RankRequest) -> Rows:
         raise BadRequest(f"dense: expected 1 to {MAX_ROWS} rows, found {dense_shape[0]}")
     if sparse_shape[0] != dense_shape[0]:
         raise BadRequest(f"sparse: expected as many rows as dense, {dense_shape[0]}, found {sparse_shape[0]}")
-    dense = np.frombuffer(request.dense.data, dtype="<f4").reshape(dense_shape)
-    sparse = np.frombuffer(request.sparse.data, dtype="<i8").reshape(sparse_shape)
+    dense = tensors.to_numpy(request.dense)
+    sparse = tensors.to_numpy(request.sparse)
     finite = np.isfinite(dense)
     if not finite.all():
         row, column = _first(~finite)
@@ -82,7 +82,7 @@ class Ranker(RankerServicer):
         rows = read_request(request)
         scores = await self._score(rows)
         _check_scores(scores, rows.dense)
-        return RankReply(scores=tensors.to_proto(tensors.FLOAT32, scores.shape, scores.tobytes()))
+        return RankReply(scores=tensors.from_numpy(scores))
 
     @batch(
         max_batch_size=MAX_BATCH_REQUESTS,

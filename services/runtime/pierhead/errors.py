@@ -14,6 +14,7 @@
     |   |-- Draining       UNAVAILABLE          503   draining            Retry-After
     |   `-- ReplicaDied    UNAVAILABLE          502   replica_died
     |-- Broken             INTERNAL             500   broken
+    |-- ContentGone        INTERNAL             500   content_gone
     |-- UserCodeError      INTERNAL             500   internal
     |-- RemoteError        as the callee set    by status  remote
     `-- SettingsError      FAILED_PRECONDITION  500   settings
@@ -167,6 +168,12 @@ class Broken(PierheadError):
     """
 
     kind = "broken"
+
+
+class ContentGone(PierheadError):
+    """The content of a tensor in shared memory cannot be read, or sent: it was released, or never passed."""
+
+    kind = "content_gone"
 
 
 class UserCodeError(PierheadError):

@@ -157,6 +157,26 @@ class RuntimeMetrics(Collector):
             ("target",),
             SECONDS,
         )
+        self.shared_memory_tensors = Counter(
+            "pierhead_shared_memory_tensors_total",
+            "Tensors by the way of their content: shared; copied once more; as bytes, as the memory is full, or the "
+            "other side elsewhere.",
+            ("way",),
+        )
+        self.shared_memory_sent = Counter(
+            "pierhead_shared_memory_sent_bytes_total", "Bytes of content that went by shared memory."
+        )
+        self.shared_memory_copied = Counter(
+            "pierhead_shared_memory_copied_bytes_total", "Bytes written into shared memory."
+        )
+        self.shared_memory_bytes = ReadGauge(
+            "pierhead_shared_memory_bytes", "Shared memory that this process has made, by the kernel's count."
+        )
+        self.shared_memory_limit = ReadGauge(
+            "pierhead_shared_memory_limit_bytes", "Most shared memory that this process makes; 0 = none."
+        )
+        self.shared_memory_regions = ReadGauge("pierhead_shared_memory_regions", "Regions of it.")
+        self.shared_memory_peers = ReadGauge("pierhead_shared_memory_peers", "Links to processes that share it.")
         self.batch_size = Histogram("pierhead_batch_size", "Requests per batch.", ("batch",), SIZES)
         self.batch_rows = Histogram("pierhead_batch_rows", "Rows per batch.", ("batch",), ROWS)
         self.batch_wait = Histogram(

@@ -60,6 +60,9 @@ class Settings:
     | PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD | true: servicer methods run on an event loop in a thread of their own |
     | PIERHEAD_DEBUG | true: clients see the tracebacks of user code |
     | PIERHEAD_TRANSPORT | transport of handles: lane (default) or grpc |
+    | PIERHEAD_SHARED_MEMORY_BYTES | most shared memory that this process makes for tensors; default 0 = none |
+    | PIERHEAD_SHARED_MEMORY_THRESHOLD | bytes from which a tensor's content goes there, default 102400 |
+    | PIERHEAD_SHARED_MEMORY_DIR | directory of Unix sockets that the processes which share memory have in common |
     | PIERHEAD_USER_CONFIG | JSON object for `reconfigure(user_config)` before the replica is ready, default {} |
     | PIERHEAD_NODE | name of the machine that this replica runs on; for policies that prefer near ones |
     | PIERHEAD_LOG_LEVEL | debug, info (default), warning or error; the line per request is of level info |
@@ -96,6 +99,10 @@ class Settings:
     """The transport of handles that name none: "lane" or "grpc"."""
     node: str = ""
     """Empty = unknown."""
+    shared_memory_bytes: int = 0
+    """0 = no shared memory."""
+    shared_memory_threshold: int = 100 * 1024
+    shared_memory_dir: str = ""
     user_config: str = NO_USER_CONFIG
     """JSON: the argument of `reconfigure` at the start."""
     access_log: bool = True
@@ -134,6 +141,9 @@ class Settings:
             run_user_code_in_separate_thread=env.flag("PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD", False),
             transport=env.choice("PIERHEAD_TRANSPORT", "lane", ("lane", "grpc")),
             node=env.text("PIERHEAD_NODE"),
+            shared_memory_bytes=env.integer("PIERHEAD_SHARED_MEMORY_BYTES", 0, 0),
+            shared_memory_threshold=env.integer("PIERHEAD_SHARED_MEMORY_THRESHOLD", 100 * 1024, 1),
+            shared_memory_dir=env.text("PIERHEAD_SHARED_MEMORY_DIR"),
             user_config=env.read(
                 "PIERHEAD_USER_CONFIG", NO_USER_CONFIG, _user_config, "a JSON object of at most 64 KiB"
             ),

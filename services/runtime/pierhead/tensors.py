@@ -1,20 +1,26 @@
-"""Tensors as protobuf carries them: dtype, shape and packed little-endian bytes. Needs no numpy.
+"""Tensors as protobuf carries them: dtype, shape and packed little-endian bytes. Only arrays need numpy.
 
-With numpy a service reads and creates arrays without copying the numbers:
+    check("dense", request.dense, FLOAT32, (None, 13))
+    dense = to_numpy(request.dense)
+    return RankReply(scores=from_numpy(scores))
 
-    rows, _ = check("dense", request.dense, FLOAT32, (None, 13))
-    dense = np.frombuffer(request.dense.data, "<f4").reshape(rows, 13)
-    reply = RankReply(scores=to_proto(FLOAT32, scores.shape, scores.tobytes()))
+Between replicas of one machine that share memory (x-serve.shared_memory), `from_numpy` writes large content there, and
+`to_numpy` returns a view of it: one copy in all. `Tensor.data` is then empty.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from pierhead.errors import BadRequest
-from pierhead.tensor.v1.tensor_pb2 import Tensor
+from pierhead.errors import BadRequest, ContentGone
+from pierhead.memory import process
+from pierhead.tensor.v1.tensor_pb2 import SharedContent, Tensor
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 DType: TypeAlias = "Tensor.DType.ValueType"
 
@@ -39,6 +45,20 @@ ITEM_BYTES: Final[dict[DType, int]] = {
 }
 """Bytes that one element takes in `Tensor.data`."""
 
+_CODES: Final[dict[DType, str]] = {
+    FLOAT32: "<f4",
+    FLOAT64: "<f8",
+    INT32: "<i4",
+    INT64: "<i8",
+    BOOL: "|b1",
+    UINT8: "|u1",
+    FLOAT16: "<f2",
+    BFLOAT16: "<u2",
+}
+"""numpy's names; it has no bfloat16, whose bits it gets."""
+
+_BY_CODE: Final[dict[str, DType]] = {code: dtype for dtype, code in _CODES.items() if dtype != BFLOAT16}
+
 SPELT_DIMENSIONS: Final = 8
 """Dimensions that a message lists."""
 
@@ -54,6 +74,57 @@ def to_proto(
     return Tensor(dtype=dtype, shape=shape, data=data if isinstance(data, bytes) else bytes(data))
 
 
+def from_numpy(array: npt.NDArray[Any], *, dtype: DType | None = None) -> Tensor:
+    """Pack an array, whose content is copied now: it may change afterwards. It need not be contiguous.
+
+    `dtype`: BFLOAT16 for an array of uint16 with the bits of such numbers; None = the array's own.
+    In shared memory the content stays until the request being served has ended: sending the tensor later raises
+    ContentGone. Code outside of any request packs bytes.
+    Raises TypeError for an array that no tensor can hold.
+    """
+    import numpy as np
+
+    code = array.dtype.newbyteorder("<").str
+    known = _BY_CODE.get(code) if dtype is None else dtype
+    if known is None or _CODES.get(known) != code:
+        names = ", ".join(dtype_name(each) for each in _BY_CODE.values())
+        raise TypeError(f"from_numpy: expected an array of one of {names}, or uint16 as bfloat16, found {array.dtype}")
+    memory = process.MEMORY
+    if memory is not None and array.nbytes >= memory.threshold:
+        caller = sys._getframe(1)
+        filled = memory.fill(array.nbytes, (caller.f_code, caller.f_lasti))
+        if filled is not None:
+            region, room = filled
+            np.copyto(np.frombuffer(room, code).reshape(array.shape), array)
+            shared = SharedContent(region=region.name, generation=region.generation, length=array.nbytes)
+            return Tensor(dtype=known, shape=array.shape, shared=shared)
+    return Tensor(dtype=known, shape=array.shape, data=array.astype(code, copy=False).tobytes())
+
+
+def to_numpy(tensor: Tensor, *, field: str = "tensor") -> npt.NDArray[Any]:
+    """The tensor as a read-only array, without a copy of shared content: that stays as long as any such array does.
+
+    Of a request it can be called until the request has ended, of a reply until the caller's own has, and of an item of
+    a stream, too, but once: keep the array. Numbers of type bfloat16 come as their bits, in uint16.
+    Raises BadRequest naming `field` when dtype, shape and size do not fit, ContentGone.
+    """
+    import numpy as np
+
+    shape = tuple(tensor.shape)
+    _check_size(field, tensor.dtype, shape, _nbytes(tensor))
+    code = _CODES[tensor.dtype]
+    if not tensor.HasField("shared"):
+        return np.frombuffer(tensor.data, code).reshape(shape)
+    memory = process.MEMORY
+    if memory is None:
+        raise ContentGone(f"{field}: its content is in shared memory, and this process shares none")
+    return np.asarray(memory.content(tensor.shared).read()).view(code).reshape(shape)
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.shared.length if tensor.HasField("shared") else len(tensor.data)
+
+
 def check(field: str, tensor: Tensor, dtype: DType, shape: Sequence[int | None]) -> tuple[int, ...]:
     """Check a received tensor and return its dimensions; None in `shape` allows any length there.
 
@@ -67,7 +138,7 @@ def check(field: str, tensor: Tensor, dtype: DType, shape: Sequence[int | None])
     ):
         raise BadRequest(f"{field}: expected {spell(dtype, shape)}, found {spell(tensor.dtype, tensor.shape)}")
     found = tuple(tensor.shape)
-    _check_size(field, dtype, found, len(tensor.data))
+    _check_size(field, dtype, found, _nbytes(tensor))
     return found
 
 

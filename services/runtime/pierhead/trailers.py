@@ -16,6 +16,7 @@ from pierhead.errors import (
     BadRequest,
     BodyTimeout,
     Broken,
+    ContentGone,
     DeadlineExceeded,
     Draining,
     NoReplica,
@@ -56,6 +57,7 @@ _BY_KIND: dict[str, type[PierheadError]] = {
         Draining,
         ReplicaDied,
         Broken,
+        ContentGone,
         SettingsError,
     )
 }

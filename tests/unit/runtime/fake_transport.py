@@ -207,7 +207,7 @@ class FakeService:
         """Calls at any replica that have not ended."""
         return [call for connection in self._connections.values() for call in connection.now]
 
-    def _connect(self, address: str, changed: Callable[[], None]) -> FakeConnection:
+    def _connect(self, address: str, changed: Callable[[], None], service: str = "") -> FakeConnection:
         made = self._connections[address] = FakeConnection(address, changed)
         return made
 

@@ -6,6 +6,13 @@ from pierhead.metrics import SECONDS, Histogram, RuntimeMetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 NAMES = {
+    "pierhead_shared_memory_bytes",
+    "pierhead_shared_memory_copied_bytes",
+    "pierhead_shared_memory_limit_bytes",
+    "pierhead_shared_memory_peers",
+    "pierhead_shared_memory_regions",
+    "pierhead_shared_memory_sent_bytes",
+    "pierhead_shared_memory_tensors",
     "pierhead_log_lines_dropped",
     "pierhead_batch_duration_seconds",
     "pierhead_batch_rows",

@@ -26,6 +26,8 @@ from typing import Any, Generic, Self, TypeVar, cast
 from pierhead import metrics as runtime_metrics
 from pierhead.batching.window import BatchLimits, BatchWindow, Member
 from pierhead.errors import DeadlineExceeded
+from pierhead.memory import process
+from pierhead.memory.scope import SCOPE, join
 from pierhead.request import CURRENT, RequestContext
 
 T = TypeVar("T")
@@ -237,6 +239,8 @@ class BatchRunner(ABC, Generic[A]):
             member.batch = batch
         context = members[0].context
         context.run(_RUNNING.set, batch)
+        if process.MEMORY is not None:
+            context.run(SCOPE.set, join([member.context.get(SCOPE) for member in members]))
         context.run(CURRENT.set, _merged(members, inf if limit is None else started + limit))
         loop = asyncio.get_running_loop()
         task = loop.create_task(self._run(batch, members), context=context, name=f"batch {self._name}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Protocol
 
 from pierhead.calls.directory import Directory
@@ -72,7 +73,7 @@ class Clients:
         if pool is None:
             pool = self._pools[key] = Pool(
                 service,
-                TRANSPORTS[transport] if replica is None else replica.connect,
+                partial(TRANSPORTS[transport], service=service) if replica is None else replica.connect,
                 ejected=lambda: PROCESS.handle_ejections.inc((service,)),
             )
             if replica is None:

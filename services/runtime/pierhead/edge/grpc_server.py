@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NoReturn, cast
@@ -14,6 +15,9 @@ from pierhead.edge.edge import Edge, is_answerable, too_long
 from pierhead.edge.methods import Context, ServedMethod
 from pierhead.errors import ONGOING_KEY, REFUSED_KEY, PierheadError
 from pierhead.held import HELD, MODELS_KEY
+from pierhead.memory import process
+from pierhead.memory.scope import SCOPE
+from pierhead.memory.sharing import LINK_KEY, Sharing, around, serving
 from pierhead.request import CURRENT, RequestContext, from_metadata
 from pierhead.routing_stats import STATS, STATS_KEY
 
@@ -37,6 +41,8 @@ ANSWER_S = 1.0
 """How long a failed call may take to send its status; meanwhile it keeps its place."""
 
 _ABOUT_REPLICA = (ONGOING_KEY, MODELS_KEY, STATS_KEY)
+
+_LINK = re.compile("[0-9a-f]{32}")
 
 _STATUS_NAME = {status.value[0]: status.name for status in grpc.StatusCode}
 
@@ -66,9 +72,9 @@ def _guard(method: ServedMethod, edge: Edge) -> grpc.RpcMethodHandler[Any, Any]:
 class _Call:
     """One accepted call from admission to its end."""
 
-    __slots__ = ("_timeout", "code", "context", "edge", "method", "started")
+    __slots__ = ("_sharing", "_timeout", "code", "context", "edge", "method", "started")
 
-    def __init__(self, edge: Edge, method: str, context: Context) -> None:
+    def __init__(self, edge: Edge, method: ServedMethod, context: Context) -> None:
         self.edge = edge
         self.method = method
         self.context = context
@@ -79,9 +85,21 @@ class _Call:
         limit = longest if remaining is None else min(remaining, longest)
         request: RequestContext = from_metadata(context.invocation_metadata() or (), self.started + limit)
         CURRENT.set(request)  # each call runs in a task, and so in a context, of its own
+        self._sharing: Sharing | None = None
+        if process.MEMORY is not None:
+            self._share()
         context.set_trailing_metadata(self._about_replica())  # already here, for calls that the service aborts
         # gRPC itself ends a call at its caller's deadline. Without one, or with a later one, the service's counts.
         self._timeout = asyncio.timeout(limit) if remaining is None or remaining > longest else None
+
+    def _share(self) -> None:
+        """Pass its messages through shared memory."""
+        method = self.method
+        token = next((value for key, value in self.context.invocation_metadata() or () if key == LINK_KEY), "")
+        link = bytes.fromhex(str(token)) if _LINK.fullmatch(str(token)) else b""
+        self._sharing = serving(link, many_in=method.request_streaming, many_out=method.response_streaming)
+        self.method = around(self._sharing, method)
+        SCOPE.set(self._sharing.scope)
 
     async def __aenter__(self) -> _Call:
         if self._timeout is not None:
@@ -93,14 +111,16 @@ class _Call:
             try:
                 await self._timeout.__aexit__(kind, error, trace)
             except TimeoutError:
-                error = too_long(self.method, self.edge.settings)
+                error = too_long(self.method.name, self.edge.settings)
         try:
             if error is None:
                 self._succeed()
             else:
                 await self._fail(error)
         finally:
-            self.edge.finished(self.method, self.code, time.monotonic() - self.started)
+            if self._sharing is not None:
+                self._sharing.end()
+            self.edge.finished(self.method.name, self.code, time.monotonic() - self.started)
 
     def _succeed(self) -> None:
         code = self.context.code()
@@ -131,7 +151,7 @@ class _Call:
             late = self._timeout is None and self.context.time_remaining() <= DEADLINE_MOMENT_S
             self.code = (grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED).name
             return
-        answer = self.edge.public_error_for(error, self.method)
+        answer = self.edge.public_error_for(error, self.method.name)
         self.code = answer.grpc_status.name
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -164,10 +184,11 @@ def _unary(method: ServedMethod, edge: Edge) -> Callable[[Any, Context], Awaitab
         if refusal is not None:
             await _refuse(edge, method.name, context, refusal)
         try:
-            async with _Call(edge, method.name, context):
-                known: Any = _Messages(context, method, edge) if method.request_streaming else context
-                reply = await method.behaviour(method.argument(raw), known)
-                return b"" if context.code() else method.encode(reply)  # gRPC sends no reply beside such a status
+            async with _Call(edge, method, context) as call:
+                served = call.method
+                known: Any = _Messages(context, served, edge) if served.request_streaming else context
+                reply = await served.behaviour(served.argument(raw), known)
+                return b"" if context.code() else served.encode(reply)  # gRPC sends no reply beside such a status
         finally:
             edge.admission.leave()
 
@@ -180,9 +201,10 @@ def _streaming(method: ServedMethod, edge: Edge) -> Callable[[Any, Context], Awa
         if refusal is not None:
             await _refuse(edge, method.name, context, refusal)
         try:
-            async with _Call(edge, method.name, context):
-                known: Any = _Messages(context, method, edge)
-                await _stream(method.behaviour(method.argument(raw), known), known)
+            async with _Call(edge, method, context) as call:
+                served = call.method
+                known: Any = _Messages(context, served, edge)
+                await _stream(served.behaviour(served.argument(raw), known), known)
         finally:
             edge.admission.leave()
 

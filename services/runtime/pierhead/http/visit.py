@@ -20,6 +20,9 @@ from collections.abc import Callable
 from pierhead.deadlines import LONGEST_S, Deadline, Deadlines
 from pierhead.edge.edge import Edge, is_answerable
 from pierhead.errors import BadRequest, BodyTimeout, DeadlineExceeded, PierheadError
+from pierhead.memory import process
+from pierhead.memory.scope import SCOPE
+from pierhead.memory.sharing import Sharing, serving
 from pierhead.request import (
     CURRENT,
     MODEL_KEY,
@@ -45,6 +48,7 @@ class Visit:
         "_body",
         "_deadline",
         "_late",
+        "_sharing",
         "_struck",
         "_task",
         "asked_s",
@@ -72,6 +76,7 @@ class Visit:
         self.entered = False
         """Whether it counts as in flight."""
         self._late = False
+        self._sharing: Sharing | None = None
         self._struck: PierheadError | None = None
         """The error that `fail` was called with."""
         self._deadline: Deadline | None = None
@@ -100,6 +105,9 @@ class Visit:
             edge.refused(refusal)
             raise refusal
         self.entered = True
+        if process.MEMORY is not None:
+            self._sharing = serving(b"", many_in=False, many_out=False)
+            SCOPE.set(self._sharing.scope)
         self._task = asyncio.current_task()
         self._deadline = deadlines.add(context.deadline, self._strike)
 
@@ -171,6 +179,8 @@ class Visit:
         if self.entered:
             self.entered = False
             self.edge.admission.leave()
+        if self._sharing is not None:
+            self._sharing.end()
         if self._deadline is not None:
             self._deadline.cancel()
         if self._body is not None:

@@ -23,11 +23,23 @@ from pierhead.lane.v1.lane_pb2 import Frame, Hello, Packet, ParcelName
 from pierhead.lane.v1.lane_pb2_grpc import LaneStub
 from pierhead.lanes import calls
 from pierhead.lanes.calls import LaneCall
-from pierhead.lanes.connection import CHANNEL_OPTIONS, FOREIGN_CHANNEL_OPTIONS, NEVER_SENT, GrpcConnection, Kind, Method
+from pierhead.lanes.connection import (
+    CHANNEL_OPTIONS,
+    FOREIGN_CHANNEL_OPTIONS,
+    NEVER_SENT,
+    GrpcConnection,
+    Kind,
+    Method,
+    sharing_of,
+)
 from pierhead.lanes.metadata import Pair, flatten, size_of, text_of, unflatten
 from pierhead.lanes.outbox import Outbox
 from pierhead.lanes.protocol import MAX_PACKET_BYTES, LaneBrokenError, parse_packet
 from pierhead.lanes.window import LARGE_BYTES, WINDOW_BYTES
+from pierhead.memory import process
+from pierhead.memory.link import Link
+from pierhead.memory.meeting import Meeting, meet
+from pierhead.memory.sharing import Sharing
 from pierhead.request import REQUEST_ID_KEY
 from pierhead.routing_stats import STATS_KEY
 
@@ -62,9 +74,10 @@ _CALLS: dict[Kind, Callable[..., Any]] = {
 class LaneConnection:
     """A `Connection` whose calls share one stream. Falls back to plain gRPC for a replica that has no lanes."""
 
-    def __init__(self, address: str, changed: Callable[[], None]) -> None:
+    def __init__(self, address: str, changed: Callable[[], None], service: str = "") -> None:
         self.ready = False
         self._address = address
+        self._service = service
         self._changed = changed
         self._lane: CallerLane | None = None
         self._plain: GrpcConnection | None = None
@@ -85,12 +98,20 @@ class LaneConnection:
         if method.kind is not Kind.UNARY_UNARY and method.kind is not Kind.UNARY_STREAM:
             return self.beside().open(method, request, timeout, metadata, compression)
         lane = self._lane
+        sharing = None
+        if process.MEMORY is not None:
+            sharing = sharing_of(self._link(), method, request)
+            if sharing is not None:
+                request = sharing.outgoing(request)
         encode = method.request_serializer
         raw = request if encode is None else encode(request)
         if len(raw) > LARGE_BYTES or compression is not None:
-            return self.beside().open(self._encoded(method), raw, timeout, metadata, compression)
+            beside, method = self.beside(), self._encoded(method)
+            if sharing is not None:
+                return beside.open_shared(sharing, method, raw, timeout, metadata, compression)
+            return beside.open(method, raw, timeout, metadata, compression)
         if lane is not None and lane.outbox.queued < CALLER_QUEUE_BYTES:
-            return lane.begin(method, raw, timeout, metadata, patient)
+            return lane.begin(method, raw, timeout, metadata, patient, sharing)
         return self._never_sent(method)
 
     def _encoded(self, method: Method) -> Method:
@@ -107,8 +128,13 @@ class LaneConnection:
     def beside(self) -> GrpcConnection:
         """The connection for streams of requests and for large messages."""
         if self._beside is None:
-            self._beside = GrpcConnection(self._address, lambda: None)
+            self._beside = GrpcConnection(self._address, lambda: None, link=self._link)
         return self._beside
+
+    def _link(self) -> Link | None:
+        """The link to the process at the other end of the lane."""
+        lane = self._lane
+        return None if lane is None or lane.meeting is None else lane.meeting.link
 
     async def close(self) -> None:
         """End the lane and everything beside it; calls fail."""
@@ -168,6 +194,7 @@ class LaneConnection:
             # Owned by this coroutine: ends in the `finally` below.
             writer = asyncio.get_running_loop().create_task(_write(lane.outbox, stream), name="lane writer")
             writer.add_done_callback(lambda _: stream.cancel())
+            lane.meeting = meet(self._service, self._channel, lane.token)
             self._set(lane)
             while True:
                 raw = await stream.read()
@@ -183,6 +210,8 @@ class LaneConnection:
             return "the replica cancelled it"  # gRPC raises the same for a stream that ends with that status
         finally:
             stream.cancel()
+            if lane.meeting is not None:
+                lane.meeting.end()
             if writer is not None:
                 writer.cancel()
                 await asyncio.wait([writer])
@@ -190,7 +219,9 @@ class LaneConnection:
     async def _live_without(self) -> None:
         """Use plain gRPC until that connection breaks: the next process at the address may have lanes."""
         await self._channel.close()  # it would go on to ping the server
-        plain = self._plain = GrpcConnection(self._address, self._plain_changed.set, FOREIGN_CHANNEL_OPTIONS)
+        plain = self._plain = GrpcConnection(
+            self._address, self._plain_changed.set, self._service, options=FOREIGN_CHANNEL_OPTIONS
+        )
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 while not plain.ready:
@@ -246,6 +277,8 @@ class CallerLane:
         self.deadlines = Deadlines.current()
         self.pours: list[Any] = []
         """Calls with messages for their sinks, which receive them once the whole packet is read."""
+        self.meeting: Meeting | None = None
+        """How the two processes share memory."""
         self._beside = beside
         self._calls: dict[int, LaneCall] = {}
         self._methods: dict[Method, int] = {}
@@ -261,6 +294,7 @@ class CallerLane:
         timeout: float,
         metadata: Iterable[Pair],
         patient: bool = False,
+        sharing: Sharing | None = None,
     ) -> Any:
         """A call with the request `raw`. Raises as `flatten` does."""
         request_id, others, size = _split(metadata)
@@ -270,7 +304,7 @@ class CallerLane:
         if index is None:
             index = self._methods[method] = len(self._methods) + 1
             path = method.path
-        call = self._calls[number] = _CALLS[method.kind](self, number, method, timeout)
+        call = self._calls[number] = _CALLS[method.kind](self, number, method, timeout, sharing)
         frame = self.outbox.frames(size + len(raw)).add(
             call=number, kind=_BEGIN, method=index, path=path, timeout_us=max(1, int(timeout * 1e6)),
             request_id=request_id, metadata=others, message=raw, has_message=True,
@@ -347,7 +381,7 @@ class CallerLane:
                 call.finish(frame)
             elif kind == _MESSAGE:
                 item = calls.Parcel(frame.parcel) if frame.parcel else frame.message
-                if not call.message(item, frame.bytes if frame.parcel else len(frame.message)):
+                if not call.message(item, frame.bytes or len(frame.message)):
                     raise LaneBrokenError(f"a message of call {frame.call} beyond its window, or not of its kind")
             elif kind == _HEADERS:
                 call.headers(unflatten(frame.metadata))

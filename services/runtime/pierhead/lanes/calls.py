@@ -23,6 +23,7 @@ from pierhead.lanes.window import ReceiveWindow
 if TYPE_CHECKING:
     from pierhead.lanes.caller import CallerLane
     from pierhead.lanes.connection import Method
+    from pierhead.memory.sharing import Sharing
 
 STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
@@ -36,11 +37,14 @@ class LaneCall:
     """What both kinds share."""
 
     __slots__ = (
-        "_callbacks", "_deadline", "_details", "_headers", "_lane", "_method", "_ongoing", "_status", "_trailers",
-        "_until", "_waiters", "by_itself", "number",
+        "_callbacks", "_deadline", "_details", "_headers", "_lane", "_method", "_ongoing", "_sharing", "_status",
+        "_trailers", "_until", "_waiters", "by_itself", "number",
     )  # fmt: skip
 
-    def __init__(self, lane: CallerLane, number: int, method: Method, timeout: float) -> None:
+    def __init__(
+        self, lane: CallerLane, number: int, method: Method, timeout: float, sharing: Sharing | None = None
+    ) -> None:
+        self._sharing = sharing
         self._lane = lane
         self.number = number
         self._method = method
@@ -170,6 +174,12 @@ class LaneCall:
                 self.end(code, f"a large message of {self._method.path[1:]} could not be fetched: {error.details()}")
             raise
 
+    def _decoded(self, raw: Any) -> Any:
+        """A reply message. Raises ContentGone."""
+        decode = self._method.response_deserializer
+        message = raw if decode is None else decode(raw)
+        return message if self._sharing is None else self._sharing.incoming(message)
+
     def _wake(self) -> None:
         if self._waiters:
             wake_all(self._waiters)
@@ -217,8 +227,10 @@ class UnaryUnaryLaneCall(LaneCall):
 
     __slots__ = ("_fetching", "_reply")
 
-    def __init__(self, lane: CallerLane, number: int, method: Method, timeout: float) -> None:
-        super().__init__(lane, number, method, timeout)
+    def __init__(
+        self, lane: CallerLane, number: int, method: Method, timeout: float, sharing: Sharing | None = None
+    ) -> None:
+        super().__init__(lane, number, method, timeout, sharing)
         self._reply: bytes | None = None
         self._fetching: asyncio.Task[None] | None = None
 
@@ -258,8 +270,7 @@ class UnaryUnaryLaneCall(LaneCall):
                 raise
         if self._status is not grpc.StatusCode.OK:
             self._raise()
-        decode = self._method.response_deserializer
-        return self._reply if decode is None else decode(self._reply)  # type: ignore[arg-type]
+        return self._decoded(self._reply)
 
 
 class UnaryStreamLaneCall(LaneCall):
@@ -267,8 +278,10 @@ class UnaryStreamLaneCall(LaneCall):
 
     __slots__ = ("_failure", "_inbox", "_sink", "_window")
 
-    def __init__(self, lane: CallerLane, number: int, method: Method, timeout: float) -> None:
-        super().__init__(lane, number, method, timeout)
+    def __init__(
+        self, lane: CallerLane, number: int, method: Method, timeout: float, sharing: Sharing | None = None
+    ) -> None:
+        super().__init__(lane, number, method, timeout, sharing)
         self._inbox: deque[tuple[bytes | Parcel, int]] = deque()
         self._window = ReceiveWindow(lane.window)
         self._sink: Callable[[list[Any]], bool] | None = None
@@ -333,11 +346,11 @@ class UnaryStreamLaneCall(LaneCall):
         ready: list[Any] = []
         if self._given_up():
             return ready
-        decode, inbox, owed = self._method.response_deserializer, self._inbox, 0
+        inbox, owed = self._inbox, 0
         while inbox and not isinstance(inbox[0][0], Parcel):
             item, size = inbox.popleft()
             owed += self._window.consume(size)
-            ready.append(item if decode is None else decode(item))  # type: ignore[arg-type]
+            ready.append(self._decoded(item))
         self._pay(owed)
         return ready
 
@@ -363,8 +376,7 @@ class UnaryStreamLaneCall(LaneCall):
                 self._raise()
                 raise
         self._pay(self._window.consume(size))
-        decode = self._method.response_deserializer
-        return item if decode is None else decode(item)
+        return self._decoded(item)
 
     def _pay(self, credit: int) -> None:
         if credit and self._status is None:

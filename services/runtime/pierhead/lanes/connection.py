@@ -10,6 +10,11 @@ from typing import Any, Protocol
 
 import grpc
 
+from pierhead.memory import process
+from pierhead.memory.link import Link
+from pierhead.memory.meeting import Meeting, meet
+from pierhead.memory.sharing import LINK_KEY, Sharing, calling
+
 NEVER_SENT = "failed to connect to all addresses"
 """The start of the message of a call that was surely not begun: gRPC's core uses it for a call without a connection,
 and so does every other transport here."""
@@ -61,6 +66,29 @@ class Method:
     response_deserializer: Callable[[bytes], Any] | None
     registered: bool
 
+    @property
+    def request_streaming(self) -> bool:
+        """Whether its requests are a stream."""
+        return self.kind in (Kind.STREAM_UNARY, Kind.STREAM_STREAM)
+
+    @property
+    def response_streaming(self) -> bool:
+        """Whether its replies are a stream."""
+        return self.kind in (Kind.UNARY_STREAM, Kind.STREAM_STREAM)
+
+
+def sharing_of(link: Link | None, method: Method, request: Any) -> Sharing | None:
+    """The use of shared memory by a call that begins; None if its messages hold no tensors."""
+    request_class = None if method.request_streaming else type(request)
+    reply_class = getattr(method.response_deserializer, "__self__", None)
+    return calling(
+        link,
+        request_class,
+        reply_class,
+        many_in=method.response_streaming,
+        many_out=method.request_streaming,
+    )
+
 
 class Connection(Protocol):
     """The interface of a transport for the pool and for calls."""
@@ -90,10 +118,21 @@ class GrpcConnection:
     """One HTTP/2 connection, kept open for as long as the replica is known, and watched."""
 
     def __init__(
-        self, address: str, changed: Callable[[], None], options: tuple[tuple[str, int], ...] = CHANNEL_OPTIONS
+        self,
+        address: str,
+        changed: Callable[[], None],
+        service: str = "",
+        link: Callable[[], Link | None] | None = None,
+        options: tuple[tuple[str, int], ...] = CHANNEL_OPTIONS,
     ) -> None:
+        """`service`: the one that the replica belongs to; "" = memory is not shared by links of this connection's own.
+        `link`: the link of the connection that this one is beside.
+        """
         self.ready = False
         self._changed = changed
+        self._service = service
+        self._link = link or self._own_link
+        self._meeting: Meeting | None = None
         self.channel = grpc.aio.insecure_channel(address, options=options)
         self._methods: dict[Method, Any] = {}
         self._watcher = asyncio.get_running_loop().create_task(self._watch(), name=f"connection {address}")
@@ -102,6 +141,10 @@ class GrpcConnection:
         self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any, *, patient: bool = False
     ) -> Any:
         """Begin a call; see Connection."""
+        if process.MEMORY is not None:
+            sharing = sharing_of(self._link(), method, request)
+            if sharing is not None:
+                return self.open_shared(sharing, method, request, timeout, metadata, compression)
         start = self._methods.get(method)
         if start is None:
             make = getattr(self.channel, method.kind.value)
@@ -110,6 +153,31 @@ class GrpcConnection:
             )
         return start(request, timeout=timeout, metadata=metadata, compression=compression)
 
+    def open_shared(
+        self, sharing: Sharing, method: Method, request: Any, timeout: float, metadata: Any, compression: Any
+    ) -> Any:
+        """Begin a call whose messages may hold tensors in shared memory. The call's codec keeps `sharing` alive."""
+        encode, decode = method.request_serializer, method.response_deserializer
+        if method.request_streaming:
+            stream_encode = encode or bytes
+            encode = lambda message: stream_encode(sharing.outgoing(message))  # noqa: E731
+        else:
+            request = sharing.outgoing(request)
+        link = self._link()
+        if link is not None and link.open:
+            metadata = (*(metadata or ()), (LINK_KEY, link.token.hex()))
+        make = getattr(self.channel, method.kind.value)
+        start = make(
+            method.path,
+            encode,
+            lambda raw: sharing.incoming(raw if decode is None else decode(raw)),
+            method.registered,
+        )
+        return start(request, timeout=timeout, metadata=metadata, compression=compression)
+
+    def _own_link(self) -> Link | None:
+        return None if self._meeting is None else self._meeting.link
+
     def check(self) -> None:
         """Read the state now instead of waiting for the watcher's turn."""
         self._set(self.channel.get_state(try_to_connect=True))
@@ -117,6 +185,7 @@ class GrpcConnection:
     async def close(self) -> None:
         """Close the channel and end the watcher."""
         self.ready = False
+        self._meet(False)
         await self.channel.close()
         self._watcher.cancel()
         await asyncio.wait([self._watcher])
@@ -125,7 +194,14 @@ class GrpcConnection:
         ready = state is grpc.ChannelConnectivity.READY
         if ready is not self.ready:
             self.ready = ready
+            self._meet(ready)
             self._changed()
+
+    def _meet(self, ready: bool) -> None:
+        """Share memory with the process that answers, from the connection to its loss."""
+        if self._meeting is not None:
+            self._meeting.end()
+        self._meeting = meet(self._service, self.channel) if ready else None
 
     async def _watch(self) -> None:
         """Keep `ready` equal to the channel's state, and keep the channel connecting."""

@@ -19,6 +19,9 @@ from pierhead.lanes.calls import STATUS
 from pierhead.lanes.metadata import Pair, flatten, size_of, unflatten
 from pierhead.lanes.waiting import next_change, wake_all
 from pierhead.lanes.window import SendWindow
+from pierhead.memory import process
+from pierhead.memory.scope import SCOPE
+from pierhead.memory.sharing import Sharing, around, serving
 from pierhead.request import CURRENT, REQUEST_ID_KEY, RequestContext, accept_id, from_metadata
 
 if TYPE_CHECKING:
@@ -40,6 +43,9 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
     def __init__(self, lane: ServedLane, frame: Frame, method: ServedMethod) -> None:
         self.task: asyncio.Task[None]
         self.method = method
+        if process.MEMORY is not None:
+            self._sharing = serving(lane.token, many_in=False, many_out=method.response_streaming)
+            self.method = around(self._sharing, method)
         self.number = frame.call
         self._lane = lane
         self._request_id = frame.request_id
@@ -53,6 +59,8 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         self._deadline = lane.deadlines.add(self.until, self._expire)
 
     # Class attributes: few calls change them, so creating a call need not set them.
+    _sharing: Sharing | None = None
+    """Its use of shared memory."""
     _code: Any = None
     _details = ""
     _headers_sent = False
@@ -96,6 +104,8 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         self.task = asyncio.current_task()  # type: ignore[assignment]  # this one; an eager start comes before the name
         method = self.method
         CURRENT.set(self._request())
+        if self._sharing is not None:
+            SCOPE.set(self._sharing.scope)
         code = "OK"
         try:
             request = method.decode(raw)
@@ -142,6 +152,8 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         if self._writers:  # tasks of the service that outlive the call: nothing else would wake them
             wake_all(self._writers)
         self._deadline.cancel()
+        if self._sharing is not None:
+            self._sharing.end()
         self._lane.ended(self, placed)
         self._lane.edge.finished(self.method.name, code, time.monotonic() - self._started, request_id)
         for callback in self._callbacks:
@@ -360,15 +372,20 @@ class _Replies(ServedCall):
     def _send(self, message: Any) -> None:
         raw = self.method.encode(message)
         size = len(raw)
+        shared = 0 if self._sharing is None else self._sharing.weight
         lane = self._lane
         lane.edge.moved += 1
-        self._room.spend(size)
-        if size <= lane.large:
-            lane.outbox.frames(size).add(call=self.number, kind=_MESSAGE, message=raw, has_message=True)
-        else:
+        self._room.spend(size + shared)
+        if size > lane.large:
             lane.outbox.frames().add(
-                call=self.number, kind=_MESSAGE, has_message=True, parcel=lane.keep(self, raw), bytes=size
+                call=self.number, kind=_MESSAGE, has_message=True, parcel=lane.keep(self, raw), bytes=size + shared
             )
+        elif shared:
+            lane.outbox.frames(size).add(
+                call=self.number, kind=_MESSAGE, message=raw, has_message=True, bytes=size + shared
+            )
+        else:
+            lane.outbox.frames(size).add(call=self.number, kind=_MESSAGE, message=raw, has_message=True)
 
 
 def served_call(lane: ServedLane, frame: Frame, method: ServedMethod) -> ServedCall:

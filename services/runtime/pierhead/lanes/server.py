@@ -14,12 +14,13 @@ from pierhead.edge.edge import UNMATCHED, Edge
 from pierhead.edge.methods import Context, ServedMethod
 from pierhead.errors import REFUSED_KEY, Backpressure, PierheadError
 from pierhead.held import HELD, MODELS_KEY
-from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, Parcel, ParcelName
+from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, MemoryQuestion, MemorySocket, Packet, Parcel, ParcelName
 from pierhead.lanes.metadata import Pair, flatten, size_of
 from pierhead.lanes.outbox import Outbox
 from pierhead.lanes.protocol import MAX_PACKET_BYTES, LaneBrokenError, parse_packet
 from pierhead.lanes.served import ServedCall, served_call
 from pierhead.lanes.window import LARGE_BYTES, WINDOW_BYTES
+from pierhead.memory import process
 from pierhead.routing_stats import STATS, STATS_KEY
 
 logger = logging.getLogger("pierhead")
@@ -50,6 +51,9 @@ class Lanes:
         """Serve lanes on `server`."""
         handlers: dict[str, Any] = {
             "Open": grpc.stream_stream_rpc_method_handler(self._open),
+            "FindMemory": grpc.unary_unary_rpc_method_handler(
+                _find_memory, MemoryQuestion.FromString, MemorySocket.SerializeToString
+            ),
             "Take": grpc.unary_unary_rpc_method_handler(self._take, ParcelName.FromString, Parcel.SerializeToString),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
@@ -64,7 +68,7 @@ class Lanes:
         token = b""
         try:
             first = await lane.read_hello(context)
-            token = bytes(first.hello.lane)
+            token = lane.token = bytes(first.hello.lane)
             self._name(token, lane)
             await lane.run(context, first)
         except LaneBrokenError as error:
@@ -107,6 +111,8 @@ class ServedLane:
     """One caller's lane. Its calls end with it."""
 
     largest_packet = MAX_PACKET_BYTES
+    token = b""
+    """The lane's name, and that of the link by which the two processes share memory."""
     large = LARGE_BYTES
     """Replies with more bytes than this are fetched beside the lane."""
 
@@ -346,6 +352,13 @@ class ServedLane:
             call.credit(frame.bytes)
         else:
             raise LaneBrokenError(f"a frame of kind {frame.kind}, which callers do not send")
+
+
+async def _find_memory(_: MemoryQuestion, context: Context) -> MemorySocket:
+    memory = process.MEMORY
+    if memory is None or not memory.socket:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this replica shares no memory")
+    return MemorySocket(name=memory.socket)
 
 
 def by_path(methods: Iterable[ServedMethod]) -> dict[str, ServedMethod]:

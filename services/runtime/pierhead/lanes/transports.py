@@ -10,5 +10,5 @@ from pierhead.lanes.connection import Connection, GrpcConnection
 Connect = Callable[[str, Callable[[], None]], Connection]
 """Address, and what to call when `ready` changes."""
 
-TRANSPORTS: dict[str, Connect] = {"lane": LaneConnection, "grpc": GrpcConnection}
+TRANSPORTS: dict[str, type[LaneConnection | GrpcConnection]] = {"lane": LaneConnection, "grpc": GrpcConnection}
 """`handle(..., transport=...)` -> the function that connects."""

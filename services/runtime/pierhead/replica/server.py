@@ -27,6 +27,7 @@ from pierhead.edge.grpc_server import SERVER_OPTIONS, register
 from pierhead.edge.methods import methods_of, registrations_of
 from pierhead.errors import SettingsError, cannot_listen
 from pierhead.lanes.server import Lanes
+from pierhead.memory.meeting import SharedMemory, share_memory
 from pierhead.replica.admin import AdminServer, Readiness, State, admin_pages, admin_takers
 from pierhead.replica.health import Check, HealthWatch, Load, checks_of
 from pierhead.replica.starting import START
@@ -79,6 +80,7 @@ class ReplicaServer:
         self._methods = [method for servicer in self._servicers for method in methods_of(servicer)]
         self._listeners = listeners_of(part for part in parts if not registrations_of(part))
         self._user: UserLoop | None = None
+        self._sharing: SharedMemory | None = None
         self._watch = HealthWatch(checks_of(parts), self.settings, self._load, self._judged, self._run_check)
         self._config = UserConfig(parts, self.settings.user_config, self._run_hook)
         self._reject_unknown(parts)
@@ -106,6 +108,7 @@ class ReplicaServer:
         if self.settings.run_user_code_in_separate_thread:
             self._user = UserLoop(self.settings)
         try:
+            self._sharing = share_memory(self.settings, self.metrics)
             async with asyncio.TaskGroup() as tasks:
                 life = tasks.create_task(self._live(), name="replica")
                 helpers = [
@@ -113,6 +116,8 @@ class ReplicaServer:
                     tasks.create_task(self._stay_configured(), name="user_config"),
                     tasks.create_task(self._end_on_stop(life), name="stop now"),
                 ]
+                if self._sharing is not None:
+                    helpers.append(tasks.create_task(self._sharing.keep(), name="shared memory"))
                 if self._user is not None:
                     helpers.append(tasks.create_task(self._user.lives(), name="user code"))
                 await asyncio.wait([life])
@@ -339,6 +344,8 @@ class ReplicaServer:
         finally:
             if self._user is None:
                 await self._end_servicers()
+            if self._sharing is not None:
+                self._sharing.close()
         logger.info("stopped")
 
     async def _end_servicers(self) -> None:

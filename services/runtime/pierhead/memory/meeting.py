@@ -1,0 +1,217 @@
+"""How two processes that share memory find each other: the replica listens on a Unix socket, the caller connects to it.
+
+The caller asks for the socket's name over the connection that it calls by, and has the file in its own
+PIERHEAD_SHARED_MEMORY_DIR if both run on one machine. Its first packet names the link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import socket
+import stat
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from pierhead.errors import SettingsError
+from pierhead.lane.v1.lane_pb2 import MemoryQuestion
+from pierhead.lane.v1.lane_pb2_grpc import LaneStub
+from pierhead.memory import process
+from pierhead.memory.link import Link
+from pierhead.memory.process import Memory
+from pierhead.metrics import RuntimeMetrics
+from pierhead.settings import Settings
+
+logger = logging.getLogger("pierhead")
+
+HELLO = b"H"
+TOKEN_BYTES = 16
+
+MEETING_S = 5.0
+"""How long a replica, and a caller, may take until their link is open."""
+
+MAX_WAITING = 64
+"""Most connections that have not sent their hello; further ones are closed."""
+
+_NAME = re.compile(r"[0-9a-f]{16}\.sock")
+
+
+class Listener:
+    """The replica's socket: a file with a random name, which is removed at the end."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.name = f"{os.urandom(8).hex()}.sock"
+        self._memory = memory
+        self._path = Path(memory.directory) / self.name
+        self._socket = _new_socket()
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[socket.socket, float] = {}
+        """Connections without a hello, and when each came."""
+
+    def start(self) -> None:
+        """Listen. Raises SettingsError."""
+        _remove_stale(self._path.parent)
+        hidden = self._path.with_suffix(".new")  # so that no other process finds a socket that does not listen yet
+        try:
+            self._socket.bind(str(hidden))
+            hidden.chmod(0o666)  # replicas run as different users; a link gives nothing to a process that is not called
+            self._socket.listen(128)
+            hidden.rename(self._path)
+        except OSError as error:
+            self._socket.close()
+            raise SettingsError(
+                f"PIERHEAD_SHARED_MEMORY_DIR: expected a directory in which this user may make sockets, with a path of "
+                f'at most 80 characters, found "{self._memory.directory}": {error}'
+            ) from error
+        self._loop.add_reader(self._socket, self._accept)
+
+    def close(self) -> None:
+        """Listen no longer."""
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        for connection in list(self._waiting):
+            self._drop(connection)
+        with suppress(OSError):
+            self._path.unlink()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            connection, _ = self._socket.accept()
+            connection.setblocking(False)
+            now = time.monotonic()
+            for other, came in list(self._waiting.items()):
+                if now - came > MEETING_S or len(self._waiting) >= MAX_WAITING:
+                    self._drop(other)
+            self._waiting[connection] = now
+            self._loop.add_reader(connection, self._greet, connection)
+
+    def _greet(self, connection: socket.socket) -> None:
+        try:
+            packet = connection.recv(64)
+        except OSError:
+            packet = b""
+        self._loop.remove_reader(connection)
+        del self._waiting[connection]
+        token = packet[len(HELLO) :]
+        link = Link(self._memory, token)
+        if packet[: len(HELLO)] != HELLO or len(token) != TOKEN_BYTES or not self._memory.opened(link):
+            connection.close()
+            return
+        link.start(connection, self._loop, self._memory.readable)
+        with suppress(OSError):  # the caller has gone: reading it tells
+            connection.send(HELLO)
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._loop.remove_reader(connection)
+        del self._waiting[connection]
+        connection.close()
+
+
+class Meeting:
+    """A caller's link to the replica behind one connection, from the connection's beginning to its end."""
+
+    def __init__(self, memory: Memory, service: str, token: bytes, channel: grpc.aio.Channel) -> None:
+        self.link = Link(memory, token, service)
+        self._memory = memory
+        # Owned by this object: `end` cancels it.
+        self._task = asyncio.get_running_loop().create_task(self._meet(channel), name=f"shared memory with {service}")
+
+    def end(self) -> None:
+        """The connection is lost."""
+        self._task.cancel()
+        self._memory.lost(self.link)
+
+    async def _meet(self, channel: grpc.aio.Channel) -> None:
+        stub: Any = LaneStub(channel)
+        connection = _new_socket()
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(MEETING_S):
+                name = (await stub.FindMemory(MemoryQuestion(), timeout=MEETING_S)).name
+                if _NAME.fullmatch(name):
+                    await loop.sock_connect(connection, f"{self._memory.directory}/{name}")
+                    await loop.sock_sendall(connection, HELLO + self.link.token)
+                    if await loop.sock_recv(connection, 1) == HELLO and self._memory.opened(self.link):
+                        self.link.start(connection, loop, self._memory.readable)
+                        return
+            logger.debug("no shared memory with %s at %r", self.link.service, name)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                logger.debug("no shared memory with %s: %s", self.link.service, error.details())
+        except (OSError, TimeoutError) as error:  # another machine, or another mount
+            logger.debug("no shared memory with %s: %r", self.link.service, error)
+        except BaseException:
+            connection.close()
+            raise
+        connection.close()
+
+
+def meet(service: str, channel: grpc.aio.Channel, token: bytes = b"") -> Meeting | None:
+    """Begin to share memory with the replica behind a new connection; None if this process shares none.
+
+    `token`: names the link at both ends; empty = a new one.
+    """
+    memory = process.MEMORY
+    if memory is None or not service:
+        return None
+    return Meeting(memory, service, token or os.urandom(TOKEN_BYTES), channel)
+
+
+def _new_socket() -> socket.socket:
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    found.setblocking(False)
+    return found
+
+
+def _remove_stale(directory: Path) -> None:
+    """Remove the sockets of processes that were killed: nothing listens there."""
+    with suppress(OSError):
+        for path in directory.iterdir():
+            if _NAME.fullmatch(path.name) and stat.S_ISSOCK(path.lstat().st_mode):
+                with _new_socket() as probe:
+                    try:
+                        probe.connect(str(path))
+                    except ConnectionRefusedError:
+                        path.unlink(missing_ok=True)
+                    except OSError:
+                        continue
+
+
+class SharedMemory:
+    """This process's shared memory and its socket, from the start of the replica to its end."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._listener = Listener(memory)
+        self._listener.start()
+        memory.socket = self._listener.name
+        process.use(memory)
+
+    async def keep(self) -> None:
+        """See `Memory.keep`."""
+        await self._memory.keep()
+
+    def close(self) -> None:
+        """Give all of it back."""
+        process.use(None)
+        self._listener.close()
+        self._memory.close()
+
+
+def share_memory(settings: Settings, metrics: RuntimeMetrics) -> SharedMemory | None:
+    """Share memory if the settings say so. Raises SettingsError."""
+    if not settings.shared_memory_bytes or process.MEMORY is not None:
+        return None
+    if not settings.shared_memory_dir:
+        raise SettingsError(
+            "PIERHEAD_SHARED_MEMORY_DIR: expected a directory that the replicas of this machine have in common, as "
+            "PIERHEAD_SHARED_MEMORY_BYTES is set; found none"
+        )
+    limit, threshold = settings.shared_memory_bytes, settings.shared_memory_threshold
+    return SharedMemory(Memory(limit, threshold, settings.shared_memory_dir, metrics))

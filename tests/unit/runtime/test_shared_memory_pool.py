@@ -1,0 +1,111 @@
+"""The pool of regions against random histories, and real memory whose holders are killed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pierhead.memory.pool import Region, RegionPool, capacity
+
+LIMIT = 64 * 4096
+LINKS = ("one", "two")
+"""A link leads to the destination of its name."""
+
+_WORDS = ["take", "send", "release", "end", "lose", "expire"]
+STEPS = st.lists(st.tuples(st.sampled_from(_WORDS), st.integers(0, 9)), max_size=60)
+
+
+@given(STEPS)
+def test_no_region_is_filled_again_while_somebody_may_read_it(steps: list[tuple[str, int]]) -> None:  # noqa: C901
+    names = itertools.count(1)
+    pool = RegionPool(LIMIT, lambda: next(names).to_bytes(16))
+    held: list[tuple[Region, int]] = []
+    out: list[tuple[Region, int, str]] = []
+    readers: dict[bytes, set[str]] = {}
+    for now, (step, number) in enumerate(steps):
+        link = LINKS[number % 2]
+        if step == "take":
+            region = pool.take((number + 1) * 4096, link if number < 8 else None)
+            if region is not None:
+                assert region not in [each[0] for each in (*held, *out)]
+                assert readers.get(region.name, set()) <= {link}, "no other destination has ever read it"
+                held.append((region, region.generation))
+        elif step == "send" and held:
+            region, generation = held[number % len(held)]
+            if pool.bind(region, link):
+                region.introduced.add(link)
+                region.passed = True
+                pool.sent(region, link)
+                out.append((region, generation, link))
+                readers.setdefault(region.name, set()).add(link)
+        elif step == "release" and out:
+            region, generation, at = out.pop(number % len(out))
+            pool.released(region.name, generation, at, 1, now)
+        elif step == "end" and held:
+            region, generation = held.pop(number % len(held))
+            pool.let_go(region.name, generation, now)
+        elif step == "lose":
+            pool.lost(link, link if number < 5 else None, now)
+            out = [each for each in out if each[2] != link]
+        elif step == "expire":
+            pool.expire(now - number)
+        assert pool.bytes == sum(region.size for region in pool) <= LIMIT
+        assert all(len(seen) == 1 for seen in readers.values())
+    for region, generation in held:
+        pool.let_go(region.name, generation, len(steps))
+    for region, links in pool.overdue(len(steps) + 9):
+        for each in links:
+            pool.released(region.name, region.generation, each, 2**63, len(steps))
+    pool.expire(len(steps) + 1)
+    assert (len(pool), pool.bytes) == (0, 0)
+
+
+@given(st.integers(1, 2**40))
+def test_a_region_wastes_at_most_a_quarter(length: int) -> None:
+    size = capacity(length)
+    assert length <= size <= max(4096, length * 1.25 + 4096)
+    assert size % 4096 == 0
+
+
+KILLS = int(os.environ.get("PIERHEAD_TEST_KILLS", "40"))
+
+PROGRAM = """
+import os, signal, socket, sys
+from pierhead.memory.regions import OwnMemory, receive
+SIZE = 8 << 20
+def shared():
+    return next(int(line.split()[1]) >> 10 for line in open("/proc/meminfo") if line.startswith("Shmem:"))
+def child(work):
+    pid = os.fork()
+    if not pid:
+        work(); signal.pause()
+    return pid
+before, largest = shared(), 0
+for _ in range(int(sys.argv[1])):
+    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    c, d = socket.socketpair()
+    def send():
+        memory = OwnMemory(SIZE); memory.view(SIZE)[:] = b"x" * SIZE
+        socket.send_fds(a, [b"R"], [memory.fd]); signal.pause()
+    def read():
+        mapping = receive(socket.recv_fds(b, 9, 1)[1][0], SIZE)
+        c.send(bytes(mapping.view(SIZE)[-1:])); signal.pause()
+    pids = [child(send), child(read)]
+    assert d.recv(1) == b"x"
+    largest = max(largest, shared() - before)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL); os.waitpid(pid, 0)
+    for each in (a, b, c, d):
+        each.close()
+print(largest, shared() - before)
+"""
+
+
+def test_the_kernel_frees_what_killed_senders_and_receivers_held() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(KILLS)], capture_output=True, text=True, check=True)
+    largest, after = map(int, done.stdout.split())
+    assert after < KILLS * 8 / 2, f"{after} MiB of shared memory more than before, at most {largest} meanwhile"
