@@ -46,8 +46,9 @@ APPS: Final = {
     )
 }
 
-OPEN, FIRST, MODEL_ALONE = 1.4, 0.5, 0.6
-"""Lengths of the other loads, as parts of a closed loop's: open loops need more for their tails, limits less."""
+OPEN, FIRST, MODEL_ALONE, EIGHT_LONGER = 1.4, 0.5, 0.6, 2
+"""Lengths of the other loads, as parts of a closed loop's: open loops need more for their tails, slow subjects more for
+any answers, limits less."""
 
 TOKENS: Final = 50
 """Events of one stream before its [DONE]; the number in the path above."""
@@ -152,7 +153,8 @@ def _visits(options: Options, number: int, chain: str) -> Iterator[Visit]:
             yield _visit(number, variant, chain, [_variant_steps(options, app, variant) for app in apps])
     if "eight" in options.parts and chain == "echo" and number == 1:
         for subject in EIGHT if options.peer else EIGHT[:1]:
-            yield _visit(number, subject, chain, [_closed(options, app, app.main_level) for app in apps])
+            steps = [[Step(app.name, "closed", app.main_level, options.seconds * EIGHT_LONGER)] for app in apps]
+            yield _visit(number, subject, chain, steps)
 
 
 def _visit(number: int, subject: Subject, chain: str, steps: list[list[Step]]) -> Visit:

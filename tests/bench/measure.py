@@ -96,7 +96,7 @@ def measure(
     outcome = load()
     cpu = cost(before, Meter.read(running), outcome.worked_on)
     errors = dict(outcome.errors)
-    if step.load in WAYS and outcome.bytes_each < answer_bytes and not errors:
+    if step.load in WAYS and outcome.requests and outcome.bytes_each < answer_bytes and not errors:
         errors["short answers"] = outcome.requests
     failed = sum(errors.values())
     return Sample(
