@@ -79,7 +79,6 @@ PROCESSES: Final = Subject("ours:processes", "bare processes behind the peer's H
 VARIANTS: Final = (
     PROCESSES,
     Subject("ours:grpc", "plain gRPC instead of lanes", "ours", (("PIERHEAD_TRANSPORT", "grpc"),)),
-    Subject("ours:no-access-log", "without access lines of replicas", "ours", (("PIERHEAD_ACCESS_LOG", "false"),)),
 )
 """The ablation: each is ours but for one thing."""
 

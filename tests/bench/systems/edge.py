@@ -67,6 +67,8 @@ def in_words_of_2_8(text: str) -> str:
     """The same for an HAProxy older than 3.0: threads by number, the JSON of the access log spelt out."""
     threads = min(8, os.cpu_count() or 1)
     text = _change(r"^    thread-hard-limit 8$", f"    nbthread {threads}", text)
+    # Nothing waits for a replica here, so what the waiting room is told may be missing.
+    text = _change(r' set-proxy-v2-tlv-fmt\(0xE0\) "[^"]*"', "", text)
     return _change(r"^    log-format '%\{\+json\}o (.*)'$", lambda line: f"    log-format '{_spelt(line[1])}'", text)
 
 
