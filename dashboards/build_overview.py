@@ -262,6 +262,43 @@ BATCHES = Section(
     ),
 )
 
+
+def as_bytes(way: str) -> str:
+    """Share of the large tensors that travelled as bytes for this reason."""
+    metric = "pierhead_shared_memory_tensors_total"
+    of_this_way = rate(metric, where=f', way="{way}"')
+    return or_zero(f"{of_this_way} / {rate(metric)}")
+
+
+LARGE_TENSORS = Section(
+    "Large tensors: shared memory between replicas",
+    (
+        Panel(
+            "Memory in use",
+            (
+                Query(or_zero(f"sum by (service) (pierhead_shared_memory_bytes{{{S}}})"), "{{service}}"),
+                Query(or_zero(f"sum by (service) (pierhead_shared_memory_limit_bytes{{{S}}})"), "{{service}} at most"),
+            ),
+            "Memory that the service's replicas made to send tensors, as the kernel counts it, and the sum of their "
+            "x-serve.shared_memory.size.",
+            unit="bytes",
+        ),
+        Panel(
+            "Sent",
+            (Query(or_zero(rate("pierhead_shared_memory_sent_bytes_total")), "{{service}}"),),
+            "Content of tensors that went by shared memory.",
+            unit="Bps",
+        ),
+        Panel(
+            "Travelled as bytes",
+            (Query(as_bytes("full"), "{{service}} memory full"), Query(as_bytes("elsewhere"), "{{service}} elsewhere")),
+            "Share of the tensors above the threshold that travelled as bytes, because the sender's memory was full "
+            "(raise its size), or because the other side shares none.",
+            unit="percentunit",
+        ),
+    ),
+)
+
 INSIDE = Section(
     "Inside replicas: event loops, models, broken replicas",
     (
@@ -437,7 +474,7 @@ CONTROL = Section(
     ),
 )
 
-SECTIONS = (AT_A_GLANCE, EDGE, SERVICES, CALLS, BATCHES, INSIDE, CHANGES, CONTROL)
+SECTIONS = (AT_A_GLANCE, EDGE, SERVICES, CALLS, BATCHES, LARGE_TENSORS, INSIDE, CHANGES, CONTROL)
 
 PAGE = Page(
     uid="pierhead-overview",
