@@ -129,6 +129,12 @@ async def test_errors_are_ours_with_triton_s_words(server: Server) -> None:
         await server.client.infer("add", {"a": ONE, "b": ONE}, parameters={"p": None})  # type: ignore[dict-item]
 
 
+async def test_a_full_queue_and_a_late_turn_in_it_are_no_lost_connection(server: Server) -> None:
+    sleep = {"seconds": np.array([[1]], np.float32)}
+    ended = await asyncio.gather(*(server.client.infer("slow", sleep) for _ in range(5)), return_exceptions=True)
+    assert sorted(type(each).__name__ for each in ended) == ["Backpressure"] * 3 + ["DeadlineExceeded", "dict"]
+
+
 def numbers(*values: int, delay_ms: int = 0) -> dict[str, Any]:
     return {"values": np.array(values, np.int32), "delay_ms": np.array([delay_ms], np.int32)}
 
@@ -168,7 +174,7 @@ async def test_models_are_loaded_unloaded_and_described(server: Server) -> None:
     with pytest.raises(NotFound, match="has no available versions"):
         await client.infer("add", {"a": ONE, "b": ONE})
     await client.load("add")
-    assert {m.name for m in (await client.index(ready=True))[replica]} == {"add", "repeat", "same"}
+    assert {m.name for m in (await client.index(ready=True))[replica]} == {"add", "repeat", "same", "slow"}
     assert (await client.infer("add", {"a": ONE, "b": ONE}))["sum"].tolist() == [2, 4]
     with pytest.raises(NotFound, match="failed to poll from model repository"):
         await client.load("nope")

@@ -16,6 +16,7 @@ INPUTS = {
     "add": {"a": "FP32", "b": "FP32"},
     "repeat": {"values": "INT32", "delay_ms": "INT32"},
     "same": {"text": "BYTES", "half": "FP16"},
+    "slow": {"seconds": "FP32"},
 }
 
 
@@ -34,6 +35,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     def __init__(self) -> None:
         self.loaded = set(INPUTS)
         self.cancelled = 0
+        self.slow = asyncio.Lock()
+        self.waiting = 0
         self.ids: list[str] = []
 
     async def _inputs(self, request: Any, context: Any) -> dict[str, Any]:
@@ -55,7 +58,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             if tensor.datatype != expected:
                 words = f"inference input '{tensor.name}' data-type is '{tensor.datatype}', but model '{model}' expects"
                 await context.abort(S.INVALID_ARGUMENT, f"{words} '{expected}'")
-            if len(tensor.shape) != 1:
+            if len(tensor.shape) != 1 and model != "slow":
                 words = f"unexpected shape for input '{tensor.name}' for model '{model}'. Expected [-1]"
                 await context.abort(S.INVALID_ARGUMENT, f"{words}, got {list(tensor.shape)}")
             assert raw is not None
@@ -69,6 +72,11 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         if request.model_name == "repeat":
             words = "ModelInfer RPC doesn't support models with decoupled transaction policy"
             await context.abort(S.UNIMPLEMENTED, words)
+        if request.model_name == "slow":
+            await self._take_turn(context)
+            async with self.slow:
+                await asyncio.sleep(float(arrays["seconds"][0][0]))
+            return reply({"slept": arrays["seconds"]}, request.outputs)
         if request.model_name == "same":
             return reply({f"{name}_out": array for name, array in arrays.items()}, request.outputs)
         if arrays["a"][0] < 0:
@@ -77,6 +85,15 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             )
             await context.abort(S.INTERNAL, words)
         return reply({"sum": arrays["a"] + arrays["b"]}, request.outputs)
+
+    async def _take_turn(self, context: Any) -> None:
+        if self.slow.locked():
+            if self.waiting:
+                await context.abort(S.UNAVAILABLE, "[request id: <id_unknown>] Exceeds maximum queue size")
+            self.waiting += 1
+            await asyncio.sleep(0.2)
+            self.waiting -= 1
+            await context.abort(S.UNAVAILABLE, "Request timeout expired")
 
     async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:
         async for request in requests:
