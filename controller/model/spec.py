@@ -10,6 +10,7 @@ from typing import Any, Literal
 Protocol = Literal["http", "grpc"]
 Aggregation = Literal["mean", "max", "min"]
 Placement = Literal["pack", "spread"]
+AccessLogWord = Literal["sampled", "all", "off"]
 
 DEFAULT_POLICY = "power_of_two"
 """How callers choose among a service's replicas by default."""
@@ -105,6 +106,17 @@ class Backpressure:
 
     status_code: Literal[503, 429] = 503
     retry_after_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class AccessLog:
+    """Which requests of a service have a line in the log of its replicas, and in HAProxy's."""
+
+    word: AccessLogWord = "sampled"
+    """`sampled`: errors, slow requests, and the sample."""
+    sample: float = 0.01
+    """Share of the requests, 0 to 1. One for the stack: a request of the sample has a line in every part."""
+    slow_request_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +225,7 @@ class ServiceSpec:
     router_policy_kwargs: str = ""
     """The arguments of that policy: a JSON object; "" = none."""
     backpressure: Backpressure = Backpressure()
+    access_log: AccessLog = AccessLog()
     request_timeout_s: float = 60.0
     body_timeout_s: float = 30.0
     """How long a client may take to send a body: at HAProxy its first 8 kB, at a managed replica all of it."""

@@ -25,7 +25,7 @@ from types import MappingProxyType
 import jinja2
 
 from ..errors import RoutingError
-from ..model.spec import ServiceSpec, backend_name
+from ..model.spec import AccessLogWord, ServiceSpec, backend_name
 from ..settings import DEFAULT_LIMITS, EdgeLimits
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "haproxy" / "haproxy.cfg.j2"
@@ -121,6 +121,12 @@ class _Service:
     """From a request's arrival in the waiting room to the first byte of its answer."""
     longest_call_s: int
     """The longest call in whole seconds, which a replaced worker must live for, with its wait in the waiting room."""
+    access_log: AccessLogWord
+    sample_below: int
+    """The request ids of the sample are those whose crc32 is below this."""
+    slow_ms: int
+    logs_itself: bool
+    """Its replicas log what reaches them."""
     server_options: str
 
 
@@ -284,6 +290,10 @@ def _service(spec: ServiceSpec, limits: EdgeLimits) -> _Service:
         hold_facts=f"{spec.name} {hold_ms} {_hold_most(spec)}",
         timeout_held_ms=hold_ms + timeout_queue_ms + timeout_server_ms,
         longest_call_s=(timeout_server_ms + (hold_ms if _wakes(spec) else 0)) // 1000,
+        access_log=spec.access_log.word,
+        sample_below=round(spec.access_log.sample * 2**32),
+        slow_ms=_ms(spec.access_log.slow_request_s),
+        logs_itself=spec.managed,
         server_options=" ".join(server_options(spec)),
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pierhead.llm_config import VARIABLE as LLM_VARIABLE
 
-from ..model.spec import GpuRequest, ProbeSpec
+from ..model.spec import AccessLog, GpuRequest, ProbeSpec
 from .problems import ServiceSource
 from .serve_block import ServeBlock
 from .shared_memory import SharedMemory
@@ -42,6 +42,8 @@ RESERVED_ENVIRONMENT = frozenset(
         "PIERHEAD_LOG_LEVEL",
         "PIERHEAD_LOG_ENCODING",
         "PIERHEAD_ACCESS_LOG",
+        "PIERHEAD_ACCESS_LOG_SAMPLE",
+        "PIERHEAD_SLOW_REQUEST_S",
         "PIERHEAD_USER_CONFIG",
         "PIERHEAD_GPU_MEMORY_BYTES",
         "PIERHEAD_GPU_FRACTION",
@@ -59,7 +61,7 @@ _HASH_FORMAT = 1
 
 
 def managed_environment(
-    source: ServiceSource, block: ServeBlock, drain_s: float, memory: SharedMemory
+    source: ServiceSource, block: ServeBlock, drain_s: float, memory: SharedMemory, access_log: AccessLog
 ) -> dict[str, str]:
     """The environment of every replica of a managed service; `create_body` adds its name, version and machine.
 
@@ -81,7 +83,9 @@ def managed_environment(
         "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD": json.dumps(block.run_user_code_in_separate_thread),
         "PIERHEAD_LOG_LEVEL": block.logging.log_level,
         "PIERHEAD_LOG_ENCODING": block.logging.encoding,
-        "PIERHEAD_ACCESS_LOG": json.dumps(block.logging.enable_access_log),
+        "PIERHEAD_ACCESS_LOG": access_log.word,
+        "PIERHEAD_ACCESS_LOG_SAMPLE": f"{access_log.sample:.10g}",
+        "PIERHEAD_SLOW_REQUEST_S": f"{access_log.slow_request_s:.10g}",
         **memory.environment,
     }
     return environment | ({LLM_VARIABLE: block.llm.to_json()} if block.llm else {})

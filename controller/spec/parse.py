@@ -8,11 +8,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..errors import SpecError
 from ..model.spec import (
     MOST_REPLICAS,
+    AccessLog,
     AutoscaleSpec,
     Backpressure,
     FunctionPolicy,
@@ -32,6 +34,7 @@ from .serve_block import AutoscaleBlock, ServeBlock, parse_block, parse_policy, 
 from .shared_memory import SharedMemory, check_memory_limit, shared_memory, stack_size, with_sockets
 from .translate import translate
 
+DEFAULT_ACCESS_LOG = AccessLog()
 CONTROLLER_SERVICE = "controller"
 DRAIN_MARGIN_S = 5.0
 """Between the longest request and the end of the drain, where graceful_shutdown_timeout_s is not written."""
@@ -46,8 +49,11 @@ _PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _SECTIONS = ("networks", "volumes", "secrets", "configs")
 
 
-def parse(project_name: str, config: object) -> Spec:
-    """Read the services with an `x-serve` block. Raises SpecError with every problem found."""
+def parse(project_name: str, config: object, access_log: AccessLog = DEFAULT_ACCESS_LOG) -> Spec:
+    """Read the services with an `x-serve` block. Raises SpecError with every problem found.
+
+    `access_log`: the stack's, for services that do not write their own.
+    """
     problems = Problems()
     if not _PROJECT_NAME.fullmatch(project_name):
         problems.expected("name", "a project name of lower-case letters, digits, hyphens and underscores", project_name)
@@ -68,7 +74,7 @@ def parse(project_name: str, config: object) -> Spec:
         if _BLOCK not in definition:
             continue
         source = ServiceSource(project_name, str(name), definition, sections, control_networks)
-        block, service = _service(source, memory, problems)
+        block, service = _service(source, memory, access_log, problems)
         if block is not None:
             blocks[source.name] = block
         if service is not None:
@@ -117,7 +123,7 @@ def _control_networks(definitions: Mapping[Any, Any]) -> frozenset[str] | None:
 
 
 def _service(
-    source: ServiceSource, stack_memory: str | None, problems: Problems
+    source: ServiceSource, stack_memory: str | None, access_log: AccessLog, problems: Problems
 ) -> tuple[ServeBlock | None, ServiceSpec | None]:
     """Read one service. The block is None when it has a problem, the service when anything in it has one."""
     before = len(problems.lines)
@@ -145,7 +151,13 @@ def _service(
     grace_s = _stop_grace_period_s(path, source.definition, block, drain_s, problems)
     image = _image(source, problems)
     memory = shared_memory(at(path, _BLOCK), block, stack_memory, problems) if block else SharedMemory()
-    environment = managed_environment(source, block, drain_s, memory) if block and block.is_managed else {}
+    if block:
+        access_log = replace(
+            access_log,
+            word=block.logging.access_log or access_log.word,
+            slow_request_s=block.logging.slow_request_s,
+        )
+    environment = managed_environment(source, block, drain_s, memory, access_log) if block and block.is_managed else {}
     container = translate(with_sockets(source) if memory.size else source, image, environment, grace_s, problems)
     check_memory_limit(at(path, _BLOCK), memory, container, problems)
     if block is None or probe is None or len(problems.lines) > before:
@@ -169,6 +181,7 @@ def _service(
         router_policy=block.router.policy,
         router_policy_kwargs=user_config_text(block.router.policy_kwargs) if block.router.policy_kwargs else "",
         backpressure=Backpressure(block.backpressure.status_code, block.backpressure.retry_after_s),
+        access_log=access_log,
         request_timeout_s=block.request_timeout_s,
         body_timeout_s=block.body_timeout_s,
         graceful_shutdown_wait_loop_s=block.graceful_shutdown_wait_loop_s,
@@ -293,9 +306,9 @@ def _check_process(path: str, block: ServeBlock, problems: Problems) -> None:
             problems.add(
                 at(path, key), "has no effect on an image that is not built on Pierhead's runtime (managed: false)"
             )
-    if not managed and "logging" in block.model_fields_set:
+    for key in sorted(block.logging.model_fields_set & {"log_level", "encoding"}) if not managed else ():
         problems.add(
-            at(path, "logging"),
+            at(path, f"logging.{key}"),
             "has no effect on an image that is not built on Pierhead's runtime (managed: false): its own program "
             "decides what it logs; configure it there (command, environment), and remove this",
         )

@@ -19,7 +19,7 @@ from pierhead.llm_config import LLMConfig
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from ..model.spec import DEFAULT_POLICY, MOST_REPLICAS, Protocol
+from ..model.spec import DEFAULT_POLICY, MOST_REPLICAS, AccessLogWord, Protocol
 from ..model.text import shown
 from .problems import Problems, at
 
@@ -276,11 +276,12 @@ class BackpressureBlock(_Block):
 
 
 class LoggingBlock(_Block):
-    """What a replica logs; the names are Ray Serve's. Compose's own `logging` decides where Docker keeps the log."""
+    """What is logged, in Ray Serve's names where it has one. Compose's `logging` decides where Docker keeps the log."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     encoding: Literal["json", "text"] = "json"
-    enable_access_log: bool = True
+    access_log: AccessLogWord | None = None
+    slow_request_s: Annotated[float, Field(ge=0.001, le=86_400)] = 1.0
 
 
 class SharedMemoryBlock(_Block):
@@ -414,6 +415,7 @@ _INSTEAD: Mapping[str, str] = {
     "workers": "write replicas: HAProxy spreads requests over as many ingress replicas as there are",
     "logging.logs_dir": "a replica writes to standard error and Docker keeps it as the service's own logging key "
     "(beside x-serve) says; remove it",
+    "logging.enable_access_log": 'write logging.access_log: "off" in place of false, "all" in place of true',
     "logging_config": "write logging",
 }
 """Keys known from other systems or former versions, and what to write instead."""

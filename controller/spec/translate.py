@@ -92,7 +92,8 @@ FORBIDDEN: Mapping[str, str] = {
 _KEY_OF_VARIABLE: Mapping[str, str] = {
     "PIERHEAD_LOG_LEVEL": "logging.log_level",
     "PIERHEAD_LOG_ENCODING": "logging.encoding",
-    "PIERHEAD_ACCESS_LOG": "logging.enable_access_log",
+    "PIERHEAD_ACCESS_LOG": "logging.access_log",
+    "PIERHEAD_SLOW_REQUEST_S": "logging.slow_request_s",
 }
 """Variables from the runtime's own documentation, and the keys that set them in a stack."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ import pytest
 from aiohttp import ClientSession, TCPConnector
 
 from controller.model.actions import AddServer
-from controller.model.spec import Backpressure, ProbeSpec
+from controller.model.spec import AccessLog, Backpressure, ProbeSpec
 from controller.routing import haproxy_config
 from controller.routing.haproxy import HAProxyRouter
 from tests.harness.edge import (
@@ -241,24 +242,73 @@ async def test_docker_stop_lets_requests_finish(edge: Edge) -> None:
 # -------------------------------------------------------------------------------------------------------- observability
 
 
+def logged_as(lines: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """In the order of paths: HAProxy's threads log in any order."""
+    return sorted((line["path"], line["service"], line["replica"], line["status"]) for line in lines)
+
+
 async def test_access_log_metrics_and_statistics(edge: Edge) -> None:
-    await edge.route(service("echo"))
+    await edge.route(service("echo", access_log=AccessLog("all")))
     await edge.serve("echo", "echo-1")
     paths = ["/echo/x?secret=1", '/echo/"quoted"\\', "/nowhere", "/-/healthz"]
     for path in paths:
         async with edge.http.get(path, headers={"x-request-id": f"id-{len(path)}"}):
             pass
-    lines = sorted(await edge.logged(3), key=lambda line: str(line["path"]))  # HAProxy's threads log in any order
-    assert [(line["path"], line["service"], line["replica"], line["status"]) for line in lines] == [
+    lines = await edge.logged(3)
+    assert logged_as(lines) == [
         ("/echo/%22quoted%22%5C", "echo", "echo-1", 200),
         ("/echo/x", "echo", "echo-1", 200),
         ("/nowhere", "", "<NOSRV>", 404),
     ]
-    assert (lines[1]["request_id"], lines[1]["termination"]) == (f"id-{len(paths[0])}", "----")
-    assert {"total_ms", "queue_ms", "connect_ms", "response_ms", "bytes_in", "bytes_out", "retries"} <= lines[0].keys()
+    (line,) = (line for line in lines if line["path"] == "/echo/x")
+    assert (line["request_id"], line["termination"]) == (f"id-{len(paths[0])}", "----")
+    assert {"total_ms", "queue_ms", "connect_ms", "response_ms", "bytes_in", "bytes_out", "retries"} <= line.keys()
     assert 'haproxy_server_http_responses_total{proxy="svc_echo",server="echo-1",code="2xx"} 2' in await edge.metrics()
     async with ClientSession() as client, client.get(f"http://{edge.container.ip}:8404/") as answer:
         assert (answer.status, answer.content_type) == (200, "text/html")
+
+
+async def test_by_default_failures_slow_requests_and_the_sample_are_logged(edge: Edge) -> None:
+    """The sample is that of the replicas: the ids whose zlib.crc32 is below its share. Each request has one line."""
+    log = AccessLog(slow_request_s=1.2)
+    foreign = service("foreign", managed=False, access_log=log)
+    off = service("off", access_log=AccessLog("off"))
+    full = service(
+        "full", max_ongoing_requests=1, max_queued_requests=0, backpressure=Backpressure(429), access_log=log
+    )
+    await edge.route(service("echo", access_log=log), foreign, off, full)
+    for name in edge.specs:
+        await edge.serve(name, f"{name}-1")
+    # First of all: on a connection to the replica that has served other requests, HAProxy closes the client's connection
+    # without an answer, and without a line.
+    for path in ("/echo/die", "/off/die"):
+        assert (await error_of(edge, path))[0] == 502
+    ids = [f"id-{number}" for number in range(1000)]
+    for request_id in ids:
+        async with edge.http.get("/echo/plain", headers={"x-request-id": request_id}) as answer:
+            assert answer.status == 200
+    async with edge.busy("full", edge.replicas[-1]), edge.http.get("/full/refused"):
+        pass
+    for path in ("/echo/slow", "/echo/missing", "/foreign/missing", "/foreign/x"):
+        async with edge.http.post(path, headers={"x-request-id": "other"}):
+            pass
+    async with edge.http.get("/end"):
+        pass
+
+    async def done() -> bool:
+        return any(line["path"] == "/end" for line in await asyncio.to_thread(edge.container.log_lines))
+
+    await until(done, "the last request is logged")
+    lines = edge.container.log_lines()
+    plain = {str(line["request_id"]) for line in lines if line["path"] == "/echo/plain"}
+    assert plain == {each for each in ids if zlib.crc32(each.encode()) < 2**32 // 100}
+    assert logged_as([line for line in lines if line["path"] != "/echo/plain"]) == [
+        ("/echo/die", "echo", "echo-1", 502),
+        ("/echo/slow", "echo", "echo-1", 200),
+        ("/end", "", "<NOSRV>", 404),
+        ("/foreign/missing", "foreign", "foreign-1", 404),
+        ("/full/refused", "full", "<NOSRV>", 429),
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------------- gRPC

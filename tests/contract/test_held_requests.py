@@ -15,7 +15,7 @@ import pytest
 from aiohttp import ClientSession, ServerDisconnectedError, TCPConnector, WSMsgType
 
 from controller.model.actions import DeleteServer, SetServerState, SetWaitingRoom
-from controller.model.spec import AutoscaleSpec, ServiceSpec, backend_name
+from controller.model.spec import AccessLog, AutoscaleSpec, ServiceSpec, backend_name
 from controller.model.world import Held, ServerState
 from controller.routing import haproxy_config
 from controller.routing.haproxy import HAProxyRouter
@@ -40,7 +40,7 @@ TO_ZERO = AutoscaleSpec(min=0, max=4)
 
 
 def sleeping(name: str = "echo", **changes: Any) -> ServiceSpec:
-    return service(name, autoscale=TO_ZERO, **changes)
+    return service(name, autoscale=TO_ZERO, access_log=AccessLog("all"), **changes)
 
 
 async def held(edge: Edge, name: str = "echo") -> Held:

@@ -51,8 +51,8 @@ def log_of(logging: Mapping[str, Any], **block: Any) -> list[str]:
     return written.splitlines()
 
 
-def test_by_default_every_line_is_json_and_each_request_has_one() -> None:
-    lines = [json.loads(line) for line in log_of({})]
+def test_every_line_is_json_and_each_request_has_one_where_all_shall() -> None:
+    lines = [json.loads(line) for line in log_of({"access_log": "all"})]
     assert [line["level"] for line in lines if line["logger"] == "shop"] == ["warning"]
     (access,) = [line for line in lines if line["logger"] == "pierhead.access"]
     assert (access["method"], access["status"], access["request_id"]) == ("GET /look", "200", "mine")
@@ -60,7 +60,7 @@ def test_by_default_every_line_is_json_and_each_request_has_one() -> None:
 
 
 def test_level_encoding_and_lines_of_requests_are_what_the_block_says() -> None:
-    lines = log_of({"log_level": "debug", "encoding": "text", "enable_access_log": False})
+    lines = log_of({"log_level": "debug", "encoding": "text", "access_log": "off"})
     after_the_time = [line.partition("+00:00 ")[2] for line in lines]
     assert [line for line in after_the_time if " shop " in line] == [
         "DEBUG   shop [mine] looks at the shelf",

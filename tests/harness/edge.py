@@ -70,6 +70,8 @@ class Replica:
             case "die":
                 assert request.transport is not None
                 request.transport.abort()
+            case "missing":
+                return web.Response(status=404)
             case "socket":
                 socket = web.WebSocketResponse()
                 await socket.prepare(request)

@@ -67,7 +67,9 @@ class Settings:
     | PIERHEAD_NODE | name of the machine that this replica runs on; for policies that prefer near ones |
     | PIERHEAD_LOG_LEVEL | debug, info (default), warning or error; the line per request is of level info |
     | PIERHEAD_LOG_ENCODING | json (default): an object per line; text: lines for people |
-    | PIERHEAD_ACCESS_LOG | false: no log line per request |
+    | PIERHEAD_ACCESS_LOG | lines of requests: sampled (default: errors, slow ones and a sample), all or off |
+    | PIERHEAD_ACCESS_LOG_SAMPLE | the sample's share of the requests, 0 to 1, default 0.01; the request id decides |
+    | PIERHEAD_SLOW_REQUEST_S | a request that takes so long is slow, default 1 |
     """
 
     project: str = ""
@@ -105,7 +107,11 @@ class Settings:
     shared_memory_dir: str = ""
     user_config: str = NO_USER_CONFIG
     """JSON: the argument of `reconfigure` at the start."""
-    access_log: bool = True
+    access_log: str = "sampled"
+    """"sampled", "all" or "off"."""
+    access_log_sample: float = 0.01
+    """0 to 1."""
+    slow_request_s: float = 1.0
     log_level: str = "info"
     log_encoding: str = "json"
     """"json" or "text"."""
@@ -147,7 +153,9 @@ class Settings:
             user_config=env.read(
                 "PIERHEAD_USER_CONFIG", NO_USER_CONFIG, _user_config, "a JSON object of at most 64 KiB"
             ),
-            access_log=env.flag("PIERHEAD_ACCESS_LOG", True),
+            access_log=env.choice("PIERHEAD_ACCESS_LOG", "sampled", ("sampled", "all", "off")),
+            access_log_sample=env.read("PIERHEAD_ACCESS_LOG_SAMPLE", 0.01, _share, "a number from 0 to 1"),
+            slow_request_s=env.seconds("PIERHEAD_SLOW_REQUEST_S", 1.0),
             log_level=env.choice("PIERHEAD_LOG_LEVEL", "info", ("debug", "info", "warning", "error")),
             log_encoding=env.choice("PIERHEAD_LOG_ENCODING", "json", ("json", "text")),
         )
@@ -176,6 +184,13 @@ def _static(env: Environment) -> Mapping[str, tuple[str, ...]]:
 
 _port = integer_from(0, 65535)
 _PORT = "a port number from 0 to 65535"
+
+
+def _share(raw: str) -> float:
+    share = float(raw)
+    if not 0 <= share <= 1:
+        raise ValueError
+    return share
 
 
 def _user_config(raw: str) -> str:

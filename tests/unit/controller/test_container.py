@@ -306,7 +306,8 @@ def test_the_environment_of_a_managed_replica() -> None:
     spec = ranker({"port": 7000, "request_timeout_s": 2.5}, environment={"MODEL": "x"})
     assert body(spec)["Env"] == [
         "MODEL=x",
-        "PIERHEAD_ACCESS_LOG=true",
+        "PIERHEAD_ACCESS_LOG=sampled",
+        "PIERHEAD_ACCESS_LOG_SAMPLE=0.01",
         "PIERHEAD_ADMIN_PORT=9100",
         "PIERHEAD_BACKPRESSURE_RETRY_AFTER_S=1",
         "PIERHEAD_BACKPRESSURE_STATUS_CODE=503",
@@ -325,6 +326,7 @@ def test_the_environment_of_a_managed_replica() -> None:
         "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD=false",
         "PIERHEAD_SERVICE=ranker",
         "PIERHEAD_SHARED_MEMORY_BYTES=0",
+        "PIERHEAD_SLOW_REQUEST_S=1",
         "PIERHEAD_VERSION=abcd1234",
     ]
 

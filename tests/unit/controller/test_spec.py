@@ -55,7 +55,7 @@ def test_a_probe_path_makes_it_a_foreign_image_unless_managed_is_written() -> No
 
 
 def test_settings_of_the_process_reach_it_in_its_environment() -> None:
-    logging = {"log_level": "debug", "encoding": "text", "enable_access_log": False}
+    logging = {"log_level": "debug", "encoding": "text", "access_log": "off", "slow_request_s": 2.5}
     backpressure = {"status_code": 429, "retry_after_s": 2.5}
     spec = ranker({"route": "/a", "debug": True, "backpressure": backpressure, "logging": logging})
     assert spec.backpressure == Backpressure(429, 2.5)
@@ -65,7 +65,9 @@ def test_settings_of_the_process_reach_it_in_its_environment() -> None:
         "PIERHEAD_BACKPRESSURE_RETRY_AFTER_S=2.5",
         "PIERHEAD_LOG_LEVEL=debug",
         "PIERHEAD_LOG_ENCODING=text",
-        "PIERHEAD_ACCESS_LOG=false",
+        "PIERHEAD_ACCESS_LOG=off",
+        "PIERHEAD_ACCESS_LOG_SAMPLE=0.01",
+        "PIERHEAD_SLOW_REQUEST_S=2.5",
     } <= set(spec.container["Env"])
     threaded = ranker({"run_user_code_in_separate_thread": True})
     assert "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD=true" in threaded.container["Env"]
@@ -415,7 +417,10 @@ FOREIGN_THREAD = {**AN_IMAGE, "protocol": "grpc", "run_user_code_in_separate_thr
         (NEEDS_GRPC, 'run_user_code_in_separate_thread: needs protocol "grpc": the handlers of an HTTP application'),
         (FOREIGN_THREAD, f"run_user_code_in_separate_thread: {UNMANAGED}"),
         ({**AN_IMAGE, "debug": True}, f"debug: {UNMANAGED}"),
-        ({**AN_IMAGE, "logging": {"log_level": "info"}}, f"logging: {UNMANAGED}: its own program decides what it logs"),
+        (
+            {**AN_IMAGE, "logging": {"log_level": "info"}},
+            f"logging.log_level: {UNMANAGED}: its own program decides what it logs",
+        ),
         ({**AN_IMAGE, "health": {**AN_IMAGE["health"], "progress_timeout_s": 5}}, "health.progress_timeout_s: has no"),
         ({**AN_IMAGE, "shared_memory": {}}, "shared_memory: needs an image that is built on Pierhead's runtime"),
         ({"protocol": "grpc", "route": "/a"}, "route: a route takes HTTP requests and this service has protocol"),

@@ -181,7 +181,7 @@ def test_which_changes_need_a_new_container() -> None:
         {"debug": True},
         {"logging": {"log_level": "debug"}},
         {"logging": {"encoding": "text"}},
-        {"logging": {"enable_access_log": False}},
+        {"logging": {"access_log": "off"}},
         {"run_user_code_in_separate_thread": True},
         {"request_timeout_s": 5},
         {"graceful_shutdown_timeout_s": 70},

@@ -44,7 +44,7 @@ class Written(io.StringIO):
 @pytest.fixture
 def written(restored: None) -> Written:
     stream = Written()
-    logs.configure(Settings(service="ranker", replica="ranker-1"), stream)
+    logs.configure(Settings(service="ranker", replica="ranker-1", access_log="all"), stream)
     return stream
 
 
@@ -122,12 +122,29 @@ class TestRequestLog:
         (parsed,) = written.lines()
         assert (parsed["method"], parsed["request_id"]) == (text, text)
 
-    @pytest.mark.parametrize("settings", [Settings(access_log=False), Settings(log_level="warning")])
+    @pytest.mark.parametrize("settings", [Settings(access_log="off"), Settings(log_level="warning")])
     def test_it_can_be_turned_off(self, restored: None, settings: Settings) -> None:
         stream = Written()
         logs.configure(settings, stream)
         Edge(settings, Admission(1), RuntimeMetrics()).finished("GET /", "200", 0, "mine")
         assert stream.lines() == []
+
+    def test_errors_slow_requests_and_a_sample_have_lines(self, restored: None) -> None:
+        stream = Written()
+        settings = Settings(slow_request_s=2.0)
+        logs.configure(settings, stream)
+        edge = Edge(settings, Admission(1), RuntimeMetrics())
+        for status, seconds, request_id in (
+            ("200", 1.9, "other"),
+            ("304", 0.1, "other"),
+            ("OK", 0.1, "other"),
+            ("OK", 0.1, "my-request-25"),  # crc32 below 1 % of 2**32
+            ("404", 0.1, "not found"),
+            ("RESOURCE_EXHAUSTED", 0.1, "refused"),
+            ("200", 2.0, "slow"),
+        ):
+            edge.finished("GET /", status, seconds, request_id)
+        assert [line["request_id"] for line in stream.lines()] == ["my-request-25", "not found", "refused", "slow"]
 
 
 class TestText:
@@ -136,7 +153,7 @@ class TestText:
     @pytest.fixture
     def text(self, restored: None) -> Callable[[], list[str]]:
         stream = io.StringIO()
-        logs.configure(Settings(service="ranker", replica="ranker-1", log_encoding="text"), stream)
+        logs.configure(Settings(service="ranker", replica="ranker-1", access_log="all", log_encoding="text"), stream)
 
         def lines() -> list[str]:
             logging.getLogger().handlers[0].flush()

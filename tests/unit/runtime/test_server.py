@@ -278,7 +278,7 @@ serve(Echo())
 
 class TestSignals:
     async def test_sigterm_drains_and_exits_with_0(self, cluster: Cluster, free_port: int) -> None:
-        process = await cluster.process(SLOW, free_port, PIERHEAD_SERVICE="echo", PIERHEAD_ACCESS_LOG="false")
+        process = await cluster.process(SLOW, free_port, PIERHEAD_SERVICE="echo", PIERHEAD_ACCESS_LOG="off")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
             stub = echo_pb2_grpc.EchoStub(channel)
             await stub.Echo(echo())

@@ -28,14 +28,14 @@ def test_what_the_controller_gives_is_read() -> None:
             "PIERHEAD_DEBUG": "true",
             "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD": "1",
             "PIERHEAD_NODE": "gpu-7",
-            "PIERHEAD_ACCESS_LOG": "False",
+            "PIERHEAD_ACCESS_LOG": "Off",
             "PIERHEAD_LOG_ENCODING": "text",
         }
     )
     assert (settings.port, settings.max_ongoing_requests, settings.request_timeout_s) == (50051, 1000, 2.5)
     assert settings.discovery == "controller:8101"
     assert (settings.backpressure_status_code, settings.backpressure_retry_after_s) == (429, 2.5)
-    assert (settings.debug, settings.access_log, settings.log_encoding) == (True, False, "text")
+    assert (settings.debug, settings.access_log, settings.log_encoding) == (True, "off", "text")
     assert settings.run_user_code_in_separate_thread
     assert settings.node == "gpu-7"
 

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 from json.encoder import encode_basestring
@@ -27,6 +28,9 @@ RequestLine = Callable[[str, str, str, float, str], str]
 """Formats that line from the time as text, method, status, milliseconds and request id."""
 
 ACCESS_LOGGER = "pierhead.access"
+
+_IDS = 2**32
+"""Values of crc32."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -114,16 +118,28 @@ class LineHandler(logging.Handler):
 
 
 class RequestLines:
-    """Writes a line for each request that has ended. On the path of every request, hence without a log record."""
+    """Writes the lines of requests that have ended: of all, or of errors, slow requests and a sample.
+
+    The sample is made of the request ids alone, as in HAProxy, so a request of the sample has its line in every part.
+    On the path of every request, hence without a log record.
+    """
 
     def __init__(self, writer: LineWriter, settings: Settings) -> None:
         self._put = writer.put
         self._line = _text_request if settings.log_encoding == "text" else _json_request(settings)
+        self._slow_s = settings.slow_request_s
+        self._bound = _IDS if settings.access_log == "all" else round(settings.access_log_sample * _IDS)
         self._second = 0
         self._date = ""
 
     def __call__(self, method: str, status: str, seconds: float, request_id: str) -> None:
         """`method`: gRPC method or HTTP route as declared; `status`: HTTP status or the name of the gRPC one."""
+        if (
+            seconds < self._slow_s
+            and (status == "OK" or status < "400")  # names of gRPC's other statuses come after digits
+            and zlib.crc32(request_id.encode()) >= self._bound
+        ):
+            return
         now = time.time()
         second = int(now)
         if second != self._second:
@@ -171,7 +187,7 @@ def configure(settings: Settings, stream: TextIO | None = None) -> None:
     factory = logging.getLogRecordFactory()
     if not isinstance(factory, RecordFactory):
         logging.setLogRecordFactory(RecordFactory(factory))
-    wanted = settings.access_log and root.isEnabledFor(logging.INFO)
+    wanted = settings.access_log != "off" and root.isEnabledFor(logging.INFO)
     if _handler is not None:
         _handler.close()
     _handler, _requests = handler, RequestLines(writer, settings) if wanted else None
