@@ -279,7 +279,7 @@ async def test_by_default_failures_slow_requests_and_the_sample_are_logged(edge:
     await edge.route(service("echo", access_log=log), foreign, off, full)
     for name in edge.specs:
         await edge.serve(name, f"{name}-1")
-    # First of all: on a connection to the replica that has served other requests, HAProxy closes the client's connection
+    # First: on a connection to the replica that has served other requests, HAProxy closes the client's connection
     # without an answer, and without a line.
     for path in ("/echo/die", "/off/die"):
         assert (await error_of(edge, path))[0] == 502
