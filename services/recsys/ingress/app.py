@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from aiohttp import web
-from pierhead import BadRequest, tensors
-from pierhead.recsys.v1.ranker_pb2 import RankRequest
+from pierhead import BadRequest
 
 from services.recsys.ingress.candidates import MAX_USER_ID, candidates
 from services.recsys.ingress.rank_body import parse_rank_body
-
-if TYPE_CHECKING:
-    from pierhead.recsys.v1.ranker_pb2_grpc import RankerAsyncStub
+from services.recsys.ingress.rankers import Score
 
 
-def make_app(ranker: RankerAsyncStub) -> web.Application:
-    """The HTTP application; `ranker` is a stub of the Ranker service."""
-    ingress = RecsysIngress(ranker)
+def make_app(score: Score) -> web.Application:
+    """The HTTP application; `score` asks a ranker."""
+    ingress = RecsysIngress(score)
     app = web.Application()
     app.router.add_get("/recsys", ingress.recommend)
     app.router.add_get("/recsys/", ingress.recommend)
@@ -31,8 +27,8 @@ def make_app(ranker: RankerAsyncStub) -> web.Application:
 class RecsysIngress:
     """Two ways to the same call."""
 
-    def __init__(self, ranker: RankerAsyncStub) -> None:
-        self._ranker = ranker
+    def __init__(self, score: Score) -> None:
+        self._score = score
 
     async def recommend(self, request: web.Request) -> web.Response:
         """`GET /recsys/?user_id=7` -> `{"scores": [32 floats]}`, one for each of the user's candidates."""
@@ -43,13 +39,8 @@ class RecsysIngress:
         return await self._scores(*parse_rank_body(await request.read()))
 
     async def _scores(self, dense: npt.NDArray[np.float32], sparse: npt.NDArray[np.int64]) -> web.Response:
-        message = RankRequest(
-            dense=tensors.from_numpy(dense),
-            sparse=tensors.from_numpy(sparse),
-        )
-        reply = await self._ranker.Rank(message)
-        scores = tensors.to_numpy(reply.scores, field="scores")
-        return web.Response(body=json.dumps({"scores": scores.tolist()}).encode(), content_type="application/json")
+        scores = await self._score(dense, sparse)
+        return web.Response(body=json.dumps({"scores": scores}).encode(), content_type="application/json")
 
 
 def _user_id(request: web.Request) -> int:

@@ -5,26 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from services.recsys.ranker.model import Dlrm
+from services.recsys.ranker.rows import Rows
 from services.recsys.schema import DENSE_FEATURES, SPARSE_FEATURES
 
 CPU_CHUNK_ROWS: Final = 512
 """Rows that go through the model at a time on a CPU: what they pass through then stays in the processor's caches."""
-
-
-class Rows(NamedTuple):
-    """The rows of one request; views into its message, never written to."""
-
-    dense: npt.NDArray[np.float32]
-    """[rows, 13]"""
-    sparse: npt.NDArray[np.int64]
-    """[rows, 26]"""
 
 
 class Scorer:

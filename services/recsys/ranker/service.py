@@ -13,57 +13,27 @@ from pierhead import BadRequest, Unavailable, batch, tensors
 from pierhead.recsys.v1.ranker_pb2 import RankReply, RankRequest
 from pierhead.recsys.v1.ranker_pb2_grpc import RankerServicer
 
-from services.recsys.ranker.scorer import Rows, Scorer
+from services.recsys.ranker.rows import MAX_BATCH_ROWS, Rows, check_scores, checked_rows
+from services.recsys.ranker.scorer import Scorer
 from services.recsys.ranker.settings import RankerSettings
 from services.recsys.ranker.weights import load_weights, seeded_weights
-from services.recsys.schema import DENSE_FEATURES, MAX_ROWS, SPARSE_FEATURES, TABLE_ROWS
+from services.recsys.schema import DENSE_FEATURES, SPARSE_FEATURES
 
 logger = logging.getLogger(__name__)
 
 MAX_BATCH_REQUESTS: Final = 100
-MAX_BATCH_ROWS: Final = MAX_ROWS
-"""As many as the largest single request, so that no batch ever exceeds the scorer's buffers."""
-
-_UNSIGNED_TABLE_ROWS: Final = np.uint64(TABLE_ROWS)
 
 
 def read_request(request: RankRequest) -> Rows:
     """View a request's tensors as arrays, without a copy. Raises BadRequest: field, expected, found."""
-    dense_shape = tensors.check("dense", request.dense, tensors.FLOAT32, (None, DENSE_FEATURES))
-    sparse_shape = tensors.check("sparse", request.sparse, tensors.INT64, (None, SPARSE_FEATURES))
-    if not 1 <= dense_shape[0] <= MAX_ROWS:
-        raise BadRequest(f"dense: expected 1 to {MAX_ROWS} rows, found {dense_shape[0]}")
-    if sparse_shape[0] != dense_shape[0]:
-        raise BadRequest(f"sparse: expected as many rows as dense, {dense_shape[0]}, found {sparse_shape[0]}")
+    tensors.check("dense", request.dense, tensors.FLOAT32, (None, DENSE_FEATURES))
+    tensors.check("sparse", request.sparse, tensors.INT64, (None, SPARSE_FEATURES))
     dense = tensors.to_numpy(request.dense)
     sparse = tensors.to_numpy(request.sparse)
-    finite = np.isfinite(dense)
-    if not finite.all():
-        row, column = _first(~finite)
-        raise BadRequest(f"dense[{row}][{column}]: expected a finite number, found {dense[row, column]}")
-    # Seen as unsigned, a negative id is a huge one: one pass finds both ends of the range.
-    if sparse.view("<u8").max() >= _UNSIGNED_TABLE_ROWS:
-        row, column = _first((sparse < 0) | (sparse >= TABLE_ROWS))
-        raise BadRequest(
-            f"sparse[{row}][{column}]: expected an id from 0 to {TABLE_ROWS - 1}, found {sparse[row, column]}"
-        )
-    return Rows(dense, sparse)
-
-
-def _first(wrong: npt.NDArray[np.bool_]) -> tuple[int, int]:
-    row, column = np.unravel_index(wrong.argmax(), wrong.shape)
-    return int(row), int(column)
-
-
-def _check_scores(scores: npt.NDArray[np.float32], dense: npt.NDArray[np.float32]) -> None:
-    """Refuse finite features whose products are not: the model makes NaN of them. Raises BadRequest."""
-    unknown = np.isnan(scores)
-    if unknown.any():
-        row = int(unknown.argmax())
-        raise BadRequest(
-            f"dense[{row}]: expected numbers that the model can compute with in float32, found some up to "
-            f"{np.abs(dense[row]).max():g} either way: the row's score is not a number"
-        )
+    try:
+        return checked_rows(dense, sparse)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
 
 
 def _row_count(rows: Rows) -> int:
@@ -81,7 +51,10 @@ class Ranker(RankerServicer):
         """Score every row. The request is checked before it joins a batch, so a bad one fails alone."""
         rows = read_request(request)
         scores = await self._score(rows)
-        _check_scores(scores, rows.dense)
+        try:
+            check_scores(scores, rows.dense)
+        except ValueError as error:
+            raise BadRequest(str(error)) from None
         return RankReply(scores=tensors.from_numpy(scores))
 
     @batch(

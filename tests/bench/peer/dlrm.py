@@ -16,7 +16,8 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from services.recsys.ingress.candidates import candidates
-from services.recsys.ranker.scorer import Rows, Scorer
+from services.recsys.ranker.rows import Rows
+from services.recsys.ranker.scorer import Scorer
 from services.recsys.ranker.weights import seeded_weights
 from services.recsys.schema import MAX_ROWS
 

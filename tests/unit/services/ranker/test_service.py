@@ -16,8 +16,9 @@ from pierhead.recsys.v1.ranker_pb2 import RankReply, RankRequest
 from pierhead.recsys.v1.ranker_pb2_grpc import RankerStub
 from pierhead.tensor.v1.tensor_pb2 import Tensor
 
-from services.recsys.ranker.scorer import Rows, Scorer
-from services.recsys.ranker.service import MAX_BATCH_ROWS, Ranker, read_request
+from services.recsys.ranker.rows import MAX_BATCH_ROWS, Rows
+from services.recsys.ranker.scorer import Scorer
+from services.recsys.ranker.service import Ranker, read_request
 from services.recsys.ranker.settings import RankerSettings
 from services.recsys.ranker.weights import seeded_weights
 from tests.unit.runtime.harness import Cluster

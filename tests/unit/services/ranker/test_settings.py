@@ -6,7 +6,8 @@ import pytest
 import torch
 from pierhead.errors import SettingsError
 
-from services.recsys.ranker.settings import RankerSettings, default_threads
+from services.recsys.ranker.settings import RankerSettings
+from services.recsys.ranker.threads import default_threads
 
 
 def test_nothing_set_means_the_seed_and_whatever_there_is() -> None:

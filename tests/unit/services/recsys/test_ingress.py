@@ -8,13 +8,14 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from pierhead import Settings, handle, tensors
+from pierhead import Settings, tensors
 from pierhead.calls.clients import Clients
 from pierhead.recsys.v1.ranker_pb2 import RankReply, RankRequest
-from pierhead.recsys.v1.ranker_pb2_grpc import RankerServicer, RankerStub
+from pierhead.recsys.v1.ranker_pb2_grpc import RankerServicer
 
 from services.recsys.ingress.app import make_app
 from services.recsys.ingress.candidates import candidates
+from services.recsys.ingress.rankers import by_ranker
 from tests.unit.runtime.harness import Cluster, address
 
 
@@ -32,7 +33,7 @@ class AddingRanker(RankerServicer):
 async def base_url(cluster: Cluster) -> str:
     ranker = await cluster.start(AddingRanker(), service="ranker")
     Clients.use(Settings(static={"RANKER": (address(ranker),)}))
-    ingress = await cluster.start(make_app(handle(RankerStub, "ranker")), service="recsys")
+    ingress = await cluster.start(make_app(by_ranker()), service="recsys")
     return f"http://127.0.0.1:{ingress.http_port}"
 
 

@@ -1,0 +1,5 @@
+"""Triton looks for its class here."""
+
+from services.recsys.triton.model import TritonPythonModel
+
+__all__ = ["TritonPythonModel"]
