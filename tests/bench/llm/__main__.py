@@ -39,8 +39,10 @@ HOW = """\
 - The same packages with nothing of ours: HAProxy, one aiohttp handler, one grpc.aio stream on which all tokens of a
   step travel as one message, an engine that repeats one token (tests/bench/bare/llm_*.py). No client is waited for,
   nothing is checked, counted, logged, limited or cancelled: about the least that this chain can cost in Python.
-- Ray Serve LLM runs with its throughput flags, behind the same HAProxy program: its own OpenAI ingress and LLM server,
-  over the very same mock engine, whose events pass through as they are. CPU is that of all processes, of ours as well.
+- Ray Serve LLM runs with its throughput flags, behind the same HAProxy program, with direct streaming
+  (`RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING=1`, `stream_batching_interval_ms: 0`): HAProxy asks its router for a replica,
+  and the LLM server answers through vLLM's own HTTP application: no gateway is on the way of tokens. The engine is the
+  same mock one, whose events pass through as they are. CPU is that of all processes, of ours as well.
 - A round measures one after the other, the next the other way round; medians over rounds, ratios and differences within
   a round, both with the lowest and the highest. What is not measured does not run, but for replicas without requests.
 - Tokens count when they come; what goes on at the end of a measurement is given up. An error is anything but status 200

@@ -175,6 +175,7 @@ def theirs(work: Workplace, engine: Mapping[str, Any]) -> Iterator[Running]:
     config = {"engine": "mock", "model_loading": {"model_id": MODEL}, "engine_kwargs": dict(engine)}
     env = {
         "PEER_LLM_CONFIG": json.dumps(config),
+        "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING": "1",
         "RAYLLM_VLLM_ENGINE_CLS": "tests.bench.peer.llm_engine.MockedEngine",
         "PYTHONPATH": f"{ROOT / 'services' / 'runtime'}:{ROOT}",
     }

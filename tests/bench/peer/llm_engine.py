@@ -28,6 +28,26 @@ class MockedEngine(LLMEngine):  # type: ignore[misc]  # its types are only where
     async def start(self) -> None:
         await self._engine.start("none", lambda *_: None)
 
+    async def build_asgi_app(self) -> Any:
+        """What direct streaming serves: vLLM's own HTTP application, its chats answered by `create_chat_completion`."""
+        from vllm.entrypoints.launchers.app import build_app
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+        app = build_app(make_arg_parser(FlexibleArgumentParser()).parse_args([]), supported_tasks=("generate",))
+        app.state.openai_serving_chat = self
+        app.state.openai_serving_models = self
+        app.state.log_stats = False
+        return app
+
+    async def create_chat_completion(self, request: Any, raw_request: Any) -> AsyncIterator[str]:
+        return self.chat(request)
+
+    async def show_available_models(self) -> Any:
+        from vllm.entrypoints.serve.engine.protocol import ModelCard, ModelList
+
+        return ModelList(data=[ModelCard(id=self._model)])
+
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[str]:
         messages = [{"role": message["role"], "content": message["content"]} for message in request.messages]
         body = {"model": self._model, "messages": messages, "stream": True, "max_tokens": request.max_tokens}

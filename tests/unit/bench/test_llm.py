@@ -45,17 +45,18 @@ def verdicts(*samples: Sample) -> dict[str, bool | None]:
 
 @pytest.mark.parametrize(
     ("p50", "p99", "peer_cpu", "met"),
-    [(52.9, 64.0, 20.0, [True, True, True]), (53.5, 70.0, 4.0, [False, False, False])],
+    [(52.9, 64.0, 2.0, [True] * 4), (53.5, 70.0, 1.9, [False] * 4)],
 )
 def test_what_the_way_adds(p50: float, p99: float, peer_cpu: float, met: list[bool]) -> None:
     floor = sample("overhead", "floor")
     ours = [sample("overhead", each, first=histogram(*[p50] * 98, p99, p99)) for each in ("gateway", "haproxy")]
-    assert list(verdicts(floor, *ours, sample("overhead", "peer", cpu_s={"rest": peer_cpu})).values()) == met
+    peer = sample("overhead", "peer", cpu_s={"ray": peer_cpu}, first=histogram(53.0))
+    assert list(verdicts(floor, *ours, peer).values()) == met
 
 
 def test_streams_as_fast_as_they_come_and_the_bare_chain_have_lines_of_their_own() -> None:
     found = [sample("overhead", "gateway"), sample("overhead", "haproxy"), sample("overhead", "haproxy", FREE)]
-    found.append(sample("overhead", "peer", FREE, cpu_s={"rest": 4.0}))
+    found.append(sample("overhead", "peer", FREE, cpu_s={"ray": 1.0}))
     free = "64 streams as fast as they come: CPU per 1,000 streamed tokens, HAProxy, gateway and replica"
     assert verdicts(*found)[free] is False
     [table] = tables(Samples(found), 2)
