@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import math
 import os
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast, get_args
 
 import yaml
 
 from ..errors import ControllerError, SpecError
-from ..model.spec import AccessLog, AccessLogWord, Spec
+from ..model.spec import Spec
 from .files import Fingerprint, ProjectFiles, compose_files
 from .messages import Setting, explain, explain_warning, split_output
 from .parse import parse
@@ -71,26 +69,9 @@ class ComposeProject:
             raise ControllerError(f"`docker compose config` printed what is not YAML: {error}") from error
         name = config.get("name") if isinstance(config, Mapping) else None
         project = name if isinstance(name, str) else self._environment.get("COMPOSE_PROJECT_NAME", "")
-        spec = parse(project, config, self._access_log())
+        spec = parse(project, config)
         explained = (explain_warning(message, setting) for message in messages)
         return dataclasses.replace(spec, warnings=(*explained, *spec.warnings))
-
-    def _access_log(self) -> AccessLog:
-        """The stack's, from .env. Raises SpecError for words that mean nothing."""
-        default, problems = AccessLog(), []
-        word = self._environment.get("PIERHEAD_ACCESS_LOG") or default.word
-        share = self._environment.get("PIERHEAD_ACCESS_LOG_SAMPLE") or str(default.sample)
-        try:
-            sample = float(share)
-        except ValueError:
-            sample = math.nan
-        if word not in get_args(AccessLogWord):
-            problems.append(f"PIERHEAD_ACCESS_LOG: expected sampled, all or off, found {word!r}")
-        if not 0 <= sample <= 1:
-            problems.append(f"PIERHEAD_ACCESS_LOG_SAMPLE: expected a number from 0 to 1, found {share!r}")
-        if problems:
-            raise SpecError(problems)
-        return AccessLog(cast(AccessLogWord, word), sample)
 
     def _setting(self) -> Setting:
         return Setting(self.project_dir, compose_files(self.project_dir, self._environment))

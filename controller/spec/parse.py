@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from ..errors import SpecError
@@ -26,15 +25,16 @@ from ..model.spec import (
     Spec,
 )
 from ..model.text import shown
+from .access_log import access_log, stack_access_log
 from .definition import ADMIN_PORT, definition_hash, managed_environment
 from .gpus import gpu_request
 from .llm_block import check_llm, llm_gpus
 from .problems import Problems, ServiceSource, at
 from .serve_block import AutoscaleBlock, ServeBlock, parse_block, parse_policy, user_config_text
 from .shared_memory import SharedMemory, check_memory_limit, shared_memory, stack_size, with_sockets
+from .stack_words import StackWords
 from .translate import translate
 
-DEFAULT_ACCESS_LOG = AccessLog()
 CONTROLLER_SERVICE = "controller"
 DRAIN_MARGIN_S = 5.0
 """Between the longest request and the end of the drain, where graceful_shutdown_timeout_s is not written."""
@@ -49,11 +49,8 @@ _PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _SECTIONS = ("networks", "volumes", "secrets", "configs")
 
 
-def parse(project_name: str, config: object, access_log: AccessLog = DEFAULT_ACCESS_LOG) -> Spec:
-    """Read the services with an `x-serve` block. Raises SpecError with every problem found.
-
-    `access_log`: the stack's, for services that do not write their own.
-    """
+def parse(project_name: str, config: object) -> Spec:
+    """Read the services with an `x-serve` block. Raises SpecError with every problem found."""
     problems = Problems()
     if not _PROJECT_NAME.fullmatch(project_name):
         problems.expected("name", "a project name of lower-case letters, digits, hyphens and underscores", project_name)
@@ -63,7 +60,8 @@ def parse(project_name: str, config: object, access_log: AccessLog = DEFAULT_ACC
     sections = {section: problems.mapping(section, config.get(section)) for section in _SECTIONS}
     definitions = problems.mapping("services", config.get("services"))
     control_networks = _control_networks(definitions)
-    memory = stack_size(definitions, CONTROLLER_SERVICE, problems)
+    stack = StackWords(definitions, CONTROLLER_SERVICE, problems)
+    memory, log = stack_size(stack), stack_access_log(stack)
     blocks: dict[str, ServeBlock] = {}
     services: dict[str, ServiceSpec] = {}
     for name in sorted(definitions, key=str):
@@ -74,7 +72,7 @@ def parse(project_name: str, config: object, access_log: AccessLog = DEFAULT_ACC
         if _BLOCK not in definition:
             continue
         source = ServiceSource(project_name, str(name), definition, sections, control_networks)
-        block, service = _service(source, memory, access_log, problems)
+        block, service = _service(source, memory, log, problems)
         if block is not None:
             blocks[source.name] = block
         if service is not None:
@@ -123,7 +121,7 @@ def _control_networks(definitions: Mapping[Any, Any]) -> frozenset[str] | None:
 
 
 def _service(
-    source: ServiceSource, stack_memory: str | None, access_log: AccessLog, problems: Problems
+    source: ServiceSource, stack_memory: str | None, stack_log: AccessLog, problems: Problems
 ) -> tuple[ServeBlock | None, ServiceSpec | None]:
     """Read one service. The block is None when it has a problem, the service when anything in it has one."""
     before = len(problems.lines)
@@ -151,13 +149,8 @@ def _service(
     grace_s = _stop_grace_period_s(path, source.definition, block, drain_s, problems)
     image = _image(source, problems)
     memory = shared_memory(at(path, _BLOCK), block, stack_memory, problems) if block else SharedMemory()
-    if block:
-        access_log = replace(
-            access_log,
-            word=block.logging.access_log or access_log.word,
-            slow_request_s=block.logging.slow_request_s,
-        )
-    environment = managed_environment(source, block, drain_s, memory, access_log) if block and block.is_managed else {}
+    log = access_log(block.logging, stack_log) if block else stack_log
+    environment = managed_environment(source, block, drain_s, memory, log) if block and block.is_managed else {}
     container = translate(with_sockets(source) if memory.size else source, image, environment, grace_s, problems)
     check_memory_limit(at(path, _BLOCK), memory, container, problems)
     if block is None or probe is None or len(problems.lines) > before:
@@ -181,7 +174,7 @@ def _service(
         router_policy=block.router.policy,
         router_policy_kwargs=user_config_text(block.router.policy_kwargs) if block.router.policy_kwargs else "",
         backpressure=Backpressure(block.backpressure.status_code, block.backpressure.retry_after_s),
-        access_log=access_log,
+        access_log=log,
         request_timeout_s=block.request_timeout_s,
         body_timeout_s=block.body_timeout_s,
         graceful_shutdown_wait_loop_s=block.graceful_shutdown_wait_loop_s,

@@ -14,6 +14,7 @@ from typing import Any
 from ..model.spec import size_words
 from .problems import Problems, ServiceSource, at
 from .serve_block import ServeBlock, SharedMemoryBlock, memory_bytes, shared_memory_size
+from .stack_words import StackWords
 
 VOLUME = "shared-memory"
 """Its name in the top-level volumes section (compose/compose.yaml)."""
@@ -42,19 +43,13 @@ class SharedMemory:
         }
 
 
-def stack_size(definitions: Mapping[Any, Any], controller: str, problems: Problems) -> str | None:
+def stack_size(stack: StackWords) -> str | None:
     """The size that the stack gives to managed services that write none; None = they have no shared memory."""
-    definition = definitions.get(controller)
-    environment = definition.get("environment") if isinstance(definition, Mapping) else None
-    written = environment.get(STACK_VARIABLE) if isinstance(environment, Mapping) else None
+    written = stack.get(STACK_VARIABLE)
     if not written:
         return None
     if (size := shared_memory_size(written)) is None:
-        problems.expected(
-            at(at(at("services", controller), "environment"), STACK_VARIABLE),
-            'a size from "1MiB" to "1TiB" such as "2GiB", or 0 (it is set in .env)',
-            written,
-        )
+        stack.expected(STACK_VARIABLE, 'a size from "1MiB" to "1TiB" such as "2GiB", or 0', written)
     return size
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from controller.engines.labels import create_body
 from controller.model.actions import replica_name
-from controller.model.spec import GpuSlot, ServiceSpec
+from controller.model.spec import AccessLog, GpuSlot, ServiceSpec
 from controller.model.world import Gpu
 from controller.spec.parse import parse
 from controller.spec.translate import IGNORED
@@ -329,6 +329,34 @@ def test_the_environment_of_a_managed_replica() -> None:
         "PIERHEAD_SLOW_REQUEST_S=1",
         "PIERHEAD_VERSION=abcd1234",
     ]
+
+
+@pytest.mark.parametrize(
+    ("word", "sample", "block", "found"),
+    [
+        ("", "", {}, AccessLog()),
+        ("all", "0.5", {}, AccessLog("all", 0.5)),
+        ("all", "0.5", {"access_log": "off", "slow_request_s": 2}, AccessLog("off", 0.5, 2.0)),
+    ],
+)
+def test_the_stack_decides_what_is_logged_where_the_service_does_not(
+    word: str, sample: str, block: Any, found: AccessLog
+) -> None:
+    assert parse(PROJECT, with_access_log(word, sample, block)).services["ranker"].access_log == found
+
+
+def test_wrong_words_for_the_access_log_are_problems() -> None:
+    path = "services.controller.environment.PIERHEAD_ACCESS_LOG"
+    assert problems_of(with_access_log("some", "often", {})) == [
+        f'{path}: expected sampled, all or off (it is set in .env), found "some"',
+        f'{path}_SAMPLE: expected a number from 0 to 1 (it is set in .env), found "often"',
+    ]
+
+
+def with_access_log(word: str, sample: str, block: Any) -> dict[str, Any]:
+    """A project with the controller, whose service has the stack's words in its environment."""
+    words = {"PIERHEAD_ACCESS_LOG": word, "PIERHEAD_ACCESS_LOG_SAMPLE": sample}
+    return config(ranker=service({"logging": block}), controller={"image": "c", "environment": words})
 
 
 MEMORY_VOLUME = {"driver_opts": {"type": "tmpfs", "device": "tmpfs", "o": "mode=1777"}}
