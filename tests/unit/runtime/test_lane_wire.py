@@ -28,7 +28,7 @@ from pierhead.lanes.connection import CHANNEL_OPTIONS, NEVER_SENT, Kind, Method
 from pierhead.lanes.outbox import QUEUE_BYTES
 from pierhead.lanes.protocol import MAX_PACKET_BYTES
 from pierhead.lanes.served import ServedCall
-from pierhead.lanes.server import SERVICE
+from pierhead.lanes.server import SERVICE, ServedLane
 from pierhead.lanes.window import WINDOW_BYTES
 from pierhead.metrics import RuntimeMetrics
 from pierhead.replica.server import ReplicaServer
@@ -219,7 +219,15 @@ async def test_a_large_reply_is_kept_until_it_is_fetched_or_its_caller_cancels(s
         assert await served.take(raw) is None
 
 
-async def test_a_lane_that_ends_in_order_waits_for_its_large_replies_and_begins_nothing_more(served: Served) -> None:
+async def test_a_lane_that_ends_in_order_waits_for_its_large_replies_and_begins_nothing_more(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def busy(lane: ServedLane, context: Any) -> None:
+        await serve_lane(lane, context)
+        await asyncio.sleep(0.05)  # a busy machine: the stream ends after the server was told to stop
+
+    serve_lane = ServedLane.serve
+    monkeypatch.setattr(ServedLane, "serve", busy)
     raw = Raw(served.channel)
     await raw.open()
     await raw.say(Packet(frames=[begin(message=b"make 300000")]))

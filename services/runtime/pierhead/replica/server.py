@@ -49,6 +49,9 @@ refusal and retry elsewhere, instead of a broken connection."""
 QUIET_TRIES = 20
 """A caller that keeps calling a draining replica keeps it alive for at most this many times QUIET_S."""
 
+LAST_STATUS_S = 0.2
+"""How long gRPC may take to send the status of calls and lanes that have just ended; what is open then is cut off."""
+
 END_S = 10.0
 """How long a servicer's `aclose`, or `close`, may take."""
 
@@ -384,7 +387,7 @@ class ReplicaServer:
         if self._lanes is not None:
             await self._lanes.close()
         if self._server is not None:
-            await self._server.stop(0)
+            await self._server.stop(LAST_STATUS_S)
 
 
 def listeners_of(parts: Iterable[object]) -> dict[int, HttpListener]:
