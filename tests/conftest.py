@@ -26,7 +26,7 @@ settings.register_profile("chance", deadline=None, suppress_health_check=[Health
 settings.register_profile("same", settings.get_profile("chance"), derandomize=True)
 settings.load_profile("same")
 
-APPS = ("compose/apps/echo.yaml", "compose/apps/recsys.yaml")
+APPS = ("compose/apps/echo.yaml", "compose/apps/recsys.yaml", "tests/e2e/apps/two_rankers.yaml")
 ORDER = os.environ.get("PIERHEAD_TEST_ORDER", "")
 """A number: the files in an order of chance that it begins."""
 SHARED_STACKS = ("stack", "written")

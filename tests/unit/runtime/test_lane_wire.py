@@ -23,7 +23,7 @@ from pierhead.lane.v1.lane_pb2_grpc import LaneStub
 from pierhead.lanes import caller as lane_caller
 from pierhead.lanes import outbox as lane_outbox
 from pierhead.lanes import server as lane_server
-from pierhead.lanes.caller import OPEN, CallerLane
+from pierhead.lanes.caller import OPEN, CallerLane, LaneConnection
 from pierhead.lanes.connection import CHANNEL_OPTIONS, NEVER_SENT, Kind, Method
 from pierhead.lanes.outbox import QUEUE_BYTES
 from pierhead.lanes.protocol import MAX_PACKET_BYTES
@@ -471,6 +471,23 @@ async def test_a_replica_that_never_says_hello_is_not_called() -> None:
     async with replica(behave) as where:
         with pytest.raises(NoReplica):
             await caller(where).One(b"1", timeout=0.3)
+
+
+async def test_a_lane_that_waits_for_its_hello_closes_while_its_replica_ends() -> None:
+    begun = asyncio.Event()
+
+    async def behave(context: Any) -> None:
+        await context.read()
+        begun.set()
+        await asyncio.Event().wait()
+
+    for _ in range(100):  # the moment in which gRPC swallowed the cancellation was one in thirty
+        begun.clear()
+        async with replica(behave) as where:
+            connection = LaneConnection(where, lambda: None)
+            await begun.wait()
+        async with asyncio.timeout(PATIENCE_S):
+            await connection.close()
 
 
 class Foreign(echo_pb2_grpc.EchoServicer):
