@@ -144,8 +144,8 @@ class Bench:
         start = ours.running
         if kind in ("peer", "peer_default"):
             start = peer.running
-        elif kind == "ours" and self._options.mode == "containers":
-            start = containers.running
+        elif self._options.mode == "containers" and kind in ("ours", "bare"):
+            start = containers.running if kind == "ours" else containers.bare
         with start(self._work, visit.subject, visit.chain, APPS[visit.apps[0]].first_path) as running:
             yield running
 

@@ -64,7 +64,7 @@ class Subject:
     key: str
     label: str
     kind: str
-    """ours (as MODE says), processes (ours as such), peer (at its best), peer_default, bare or model"""
+    """ours and bare (both as MODE says), processes (ours as such), peer (at its best), peer_default or model"""
     env: tuple[tuple[str, str], ...] = ()
     replicas: int = 0
     """Of each service; 0: as many as the chain has."""
@@ -72,7 +72,7 @@ class Subject:
 
 OURS: Final = Subject("ours", "Pierhead", "ours")
 PEER: Final = Subject("peer", "Ray Serve", "peer")
-BARE: Final = Subject("bare", "aiohttp + plain grpc.aio", "bare")
+BARE: Final = Subject("bare", "the same chain with nothing of ours", "bare")
 MODEL: Final = Subject("model", "model alone", "model")
 
 PROCESSES: Final = Subject("ours:processes", "bare processes behind the peer's HAProxy", "processes")
@@ -93,17 +93,19 @@ WAYS: Final = {
     "remote": "another network namespace, the published port",
     "address": "HAProxy's container address",
     "ingress": "the ingress's address, without HAProxy",
+    "alone": "a handler that calls nobody",
 }
-"""Closed loops by the way that their requests take. MODE=processes has the first alone, the peer the first two."""
+"""Closed loops by the way that their requests take; the last one is the bare chain's. MODE=processes has the first and
+the last, the peer the first two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One measurement within a visit.
 
-    closed, remote, address, ingress: wrk with `level` connections, see WAYS. first: our generator with as many, for the
-    time to the first event. open: our generator at a rate that the closed loops decide. model: the model without any
-    serving on `level` threads (0 = all cores).
+    Those of WAYS: wrk with `level` connections. first: our generator with as many, for the time to the first event.
+    open: our generator at a rate that the closed loops decide. model: the model without any serving on `level` threads
+    (0 = all cores).
     """
 
     app: str
@@ -189,7 +191,7 @@ def _first(options: Options, app: App) -> list[Step]:
 
 def _limit_steps(options: Options, app: App) -> list[Step]:
     if app.name == "echo":
-        return _closed(options, app, 1, app.main_level)
+        return [*_closed(options, app, 1, app.main_level), Step(app.name, "alone", app.main_level, options.seconds)]
     if app.name == "stream":
         opened = [Step(app.name, "open", 0, options.seconds * OPEN)] if "open" in options.parts else []
         return [*_closed(options, app, app.main_level), *_first(options, app), *opened]
@@ -204,7 +206,7 @@ def _variant_steps(options: Options, app: App, variant: Subject) -> list[Step]:
 
 # ------------------------------------------------------------------------------------------------------- time to come
 
-_START_S: Final = {"ours": 25.0, "processes": 4.0, "peer": 15.0, "peer_default": 15.0, "bare": 3.0, "model": 6.0}
+_START_S: Final = {"ours": 25.0, "processes": 4.0, "peer": 15.0, "peer_default": 15.0, "bare": 8.0, "model": 6.0}
 _DLRM_START_S: Final = 6.0
 _REPLICA_START_S: Final = 2.0
 WARM_S: Final = {"first": 0.5, "open": 1.0, "model": 0.5}

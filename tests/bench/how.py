@@ -16,9 +16,9 @@ PROCESSES = """\
   configuration that our controller writes, without controller and Prometheus."""
 CONTAINERS = """\
 - Ours is the stack as `make up` starts it: containers, controller, Prometheus, default logging, HAProxy asked at its
-  published port. The peer, the limits and the bare processes of the ablation are processes of this host, behind the
-  HAProxy program that the peer brings. Another network namespace is joined to the host by a virtual cable; its requests
-  come as those of another machine."""
+  published port. The same chain with nothing of ours runs in containers of the same images. The peer and the bare
+  processes of the ablation are processes of this host, behind the HAProxy program that the peer brings. Another network
+  namespace is joined to the host by a virtual cable; its requests come as those of another machine."""
 PEER = """\
 - Ray Serve has every throughput flag on: `RAY_SERVE_ENABLE_HA_PROXY`, `RAY_SERVE_THROUGHPUT_OPTIMIZED`,
   `RAY_SERVE_HAPROXY_TCP_NODELAY`. Its dashboard is off. Ours has admission, deadlines, metrics, request ids and its

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from tests.bench.cases import APPS, EIGHT, OURS, PEER, REPLICAS, VARIANTS, WAYS, App, Subject
+from tests.bench.cases import APPS, BARE, EIGHT, OURS, PEER, REPLICAS, VARIANTS, WAYS, App, Subject
 from tests.bench.results import Results
 from tests.bench.statistics import Figure, Samples, Spread, cpu, first, latency, outside, rate, resident
 from tests.bench.targets import shown, told
@@ -130,7 +130,8 @@ def first_events(samples: Samples) -> Iterator[str]:
 def costs(samples: Samples) -> Iterator[str]:
     """Where each row's CPU time goes."""
     wanted: list[tuple[Subject, App, str]] = [(OURS, app, load) for app in APPS.values() for load in WAYS]
-    wanted += [(subject, app, "closed") for subject in (PEER, *VARIANTS, *EIGHT) for app in APPS.values()]
+    wanted += [(BARE, APPS["echo"], "alone")]
+    wanted += [(subject, app, "closed") for subject in (BARE, PEER, *VARIANTS, *EIGHT) for app in APPS.values()]
     found = [
         (subject, app, load, level, samples.costs(subject.key, app.name, load, level))
         for subject, app, load in wanted
@@ -212,15 +213,24 @@ def limits(samples: Samples) -> Iterator[str]:
     rows: list[list[str]] = []
     for app in APPS.values():
         for level in samples.levels(app.name, "closed", "bare"):
-            label = f"{app.name}, {level} connections: the same chain on aiohttp and plain grpc.aio, bare processes"
+            label = f"{app.name}, {level} connections: {BARE.label}"
             rows.append(_limit_row(samples, label, "bare", app.name, "closed", level))
+        for level in samples.levels(app.name, "alone", "bare"):
+            label = f"{app.name}, {level} connections: HAProxy and a handler that calls nobody"
+            rows.append(_limit_row(samples, label, "bare", app.name, "alone", level))
     for threads, label in ((1, "one core"), (0, "all cores")):
         rows.append(_limit_row(samples, f"DLRM, the model alone, {label}", "model", "dlrm", "model", threads))
     rows = [row for row in rows if row]
     if rows:
         yield "## Limits"
         yield ""
-        yield from table(["", "/s", "p50 ms", "p99 ms", "CPU us"], rows)
+        yield (
+            "The same chain: HAProxy with one frontend and one backend, an aiohttp handler, a grpc.aio stub, a "
+            "grpc.aio server; without admission, deadlines, request ids, metrics, retries, probes and access lines."
+        )
+        yield ""
+        head = ["", "/s", "p50 ms", "p99 ms", "CPU us", "of Ray Serve's /s", "p50", "p99", "CPU of Pierhead's"]
+        yield from table(head, rows)
 
 
 def _limit_row(samples: Samples, label: str, subject: str, app: str, load: str, level: int) -> list[str]:
@@ -228,7 +238,14 @@ def _limit_row(samples: Samples, label: str, subject: str, app: str, load: str, 
     if found is None:
         return []
     figures = (latency("p50"), latency("p99"), cpu)
-    return [label, _number(found), *(_number(samples.spread(each, subject, app, load, level)) for each in figures)]
+    others = (("peer", rate), ("peer", latency("p50")), ("peer", latency("p99")), ("ours", cpu))
+    ratios = [samples.ratio(each, subject, other, app, load, level, "closed") for other, each in others]
+    return [
+        label,
+        _number(found),
+        *(_number(samples.spread(each, subject, app, load, level)) for each in figures),
+        *(shown(each) if each else "" for each in ratios),
+    ]
 
 
 def ablation(samples: Samples) -> Iterator[str]:

@@ -26,6 +26,11 @@ async def echo(request: web.Request) -> web.Response:
     return web.json_response({"response": reply.response})
 
 
+async def alone(request: web.Request) -> web.Response:
+    """The same answer without the call: what an HTTP server in Python takes by itself."""
+    return web.json_response({"response": f"Echo: {request.query['message']}"})
+
+
 async def stream(request: web.Request) -> web.StreamResponse:
     """`GET /echo/stream?message=hi&num_tokens=50` -> that many server-sent events, then `[DONE]`."""
     wanted = GenerateRequest(message=request.query["message"], num_tokens=int(request.query["num_tokens"]))
@@ -58,6 +63,7 @@ def main() -> None:
     app.cleanup_ctx.append(connected)
     app.router.add_get("/echo", echo)
     app.router.add_get("/echo/stream", stream)
+    app.router.add_get("/alone/echo", alone)
     app.router.add_get("/readyz", readyz)
     host, port = os.environ["PIERHEAD_HOST"], int(os.environ["PIERHEAD_PORT"])
     web.run_app(app, host=host, port=port, access_log=None, print=None, keepalive_timeout=3600)

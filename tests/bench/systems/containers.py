@@ -1,25 +1,28 @@
 """Our services as users run them: a stack of its own as `make up` starts it, with controller and Prometheus.
 
-The images are those of PIERHEAD_TAG (compose/machine/bench.sh builds them).
+`bare`: the same chain with nothing of ours, in containers, too. The images are those of PIERHEAD_TAG
+(compose/machine/bench.sh builds them).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import psutil
 import yaml
+from docker.models.containers import Container
 
 from tests.bench.cases import Subject
 from tests.bench.processes import ROOT, BenchError, Member, get, members_of
-from tests.bench.systems.ours import Chain, chain_of
+from tests.bench.systems.ours import ALONE, Chain, chain_of
 from tests.bench.systems.running import Running, Workplace, own_role
 from tests.harness.stack import Stack, address_of
 from tests.harness.waiting import eventually
 
 PROJECT = "pierhead-bench"
+BARE_FILE = "tests/bench/bare/compose.yaml"
 START_S = 180.0
 HAPROXY_PORT, INGRESS_PORT = 8000, 8080
 
@@ -59,6 +62,23 @@ def running(work: Workplace, subject: Subject, name: str, path: str) -> Iterator
         file.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def bare(work: Workplace, subject: Subject, name: str, path: str) -> Iterator[Running]:
+    """Start the echo's chain with nothing of ours and wait until it answers `path`. Raises BenchError."""
+    stack = Stack(f"{PROJECT}-bare", [], {"COMPOSE_FILE": BARE_FILE})
+    try:
+        with _as_bench_errors():
+            stack.down()  # of a run that was killed
+            stack.up()
+            eventually(lambda: get(stack.url(path))[0] == 200, f"{subject.key} answers {path}", START_S)
+            containers = {role: [stack.container(role)] for role in ("haproxy", "ingress", "child")}
+            found = _observed(stack, containers, {"alone": stack.url(ALONE)})
+        yield found
+    finally:
+        with _as_bench_errors():
+            stack.down()
+
+
 def override(chain: Chain, subject: Subject, services: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """A Compose file that gives each service the chain's number of replicas and the variant's settings.
 
@@ -91,6 +111,10 @@ def _running(work: Workplace, stack: Stack, chain: Chain) -> Running:
         "ingress": list(ingresses.values()),
         "child": list(stack.replicas(chain.child.name).values()),
     }
+    return _observed(stack, containers, ways)
+
+
+def _observed(stack: Stack, containers: Mapping[str, Sequence[Container]], ways: Mapping[str, str]) -> Running:
     # Asked now: the engine's own work for these answers is not to be measured.
     roots = [
         (role, psutil.Process(int(each.attrs["State"]["Pid"]))) for role, found in containers.items() for each in found

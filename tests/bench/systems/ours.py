@@ -1,4 +1,4 @@
-"""Our services as processes of this host: static replica lists, HAProxy in front. The limits are started the same way.
+"""Our services as processes of this host: static replica lists, HAProxy in front. So is the bare chain.
 
 Each replica has an address of its own within 127.0.0.0/8, so ports are the same for all, as in containers.
 """
@@ -24,6 +24,8 @@ from tests.bench.systems.running import Running, Workplace
 
 START_S = 120.0
 GRACE_S = 3.0
+ALONE = "/alone"
+"""Before the echo's path, at the bare chain: a handler that calls nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def running(work: Workplace, subject: Subject, name: str, path: str) -> Iterator
         if work.haproxy is not None:
             url = starter.edge(chain, ingress_addresses)
         wait_for(lambda: get(url + path)[0] == 200, f"{subject.key} answers {path}", START_S, starter.kept)
-        yield Running(url, starter.kept)
+        yield Running(url, starter.kept, ways={"alone": url + ALONE})
 
 
 def _static_key(service: Service) -> str:

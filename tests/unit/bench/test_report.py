@@ -36,10 +36,13 @@ def test_open_loops_are_one_histogram() -> None:
 def test_the_cpu_time_of_each_row_is_told_by_process_group() -> None:
     costs = {"ingress": 60.0, "child": 20.0, "haproxy": 10.0, "dockerd": 8.0, "rest": 2.0, "generator": 5.0}
     prints = (Footprint(1, "ours", "echo", "idle", {"child": {"pss_mb": 40.0, "largest_rss_mb": 50.0}}),)
-    found = results(sample(cpu_us=costs), sample(load="remote", cpu_us={"child": 10.0}), footprints=prints)
+    bare = sample("bare", rate=1600.0, cpu_us={"child": 50.0})
+    found = results(sample(cpu_us=costs), sample(load="remote", cpu_us={"child": 10.0}), bare, footprints=prints)
     text = markdown(found)
     assert row(text, "Pierhead | echo, 64 |")[2:] == ["100", "10%", "10", "60", "20", "8.0", "2.0", "5.0"]
     assert row(text, "Pierhead | echo, 64, remote")[2:6] == ["10.0", "0%", "", ""]
+    assert row(text, "the same chain with nothing of ours | echo, 64")[2:5] == ["50.0", "0%", ""]
+    assert row(text, "echo, 64 connections: the same chain")[-1] == "0.50 x", "of Pierhead's CPU time"
     assert row(text, "Pierhead | echo | 40") == ["Pierhead", "echo", "40", "0", "", "50"]
 
 
