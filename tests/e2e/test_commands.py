@@ -156,7 +156,7 @@ def test_files_that_run_and_files_that_are_named_are_both_checked(stack: Stack) 
     done = on_the_machine(stack, "validate", COMPOSE_FILE=named)
     assert done.returncode == 2, done.stderr
     assert "services.web.x-serve.replicas" in done.stdout
-    assert "Only in the running stack: compose/apps/recsys.yaml;" in done.stderr
+    assert "Only in the running stack: compose/apps/recsys.yaml, tests/e2e/apps/two_rankers.yaml;" in done.stderr
     assert "Only in COMPOSE_FILE: tests/e2e/apps/broken.yaml;" in done.stderr
     assert "\nranker: " in done.stderr
 
