@@ -1,14 +1,22 @@
-"""A service with all four kinds of methods, over tensors; written by hand in the form that generated code has."""
+"""A service with all four kinds of methods, over tensors; written by hand in the form that generated code has. Its
+replicas run in processes of their own."""
 
 from __future__ import annotations
 
+import os
+import signal
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 from pierhead import batch, tensors
 from pierhead.tensor.v1.tensor_pb2 import Tensor
+
+from tests.unit.runtime.harness import Cluster
 
 NAME = "pierhead.test.Tensors"
 
@@ -25,6 +33,7 @@ def add_TensorsServicer_to_server(servicer: Any, server: Any) -> None:
         "Batched": grpc.unary_unary_rpc_method_handler(servicer.Batched, *_CODEC),
         "Keep": grpc.unary_unary_rpc_method_handler(servicer.Keep, *_CODEC),
         "Forward": grpc.unary_unary_rpc_method_handler(servicer.Forward, *_CODEC),
+        "Die": grpc.unary_unary_rpc_method_handler(servicer.Die, *_CODEC),
         "Split": grpc.unary_stream_rpc_method_handler(servicer.Split, *_CODEC),
         "Join": grpc.stream_unary_rpc_method_handler(servicer.Join, *_CODEC),
         "Talk": grpc.stream_stream_rpc_method_handler(servicer.Talk, *_CODEC),
@@ -40,9 +49,22 @@ class TensorsStub:
         self.Batched: Any = channel.unary_unary(f"/{NAME}/Batched", *codec)
         self.Keep: Any = channel.unary_unary(f"/{NAME}/Keep", *codec)
         self.Forward: Any = channel.unary_unary(f"/{NAME}/Forward", *codec)
+        self.Missing: Any = channel.unary_unary(f"/{NAME}/Missing", *codec)
+        self.Die: Any = channel.unary_unary(f"/{NAME}/Die", *codec)
         self.Split: Any = channel.unary_stream(f"/{NAME}/Split", *codec)
         self.Join: Any = channel.stream_unary(f"/{NAME}/Join", *codec)
         self.Talk: Any = channel.stream_stream(f"/{NAME}/Talk", *codec)
+
+
+class Fatal(np.ndarray):
+    """An array whose copying kills the process half-way."""
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if function is np.copyto:
+            room = args[0].reshape(-1)
+            room[: room.size // 2] = -1
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__array_function__(function, types, args, kwargs)
 
 
 class Tensors(TensorsServicer):
@@ -60,15 +82,21 @@ class Tensors(TensorsServicer):
         return await self.batched(request)
 
     async def Keep(self, request: Tensor, context: Any) -> Tensor:
-        """Keeps the array past the end of the call; an empty tensor drops all."""
+        """Keeps the array past the end of the call; an empty tensor drops all, and is answered with the lowest and the
+        highest number of each."""
         if request.shape:
             self.kept.append(tensors.to_numpy(request))
-        else:
-            self.kept.clear()
-        return Tensor()
+            return Tensor()
+        extremes = [(array.min(), array.max()) for array in self.kept]
+        self.kept.clear()
+        return tensors.from_numpy(np.array(extremes, np.float32))
 
     async def Forward(self, request: Tensor, context: Any) -> Tensor:
         return request
+
+    async def Die(self, request: Tensor, context: Any) -> Tensor:
+        """The process is killed when half of its reply is written."""
+        return tensors.from_numpy(np.zeros(request.shape, np.float32).view(Fatal))
 
     async def Split(self, request: Tensor, context: Any) -> AsyncIterator[Tensor]:
         array = tensors.to_numpy(request)
@@ -84,3 +112,20 @@ class Tensors(TensorsServicer):
     async def Talk(self, requests: AsyncIterator[Tensor], context: Any) -> AsyncIterator[Tensor]:
         async for request in requests:
             yield tensors.from_numpy(tensors.to_numpy(request) + 1)
+
+
+async def tensors_replica(cluster: Cluster, port: int, directory: Path, **environ: str) -> Process:
+    """A replica in a process of its own, with shared memory."""
+    source = "from tests.unit.runtime.tensor_pipes import Tensors; from pierhead import serve; serve(Tensors())"
+    memory = {"PIERHEAD_SHARED_MEMORY_BYTES": str(64 << 20), "PIERHEAD_SHARED_MEMORY_DIR": str(directory)}
+    return await cluster.process(source, port, PYTHONPATH=".", **(memory | environ))
+
+
+def held(process: int | str) -> tuple[int, int]:
+    """How many descriptors of memfds a process has open, and how many mappings of them."""
+    proc = Path("/proc", str(process))
+    opened = 0
+    for each in (proc / "fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            opened += os.readlink(each).startswith("/memfd:")
+    return opened, (proc / "maps").read_text().count(" /memfd:")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
-from pierhead import ContentGone, Settings, close_handles, handle, tensors
+from pierhead import ContentGone, ReplicaDied, Settings, close_handles, handle, tensors
 from pierhead.calls.clients import Clients
+from pierhead.errors import SettingsError
 from pierhead.memory import process
 from pierhead.memory.meeting import SharedMemory, share_memory
 from pierhead.memory.process import Memory
@@ -22,10 +25,10 @@ from pierhead.tensor.v1.tensor_pb2 import Tensor
 
 from tests.harness import ports
 from tests.unit.runtime.harness import Cluster, until
-from tests.unit.runtime.tensor_pipes import TensorsStub
+from tests.unit.runtime.tensor_pipes import TensorsStub, held, tensors_replica
 
-SOURCE = "from tests.unit.runtime.tensor_pipes import Tensors; from pierhead import serve; serve(Tensors())"
 MIB = 1024 * 1024
+LIMIT = 16 * MIB
 SIZE = 64 * 1024
 """float32 elements of a large tensor: 256 KiB."""
 
@@ -47,14 +50,7 @@ class Caller:
     async def replica(self, name: str = "tensors", **environ: str) -> asyncio.subprocess.Process:
         """A replica in a process of its own, and this process's handles know it."""
         port = ports.free_port()
-        found = await self.cluster.process(
-            SOURCE,
-            port,
-            PIERHEAD_SHARED_MEMORY_BYTES=str(64 * MIB),
-            PIERHEAD_SHARED_MEMORY_DIR=str(self.directory),
-            PYTHONPATH=".",
-            **environ,
-        )
+        found = await tensors_replica(self.cluster, port, self.directory, **environ)
         Clients.use(Settings(static={name.upper(): (f"127.0.0.1:{port}",)}))
         return found
 
@@ -81,6 +77,8 @@ class Caller:
         await asyncio.wait([self.keeper])
         if self.shared is not None:
             self.shared.close()
+        gc.collect()
+        assert held("self") == (0, 0), "descriptors and mappings of regions are left"
 
 
 @contextmanager
@@ -100,7 +98,7 @@ def serving() -> Iterator[Scope]:
 
 @pytest.fixture
 async def caller(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Caller]:
-    made = Caller(cluster, tmp_path, 64 * MIB)
+    made = Caller(cluster, tmp_path, LIMIT)
     yield made
     await made.close()
 
@@ -109,9 +107,9 @@ def large(number: float = 0) -> Any:
     return np.full(SIZE, number, np.float32)
 
 
-@pytest.mark.parametrize("transport", ["lane", "grpc"])
-async def test_every_kind_of_call_shares_its_tensors(caller: Caller, transport: str) -> None:
-    await caller.replica()
+@pytest.mark.parametrize(("transport", "in_thread"), [("lane", "false"), ("lane", "true"), ("grpc", "true")])
+async def test_every_kind_of_call_shares_its_tensors(caller: Caller, transport: str, in_thread: str) -> None:
+    await caller.replica(PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD=in_thread)
     stub = await caller.stub(transport=transport)
     with serving():
         for number in range(6):
@@ -163,14 +161,27 @@ async def test_what_cannot_be_shared_arrives_as_bytes(caller: Caller) -> None:
     assert not (await stub.One(outside)).HasField("shared")  # nothing says when this code has read the reply
     with serving():
         assert tensors.from_numpy(np.zeros(8)).data  # below the threshold
-        huge = tensors.from_numpy(np.zeros(65 * MIB, np.uint8))
-        assert len(huge.data) == 65 * MIB
+        huge = tensors.from_numpy(np.zeros(LIMIT + 1, np.uint8))
+        assert len(huge.data) == LIMIT + 1
         assert caller.ways() == {"full": 1}
         # A tensor that was received is copied for its next destination.
         received = await stub.One(tensors.from_numpy(large(2)))
         again = await stub.Forward(received)
         assert (tensors.to_numpy(again) == 3).all()
         assert caller.ways() == {"full": 1, "shared": 1, "copied": 1}
+
+
+async def test_without_the_directory_tensors_travel_as_bytes(caller: Caller, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="PIERHEAD_SHARED_MEMORY_DIR: expected a directory"):
+        SharedMemory(Memory(LIMIT, 1, str(tmp_path / "none"), RuntimeMetrics()))
+    await caller.replica()
+    shutil.rmtree(tmp_path)
+    stub = handle(TensorsStub, "tensors", timeout_s=20)
+    with serving():
+        reply = await stub.One(tensors.from_numpy(large(1)))
+        assert not reply.HasField("shared")
+        assert (tensors.to_numpy(reply) == 2).all()
+    assert not caller.memory.links
 
 
 async def test_content_that_is_gone_is_an_error_and_the_lane_lives_on(caller: Caller) -> None:
@@ -201,3 +212,55 @@ async def test_a_killed_receiver_leaves_nothing(caller: Caller) -> None:
     await until(lambda: not caller.memory.links, "the link's end was seen")
     assert caller.out() == 0
     assert not [region for region in caller.memory.pool if region.spoiled]
+
+
+async def test_a_receiver_that_never_lets_go_gets_bytes_once_the_memory_is_full(caller: Caller) -> None:
+    await caller.replica()
+    stub = await caller.stub()
+    room = LIMIT // (SIZE * 4)
+    with serving():
+        for number in range(room + 3):
+            await stub.Keep(tensors.from_numpy(large(number)))
+    assert caller.ways() == {"shared": room, "full": 3}
+    await until(lambda: caller.out() == room, "the replica keeps all of it")
+    extremes = tensors.to_numpy(await stub.Keep(Tensor()))
+    assert extremes.tolist() == [[number, number] for number in range(room + 3)], "each is what was sent"
+    await until(lambda: caller.out() == 0, "the replica has let go")
+    with serving():
+        await stub.Keep(tensors.from_numpy(large()))
+    assert caller.ways() == {"shared": room + 1, "full": 3}
+
+
+@pytest.mark.parametrize("transport", ["lane", "grpc"])
+async def test_content_of_messages_that_nobody_reads_is_asked_back(caller: Caller, transport: str) -> None:
+    await caller.replica(PIERHEAD_SHARED_MEMORY_BYTES=str(4 * SIZE * 4))
+    stub = await caller.stub(transport=transport)
+    with serving():
+        with pytest.raises(grpc.RpcError, match=r"Missing|not found"):
+            await stub.Missing(tensors.from_numpy(large()))
+        for _ in range(6):
+            call = stub.Split(tensors.from_numpy(large()))
+            await anext(aiter(call))
+            await stub.Keep(Tensor())  # meanwhile the second reply arrives
+            call.cancel()
+    del call
+    await until(lambda: caller.out() == 0, "the replica never saw the refused request, and says so")
+    found: list[Tensor] = []  # the replica's four regions hold replies that nobody has read
+    while len(found) < 4:
+        with serving():
+            found = [await stub.One(tensors.from_numpy(large())) for _ in range(4)]
+            found = [reply for reply in found if reply.HasField("shared")]
+
+
+async def test_a_sender_that_is_killed_while_it_writes_tears_nothing(caller: Caller) -> None:
+    replica = await caller.replica()
+    stub = await caller.stub()
+    with serving():
+        array = tensors.to_numpy(await stub.One(tensors.from_numpy(large(6))))
+        await stub.One(tensors.from_numpy(large(7)))  # its region, which this process maps, is filled again
+    with serving(), pytest.raises(ReplicaDied):
+        await stub.Die(tensors.from_numpy(large(1)))
+    await replica.wait()
+    await until(lambda: not caller.memory.links, "the link's end was seen")
+    assert (array == 7).all()
+    assert caller.out() == 0

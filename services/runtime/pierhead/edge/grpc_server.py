@@ -118,6 +118,8 @@ class _Call:
             else:
                 await self._fail(error)
         finally:
+            if error is not None:  # gRPC keeps what `abort` raised, and so this frame: arrays would keep their memory
+                error.__traceback__ = trace = None
             if self._sharing is not None:
                 self._sharing.end()
             self.edge.finished(self.method.name, self.code, time.monotonic() - self.started)

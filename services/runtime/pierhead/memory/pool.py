@@ -13,7 +13,7 @@ from typing import Any
 PAGE = 4096
 
 MAX_REGIONS = 256
-"""Each takes a file descriptor here, and a mapping at both ends."""
+"""Each takes two file descriptors here, one at its receiver (its mapping's), and a mapping at both ends."""
 
 ASK_AFTER_S = 1.0
 """How long after the end of its request content may be at a receiver before it is asked whether it still reads it."""

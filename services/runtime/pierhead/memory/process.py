@@ -78,14 +78,7 @@ class Memory:
         """Give back idle regions and ask for overdue ones, until cancelled."""
         while True:
             await asyncio.sleep(TURN_S)
-            with self.lock:
-                now = time.monotonic()
-                for region, links in self.pool.overdue(now):
-                    for link in links:
-                        assert isinstance(link, Link)  # noqa: S101
-                        link.ask(region.name, region.generation)
-                self.pool.expire(now - IDLE_S)
-                self._turn()
+            self._look_after(time.monotonic())  # a function of its own: its variables keep regions mapped
 
     def close(self) -> None:
         """Give everything back."""
@@ -222,6 +215,15 @@ class Memory:
             return found
 
     # ---- inside
+
+    def _look_after(self, now: float) -> None:
+        with self.lock:
+            for region, links in self.pool.overdue(now):
+                for link in links:
+                    assert isinstance(link, Link)  # noqa: S101
+                    link.ask(region.name, region.generation)
+            self.pool.expire(now - IDLE_S)
+            self._turn()
 
     def count(self, way: str, length: int = 0) -> None:
         """Count a tensor by the way that it goes, and the bytes that went by shared memory."""
