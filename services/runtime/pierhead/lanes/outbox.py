@@ -1,7 +1,9 @@
 """The queue of frames that one side of a lane sends. One writer sends all queued frames, a packet at a time.
 
-No frame waits to be sent with others: the first frame wakes the writer, which runs in the same turn of the event loop
-or the next. Frames that are added until then go into the same packet. While a packet is written, the next one fills.
+The first frame wakes the writer, which runs in the same turn of the event loop or the next. Frames that are added until
+then go into the same packet. While a packet is written, the next one fills. Replies of streams are paced: within PACE_S
+of the last packet they wait for others, so that many of them share a packet, and those of one stream a write to its
+client. No other frame waits.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ PACKET_BYTES = 512 * 1024
 QUEUE_BYTES = 4 * 1024 * 1024
 """While more bytes than this wait to be written, a replica reads no further frames from that caller."""
 
+PACE_S = 0.001
+"""The longest that a paced frame waits, in seconds."""
+
 _FRAME_BYTES = 48
 """Approximate bytes of a frame besides its message."""
 
@@ -37,20 +42,45 @@ class Outbox:
         self._frames: Any = self._packet.frames
         self._bytes = 0
         self._closed_bytes = 0
+        self._due = 0.0
+        """When a paced frame may be sent, by the event loop's clock."""
+        self._alarm = False
+        """Whether the writer will be woken then."""
+        self._ready = False
+        """Whether there is something to write now."""
         self._wake: asyncio.Future[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
         """Tasks that wait for the next written packet."""
         self._writing = False
 
-    def frames(self, size: int = 0) -> Any:
+    def frames(self, size: int = 0, *, paced: bool = False) -> Any:
         """The frames to `add(...)` one frame to, before anything else runs; `size`: bytes of its message."""
         if self._bytes > PACKET_BYTES:
             self._next_packet()
+            paced = False
         self._bytes += size + _FRAME_BYTES
+        if not (paced and self._waits()):
+            self._write_now()
+        return self._frames
+
+    def _waits(self) -> bool:
+        """Whether a paced frame has to wait; wakes the writer in time."""
+        loop = asyncio.get_running_loop()
+        if not self._alarm and (early := self._due - loop.time()) > 0:
+            self._alarm = True
+            loop.call_later(early, self._ring)
+        return self._alarm
+
+    def _ring(self) -> None:
+        self._alarm = False
+        if self._bytes:
+            self._write_now()
+
+    def _write_now(self) -> None:
+        self._ready = True
         wake, self._wake = self._wake, None
         if wake is not None and not wake.done():  # done: the writer was cancelled, the lane is about to be lost
             wake.set_result(None)
-        return self._frames
 
     def packet(self) -> Packet:
         """The packet that is being filled, for its fields besides frames."""
@@ -74,17 +104,20 @@ class Outbox:
 
     async def write_all(self, write: Callable[[bytes], Awaitable[Any]]) -> None:
         """Send everything that is queued, now and later; ends only when `write` raises, or by cancellation."""
+        loop = asyncio.get_running_loop()
         while True:
-            if not self._closed and not self._bytes:
+            if not self._ready:
                 self._writing = False
                 wake_all(self._waiters)
-                self._wake = wake = asyncio.get_running_loop().create_future()
+                self._wake = wake = loop.create_future()
                 await wake
             self._writing = True
             if not self._closed:
                 self._next_packet()
             packet, size, self.sent = self._closed.popleft()
             self._closed_bytes -= size
+            self._ready = bool(self._closed or self._bytes)
+            self._due = loop.time() + PACE_S
             await write(packet.SerializeToString())
             wake_all(self._waiters)
 

@@ -188,7 +188,7 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         details, trailers = self._details, lane.trailers(self._trailers)
         size = len(details) + size_of(trailers)
         if reply is None or status != _OK:
-            lane.outbox.frames(size).add(
+            lane.outbox.frames(size, paced=reply is None).add(
                 call=self.number,
                 kind=_END,
                 status=status,
@@ -377,15 +377,15 @@ class _Replies(ServedCall):
         lane.edge.moved += 1
         self._room.spend(size + shared)
         if size > lane.large:
-            lane.outbox.frames().add(
+            lane.outbox.frames(paced=True).add(
                 call=self.number, kind=_MESSAGE, has_message=True, parcel=lane.keep(self, raw), bytes=size + shared
             )
         elif shared:
-            lane.outbox.frames(size).add(
+            lane.outbox.frames(size, paced=True).add(
                 call=self.number, kind=_MESSAGE, message=raw, has_message=True, bytes=size + shared
             )
         else:
-            lane.outbox.frames(size).add(call=self.number, kind=_MESSAGE, message=raw, has_message=True)
+            lane.outbox.frames(size, paced=True).add(call=self.number, kind=_MESSAGE, message=raw, has_message=True)
 
 
 def served_call(lane: ServedLane, frame: Frame, method: ServedMethod) -> ServedCall:
