@@ -1,8 +1,9 @@
-"""What a handle costs in front of Triton: `python -m tests.bench.triton HOST:PORT`, a minute.
+"""What a handle costs in front of Triton: `python -m tests.bench.triton HOST:PORT [/dev/shm]`, a minute and a half.
 
 The server must have the model `add` (tests/contract/triton_models). One process calls it by `pierhead.triton` and by
 tritonclient's own `grpc.aio` client, in turn, and prints calls per second, the CPU time of this process for a call, and
-the ratio of each round.
+the ratio of each round. With the directory that is the server's /dev/shm, `pierhead.triton` sends large tensors through
+shared memory, tritonclient's as bytes.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ from tritonclient.grpc.aio import InferenceServerClient
 
 ROUNDS = 5
 SECONDS = 1.0
-CONCURRENCY = (1, 16, 64)
-NUMBERS = (16, 250_000)
-"""FP32 numbers in each of the two inputs."""
+CONCURRENCY = {16: (1, 16, 64), 250_000: (1, 16, 64), 2 << 20: (1, 4)}
+"""By the FP32 numbers in each of the two inputs."""
 
 Call = Callable[[], Awaitable[object]]
 
@@ -56,26 +56,29 @@ async def compare(raw: Call, ours: Call, concurrency: int, numbers: int) -> None
     )
 
 
-async def main(address: str) -> None:
+async def main(address: str, directory: str = "") -> None:
     """Print the table."""
-    Clients.use(Settings(static={"TRITON": (address,)}))
+    Clients.use(Settings(static={"TRITON": (address,)}, triton_shared_memory_dir=directory))
     ours, theirs = triton.client("triton"), InferenceServerClient(address)
-    for numbers in NUMBERS:
+    for numbers, concurrencies in CONCURRENCY.items():
         array = np.ones(numbers, np.float32)
 
         async def by_handle(array: np.ndarray = array) -> object:
-            return (await ours.infer("add", {"a": array, "b": array}))["sum"]
+            most = {"sum": array.nbytes}
+            return (await ours.infer("add", {"a": array, "b": array}, outputs=most if directory else ()))["sum"]
 
         async def by_tritonclient(array: np.ndarray = array) -> object:
             inputs = [InferInput(name, array.shape, "FP32").set_data_from_numpy(array) for name in ("a", "b")]
             return (await theirs.infer("add", inputs)).as_numpy("sum")
 
-        await asyncio.gather(by_handle(), by_tritonclient())
-        for concurrency in CONCURRENCY:
+        async with asyncio.timeout(60):
+            for _ in range(20):  # which also makes the memory that the rounds use
+                await asyncio.gather(*(call() for call in (by_handle, by_tritonclient) for _ in range(4)))
+        for concurrency in concurrencies:
             await compare(by_tritonclient, by_handle, concurrency, numbers)
     await theirs.close()
     await close_handles()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(*sys.argv[1:]))

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import errno
+import fcntl
 import os
 import shlex
 import signal
@@ -21,7 +24,8 @@ import pytest
 from pierhead import BadRequest, DeadlineExceeded, NotFound, ReplicaDied, Settings, close_handles, triton
 from pierhead.calls.clients import Clients
 from pierhead.errors import PierheadError, RemoteError
-from tritonclient.grpc import service_pb2_grpc
+from pierhead.metrics import PROCESS
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.fakes.fake_triton import FakeTriton
 from tests.harness.ports import free_port
@@ -35,6 +39,8 @@ ONE = np.array([1, 2], np.float32)
 class Server(NamedTuple):
     client: triton.Client
     kill: Any
+    stub: Any
+    """tritonclient's own, over a channel of the test."""
 
 
 @contextlib.asynccontextmanager
@@ -67,6 +73,19 @@ async def real(port: int) -> AsyncIterator[Any]:
     await process.wait()
 
 
+def files(names: set[str]) -> set[str]:
+    """The files of the connections that have made these regions."""
+    owners = {name.rpartition("-")[0] for name in names}
+    return {path.name for owner in owners for path in Path("/dev/shm").glob(f"*{owner}*")}
+
+
+async def registered(server: Server) -> set[str]:
+    """The regions that the server has; none where it died."""
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        return set((await server.stub.SystemSharedMemoryStatus(service_pb2.SystemSharedMemoryStatusRequest())).regions)
+    return set()
+
+
 async def becomes_ready(client: triton.Client, model: str, ready: bool) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while await client.ready(model) is not ready:  # noqa: ASYNC110 - the server cannot announce it
@@ -81,12 +100,17 @@ async def server(request: pytest.FixtureRequest) -> AsyncIterator[Server]:
     if request.param == "real" and COMMAND is None:
         pytest.skip("needs a Triton Inference Server: PIERHEAD_TEST_TRITONSERVER=<command>")
     port = free_port()
-    Clients.use(Settings(static={"TRITON": (f"127.0.0.1:{port}",)}))
+    Clients.use(Settings(static={"TRITON": (f"127.0.0.1:{port}",)}, triton_shared_memory_dir="/dev/shm"))
     async with SERVERS[request.param](port) as kill:
         client = triton.client("triton", timeout_s=PATIENCE_S)
         await becomes_ready(client, "same", True)
-        yield Server(client, kill)
-        await close_handles()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            server = Server(client, kill, stub)
+            yield server
+            names = await registered(server)
+            await close_handles()
+            assert files(names) == set()
 
 
 async def test_arrays_go_in_and_come_out(server: Server) -> None:
@@ -133,6 +157,103 @@ async def test_a_full_queue_and_a_late_turn_in_it_are_no_lost_connection(server:
     sleep = {"seconds": np.array([[1]], np.float32)}
     ended = await asyncio.gather(*(server.client.infer("slow", sleep) for _ in range(5)), return_exceptions=True)
     assert sorted(type(each).__name__ for each in ended) == ["Backpressure"] * 3 + ["DeadlineExceeded", "dict"]
+
+
+MEGA = np.arange(1 << 20, dtype=np.float32)
+
+
+def shared() -> float:
+    """Tensors that travelled in memory so far."""
+    return PROCESS.shared_memory_tensors.values.get(("shared",), 0)
+
+
+async def shared_sum(client: triton.Client) -> Any:
+    """A sum whose three tensors all travelled in memory: the first calls find none yet."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            before = shared()
+            reply = await client.infer("add", {"a": MEGA, "b": MEGA[::-1]}, outputs={"sum": MEGA.nbytes})
+            assert (reply["sum"] == MEGA[-1]).all()
+            if shared() - before == 3:
+                return reply["sum"]
+
+
+async def test_large_tensors_travel_in_shared_memory(server: Server) -> None:
+    first, second = await shared_sum(server.client), await shared_sum(server.client)
+    assert not np.shares_memory(first, second)
+    assert (first == second).all()
+    kept = await registered(server)
+    with pytest.raises(ValueError, match="read-only"):
+        first[0] = 1
+    del first, second
+    await registered(server)  # a turn of the loop, in which their memory is free again
+    await shared_sum(server.client)
+    assert await registered(server) == kept  # they were used again
+    assert len(files(kept)) == 1  # which says that their owner lives
+    await close_handles()
+    assert await registered(server) == set()
+
+
+async def test_calls_that_fail_or_are_cancelled_leave_no_memory(server: Server) -> None:
+    client, sleep = server.client, np.full((1, MEGA.size), 0.5, np.float32)
+    for call, kind, regions in [
+        (client.infer("add", {"a": MEGA - 1, "b": MEGA}, outputs={"sum": MEGA.nbytes}), RemoteError, 2),
+        (client.infer("add", {"a": MEGA, "b": MEGA}, outputs={"sum": MEGA.nbytes // 2}), BadRequest, 2),
+        (client.infer("slow", {"seconds": sleep}, timeout=0.2), DeadlineExceeded, 1),
+    ]:
+        await shared_sum(client)
+        before = await registered(server)
+        with pytest.raises(kind):
+            await call
+        async with asyncio.timeout(PATIENCE_S):
+            while len(before - await registered(server)) < regions:  # noqa: ASYNC110 - a server keeps what it reads
+                await asyncio.sleep(0.01)
+
+
+async def test_memory_that_killed_processes_left_is_removed(server: Server) -> None:
+    dead, alive = (Path(f"/dev/shm/pierhead-{token * 16}") for token in "01")
+    with contextlib.ExitStack() as stack:
+        for owner in (dead, alive):
+            file = stack.enter_context(owner.open("w"))
+            stack.callback(owner.unlink, missing_ok=True)
+            if owner is alive:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            part = owner.with_name(f"{owner.name}-0")
+            part.write_bytes(bytes(4096))
+            stack.callback(part.unlink, missing_ok=True)
+            await server.stub.SystemSharedMemoryRegister(
+                service_pb2.SystemSharedMemoryRegisterRequest(name=part.name, key=f"/{part.name}", byte_size=4096)
+            )
+        await shared_sum(server.client)
+        async with asyncio.timeout(PATIENCE_S):
+            while f"{dead.name}-0" in await registered(server):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert files({f"{dead.name}-0"}) == set()
+        assert files({part.name}) == {alive.name, part.name}
+        assert part.name in await registered(server)
+
+
+@pytest.mark.parametrize("way", ["elsewhere", "full"])
+async def test_without_memory_messages_carry_the_bytes(
+    server: Server, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if way == "full":
+        monkeypatch.setattr(os, "posix_fallocate", full)
+    else:
+        clients = Clients.current().settings
+        await close_handles()
+        Clients.use(dataclasses.replace(clients, triton_shared_memory_dir=str(tmp_path)))
+    counts = PROCESS.shared_memory_tensors.values
+    before = dict(counts)
+    async with asyncio.timeout(PATIENCE_S):
+        while counts.get((way,), 0) < before.get((way,), 0) + 4:
+            assert ((await server.client.infer("add", {"a": MEGA, "b": MEGA}))["sum"] == 2 * MEGA).all()
+    assert counts.get(("shared",)) == before.get(("shared",))
+    assert await registered(server) == set()
+    assert await asyncio.to_thread(lambda: [*tmp_path.glob("pierhead-*-*")]) == []
 
 
 def numbers(*values: int, delay_ms: int = 0) -> dict[str, Any]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
+import os
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -38,6 +41,9 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.slow = asyncio.Lock()
         self.waiting = 0
         self.ids: list[str] = []
+        self.regions: dict[str, mmap.mmap] = {}
+        self.reading: Counter[str] = Counter()
+        """Requests that use a region, by its name."""
 
     async def _inputs(self, request: Any, context: Any) -> dict[str, Any]:
         model = request.model_name
@@ -49,7 +55,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
                 S.NOT_FOUND, f"Request for unknown model: '{model}' version {request.model_version} is not found"
             )
         self.ids.append(request.id)
-        for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+        for tensor in request.inputs:
             expected = INPUTS[model].get(tensor.name)
             if expected is None:
                 await context.abort(
@@ -61,13 +67,38 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             if len(tensor.shape) != 1 and model != "slow":
                 words = f"unexpected shape for input '{tensor.name}' for model '{model}'. Expected [-1]"
                 await context.abort(S.INVALID_ARGUMENT, f"{words}, got {list(tensor.shape)}")
-            assert raw is not None
-        read = service_pb2.ModelInferResponse(raw_output_contents=request.raw_input_contents)
+        raws = iter(request.raw_input_contents)
+        contents = [self._shared(tensor) if tensor.parameters else next(raws) for tensor in request.inputs]
+        read = service_pb2.ModelInferResponse(raw_output_contents=contents)
         for tensor in request.inputs:
             read.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         return {tensor.name: InferResult(read).as_numpy(tensor.name) for tensor in request.inputs}
 
+    def _shared(self, tensor: Any) -> bytes:
+        name, start, size = place_of(tensor)
+        return self.regions[name][start : start + size]
+
     async def ModelInfer(self, request: Any, context: Any) -> Any:
+        used = Counter(place_of(each)[0] for each in (*request.inputs, *request.outputs) if each.parameters)
+        self.reading.update(used)
+        answer = asyncio.ensure_future(self._infer(request, context))  # goes on when the caller has left
+        answer.add_done_callback(lambda _: self.reading.subtract(used))
+        return await asyncio.shield(answer)
+
+    async def _infer(self, request: Any, context: Any) -> Any:
+        answer = await self._outputs(request, context)
+        for wanted in request.outputs:
+            if wanted.parameters:
+                index = [output.name for output in answer.outputs].index(wanted.name)
+                raw, (name, start, size) = answer.raw_output_contents[index], place_of(wanted)
+                if len(raw) > size:
+                    words = f"shared memory size specified with the request for output '{wanted.name}' ({size} bytes)"
+                    await context.abort(S.INTERNAL, f"{words} should be at least {len(raw)} bytes to hold the results")
+                self.regions[name][start : start + len(raw)] = raw
+                answer.raw_output_contents[index] = b""
+        return answer
+
+    async def _outputs(self, request: Any, context: Any) -> Any:
         arrays = await self._inputs(request, context)
         if request.model_name == "repeat":
             words = "ModelInfer RPC doesn't support models with decoupled transaction policy"
@@ -113,6 +144,28 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             except (asyncio.CancelledError, GeneratorExit):
                 self.cancelled += 1
                 raise
+
+    async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:
+        try:
+            fd = os.open(f"/dev/shm{request.key}", os.O_RDWR)
+        except OSError:
+            await context.abort(S.INTERNAL, f"Unable to open shared memory region: '{request.key}'")
+        self.regions[request.name] = mmap.mmap(fd, request.byte_size)
+        os.close(fd)
+        return service_pb2.SystemSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
+        if self.reading[request.name]:
+            words = f"Cannot unregister shared memory region '{request.name}', it is currently in use."
+            await context.abort(S.INTERNAL, words)
+        self.regions.pop(request.name, None)
+        return service_pb2.SystemSharedMemoryUnregisterResponse()
+
+    async def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Any:
+        answer = service_pb2.SystemSharedMemoryStatusResponse()
+        for name in self.regions:
+            answer.regions[name].name = name
+        return answer
 
     async def ServerReady(self, request: Any, context: Any) -> Any:
         return service_pb2.ServerReadyResponse(ready=True)
@@ -164,6 +217,13 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
         self.loaded.discard(request.model_name)
         return service_pb2.RepositoryModelUnloadResponse()
+
+
+def place_of(tensor: Any) -> tuple[str, int, int]:
+    """Where in shared memory a tensor is: region, offset, bytes."""
+    found = tensor.parameters
+    start = found["shared_memory_offset"].int64_param if "shared_memory_offset" in found else 0
+    return found["shared_memory_region"].string_param, start, found["shared_memory_byte_size"].int64_param
 
 
 def reply(arrays: dict[str, Any], wanted: Any) -> Any:

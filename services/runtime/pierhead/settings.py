@@ -63,6 +63,7 @@ class Settings:
     | PIERHEAD_SHARED_MEMORY_BYTES | most shared memory that this process makes for tensors; default 0 = none |
     | PIERHEAD_SHARED_MEMORY_THRESHOLD | bytes from which a tensor's content goes there, default 102400 |
     | PIERHEAD_SHARED_MEMORY_DIR | directory of Unix sockets that the processes which share memory have in common |
+    | PIERHEAD_TRITON_SHARED_MEMORY_DIR | directory that is /dev/shm of the Triton servers that this process calls |
     | PIERHEAD_USER_CONFIG | JSON object for `reconfigure(user_config)` before the replica is ready, default {} |
     | PIERHEAD_NODE | name of the machine that this replica runs on; for policies that prefer near ones |
     | PIERHEAD_LOG_LEVEL | debug, info (default), warning or error; the line per request is of level info |
@@ -105,6 +106,8 @@ class Settings:
     """0 = no shared memory."""
     shared_memory_threshold: int = 100 * 1024
     shared_memory_dir: str = ""
+    triton_shared_memory_dir: str = ""
+    """Empty = tensors for Triton travel as bytes."""
     user_config: str = NO_USER_CONFIG
     """JSON: the argument of `reconfigure` at the start."""
     access_log: str = "sampled"
@@ -150,6 +153,7 @@ class Settings:
             shared_memory_bytes=env.integer("PIERHEAD_SHARED_MEMORY_BYTES", 0, 0),
             shared_memory_threshold=env.integer("PIERHEAD_SHARED_MEMORY_THRESHOLD", 100 * 1024, 1),
             shared_memory_dir=env.text("PIERHEAD_SHARED_MEMORY_DIR"),
+            triton_shared_memory_dir=env.text("PIERHEAD_TRITON_SHARED_MEMORY_DIR"),
             user_config=env.read(
                 "PIERHEAD_USER_CONFIG", NO_USER_CONFIG, _user_config, "a JSON object of at most 64 KiB"
             ),

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import grpc
@@ -36,13 +36,15 @@ from pierhead.errors import (
     UserCodeError,
 )
 from pierhead.handle import handle
+from pierhead.lanes.transports import TRANSPORTS
 from pierhead.request import SESSION_KEY, current_request
+from pierhead.triton_memory import LargeRequest, TritonConnection
 
 _WRONG_INPUT = re.compile(r"inference input '|unexpected shape for|byte size mismatch|expected .* inputs but got")
 """Triton's words for a request that does not fit the model."""
 
-TRANSPORT = "lane"
-"""Triton has no lanes. A handle of this kind learns so, and then sends no pings, over which Triton ends connections."""
+TRANSPORT = "triton"
+TRANSPORTS[TRANSPORT] = TritonConnection
 
 Parameters = Mapping[str, bool | int | float | str]
 Arrays = dict[str, Any]
@@ -81,7 +83,7 @@ class Client:
         model: str,
         inputs: Mapping[str, Any],
         *,
-        outputs: Sequence[str] = (),
+        outputs: Sequence[str] | Mapping[str, int] = (),
         version: str = "",
         parameters: Parameters | None = None,
         timeout: float | None = None,
@@ -90,13 +92,29 @@ class Client:
 
         - inputs: arrays by name, with the batch dimension where the model has one. Strings and bytes are BYTES;
           `ml_dtypes.bfloat16` is BF16.
-        - outputs: names of those wanted; none = all of them. BYTES are arrays of `bytes`. The arrays are read-only.
+        - outputs: names of those wanted; none = all of them. A mapping says how many bytes each may have, so that large
+          ones can travel in shared memory. BYTES are arrays of `bytes`. The arrays are read-only.
         - version: the model's version; "" = the one that its policy selects.
         - parameters: the request's own (`priority`, `timeout` in microseconds, `sequence_id`, or the model's).
         - timeout: seconds; None = the handle's.
         """
-        request = infer_request(model, inputs, outputs, version, parameters)
-        return _arrays(await _said(self._stub.ModelInfer(request, timeout=timeout)))
+        message, contents = _infer_request(model, inputs, outputs, version, parameters)
+        settings = Clients.current().settings
+        most = outputs if isinstance(outputs, Mapping) else {}
+        threshold = settings.shared_memory_threshold
+        large = settings.triton_shared_memory_dir and any(
+            size >= threshold for size in (*most.values(), *(array.nbytes for array in contents))
+        )
+        if not large:
+            _add_contents(message, contents)
+            return _arrays(await _said(self._stub.ModelInfer(message, timeout=timeout)))
+        request, failed = LargeRequest(message, contents, most, threshold), True
+        try:
+            reply = await _said(self._stub.ModelInfer(request, timeout=timeout))
+            failed = False
+            return _arrays(reply, request.arrays(reply))
+        finally:
+            request.end(failed=failed)
 
     async def stream(
         self,
@@ -214,12 +232,22 @@ class OneReplica:
 def infer_request(
     model: str,
     inputs: Mapping[str, Any],
-    outputs: Sequence[str] = (),
+    outputs: Iterable[str] = (),
     version: str = "",
     parameters: Parameters | None = None,
 ) -> Any:
     """The `ModelInferRequest` of arrays. Raises BadRequest that names the input or the parameter."""
+    request, contents = _infer_request(model, inputs, outputs, version, parameters)
+    _add_contents(request, contents)
+    return request
+
+
+def _infer_request(
+    model: str, inputs: Mapping[str, Any], outputs: Iterable[str], version: str, parameters: Parameters | None
+) -> tuple[Any, list[Any]]:
+    """The request without its inputs' contents, and those: arrays."""
     request = service_pb2.ModelInferRequest(model_name=model, model_version=version)
+    contents = []
     context = current_request()
     if context is not None:
         request.id = context.request_id
@@ -231,12 +259,16 @@ def infer_request(
         if datatype is None:
             raise BadRequest(f"input {name} of model {model}: Triton has no dtype for {array.dtype}")
         request.inputs.add(name=name, datatype=datatype, shape=array.shape)
-        request.raw_input_contents.append(_packed(array) if datatype == "BYTES" else array.tobytes())
+        contents.append(np.frombuffer(_packed(array), np.uint8) if datatype == "BYTES" else array)
     for name in outputs:
         request.outputs.add(name=name)
     for name, found in (parameters or {}).items():
         _set_parameter(request.parameters[name], name, found)
-    return request
+    return request, contents
+
+
+def _add_contents(request: Any, contents: Iterable[Any]) -> None:
+    request.raw_input_contents.extend(array.tobytes() for array in contents)
 
 
 def _packed(array: Any) -> bytes:
@@ -259,9 +291,16 @@ def _set_parameter(parameter: Any, name: str, value: object) -> None:
             raise BadRequest(f"parameter {name}: expected a bool, int, float or str, found a {type(value).__name__}")
 
 
-def _arrays(response: Any) -> Arrays:
+def _arrays(response: Any, shared: Arrays | None = None) -> Arrays:
+    """The outputs; those in shared memory are given."""
+    if not shared:
+        result = InferResult(response)
+        return {output.name: result.as_numpy(output.name) for output in response.outputs}
     result = InferResult(response)
-    return {output.name: result.as_numpy(output.name) for output in response.outputs}
+    return {
+        output.name: shared[output.name] if output.name in shared else result.as_numpy(output.name)
+        for output in response.outputs
+    }
 
 
 async def _said(call: Awaitable[Any]) -> Any:
@@ -284,6 +323,8 @@ def _translate(error: PierheadError) -> NoReturn:
     """Raise what a call's error means where Triton says it. Its own UNAVAILABLE looks like a lost connection's."""
     cause = error.__cause__
     words = str(cause.details() or "") if isinstance(cause, grpc.aio.AioRpcError) else ""
+    if "bytes to hold the results" in words:
+        raise BadRequest(words) from cause
     if isinstance(error, ReplicaDied):
         if "maximum queue size" in words:
             raise Backpressure(words) from cause

@@ -1,0 +1,373 @@
+"""Large tensors of `pierhead.triton` in system shared memory: docs/decisions/triton-shared-memory.md.
+
+    open(LargeRequest) -> a free region? -- yes -> inputs are written into it, the message carries its name and offsets
+                                |
+                                `- no -> the message carries the bytes, and a region of that size is made meanwhile
+
+A region is made once and used by one call after another: a file in the directory that is the server's /dev/shm,
+registered with the server, and removed at once, as both sides have mapped it. TritonRegions belong to one connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import math
+import mmap
+import os
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate, count
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import triton_to_np_dtype
+
+from pierhead.calls.clients import Clients
+from pierhead.errors import BadRequest
+from pierhead.lanes.connection import FOREIGN_CHANNEL_OPTIONS, GrpcConnection, Method
+from pierhead.metrics import PROCESS
+
+logger = logging.getLogger("pierhead")
+
+MAX_REGIONS = 64
+"""Most regions of one connection. The size of the directory's file system bounds their bytes."""
+
+IDLE_S = 10.0
+"""How long a region without a call stays."""
+
+PAUSE_S = 10.0
+"""After a region could not be made, for how long none is tried."""
+
+RPC_TIMEOUT_S = 5.0
+
+RETRY_S = (0.05, 1.0)
+"""Shortest and longest pause before the server is asked again to let go of a region that it still reads."""
+
+ALIGNED = 64
+"""Tensors begin at multiples of so many bytes."""
+
+OWNER, PART = "pierhead-{}", "pierhead-{}-{}"
+"""Names: of the file that a connection holds locked while its process lives, and of its regions."""
+
+
+class TritonRegion:
+    """Memory that this process and the server have mapped."""
+
+    __slots__ = ("mapped", "name", "size")
+
+    def __init__(self, path: Path, size: int) -> None:
+        """Make the file, with all its pages. Raises OSError."""
+        self.name, self.size = path.name, size
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+        try:
+            os.fchmod(fd, 0o666)  # the server may run as another user
+            os.posix_fallocate(fd, 0, size)  # else a full file system is SIGBUS where the memory is written
+            self.mapped = mmap.mmap(fd, size)
+        except BaseException:
+            path.unlink()
+            raise
+        finally:
+            os.close(fd)
+
+
+class TritonRegions:
+    """The regions registered over one connection. Belongs to the connection's event loop."""
+
+    def __init__(self, channel: grpc.aio.Channel, directory: str) -> None:
+        self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        self._loop = asyncio.get_running_loop()
+        self._directory = Path(directory)
+        self._token = os.urandom(8).hex()
+        self._owner: int | None = None
+        self._numbers = count()
+        self._all: dict[str, TritonRegion] = {}
+        self._free: dict[TritonRegion, float] = {}
+        """With the time since when."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._making = False
+        self._not_before = 0.0
+        self.none = "full"
+        """Why there was none, as the metrics say it."""
+        self._epoch = 0
+        """Grows when the connection is lost."""
+        self._unclean = True
+        """Whether the server may have regions of killed processes."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self, size: int) -> TritonRegion | None:
+        """A region of at least `size` bytes; None = there is none yet."""
+        fits = [region for region in self._free if size <= region.size <= 2 * size]
+        if fits:
+            region = min(fits, key=lambda each: each.size)
+            del self._free[region]
+            return region
+        if not self._making and len(self._all) < MAX_REGIONS and self._loop.time() >= self._not_before:
+            self._making = True
+            self._run(self._make(-size // mmap.PAGESIZE * -mmap.PAGESIZE))
+        return None
+
+    def give_back(self, region: TritonRegion) -> None:
+        """Its call has succeeded, and nothing reads the memory any more."""
+        if region.name in self._all:
+            self._free[region] = self._loop.time()
+            if self._timer is None:
+                self._timer = self._loop.call_later(IDLE_S, self._expire)
+
+    def remove(self, region: TritonRegion) -> None:
+        """Its call failed, or was cancelled: the server may read it still."""
+        if self._all.pop(region.name, None) is not None:
+            self._run(self._unregister(region.name))
+
+    def lost(self) -> None:
+        """The connection is gone. Where the server is not, it is asked to let go once there is a connection again."""
+        self._epoch += 1
+        self._not_before = 0.0
+        self._free.clear()
+        while self._all:
+            self.remove(next(iter(self._all.values())))
+
+    async def close(self) -> None:
+        """Unregister everything that the server does not read."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._epoch += 1
+        names = list(self._all)
+        self._all.clear()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *(self._unregistered(name) for name in names), return_exceptions=True)
+        if self._owner is not None:
+            with suppress(OSError):
+                (self._directory / OWNER.format(self._token)).unlink()
+            os.close(self._owner)
+            self._owner = None
+
+    # ---- inside
+
+    async def _make(self, size: int) -> None:
+        epoch, path = self._epoch, self._directory / PART.format(self._token, next(self._numbers))
+        try:
+            self._own()
+            region = TritonRegion(path, size)
+            try:
+                request = service_pb2.SystemSharedMemoryRegisterRequest(
+                    name=path.name, key=f"/{path.name}", byte_size=size
+                )
+                await self._stub.SystemSharedMemoryRegister(request, timeout=RPC_TIMEOUT_S)
+            finally:
+                path.unlink()
+        except (OSError, grpc.aio.AioRpcError) as error:
+            words = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            logger.warning("no shared memory of %d bytes with Triton: %s; messages carry the bytes", size, words)
+            self._not_before = self._loop.time() + PAUSE_S
+            self.none = "full" if isinstance(error, OSError) else "elsewhere"
+        else:
+            self._all[path.name] = region
+            if epoch != self._epoch:
+                self.remove(region)
+            self.give_back(region)
+            if self._unclean:
+                self._unclean = False
+                await self._clean_up()
+        finally:
+            self._making = False
+
+    async def _unregister(self, name: str) -> None:
+        pause, longest = RETRY_S
+        while not await self._unregistered(name):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    async def _unregistered(self, name: str) -> bool:
+        """Whether the server let go of it: it refuses while a request of its own reads it."""
+        try:
+            request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
+            await self._stub.SystemSharedMemoryUnregister(request, timeout=RPC_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return False
+        return True
+
+    def _expire(self) -> None:
+        self._timer = None
+        old = self._loop.time() - IDLE_S
+        for region, since in list(self._free.items()):
+            if since <= old:
+                del self._free[region]
+                self.remove(region)
+        if self._free:
+            self._timer = self._loop.call_later(min(self._free.values()) - old, self._expire)
+
+    def _own(self) -> None:
+        """Hold this connection's file locked: the kernel ends the lock with the process, however that ends."""
+        if self._owner is None:
+            path = self._directory / OWNER.format(self._token)
+            hidden = path.with_name(f".{path.name}")  # so that no other process finds it before it is locked
+            self._owner = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._owner, fcntl.LOCK_EX)
+            hidden.rename(path)
+
+    async def _clean_up(self) -> None:
+        """Remove what killed processes left: files, and what is registered for them. Only where the directory surely is
+        the server's: a process of another machine has its file elsewhere.
+        """
+        with suppress(OSError, grpc.aio.AioRpcError):
+            for path in self._directory.glob(OWNER.format("[0-9a-f]" * 16)):
+                if path.name != OWNER.format(self._token) and _dead(path):
+                    for each in (*self._directory.glob(f"{path.name}-*"), path):
+                        each.unlink(missing_ok=True)
+            request = service_pb2.SystemSharedMemoryStatusRequest()
+            for name in (await self._stub.SystemSharedMemoryStatus(request, timeout=RPC_TIMEOUT_S)).regions:
+                owner = name.rpartition("-")[0]
+                if owner.startswith(OWNER.format("")) and not (self._directory / owner).exists():
+                    self._run(self._unregister(name))
+
+    def _run(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _dead(path: Path) -> bool:
+    """Whether nothing holds the file's lock."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+class _Content:
+    """What the outputs of one reply are read from; arrays have it as their base."""
+
+    def __init__(self, region: TritonRegion) -> None:
+        address = np.frombuffer(region.mapped, np.uint8).ctypes.data
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (region.size,), "data": (address, True)}
+        self.region = region
+
+
+class LargeRequest:
+    """A request whose tensors are written, into memory or into a message, by the connection that sends it."""
+
+    def __init__(self, message: Any, contents: Sequence[Any], most: Mapping[str, int], threshold: int) -> None:
+        """`message`: without `raw_input_contents`, which are `contents`: arrays. `most`: bytes of outputs by name."""
+        self._message = message
+        self._contents = contents
+        self._most = {name: size for name, size in most.items() if size >= threshold}
+        ends = accumulate(map(_aligned, self._most.values()), initial=0)
+        self._places = dict(zip(self._most, ends, strict=False))
+        """Where in memory each of those outputs begins."""
+        self._threshold = threshold
+        self._regions: TritonRegions | None = None
+        self._inputs: TritonRegion | None = None
+        self._outputs: TritonRegion | None = None
+
+    def message(self, regions: TritonRegions) -> Any:
+        """The message for one server."""
+        self.end(failed=True)  # where another server had it
+        message = service_pb2.ModelInferRequest()
+        message.CopyFrom(self._message)
+        self._regions = regions
+        self._inputs = self._taken([array.nbytes for array in self._contents if array.nbytes >= self._threshold])
+        self._outputs = self._taken(self._most.values())
+        end = 0
+        for tensor, array in zip(message.inputs, self._contents, strict=True):
+            if self._inputs is None or array.nbytes < self._threshold:
+                message.raw_input_contents.append(array.tobytes())
+                continue
+            place = np.frombuffer(self._inputs.mapped, array.dtype, array.size, end)
+            np.copyto(place.reshape(array.shape), array)
+            _refer(tensor, self._inputs, end, array.nbytes)
+            end += _aligned(array.nbytes)
+        for tensor in message.outputs:
+            if self._outputs is not None and tensor.name in self._most:
+                _refer(tensor, self._outputs, self._places[tensor.name], self._most[tensor.name])
+        return message
+
+    def end(self, *, failed: bool) -> None:
+        """The call is over: its memory is free, or gone."""
+        for region in (self._inputs, self._outputs):
+            if region is not None and self._regions is not None:
+                (self._regions.remove if failed else self._regions.give_back)(region)
+        self._inputs = self._outputs = None
+
+    def arrays(self, reply: Any) -> dict[str, Any]:
+        """The outputs of a reply that are in memory, which is free when no array is left. Raises BadRequest."""
+        region, self._outputs = self._outputs, None
+        if region is None or self._regions is None:
+            return {}
+        content = _Content(region)
+        weakref.finalize(content, _later, asyncio.get_running_loop(), self._regions.give_back, region)
+        found, memory = {}, np.asarray(content)
+        for output in reply.outputs:
+            place = self._places.get(output.name)
+            if place is None:
+                continue
+            if output.datatype in ("BYTES", "BF16"):
+                raise BadRequest(f"output {output.name} is {output.datatype}: expected no size for it in `outputs`")
+            dtype = np.dtype(triton_to_np_dtype(output.datatype))
+            raw = memory[place : place + math.prod(output.shape) * dtype.itemsize]
+            found[output.name] = raw.view(dtype).reshape(output.shape)
+        return found
+
+    def _taken(self, sizes: Collection[int]) -> TritonRegion | None:
+        if not sizes or self._regions is None:
+            return None
+        region = self._regions.take(sum(map(_aligned, sizes)))
+        PROCESS.shared_memory_tensors.inc((self._regions.none if region is None else "shared",), len(sizes))
+        return region
+
+
+def _later(loop: asyncio.AbstractEventLoop, action: Callable[[TritonRegion], None], region: TritonRegion) -> None:
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(action, region)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def _refer(tensor: Any, region: TritonRegion, offset: int, size: int) -> None:
+    """Say in a message where a tensor is."""
+    tensor.parameters["shared_memory_region"].string_param = region.name
+    tensor.parameters["shared_memory_byte_size"].int64_param = size
+    if offset:
+        tensor.parameters["shared_memory_offset"].int64_param = offset
+
+
+class TritonConnection(GrpcConnection):
+    """The connection to one server."""
+
+    def __init__(self, address: str, changed: Callable[[], None], service: str = "") -> None:
+        super().__init__(address, changed, options=FOREIGN_CHANNEL_OPTIONS)
+        directory = Clients.current().settings.triton_shared_memory_dir
+        self._regions = TritonRegions(self.channel, directory) if directory else None
+
+    def open(
+        self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any, *, patient: bool = False
+    ) -> Any:
+        """Begin a call; see Connection."""
+        if isinstance(request, LargeRequest) and self._regions is not None:
+            request = request.message(self._regions)
+        return super().open(method, request, timeout, metadata, compression)
+
+    async def close(self) -> None:
+        """Unregister its memory, and close the channel."""
+        if self._regions is not None:
+            await self._regions.close()
+        await super().close()
+
+    def _meet(self, ready: bool) -> None:
+        if not ready and self._regions is not None:
+            self._regions.lost()
