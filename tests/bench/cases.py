@@ -66,6 +66,9 @@ class Subject:
     kind: str
     """ours and bare (both as MODE says), processes (ours as such), peer (at its best), peer_default or model"""
     env: tuple[tuple[str, str], ...] = ()
+    """Of its replicas."""
+    stack: tuple[tuple[str, str], ...] = ()
+    """Words of .env, where it is a stack in containers."""
     replicas: int = 0
     """Of each service; 0: as many as the chain has."""
 
@@ -76,7 +79,9 @@ BARE: Final = Subject("bare", "the same chain with nothing of ours", "bare")
 MODEL: Final = Subject("model", "model alone", "model")
 
 PROCESSES: Final = Subject("ours:processes", "bare processes behind the peer's HAProxy", "processes")
+ALL_LINES: Final = Subject("ours:all-lines", "a line of every request", "ours", stack=(("PIERHEAD_ACCESS_LOG", "all"),))
 VARIANTS: Final = (
+    ALL_LINES,
     PROCESSES,
     Subject("ours:grpc", "plain gRPC instead of lanes", "ours", (("PIERHEAD_TRANSPORT", "grpc"),)),
 )
@@ -150,7 +155,7 @@ def _visits(options: Options, number: int, chain: str) -> Iterator[Visit]:
         limits = BARE if chain == "echo" else MODEL
         yield _visit(number, limits, chain, [_limit_steps(options, app) for app in apps])
     if "ablation" in options.parts:
-        for variant in VARIANTS if options.mode == "containers" else VARIANTS[1:]:
+        for variant in VARIANTS if options.mode == "containers" else VARIANTS[2:]:
             yield _visit(number, variant, chain, [_variant_steps(options, app, variant) for app in apps])
     if "eight" in options.parts and chain == "echo" and number == 1:
         for subject in EIGHT if options.peer else EIGHT[:1]:

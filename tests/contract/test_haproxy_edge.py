@@ -248,7 +248,7 @@ def logged_as(lines: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 
 async def test_access_log_metrics_and_statistics(edge: Edge) -> None:
-    await edge.route(service("echo", access_log=AccessLog("all")))
+    await edge.route(service("echo", access_log=AccessLog(sample=1)))
     await edge.serve("echo", "echo-1")
     paths = ["/echo/x?secret=1", '/echo/"quoted"\\', "/nowhere", "/-/healthz"]
     for path in paths:
@@ -268,20 +268,24 @@ async def test_access_log_metrics_and_statistics(edge: Edge) -> None:
         assert (answer.status, answer.content_type) == (200, "text/html")
 
 
-async def test_by_default_failures_slow_requests_and_the_sample_are_logged(edge: Edge) -> None:
+async def test_haproxy_logs_failures_slow_requests_the_sample_and_where_all_are_logged_all_of_foreign_images(
+    edge: Edge,
+) -> None:
     """The sample is that of the replicas: the ids whose zlib.crc32 is below its share. Each request has one line."""
-    log = AccessLog(slow_request_s=1.2)
-    foreign = service("foreign", managed=False, access_log=log)
-    off = service("off", access_log=AccessLog("off"))
-    full = service(
-        "full", max_ongoing_requests=1, max_queued_requests=0, backpressure=Backpressure(429), access_log=log
+    log, every = AccessLog(slow_request_s=1.2), AccessLog("all")
+    await edge.route(
+        service("echo", access_log=log),
+        service("echo-all", access_log=every),
+        service("foreign", managed=False, access_log=log),
+        service("foreign-all", managed=False, access_log=every),
+        service("off", access_log=AccessLog("off")),
+        service("full", max_ongoing_requests=1, max_queued_requests=0, backpressure=Backpressure(429), access_log=log),
     )
-    await edge.route(service("echo", access_log=log), foreign, off, full)
     for name in edge.specs:
         await edge.serve(name, f"{name}-1")
     # First: on a connection to the replica that has served other requests, HAProxy closes the client's connection
     # without an answer, and without a line.
-    for path in ("/echo/die", "/off/die"):
+    for path in ("/echo/die", "/echo-all/die", "/off/die"):
         assert (await error_of(edge, path))[0] == 502
     ids = [f"id-{number}" for number in range(1000)]
     for request_id in ids:
@@ -289,7 +293,9 @@ async def test_by_default_failures_slow_requests_and_the_sample_are_logged(edge:
             assert answer.status == 200
     async with edge.busy("full", edge.replicas[-1]), edge.http.get("/full/refused"):
         pass
-    for path in ("/echo/slow", "/echo/missing", "/foreign/missing", "/foreign/x"):
+    async with edge.http.post("/echo-all/sample", headers={"x-request-id": ids[69]}):
+        pass
+    for path in ("/echo/slow", "/echo/missing", "/echo-all/x", "/foreign/missing", "/foreign/x", "/foreign-all/x"):
         async with edge.http.post(path, headers={"x-request-id": "other"}):
             pass
     async with edge.http.get("/end"):
@@ -303,9 +309,12 @@ async def test_by_default_failures_slow_requests_and_the_sample_are_logged(edge:
     plain = {str(line["request_id"]) for line in lines if line["path"] == "/echo/plain"}
     assert plain == {each for each in ids if zlib.crc32(each.encode()) < 2**32 // 100}
     assert logged_as([line for line in lines if line["path"] != "/echo/plain"]) == [
+        ("/echo-all/die", "echo-all", "echo-all-1", 502),
+        ("/echo-all/sample", "echo-all", "echo-all-1", 200),
         ("/echo/die", "echo", "echo-1", 502),
         ("/echo/slow", "echo", "echo-1", 200),
         ("/end", "", "<NOSRV>", 404),
+        ("/foreign-all/x", "foreign-all", "foreign-all-1", 200),
         ("/foreign/missing", "foreign", "foreign-1", 404),
         ("/full/refused", "full", "<NOSRV>", 429),
     ]

@@ -40,7 +40,7 @@ TO_ZERO = AutoscaleSpec(min=0, max=4)
 
 
 def sleeping(name: str = "echo", **changes: Any) -> ServiceSpec:
-    return service(name, autoscale=TO_ZERO, access_log=AccessLog("all"), **changes)
+    return service(name, autoscale=TO_ZERO, access_log=AccessLog(sample=1), **changes)
 
 
 async def held(edge: Edge, name: str = "echo") -> Held:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import math
 import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from docker.models.containers import Container
 from pierhead.recsys.v1 import ranker_pb2, ranker_pb2_grpc
 from pierhead.tensor.v1 import tensor_pb2
 
 from tests.harness.other_clients import NodeClient, rank_request_for_node, reflecting, scores_of
 from tests.harness.other_clients import rank_request as rank_request_as_json
-from tests.harness.stack import Stack, request
+from tests.harness.stack import Answer, Stack, request
 from tests.harness.waiting import eventually
 
 pytestmark = pytest.mark.stack
@@ -132,10 +136,44 @@ def test_a_service_behind_another_that_is_set_to_zero_is_not_waited_for(stack: S
     eventually(lambda: stack.get("/recsys/?user_id=7").status == 200, "ranker is back")
 
 
-def test_request_ids_are_kept_and_made(stack: Stack) -> None:
-    given = request(stack.url("/echo?message=hi"), headers={"x-request-id": "mine-1"})
-    assert given.headers["x-request-id"] == "mine-1"
+def test_a_request_is_followed_by_its_id(stack: Stack) -> None:
+    """A request of the sample has a line in each part; one that failed and one that was slow have lines in HAProxy."""
+    sampled = "id-69"  # crc32 is below 1 % of 2**32
+    assert ask_as(stack, sampled, "/echo?message=hi").headers["x-request-id"] == sampled
+    assert ask_as(stack, "unknown-route", "/nowhere").status == 404
     assert len(stack.get("/echo?message=hi").headers["x-request-id"]) >= 16
+    (ingress,), (child,) = stack.replicas("echo").values(), stack.replicas("echo-child").values()
+    with ThreadPoolExecutor(1) as pool:
+        stack.kill_process(child, "STOP")
+        began = time.monotonic()
+        slow = pool.submit(ask_as, stack, "slow-callee", "/echo?message=hi")
+        eventually(lambda: time.monotonic() > began + 1.5, "a request that waits for the callee is slow")
+        stack.kill_process(child, "CONT")
+        assert slow.result().status == 200
+    haproxy = stack.container("haproxy")
+    for part, request_id, expected in (
+        (haproxy, sampled, {"service": "echo", "replica": ingress.name, "status": 200}),
+        (ingress, sampled, {"service": "echo", "method": "GET /echo", "status": "200"}),
+        (child, sampled, {"service": "echo-child", "method": "pierhead.echo.v1.Echo/Echo", "status": "OK"}),
+        (haproxy, "unknown-route", {"service": "", "path": "/nowhere", "status": 404}),
+        (haproxy, "slow-callee", {"service": "echo", "replica": ingress.name, "status": 200}),
+        (ingress, "slow-callee", {"service": "echo", "method": "GET /echo", "status": "200"}),
+    ):
+        eventually(lambda part=part, of=request_id: line_of(part, of), f"{part.name} has logged {request_id}")  # type: ignore[misc]
+        line = line_of(part, request_id)
+        assert line | expected == line
+    assert line_of(haproxy, "slow-callee")["response_ms"] >= 1000
+
+
+def ask_as(stack: Stack, request_id: str, path: str) -> Answer:
+    return request(stack.url(path), headers={"x-request-id": request_id})
+
+
+def line_of(part: Container, request_id: str) -> dict[str, Any]:
+    """The one line of a container's log that has the id; empty while there is none."""
+    lines = [json.loads(line) for line in part.logs().decode().splitlines() if f'"{request_id}"' in line]
+    assert len(lines) <= 1, lines
+    return dict(lines[0]) if lines else {}
 
 
 def test_what_a_service_says_of_bad_input_reaches_the_client(stack: Stack) -> None:

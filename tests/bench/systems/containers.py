@@ -47,7 +47,7 @@ def running(work: Workplace, subject: Subject, name: str, path: str) -> Iterator
     files = [str(each.relative_to(ROOT)) for each in (app_file, file)]
     if work.device == "cuda" and name == "dlrm":
         files.append("compose/gpu-recsys.yaml")
-    stack = Stack(PROJECT, files)
+    stack = Stack(PROJECT, files, dict(subject.stack))
     try:
         with _as_bench_errors():
             stack.down()  # of a run that was killed

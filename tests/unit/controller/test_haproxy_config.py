@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.errors import RoutingError
-from controller.model.spec import AutoscaleSpec, Backpressure, ProbeSpec, RolloutSpec, ServiceSpec
+from controller.model.spec import AccessLog, AutoscaleSpec, Backpressure, ProbeSpec, RolloutSpec, ServiceSpec
 from controller.routing import haproxy_config as config
 from controller.routing.haproxy_config import ServerLine
 from controller.settings import EdgeLimits
@@ -71,8 +71,12 @@ BACKEND_CHANGES: list[dict[str, Any]] = [
     {"probe": ProbeSpec(9101, "/readyz")},
     {"probe": ProbeSpec(9100, "/readyz", haproxy_asks=False)},
     {"rollout": RolloutSpec(canary_weight=5)},
+    {"access_log": AccessLog("off")},
+    {"access_log": AccessLog(sample=0.5)},
+    {"access_log": AccessLog(slow_request_s=2.0)},
 ]
 OTHER_CHANGES: list[dict[str, Any]] = [
+    {"access_log": AccessLog("all")},  # the replicas log them
     {"replicas": 9},
     {"image": "other"},
     {"definition_hash": "x"},
