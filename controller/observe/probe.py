@@ -394,7 +394,11 @@ def _subject(container: ReplicaContainer, spec: ProbeSpec, *, managed: bool) -> 
 
 
 class HttpProbe:
-    """GET http://<ip>:<port><path>, 2xx = ready. One kept connection a replica, no cookies, no proxy."""
+    """GET http://<ip>:<port><path>, 2xx = ready. No cookies, no proxy.
+
+    One kept connection a managed replica. A foreign image is asked on a new one each time: at SIGTERM some servers wait
+    until every client has closed its connections (Triton does).
+    """
 
     def __init__(self) -> None:
         connector = aiohttp.TCPConnector(limit=0, limit_per_host=1, keepalive_timeout=30.0, use_dns_cache=False)
@@ -412,8 +416,11 @@ class HttpProbe:
         where = f":{spec.port}{spec.path}"
         host = f"[{subject.ip}]" if ":" in subject.ip else subject.ip
         timeout = aiohttp.ClientTimeout(total=spec.timeout_s)
+        headers = None if subject.managed else {"Connection": "close"}
         try:
-            async with self._session.get(f"http://{host}{where}", timeout=timeout, allow_redirects=False) as response:
+            async with self._session.get(
+                f"http://{host}{where}", timeout=timeout, headers=headers, allow_redirects=False
+            ) as response:
                 body = await _body(response) if subject.managed else b""
                 if not response.content.at_eof():
                     response.close()  # a foreign image's answer, or the rest of an endless one, is not read

@@ -86,7 +86,9 @@ def _drained(
             None  # its backend is gone: a replaced worker of HAProxy finishes its requests and cannot be asked for them
         )
     least_s = BLIND_DRAIN_S if stay_s is None else stay_s
-    return "HAProxy counts nothing in flight" if waited_s >= least_s else None
+    if waited_s < least_s:
+        return None
+    return "HAProxy counts nothing in flight" if routed else f"its callers were told {least_s:g} s ago"
 
 
 def _may_be_at_work(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook) -> bool:

@@ -162,6 +162,21 @@ async def test_a_report_is_read(probe: HttpProbe, status: int, report: dict[str,
         assert await probe(replace(target, managed=False)) == Reading(status == 200, where), "a foreign image's is not"
 
 
+@pytest.mark.parametrize(("managed", "connections"), [(True, 1), (False, 3)])
+async def test_only_a_managed_replicas_connection_is_kept(probe: HttpProbe, managed: bool, connections: int) -> None:
+    """Triton waits for every open connection before it ends, and drops what is in flight after that time."""
+    clients = set()
+
+    async def answer(request: web.Request) -> web.Response:
+        clients.add(request.transport)
+        return web.Response()
+
+    async with listening(answer) as target:
+        for _ in range(3):
+            assert (await probe(replace(target, managed=managed))).ok
+    assert len(clients) == connections
+
+
 async def test_a_refused_user_config_has_its_reason_on_one_line(probe: HttpProbe) -> None:
     async with listening(says({"error": "no such file:\n  caf\udce9.bin"}, 400)) as target:
         with pytest.raises(ReplicaError, match=r"refused it with 400: no such file: caf\\udce9\.bin$"):
