@@ -17,7 +17,7 @@ main() {
   step "Installing the bench's packages" install_own || give_up "the packages of the group bench could not be installed."
   install_generators
   if [ "$(word PEER "$@")" != 0 ] && [ -z "${PIERHEAD_BENCH_PEER_PYTHON:-}" ]; then install_peer; fi
-  [ "$(word MODE "$@")" = processes ] || build_stack
+  [ "$(word MODE "$@")" = processes ] || build_stack "$(word ONLY "$@")"
   if has_nvidia && [ -z "${PIERHEAD_BENCH_PYTHON:-}" ]; then install_cuda_services; fi
   exec "$PYTHON" -m tests.bench "$@"
 }
@@ -32,11 +32,14 @@ word() {
 }
 
 # Images of their own, unless PIERHEAD_TAG names others: a stack that runs from this clone keeps its version.
+# build_stack ONLY: Triton's too where it is measured.
 build_stack() {
+  local apps='echo recsys'
+  case ,${1// /}, in *,triton,*) apps+=' triton' ;; esac
   export PIERHEAD_TAG=${PIERHEAD_TAG:-bench}
   "$here/engine.sh"
   "$here/base-images.sh"
-  choose_files 'echo recsys' "$(has_nvidia && echo 1)"
+  choose_files "$apps" "$(has_nvidia && echo 1)"
   choose_build_inputs
   build_images
 }

@@ -86,6 +86,8 @@ VARIANTS: Final = (
     Subject("ours:grpc", "plain gRPC instead of lanes", "ours", (("PIERHEAD_TRANSPORT", "grpc"),)),
 )
 """The ablation: each is ours but for one thing."""
+TRITON: Final = Subject("ours:triton", "Triton in place of the PyTorch ranker", "ours")
+"""The part `triton`."""
 
 EIGHT: Final = (
     Subject("ours:eight", "Pierhead", "ours", replicas=REPLICAS),
@@ -157,6 +159,8 @@ def _visits(options: Options, number: int, chain: str) -> Iterator[Visit]:
     if "ablation" in options.parts:
         for variant in VARIANTS if options.mode == "containers" else VARIANTS[2:]:
             yield _visit(number, variant, chain, [_variant_steps(options, app, variant) for app in apps])
+    if "triton" in options.parts and chain == "dlrm":
+        yield _visit(number, TRITON, chain, [_closed(options, app, app.main_level) for app in apps])
     if "eight" in options.parts and chain == "echo" and number == 1:
         for subject in EIGHT if options.peer else EIGHT[:1]:
             steps = [[Step(app.name, "closed", app.main_level, options.seconds * EIGHT_LONGER)] for app in apps]

@@ -8,9 +8,11 @@ from pathlib import Path
 
 MODES = ("containers", "processes")
 APPS = ("echo", "stream", "dlrm")
-PARTS = (*APPS, "open", "limits", "ablation", "eight")
+PARTS = (*APPS, "open", "limits", "ablation", "eight", "triton")
 THOROUGH = frozenset(("open", "limits", "ablation", "eight"))
 """What QUICK=1 leaves out."""
+ON_DEMAND = frozenset(("triton",))
+"""Only where ONLY names it: it needs an image more."""
 NAMES = ("MODE", "ROUNDS", "SECONDS", "ONLY", "QUICK", "PEER", "WATCH", "DEVICE", "OUT")
 
 
@@ -25,7 +27,7 @@ class Options:
     | MODE | containers: ours as `make up` starts it, the default. processes: ours as bare processes |
     | ROUNDS | alternating rounds; medians and spreads are over them. 3 |
     | SECONDS | of one measurement. 5 |
-    | ONLY | parts, separated by commas: echo, stream, dlrm (closed loop), open, limits, ablation, eight. All |
+    | ONLY | parts, with commas: echo, stream, dlrm (closed loop), open, limits, ablation, eight: all; and triton |
     | QUICK | 1: one round of two seconds each with few cases, to see that it works |
     | PEER | 0: without the peer |
     | WATCH | 0: each request tells the peer not to watch for clients that leave, as in its makers' benchmark. 1 |
@@ -72,6 +74,8 @@ def read(words: Sequence[str]) -> Options:
         device=_one_of(given, "DEVICE", ("auto", "cpu", "cuda"), "auto", problems),
         out=Path(given["OUT"]) if "OUT" in given else None,
     )
+    if "triton" in options.parts and options.mode == "processes":
+        problems.append("ONLY: triton needs MODE=containers")
     if problems:
         raise OptionsError("\n".join(problems))
     return options
@@ -108,4 +112,4 @@ def _parts(raw: str, quick: bool, problems: list[str]) -> frozenset[str]:
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
         problems.append(f'ONLY: expected some of {", ".join(PARTS)}, found "{", ".join(unknown)}"')
-    return frozenset(parts or (set(PARTS) - THOROUGH if quick else PARTS))
+    return frozenset(parts or set(PARTS) - ON_DEMAND - (THOROUGH if quick else set()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from tests.bench.cases import APPS, BARE, EIGHT, OURS, PEER, REPLICAS, VARIANTS, WAYS, App, Subject
+from tests.bench.cases import APPS, BARE, EIGHT, OURS, PEER, REPLICAS, TRITON, VARIANTS, WAYS, App, Subject
 from tests.bench.results import Results
 from tests.bench.statistics import Figure, Samples, Spread, cpu, first, latency, outside, rate, resident
 from tests.bench.targets import shown, told
@@ -131,7 +131,7 @@ def costs(samples: Samples) -> Iterator[str]:
     """Where each row's CPU time goes."""
     wanted: list[tuple[Subject, App, str]] = [(OURS, app, load) for app in APPS.values() for load in WAYS]
     wanted += [(BARE, APPS["echo"], "alone")]
-    wanted += [(subject, app, "closed") for subject in (BARE, PEER, *VARIANTS, *EIGHT) for app in APPS.values()]
+    wanted += [(subject, app, "closed") for subject in (BARE, PEER, *VARIANTS, TRITON, *EIGHT) for app in APPS.values()]
     found = [
         (subject, app, load, level, samples.costs(subject.key, app.name, load, level))
         for subject, app, load in wanted
@@ -250,7 +250,7 @@ def _limit_row(samples: Samples, label: str, subject: str, app: str, load: str, 
 
 def ablation(samples: Samples) -> Iterator[str]:
     rows = []
-    for variant in VARIANTS:
+    for variant in (*VARIANTS, TRITON):
         for app in APPS.values():
             for level in samples.levels(app.name, "closed", variant.key):
                 of = (app.name, "closed", level)

@@ -14,9 +14,9 @@ import psutil
 import yaml
 from docker.models.containers import Container
 
-from tests.bench.cases import Subject
+from tests.bench.cases import TRITON, Subject
 from tests.bench.processes import ROOT, BenchError, Member, get, members_of
-from tests.bench.systems.ours import ALONE, Chain, chain_of
+from tests.bench.systems.ours import ALONE, Chain, Service, chain_of
 from tests.bench.systems.running import Running, Workplace, own_role
 from tests.harness.stack import Stack, address_of
 from tests.harness.waiting import eventually
@@ -39,14 +39,15 @@ ENGINE = {
 def running(work: Workplace, subject: Subject, name: str, path: str) -> Iterator[Running]:
     """Start a stack with the chain `name` alone and wait until it answers `path`. Raises BenchError."""
     chain = chain_of(subject, name)
-    app_file = ROOT / "compose" / "apps" / ("recsys.yaml" if name == "dlrm" else "echo.yaml")
+    app = "triton" if subject is TRITON else "recsys" if name == "dlrm" else "echo"
+    app_file = ROOT / "compose" / "apps" / f"{app}.yaml"
     file = ROOT / ".state" / "bench" / "override.yaml"  # within the clone: the controller reads it, too
     file.parent.mkdir(parents=True, exist_ok=True)
     services = yaml.safe_load(app_file.read_text())["services"]
     file.write_text(yaml.safe_dump(override(chain, subject, services)))
     files = [str(each.relative_to(ROOT)) for each in (app_file, file)]
     if work.device == "cuda" and name == "dlrm":
-        files.append("compose/gpu-recsys.yaml")
+        files.append(f"compose/gpu-{app}.yaml")
     stack = Stack(PROJECT, files, dict(subject.stack))
     try:
         with _as_bench_errors():
@@ -84,12 +85,14 @@ def override(chain: Chain, subject: Subject, services: Mapping[str, Mapping[str,
 
     `services`: as the application's own file has them. Compose replaces x-serve blocks as a whole, so they are whole.
     """
+
+    def block(service: Service) -> dict[str, Any]:
+        written = {key: value for key, value in services[service.name]["x-serve"].items() if key != "autoscale"}
+        return {**written, "replicas": service.replicas}
+
     return {
         "services": {
-            service.name: {
-                "x-serve": {**services[service.name]["x-serve"], "replicas": service.replicas},
-                "environment": dict(subject.env),
-            }
+            service.name: {"x-serve": block(service), "environment": dict(subject.env)}
             for service in (chain.ingress, chain.child)
         }
     }

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tests.bench.cases import Subject
+from tests.bench.cases import TRITON, Subject
 from tests.bench.processes import Kept, free_ports, get, listens, wait_for
 from tests.bench.systems.edge import (
     MAX_ONGOING_REQUESTS,
@@ -70,6 +70,8 @@ _CHAINS: Mapping[tuple[bool, str], Chain] = {
 def chain_of(subject: Subject, name: str) -> Chain:
     """A chain with as many replicas as the subject has."""
     chain = _CHAINS[subject.kind != "bare", name]
+    if subject is TRITON:
+        chain = replace(chain, child=Service("child", "triton", ""))
     if not subject.replicas:
         return chain
     ingress, child = (replace(service, replicas=subject.replicas) for service in (chain.ingress, chain.child))

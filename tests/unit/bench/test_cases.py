@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.bench.cases import Visit, schedule
-from tests.bench.options import read
+from tests.bench.options import OptionsError, read
 
 
 def visits(*words: str) -> list[Visit]:
@@ -41,3 +41,12 @@ def test_eight_replicas_are_measured_once_and_bare_processes_have_no_variants_of
         for mode in ("containers", "processes")
     }
     assert variants["containers"] - variants["processes"] == {"ours:processes", "ours:all-lines"}
+
+
+def test_triton_is_measured_where_it_is_named_beside_the_ranker() -> None:
+    assert "ours:triton" not in {visit.subject.key for visit in visits()}
+    found = [(visit.subject.key, visit.steps) for visit in visits("ONLY=dlrm,triton", "PEER=0", "ROUNDS=1")]
+    assert [key for key, _ in found] == ["ours", "ours:triton"]
+    assert set(found[1][1]) < set(found[0][1])
+    with pytest.raises(OptionsError, match="triton needs MODE=containers"):
+        visits("ONLY=triton", "MODE=processes")
