@@ -297,6 +297,89 @@ LARGE_TENSORS = Section(
             unit="percentunit",
         ),
     ),
+    collapsed=True,
+)
+
+
+def of_models(counter: str) -> str:
+    """Rate of one of Triton's counters, by model."""
+    return rate(counter, "service, model")
+
+
+def seconds(counter: str) -> str:
+    """Mean that a request adds to one of Triton's counters of microseconds, in seconds."""
+    return f"{of_models(counter)} / {of_models('nv_inference_request_success')} / 1e6"
+
+
+TRITON = Section(
+    "Triton Inference Servers: measured by themselves",
+    (
+        Panel(
+            "Requests/s",
+            (Query(of_models("nv_inference_request_success"), "{{service}} {{model}}"),),
+            "Inference requests that succeeded, by model.",
+            unit="reqps",
+            width=6,
+        ),
+        Panel(
+            "Failures/s",
+            (
+                Query(
+                    rate("nv_inference_request_failure", "service, model, reason"), "{{service}} {{model}} {{reason}}"
+                ),
+            ),
+            "Inference requests that failed: REJECTED by the server (its queue is full, say), CANCELED by the client, "
+            "BACKEND: by the model.",
+            unit="reqps",
+            width=6,
+        ),
+        Panel(
+            "Waiting",
+            (
+                Query(
+                    f"{of_models('nv_inference_queue_duration_us')} / 1e6",
+                    "{{service}} {{model}}",
+                ),
+            ),
+            "Mean number of requests that wait in the servers for a batch; compose/apps/triton.yaml scales by it.",
+            width=6,
+        ),
+        Panel(
+            "Rows per batch",
+            (
+                Query(
+                    f"{of_models('nv_inference_count')} / {of_models('nv_inference_exec_count')}",
+                    "{{service}} {{model}}",
+                ),
+            ),
+            "Mean number of inferences (rows of the batch dimension) in one execution of the model.",
+            width=6,
+        ),
+        Panel(
+            "Time in the queue",
+            (Query(seconds("nv_inference_queue_duration_us"), "{{service}} {{model}}"),),
+            "Mean time that a request waits in the server for its batch.",
+            unit="s",
+        ),
+        Panel(
+            "Time of computing",
+            (Query(seconds("nv_inference_compute_infer_duration_us"), "{{service}} {{model}}"),),
+            "Mean time that a request's batch takes in the model.",
+            unit="s",
+        ),
+        Panel(
+            "GPU utilisation",
+            (
+                Query(
+                    f"avg by (service) (nv_gpu_utilization{{{S}}}) or sum by (service) (nv_inference_count{{{S}}}) * 0",
+                    "{{service}}",
+                ),
+            ),
+            "Mean over the GPUs of the service's replicas, as the servers see them. 0 without GPUs.",
+            unit="percentunit",
+        ),
+    ),
+    collapsed=True,
 )
 
 INSIDE = Section(
@@ -474,7 +557,7 @@ CONTROL = Section(
     ),
 )
 
-SECTIONS = (AT_A_GLANCE, EDGE, SERVICES, CALLS, BATCHES, LARGE_TENSORS, INSIDE, CHANGES, CONTROL)
+SECTIONS = (AT_A_GLANCE, EDGE, SERVICES, CALLS, BATCHES, LARGE_TENSORS, TRITON, INSIDE, CHANGES, CONTROL)
 
 PAGE = Page(
     uid="pierhead-overview",

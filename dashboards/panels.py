@@ -54,10 +54,11 @@ class Panel:
 
 @dataclass(frozen=True)
 class Section:
-    """A titled row and its panels, laid out left to right."""
+    """A titled row and its panels, laid out left to right. `collapsed`: Grafana asks its queries once it is opened."""
 
     title: str
     panels: Sequence[Panel]
+    collapsed: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,19 +137,32 @@ def _place(sections: Sequence[Section]) -> Iterator[dict[str, Any]]:
     """Panels from left to right, on a new line if one does not fit. Ids and places follow from the order."""
     identifier, y = 1, 0
     for section in sections:
-        yield _row(section.title, identifier, y)
+        row = _row(section, identifier, y)
         identifier, y, x, line = identifier + 1, y + 1, 0, 0
+        panels = []
         for panel in section.panels:
             if x + panel.width > COLUMNS:
                 x, y, line = 0, y + line, 0
-            yield _panel(panel, identifier, {"h": panel.height, "w": panel.width, "x": x, "y": y})
+            panels.append(_panel(panel, identifier, {"h": panel.height, "w": panel.width, "x": x, "y": y}))
             identifier, x, line = identifier + 1, x + panel.width, max(line, panel.height)
         y += line
+        if section.collapsed:  # the row then holds its panels
+            yield row | {"panels": panels}
+        else:
+            yield row
+            yield from panels
 
 
-def _row(title: str, identifier: int, y: int) -> dict[str, Any]:
-    place = {"h": 1, "w": COLUMNS, "x": 0, "y": y}
-    return {"id": identifier, "type": "row", "title": title, "collapsed": False, "gridPos": place, "panels": []}
+def _row(section: Section, identifier: int, y: int) -> dict[str, Any]:
+    place, collapsed = {"h": 1, "w": COLUMNS, "x": 0, "y": y}, section.collapsed
+    return {
+        "id": identifier,
+        "type": "row",
+        "title": section.title,
+        "collapsed": collapsed,
+        "gridPos": place,
+        "panels": [],
+    }
 
 
 def _panel(panel: Panel, identifier: int, place: dict[str, int]) -> dict[str, Any]:

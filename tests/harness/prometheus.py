@@ -25,7 +25,7 @@ def queries_of(sections: Sequence[Section]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def traffic(ask: Callable[[], None]) -> Iterator[None]:
+def traffic(ask: Callable[[], object]) -> Iterator[None]:
     """Within: `ask` is called again and again, in a thread of its own."""
     over = threading.Event()
 

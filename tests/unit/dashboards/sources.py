@@ -30,6 +30,17 @@ HAPROXY = {
 }
 """The part of HAProxy's exporter that we use; test_dashboards.py asks the real one for them."""
 
+TRITON = {
+    "nv_gpu_utilization",
+    "nv_inference_compute_infer_duration_us",
+    "nv_inference_count",
+    "nv_inference_exec_count",
+    "nv_inference_queue_duration_us",
+    "nv_inference_request_failure",
+    "nv_inference_request_success",
+}
+"""The part of Triton's metrics that we use; tests/e2e/test_triton.py asks a real one for them."""
+
 PROMETHEUS = {"up", "ALERTS"}
 """What Prometheus makes itself."""
 
@@ -64,4 +75,4 @@ def vllm() -> set[str]:
 
 def everything() -> set[str]:
     """All of them."""
-    return HAPROXY | PROMETHEUS | runtime() | controller() | llm_gateway() | llm_server() | vllm()
+    return HAPROXY | PROMETHEUS | TRITON | runtime() | controller() | llm_gateway() | llm_server() | vllm()

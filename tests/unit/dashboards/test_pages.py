@@ -35,6 +35,11 @@ def dashboard(page: Page) -> dict[str, Any]:
     return found
 
 
+def parts(page: Page) -> list[dict[str, Any]]:
+    """Rows and panels, with those that lie in a collapsed row."""
+    return [part for row in dashboard(page)["panels"] for part in (row, *row.get("panels", ()))]
+
+
 def load(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
@@ -80,7 +85,7 @@ def test_a_panel_says_what_it_shows(panel: Panel) -> None:
 
 @each_page
 def test_panels_fit_the_grid_without_overlap(page: Page) -> None:
-    places = [panel["gridPos"] for panel in dashboard(page)["panels"]]
+    places = [part["gridPos"] for part in parts(page)]
     cells = [
         (x, y)
         for place in places
@@ -94,14 +99,14 @@ def test_panels_fit_the_grid_without_overlap(page: Page) -> None:
 
 @each_page
 def test_panels_have_ids_of_their_own(page: Page) -> None:
-    ids = [panel["id"] for panel in dashboard(page)["panels"]]
+    ids = [part["id"] for part in parts(page)]
     assert len(ids) == len(set(ids))
 
 
 @each_page
 def test_panels_ask_the_provisioned_datasource(page: Page) -> None:
     (source,) = load(GRAFANA / "provisioning" / "datasources" / "prometheus.yaml")["datasources"]
-    asked = {target["datasource"]["uid"] for panel in dashboard(page)["panels"] for target in panel.get("targets", [])}
+    asked = {target["datasource"]["uid"] for part in parts(page) for target in part.get("targets", [])}
     assert asked == {source["uid"]}
 
 
