@@ -44,9 +44,9 @@ class Server(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def fake(port: int) -> AsyncIterator[Any]:
+async def fake(port: int, triton_in_memory: FakeTriton | None = None) -> AsyncIterator[Any]:
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])  # as Triton
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(FakeTriton(), server)
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(triton_in_memory or FakeTriton(), server)
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     yield lambda: server.stop(0)
@@ -302,6 +302,71 @@ async def test_models_are_loaded_unloaded_and_described(server: Server) -> None:
     with pytest.raises(RemoteError, match="no weights") as raised:
         await client.load("broken")
     assert raised.value.http_status == 500
+
+
+async def loaded(client: triton.Client) -> dict[str, set[str]]:
+    return {replica: {each.name for each in found} for replica, found in (await client.index(ready=True)).items()}
+
+
+async def test_models_are_loaded_on_demand_and_the_least_recently_used_one_is_unloaded(server: Server) -> None:
+    plain, client = server.client, triton.client("triton", timeout_s=PATIENCE_S, max_num_models_per_replica=2)
+    for model in ("add", "repeat", "same", "slow"):
+        await plain.unload(model)
+        await becomes_ready(plain, model, False)
+
+    def add() -> Any:
+        return client.infer("add", {"a": ONE, "b": ONE})
+
+    def same() -> Any:
+        return client.infer("same", {"text": np.array(["x"]), "half": ONE.astype("f2")})
+
+    before = PROCESS.multiplex_loads.values.get(("triton triton",), 0)
+    assert [reply["sum"].tolist() for reply in await asyncio.gather(*(add() for _ in range(8)))] == [[2, 4]] * 8
+    assert PROCESS.multiplex_loads.values[("triton triton",)] == before + 1
+    await same()
+    await add()
+    assert [int(part["value"][0]) async for part in client.stream("repeat", numbers(3, 1, 2))] == [3, 1, 2]
+    await becomes_ready(plain, "same", False)
+    assert [*(await loaded(client)).values()] == [{"add", "repeat"}]
+    for model, call in (("add", add), ("repeat", lambda: anext(client.stream("repeat", numbers(1))))):
+        await plain.unload(model)  # as another process may
+        await becomes_ready(plain, model, False)
+        await call()
+    with pytest.raises(NotFound, match="failed to poll from model repository"):
+        await client.infer("nope", {"a": ONE})
+    with pytest.raises(RemoteError, match="no weights"):
+        await client.infer("broken", {"x": ONE[:1]})
+    with pytest.raises(NotFound, match="version 7"):
+        await client.infer("add", {"a": ONE, "b": ONE}, version="7")
+    with pytest.raises(DeadlineExceeded):
+        await client.infer("slow", {"seconds": ONE.reshape(1, 2)}, timeout=0.001)
+    with pytest.raises(NotFound, match="unknown model"):
+        await plain.infer("slow", {"seconds": ONE.reshape(1, 2)})
+
+
+async def test_several_replicas() -> None:
+    """Calls go to the replica that holds their model; a load is tried at all replicas, and all failures are said."""
+    fakes, ports = (FakeTriton(), FakeTriton(), FakeTriton()), [free_port() for _ in range(3)]
+    for each in fakes:
+        each.loaded.clear()
+    async with contextlib.AsyncExitStack() as stack:
+        for each, port in zip(fakes, ports, strict=True):
+            await stack.enter_async_context(fake(port, each))
+        Clients.use(Settings(static={"TRITON": tuple(f"127.0.0.1:{port}" for port in ports)}))
+        stack.push_async_callback(close_handles)
+        client = triton.client("triton", timeout_s=PATIENCE_S, max_num_models_per_replica=2)
+        async with asyncio.timeout(PATIENCE_S):
+            while len(await client.index()) < 3:  # noqa: ASYNC110 - until all are connected
+                await asyncio.sleep(0)
+        for _ in range(5):
+            await asyncio.gather(*(client.infer("add", {"a": ONE, "b": ONE}) for _ in range(4)))
+            await asyncio.gather(*(client.infer("repeat", numbers(1)) for _ in range(4)), return_exceptions=True)
+        assert sorted(each.loads for each in fakes) == [[], ["add"], ["repeat"]]
+        fakes[0].lacks.add("same")
+        fakes[1].lacks.add("same")
+        with pytest.raises(NotFound, match=r"2 of 3 replicas failed: .*failed to poll.*; .*failed to poll"):
+            await client.load("same")
+        assert [found for found in (await loaded(client)).values() if "same" in found]
 
 
 async def test_a_server_that_dies_during_a_call(server: Server) -> None:

@@ -37,6 +37,9 @@ class Texts:
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     def __init__(self) -> None:
         self.loaded = set(INPUTS)
+        self.lacks: set[str] = set()
+        """Models that its repository does not hold."""
+        self.loads: list[str] = []
         self.cancelled = 0
         self.slow = asyncio.Lock()
         self.waiting = 0
@@ -209,8 +212,10 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         if name == "broken":
             words = "version 1 is at UNAVAILABLE state: Internal: RuntimeError: no weights"
             await context.abort(S.INVALID_ARGUMENT, f"load failed for model '{name}': {words}")
-        if name not in INPUTS:
+        if name not in INPUTS or name in self.lacks:
             await context.abort(S.INTERNAL, f"failed to load '{name}', failed to poll from model repository")
+        await asyncio.sleep(0.01)
+        self.loads.append(name)
         self.loaded.add(name)
         return service_pb2.RepositoryModelLoadResponse()
 

@@ -31,6 +31,7 @@ FOR_USERS = {
     "pierhead.llm_config",
     "pierhead.tensors",
     "pierhead.triton",
+    "pierhead.triton_connection",
     "pierhead.triton_memory",
 }
 """The root's top floor: it imports every room, and no room imports it."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
@@ -37,13 +38,13 @@ from pierhead.errors import (
 )
 from pierhead.handle import handle
 from pierhead.lanes.transports import TRANSPORTS
-from pierhead.request import SESSION_KEY, current_request
-from pierhead.triton_memory import LargeRequest, TritonConnection
+from pierhead.multiplex.multiplexed import places
+from pierhead.request import MODEL_KEY, SESSION_KEY, current_request
+from pierhead.triton_connection import LOAD_KEY, MAX_MODELS, TRANSPORT, LargeRequest, TritonConnection, load_error
 
 _WRONG_INPUT = re.compile(r"inference input '|unexpected shape for|byte size mismatch|expected .* inputs but got")
 """Triton's words for a request that does not fit the model."""
 
-TRANSPORT = "triton"
 TRANSPORTS[TRANSPORT] = TritonConnection
 
 Parameters = Mapping[str, bool | int | float | str]
@@ -52,10 +53,23 @@ Arrays = dict[str, Any]
 
 
 def client(
-    service: str, *, timeout_s: float | None = None, max_queued_requests: int | None = None, policy: str | None = None
+    service: str,
+    *,
+    timeout_s: float | None = None,
+    max_queued_requests: int | None = None,
+    policy: str | None = None,
+    max_num_models_per_replica: int | None = None,
 ) -> Client:
-    """A client of a service whose replicas are Triton servers. The options are those of `pierhead.handle`."""
-    return Client(service, timeout_s=timeout_s, max_queued_requests=max_queued_requests, policy=policy)
+    """A client of a service whose replicas are Triton servers. The options are those of `pierhead.handle`, and:
+
+    - max_num_models_per_replica: load models on demand: each at the first call for it, at the replica that the call
+      goes to. Where this process keeps more than so many at a replica (-1 = no bound), the least recently used one is
+      unloaded. Calls go to replicas that hold their model. None = calls load nothing.
+    """
+    options = {"timeout_s": timeout_s, "max_queued_requests": max_queued_requests, "policy": policy}
+    if max_num_models_per_replica is not None:
+        MAX_MODELS[service] = places(max_num_models_per_replica)
+    return Client(service, on_demand=max_num_models_per_replica is not None, **options)
 
 
 class Client:
@@ -71,8 +85,9 @@ class Client:
     and those of every handle: NoReplica, ScaledToZero, Backpressure.
     """
 
-    def __init__(self, service: str, **options: Any) -> None:
+    def __init__(self, service: str, *, on_demand: bool = False, **options: Any) -> None:
         self.service = service
+        self._on_demand = on_demand
         stub: Any = service_pb2_grpc.GRPCInferenceServiceStub
         self._stub = handle(stub, service, transport=TRANSPORT, **options)
         self._one = handle(stub, service, transport=TRANSPORT, policy=f"{__name__}:OneReplica", eject_outliers=False)
@@ -98,23 +113,41 @@ class Client:
         - parameters: the request's own (`priority`, `timeout` in microseconds, `sequence_id`, or the model's).
         - timeout: seconds; None = the handle's.
         """
-        message, contents = _infer_request(model, inputs, outputs, version, parameters)
-        settings = Clients.current().settings
+        parts = _infer_request(model, inputs, outputs, version, parameters)
         most = outputs if isinstance(outputs, Mapping) else {}
+        try:
+            return await self._infer(*parts, most, timeout, self._metadata(model))
+        except NotFound as error:
+            if not self._unloaded(error):
+                raise
+        return await self._infer(*parts, most, timeout, self._metadata(model, "again"))
+
+    async def _infer(
+        self, message: Any, contents: list[Any], most: Mapping[str, int], timeout: float | None, metadata: Any
+    ) -> Arrays:
+        settings = Clients.current().settings
         threshold = settings.shared_memory_threshold
         large = settings.triton_shared_memory_dir and any(
             size >= threshold for size in (*most.values(), *(array.nbytes for array in contents))
         )
         if not large:
+            del message.raw_input_contents[:]
             _add_contents(message, contents)
-            return _arrays(await _said(self._stub.ModelInfer(message, timeout=timeout)))
+            return _arrays(await _said(self._stub.ModelInfer(message, timeout=timeout, metadata=metadata)))
         request, failed = LargeRequest(message, contents, most, threshold), True
         try:
-            reply = await _said(self._stub.ModelInfer(request, timeout=timeout))
+            reply = await _said(self._stub.ModelInfer(request, timeout=timeout, metadata=metadata))
             failed = False
             return _arrays(reply, request.arrays(reply))
         finally:
             request.end(failed=failed)
+
+    def _metadata(self, model: str, load: str = "1") -> tuple[tuple[str, str], ...]:
+        return ((MODEL_KEY, model), (LOAD_KEY, load)) if self._on_demand else ()
+
+    def _unloaded(self, error: NotFound) -> bool:
+        """Whether the server does not have a model that it should have loaded: another process has unloaded it."""
+        return self._on_demand and "unknown model" in error.message
 
     async def stream(
         self,
@@ -132,7 +165,21 @@ class Client:
         `async with contextlib.aclosing(models.stream(...)) as parts:`.
         """
         request = infer_request(model, inputs, outputs, version, parameters)
-        call = self._stub.ModelStreamInfer(timeout=timeout)
+        for load in ("1", "again"):
+            begun = False
+            try:
+                async with aclosing(self._stream(request, timeout, self._metadata(model, load))) as parts:
+                    async for part in parts:
+                        begun = True
+                        yield part
+            except NotFound as error:
+                if begun or load == "again" or not self._unloaded(error):
+                    raise
+            else:
+                return
+
+    async def _stream(self, request: Any, timeout: float | None, metadata: Any) -> AsyncGenerator[Arrays, None]:
+        call = self._stub.ModelStreamInfer(timeout=timeout, metadata=metadata)
         try:
             await call.write(request)
             await call.done_writing()
@@ -196,11 +243,10 @@ class Client:
         try:
             await self._everywhere(self._one.RepositoryModelLoad, request, timeout)
         except (BadRequest, RemoteError) as error:
-            if "failed to poll from model repository" in error.message:
-                raise NotFound(error.message) from error
-            if "load failed" in error.message:  # Triton calls it the request's fault
-                raise RemoteError(error.message, grpc.StatusCode.INTERNAL) from error
-            raise
+            found = load_error(error.message)
+            if found is None:
+                raise
+            raise found from error
 
     async def unload(self, model: str, *, timeout: float | None = None) -> None:
         """Unload a model at every replica that can be called now. Requests that it has begun end first."""
@@ -208,11 +254,19 @@ class Client:
         await self._everywhere(self._one.RepositoryModelUnload, request, timeout)
 
     async def _everywhere(self, method: Any, request: Any, timeout: float | None) -> dict[str, Any]:
-        """Call each replica in turn; the replies by its name. The first error ends it."""
+        """Call each replica in turn; the replies by its name. Raises, at the end, one error for all that failed."""
         await self.ready(timeout=timeout)  # waits for a replica
         known = Clients.current().pool(self.service, TRANSPORT).replicas()
         names = sorted(replica.name for replica in known if replica.callable)
-        return {name: await _said(method(request, timeout=timeout, metadata=((SESSION_KEY, name),))) for name in names}
+        replies, errors = {}, {}
+        for name in names:
+            try:
+                replies[name] = await _said(method(request, timeout=timeout, metadata=((SESSION_KEY, name),)))
+            except PierheadError as error:
+                errors[name] = error
+        if errors:
+            raise _joined(errors, len(names))
+        return replies
 
 
 class OneReplica:
@@ -301,6 +355,16 @@ def _arrays(response: Any, shared: Arrays | None = None) -> Arrays:
         output.name: shared[output.name] if output.name in shared else result.as_numpy(output.name)
         for output in response.outputs
     }
+
+
+def _joined(errors: Mapping[str, PierheadError], replicas: int) -> PierheadError:
+    """One error for those of several replicas: of the first one's class."""
+    first = next(iter(errors.values()))
+    if replicas > 1:
+        each = "; ".join(f"{name}: {error.message}" for name, error in errors.items())
+        first.message = f"{len(errors)} of {replicas} replicas failed: {each}"
+        first.args = (first.message,)
+    return first
 
 
 async def _said(call: Awaitable[Any]) -> Any:

@@ -1,11 +1,7 @@
 """Large tensors of `pierhead.triton` in system shared memory: docs/decisions/triton-shared-memory.md.
 
-    open(LargeRequest) -> a free region? -- yes -> inputs are written into it, the message carries its name and offsets
-                                |
-                                `- no -> the message carries the bytes, and a region of that size is made meanwhile
-
 A region is made once and used by one call after another: a file in the directory that is the server's /dev/shm,
-registered with the server, and removed at once, as both sides have mapped it. TritonRegions belong to one connection.
+registered with the server, and removed at once, as both sides have mapped it. Regions belong to one connection.
 """
 
 from __future__ import annotations
@@ -13,25 +9,15 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
-import math
 import mmap
 import os
-import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from itertools import accumulate, count
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
-from tritonclient.utils import triton_to_np_dtype
-
-from pierhead.calls.clients import Clients
-from pierhead.errors import BadRequest
-from pierhead.lanes.connection import FOREIGN_CHANNEL_OPTIONS, GrpcConnection, Method
-from pierhead.metrics import PROCESS
 
 logger = logging.getLogger("pierhead")
 
@@ -246,128 +232,3 @@ def _dead(path: Path) -> bool:
     finally:
         os.close(fd)
     return True
-
-
-class _Content:
-    """What the outputs of one reply are read from; arrays have it as their base."""
-
-    def __init__(self, region: TritonRegion) -> None:
-        address = np.frombuffer(region.mapped, np.uint8).ctypes.data
-        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (region.size,), "data": (address, True)}
-        self.region = region
-
-
-class LargeRequest:
-    """A request whose tensors are written, into memory or into a message, by the connection that sends it."""
-
-    def __init__(self, message: Any, contents: Sequence[Any], most: Mapping[str, int], threshold: int) -> None:
-        """`message`: without `raw_input_contents`, which are `contents`: arrays. `most`: bytes of outputs by name."""
-        self._message = message
-        self._contents = contents
-        self._most = {name: size for name, size in most.items() if size >= threshold}
-        ends = accumulate(map(_aligned, self._most.values()), initial=0)
-        self._places = dict(zip(self._most, ends, strict=False))
-        """Where in memory each of those outputs begins."""
-        self._threshold = threshold
-        self._regions: TritonRegions | None = None
-        self._inputs: TritonRegion | None = None
-        self._outputs: TritonRegion | None = None
-
-    def message(self, regions: TritonRegions) -> Any:
-        """The message for one server."""
-        self.end(failed=True)  # where another server had it
-        message = service_pb2.ModelInferRequest()
-        message.CopyFrom(self._message)
-        self._regions = regions
-        self._inputs = self._taken([array.nbytes for array in self._contents if array.nbytes >= self._threshold])
-        self._outputs = self._taken(self._most.values())
-        end = 0
-        for tensor, array in zip(message.inputs, self._contents, strict=True):
-            if self._inputs is None or array.nbytes < self._threshold:
-                message.raw_input_contents.append(array.tobytes())
-                continue
-            place = np.frombuffer(self._inputs.mapped, array.dtype, array.size, end)
-            np.copyto(place.reshape(array.shape), array)
-            _refer(tensor, self._inputs, end, array.nbytes)
-            end += _aligned(array.nbytes)
-        for tensor in message.outputs:
-            if self._outputs is not None and tensor.name in self._most:
-                _refer(tensor, self._outputs, self._places[tensor.name], self._most[tensor.name])
-        return message
-
-    def end(self, *, failed: bool) -> None:
-        """The call is over: its memory is free, or gone."""
-        for region in (self._inputs, self._outputs):
-            if region is not None and self._regions is not None:
-                (self._regions.remove if failed else self._regions.give_back)(region)
-        self._inputs = self._outputs = None
-
-    def arrays(self, reply: Any) -> dict[str, Any]:
-        """The outputs of a reply that are in memory, which is free when no array is left. Raises BadRequest."""
-        region, self._outputs = self._outputs, None
-        if region is None or self._regions is None:
-            return {}
-        content = _Content(region)
-        weakref.finalize(content, _later, asyncio.get_running_loop(), self._regions.give_back, region)
-        found, memory = {}, np.asarray(content)
-        for output in reply.outputs:
-            place = self._places.get(output.name)
-            if place is None:
-                continue
-            if output.datatype in ("BYTES", "BF16"):
-                raise BadRequest(f"output {output.name} is {output.datatype}: expected no size for it in `outputs`")
-            dtype = np.dtype(triton_to_np_dtype(output.datatype))
-            raw = memory[place : place + math.prod(output.shape) * dtype.itemsize]
-            found[output.name] = raw.view(dtype).reshape(output.shape)
-        return found
-
-    def _taken(self, sizes: Collection[int]) -> TritonRegion | None:
-        if not sizes or self._regions is None:
-            return None
-        region = self._regions.take(sum(map(_aligned, sizes)))
-        PROCESS.shared_memory_tensors.inc((self._regions.none if region is None else "shared",), len(sizes))
-        return region
-
-
-def _later(loop: asyncio.AbstractEventLoop, action: Callable[[TritonRegion], None], region: TritonRegion) -> None:
-    with suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(action, region)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
-
-
-def _refer(tensor: Any, region: TritonRegion, offset: int, size: int) -> None:
-    """Say in a message where a tensor is."""
-    tensor.parameters["shared_memory_region"].string_param = region.name
-    tensor.parameters["shared_memory_byte_size"].int64_param = size
-    if offset:
-        tensor.parameters["shared_memory_offset"].int64_param = offset
-
-
-class TritonConnection(GrpcConnection):
-    """The connection to one server."""
-
-    def __init__(self, address: str, changed: Callable[[], None], service: str = "") -> None:
-        super().__init__(address, changed, options=FOREIGN_CHANNEL_OPTIONS)
-        directory = Clients.current().settings.triton_shared_memory_dir
-        self._regions = TritonRegions(self.channel, directory) if directory else None
-
-    def open(
-        self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any, *, patient: bool = False
-    ) -> Any:
-        """Begin a call; see Connection."""
-        if isinstance(request, LargeRequest) and self._regions is not None:
-            request = request.message(self._regions)
-        return super().open(method, request, timeout, metadata, compression)
-
-    async def close(self) -> None:
-        """Unregister its memory, and close the channel."""
-        if self._regions is not None:
-            await self._regions.close()
-        await super().close()
-
-    def _meet(self, ready: bool) -> None:
-        if not ready and self._regions is not None:
-            self._regions.lost()

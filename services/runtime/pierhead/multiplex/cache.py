@@ -125,11 +125,11 @@ class ModelCache(Generic[M]):
         if entry is None:
             entry = self.entries[model_id] = Entry(model_id)
             self._line.append(entry)
+        loaded = self.acquire_loaded(model_id)
+        if loaded is not None:
+            return loaded
         self.entries.move_to_end(model_id)
         entry.users += 1
-        if entry.state is ModelState.LOADED:
-            self._metrics.multiplex_hits.inc(self._label)
-            return entry
         self._metrics.multiplex_misses.inc(self._label)
         self._go_on()
         try:
@@ -137,6 +137,16 @@ class ModelCache(Generic[M]):
         except BaseException:
             self.release(entry)
             raise
+        return entry
+
+    def acquire_loaded(self, model_id: str) -> Entry[M] | None:
+        """The same at once; None = the model is not loaded."""
+        entry = self.entries.get(model_id)
+        if entry is None or entry.state is not ModelState.LOADED:
+            return None
+        self.entries.move_to_end(model_id)
+        entry.users += 1
+        self._metrics.multiplex_hits.inc(self._label)
         return entry
 
     def release(self, entry: Entry[M]) -> None:

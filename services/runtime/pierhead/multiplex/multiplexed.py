@@ -77,7 +77,7 @@ class Multiplexed(Generic[M]):
         self._held = held
         self._function = function
         self._cache: ModelCache[M] = ModelCache(
-            function, _places(max_num_models_per_replica), self._name, self._metrics, held
+            function, places(max_num_models_per_replica), self._name, self._metrics, held
         )
         self._kept: dict[asyncio.Task[Any], dict[str, Entry[M]]] = {}
         """The models that each task has awaited, until the task ends."""
@@ -174,7 +174,7 @@ def multiplexed(*, max_num_models_per_replica: int = 3) -> _Decorator:
     not cached. Callers' handles send calls for a model to replicas that hold it.
     Raises ValueError and TypeError at import for a bound or a function that cannot work.
     """
-    _places(max_num_models_per_replica)
+    places(max_num_models_per_replica)
     return _Decorator(max_num_models_per_replica)
 
 
@@ -212,7 +212,8 @@ def _requested_model() -> str:
     return request.model_id
 
 
-def _places(value: int) -> int | None:
+def places(value: int) -> int | None:
+    """The bound of a cache by `max_num_models_per_replica`. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
         raise ValueError(f"max_num_models_per_replica: expected an integer >= 1, or -1 for any number, found {value!r}")
     return None if value == -1 else value
