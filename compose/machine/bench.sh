@@ -17,6 +17,7 @@ main() {
   step "Installing the bench's packages" install_own || give_up "the packages of the group bench could not be installed."
   install_generators
   if [ "$(word PEER "$@")" != 0 ] && [ -z "${PIERHEAD_BENCH_PEER_PYTHON:-}" ]; then install_peer; fi
+  if [ "$(word ONLY "$@")" = tensors ]; then exec "$PYTHON" -m tests.bench.shared_memory; fi
   [ "$(word MODE "$@")" = processes ] || build_stack "$(word ONLY "$@")"
   if has_nvidia && [ -z "${PIERHEAD_BENCH_PYTHON:-}" ]; then install_cuda_services; fi
   exec "$PYTHON" -m tests.bench "$@"

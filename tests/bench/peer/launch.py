@@ -13,8 +13,8 @@ import signal
 import ray
 from ray import serve
 
-OBJECT_STORE_BYTES = 256 * 1024 * 1024
-"""Nothing of these applications goes through the object store; the default takes 30 % of the machine's memory."""
+OBJECT_STORE_BYTES = {"tensors": 4 * 1024**3}
+"""Nothing of the other applications goes through the object store; the default takes 30 % of the machine's memory."""
 
 ACTOR_SLOTS = 64
 """Ray counts a CPU for each replica when it places them. Not a limit of what they may use."""
@@ -23,14 +23,14 @@ ACTOR_SLOTS = 64
 def main() -> None:
     """Start a local Ray, run the application, sleep."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("application", choices=["echo", "dlrm", "llm"])
+    parser.add_argument("application", choices=["echo", "dlrm", "llm", "tensors"])
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--directory", required=True, help="Ray's files; a short path, it holds sockets")
     arguments = parser.parse_args()
     ray.init(
         num_cpus=ACTOR_SLOTS,
         include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
+        object_store_memory=OBJECT_STORE_BYTES.get(arguments.application, 256 * 1024**2),
         _temp_dir=arguments.directory,
         log_to_driver=False,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from aiohttp import ClientSession
 from pierhead import ContentGone, ReplicaDied, Settings, close_handles, handle, tensors
 from pierhead.calls.clients import Clients
 from pierhead.errors import SettingsError
@@ -25,7 +27,7 @@ from pierhead.tensor.v1.tensor_pb2 import Tensor
 
 from tests.harness import ports
 from tests.unit.runtime.harness import Cluster, until
-from tests.unit.runtime.tensor_pipes import TensorsStub, held, tensors_replica
+from tests.unit.runtime.tensor_pipes import TensorsStub, held, in_place, tensors_replica
 
 MIB = 1024 * 1024
 LIMIT = 16 * MIB
@@ -108,8 +110,10 @@ def large(number: float = 0) -> Any:
 
 
 @pytest.mark.parametrize(("transport", "in_thread"), [("lane", "false"), ("lane", "true"), ("grpc", "true")])
-async def test_every_kind_of_call_shares_its_tensors(caller: Caller, transport: str, in_thread: str) -> None:
-    await caller.replica(PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD=in_thread)
+async def test_every_kind_of_call_shares_its_tensors_with_one_copy_each_way(
+    caller: Caller, client: ClientSession, free_port: int, transport: str, in_thread: str
+) -> None:
+    await caller.replica(PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD=in_thread, PIERHEAD_ADMIN_PORT=str(free_port))
     stub = await caller.stub(transport=transport)
     with serving():
         for number in range(6):
@@ -117,6 +121,7 @@ async def test_every_kind_of_call_shares_its_tensors(caller: Caller, transport: 
                 reply = await method(tensors.from_numpy(large(number)))
                 assert reply.HasField("shared")
                 found = tensors.to_numpy(reply)
+                assert in_place(found)
                 assert not found.flags.writeable
                 assert (found == number + 1).all()
 
@@ -131,6 +136,9 @@ async def test_every_kind_of_call_shares_its_tensors(caller: Caller, transport: 
     assert caller.ways() == {"shared": 12 + 20 + 20 + 1}
     copied, sent = caller.metrics.shared_memory_copied.values[()], caller.metrics.shared_memory_sent.values[()]
     assert copied == sent == 53 * SIZE * 4
+    async with client.get(f"http://127.0.0.1:{free_port}/metrics") as page:
+        theirs = re.findall(r"^pierhead_shared_memory_(copied|sent)_bytes_total\S* (\S+)$", await page.text(), re.M)
+    assert [(what, float(count)) for what, count in sorted(theirs)] == [("copied", sent), ("sent", sent)]
     await until(lambda: caller.out() == 0, "every region is free")
     await until(lambda: not caller.memory.received, "every reply is released")
 
