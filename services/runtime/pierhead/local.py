@@ -28,7 +28,7 @@ from pierhead.edge.edge import Edge
 from pierhead.edge.grpc_server import SERVER_OPTIONS, register
 from pierhead.edge.methods import methods_of
 from pierhead.lanes.caller import CallerLane
-from pierhead.lanes.connection import GrpcConnection, Kind, Method
+from pierhead.lanes.connection import GrpcConnection, Method
 from pierhead.lanes.server import ServedLane, by_path
 from pierhead.lanes.window import WINDOW_BYTES
 from pierhead.metrics import RuntimeMetrics
@@ -144,7 +144,7 @@ class LocalConnection:
         self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any, *, patient: bool = False
     ) -> Any:
         """Begin a call; see Connection."""
-        if method.kind not in (Kind.UNARY_UNARY, Kind.UNARY_STREAM):
+        if method.request_streaming:
             return self._plain_grpc().open(method, request, timeout, metadata, compression)
         encode = method.request_serializer
         raw = request if encode is None else encode(request)

@@ -96,7 +96,7 @@ class LaneConnection:
         """Begin a call; see Connection."""
         if self._plain is not None:
             return self._plain.open(method, request, timeout, metadata, compression)
-        if method.kind is not Kind.UNARY_UNARY and method.kind is not Kind.UNARY_STREAM:
+        if method.request_streaming:
             return self.beside().open(method, request, timeout, metadata, compression)
         lane = self._lane
         sharing = None

@@ -1,12 +1,11 @@
 """Large tensors in memory that two processes of one machine map: docs/decisions/runtime-shared-memory.md.
 
-pool.py      the regions that this process has made, and when each is free (pure)
-regions.py   memfds: make, seal, check, map
-walk.py      the tensors in a message
-scope.py     the request that content belongs to
-received.py  content of other processes, until nothing reads it any more
-link.py      the Unix socket to one other process
-meeting.py   how two processes find each other
-sharing.py   what a call does with its messages, at both ends
-process.py   the shared memory of this process: all of it together
+pool.py     the regions that this process has made, and when each is free (pure)
+regions.py  memfds: make, seal, check, map; content in them, until nothing reads it any more
+walk.py     the tensors in a message
+scope.py    the request that content belongs to
+link.py     the Unix socket to one other process
+meeting.py  how two processes find each other
+sharing.py  what a call does with its messages, at both ends
+process.py  the shared memory of this process: all of it together
 """

@@ -16,14 +16,12 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Protocol
 
 from pierhead.errors import ContentGone
 from pierhead.memory.pool import Region
-from pierhead.memory.received import Content, Reading
-from pierhead.memory.regions import BadRegionError, Mapping, receive
+from pierhead.memory.regions import BadRegionError, Content, Mapping, Reading, receive
 
 logger = logging.getLogger("pierhead")
 
@@ -235,7 +233,7 @@ class Link:
             return
         for fd in fds:
             os.close(fd)
-        for name, first, second in _read(entries):
+        for name, first, second in _ENTRY.iter_unpack(entries):
             if kind == RELEASED:
                 self._owner.released(self, name, first, second)
             elif kind == ASK:
@@ -256,10 +254,6 @@ class Link:
         reading = self._owner.received.get((name, generation))
         if reading is None or self not in reading.debts:  # else it is released when nothing reads it any more
             self._asked.setdefault((name, generation), self._begun)
-
-
-def _read(entries: bytes) -> Iterator[tuple[bytes, int, int]]:
-    return _ENTRY.iter_unpack(entries)
 
 
 def _unread(why: str, name: bytes, generation: int) -> str:

@@ -19,8 +19,7 @@ from typing import Final
 from pierhead.errors import ContentGone
 from pierhead.memory.link import Link
 from pierhead.memory.pool import Region, RegionPool
-from pierhead.memory.received import Content, Reading
-from pierhead.memory.regions import OwnMemory
+from pierhead.memory.regions import Content, OwnMemory, Reading
 from pierhead.memory.scope import SCOPE, AnyScope
 from pierhead.metrics import RuntimeMetrics
 from pierhead.tensor.v1.tensor_pb2 import SharedContent

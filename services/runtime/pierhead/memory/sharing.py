@@ -98,12 +98,13 @@ class Sharing:
         if self._link is None:
             raise ContentGone("a tensor in shared memory came from a process with which none is shared")
         with self._memory.lock:
-            contents = [self._link.claim(each.region, each.generation, each.length) for each in _names(found)]
+            names = [tensor.shared for tensor in found]
+            contents = [self._link.claim(each.region, each.generation, each.length) for each in names]
             parts = tuple(self.scope.parts()) if self.scope is not None else ()
             for content in contents if parts else ():
                 content.once = parts if self.many_in else ()
                 for part in parts:
-                    part.keep(content, _nothing)
+                    part.keep(content, lambda: None)
         if not parts:
             for tensor, content in zip(found, contents, strict=True):
                 tensor.ClearField("shared")
@@ -150,14 +151,6 @@ class Sharing:
             self._recent.append(key)
             if len(self._recent) > KEPT_ITEMS:
                 memory.pool.let_go(*self._recent.popleft(), time.monotonic(), all_holds=True)
-
-
-def _names(tensors: list[Any]) -> list[SharedContent]:
-    return [tensor.shared for tensor in tensors]
-
-
-def _nothing() -> None:
-    pass
 
 
 def calling(
