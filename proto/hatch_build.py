@@ -55,6 +55,8 @@ def generate(root: Path) -> None:
     status = protoc.main(arguments)
     if status != 0:
         sys.exit(f"protoc failed with status {status}; its message is above")
+    for file in files:  # for contracts that import them: users' tensors are pierhead.tensor.v1.Tensor
+        shutil.copyfile(file, out_dir / Path(file).relative_to(proto_dir))
 
 
 def _plugin(scripts: Path, name: str) -> str:

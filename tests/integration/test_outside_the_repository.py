@@ -21,14 +21,15 @@ from tests.harness.stack import ROOT
 from tests.harness.waiting import eventually
 
 PAGE = ROOT / "docs" / "how-to" / "own-repository.md"
+TENSORS = PAGE.with_name("large-tensors.md")
 SOURCES = ("services/runtime", "proto", "README.md", "LICENSE", "pyproject.toml")
 NO_NETWORK = re.compile(r"network|connect|resolve host|dns error|Failed to fetch|timed out", re.IGNORECASE)
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
-def shown(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+def shown(language: str, page: Path = PAGE) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
 def uv(*arguments: str | Path) -> None:
@@ -127,6 +128,37 @@ def test_a_service_and_its_caller(project: Path, service: str) -> None:
     assert run(project, "caller.py", STATIC_GREETER=service) == "Hello, Ada\n"
     where = run(project, "-c", "import pierhead; print(pierhead.__file__)").strip()
     assert Path(where).is_relative_to(project / "venv"), "the runtime is the wheel's"
+
+
+ASK = """
+import asyncio, numpy
+from detector_pb2 import DetectRequest
+from detector_pb2_grpc import DetectorStub
+from pierhead import close_handles, handle, tensors
+
+async def main():
+    reply = await handle(DetectorStub, "greeter").Detect(DetectRequest(image=tensors.from_numpy(numpy.arange(9))))
+    print(tensors.to_numpy(reply.boxes).sum())
+    await close_handles()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def detector(project: Path) -> None:
+    """The page on large tensors makes the project's service a detector."""
+    [proto], [command], [source, _] = (shown(language, TENSORS) for language in ("proto", "bash", "python"))
+    (project / "detector.proto").write_text(proto, encoding="utf-8")
+    (project / "service.py").write_text(source, encoding="utf-8")
+    uv("pip", "install", "--python", project / "venv/bin/python", "numpy")
+    path = {"PATH": f"{project}/venv/bin:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-euc", command], cwd=project, env=path, check=True, timeout=180)
+
+
+@pytest.mark.usefixtures("detector")
+def test_a_contract_of_tensors(project: Path, service: str) -> None:
+    assert run(project, "-c", ASK, STATIC_GREETER=service) == f"{9 * 255 - 36}\n"
 
 
 def test_they_speak_by_lane(project: Path, service: str) -> None:
