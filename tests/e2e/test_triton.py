@@ -10,8 +10,10 @@ import pytest
 from pierhead.recsys.v1 import ranker_pb2, ranker_pb2_grpc
 from pierhead.tensor.v1 import tensor_pb2
 
+from dashboards import build_overview
 from services.recsys.ingress.candidates import candidates
 from tests.harness.load import Load
+from tests.harness.prometheus import Prometheus, queries_of, traffic
 from tests.harness.stack import EVIDENCE, ROOT, Stack
 from tests.harness.waiting import eventually
 
@@ -39,7 +41,7 @@ def triton() -> Iterator[Stack]:
     built = stack.compose("build", "triton")
     assert built.returncode == 0, built.stderr
     with stack.running():
-        stack.wait_settled(recsys=1, ranker=2, triton=1)
+        stack.wait_settled(recsys=1, ranker=1, triton=1)
         eventually(lambda: is_answered(stack), "the first scores")
         yield stack
 
@@ -71,6 +73,11 @@ def test_both_rankers_give_the_same_scores(triton: Stack) -> None:
     assert int(succeeded[1]) >= 2, "it was Triton that scored"
 
 
+def test_every_panel_of_triton_has_data(triton: Stack) -> None:
+    with traffic(lambda: triton.get(SCORES)):
+        Prometheus(triton).wait_for_data(queries_of((build_overview.TRITON,)))
+
+
 def test_triton_scales_under_load_without_a_failed_request(triton: Stack) -> None:
     with Load([triton.url(SCORES)], connections=8) as load:
         for replicas in (3, 1, 2, 1):
@@ -86,6 +93,25 @@ def test_a_new_version_is_rolled_out_under_load_without_a_failed_request(triton:
         eventually(lambda: old not in triton.replicas("triton"), "the old replica is gone", within_s=120)
         triton.wait_settled(triton=1)
     load.assert_no_failure()
+
+
+def test_requests_that_wait_in_triton_add_a_replica_and_silence_takes_it_back(triton: Stack) -> None:
+    text = FILE.read_text()
+    changes = {
+        "max: 4": "max: 2",
+        "target: 8": "target: 2",
+        "_delay_s: 10": "_delay_s: 1",
+        "_delay_s: 300": "_delay_s: 5",
+    }
+    for written, wanted in changes.items():
+        assert text.count(written) == 1
+        text = text.replace(written, wanted)
+    FILE.write_text(text)
+    assert triton.pierhead("scale", "triton", "auto").returncode == 0
+    with Load([triton.url(SCORES)], connections=64) as load:
+        triton.wait_settled(triton=2)
+    load.assert_no_failure()
+    triton.wait_settled(triton=1)
 
 
 @pytest.mark.parametrize("process", ["tritonserver", "triton_python_b"])
