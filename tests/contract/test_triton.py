@@ -15,6 +15,7 @@ import shlex
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import grpc
@@ -376,6 +377,14 @@ async def test_a_server_that_dies_during_a_call(server: Server) -> None:
     with pytest.raises(ReplicaDied):
         async for _ in parts:
             pass
+
+
+def test_an_array_in_gpu_memory_is_refused() -> None:
+    on_gpu = SimpleNamespace(
+        __cuda_array_interface__={"shape": (1,), "typestr": "<f4", "data": (0, False), "version": 3}
+    )
+    with pytest.raises(BadRequest, match="input x of model m is in GPU memory"):
+        triton.infer_request("m", {"x": on_gpu})
 
 
 def test_bfloat16_is_sent_as_it_is() -> None:

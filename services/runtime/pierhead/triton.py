@@ -15,6 +15,7 @@ of every handle.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -88,6 +89,8 @@ class Client:
     def __init__(self, service: str, *, on_demand: bool = False, **options: Any) -> None:
         self.service = service
         self._on_demand = on_demand
+        self._threshold = 0.0
+        """Bytes from which tensors travel in shared memory; 0 = not read from the settings yet."""
         stub: Any = service_pb2_grpc.GRPCInferenceServiceStub
         self._stub = handle(stub, service, transport=TRANSPORT, **options)
         self._one = handle(stub, service, transport=TRANSPORT, policy=f"{__name__}:OneReplica", eject_outliers=False)
@@ -125,22 +128,22 @@ class Client:
     async def _infer(
         self, message: Any, contents: list[Any], most: Mapping[str, int], timeout: float | None, metadata: Any
     ) -> Arrays:
-        settings = Clients.current().settings
-        threshold = settings.shared_memory_threshold
-        large = settings.triton_shared_memory_dir and any(
-            size >= threshold for size in (*most.values(), *(array.nbytes for array in contents))
-        )
-        if not large:
-            del message.raw_input_contents[:]
-            _add_contents(message, contents)
+        threshold = self._threshold or self._read_threshold()
+        if max([0, *most.values(), *[array.nbytes for array in contents]]) < threshold:
+            message.raw_input_contents[:] = [array.tobytes() for array in contents]
             return _arrays(await _said(self._stub.ModelInfer(message, timeout=timeout, metadata=metadata)))
-        request, failed = LargeRequest(message, contents, most, threshold), True
+        request, failed = LargeRequest(message, contents, most, int(threshold)), True
         try:
             reply = await _said(self._stub.ModelInfer(request, timeout=timeout, metadata=metadata))
             failed = False
             return _arrays(reply, request.arrays(reply))
         finally:
             request.end(failed=failed)
+
+    def _read_threshold(self) -> float:
+        settings = Clients.current().settings
+        self._threshold = settings.shared_memory_threshold if settings.triton_shared_memory_dir else math.inf
+        return self._threshold
 
     def _metadata(self, model: str, load: str = "1") -> tuple[tuple[str, str], ...]:
         return ((MODEL_KEY, model), (LOAD_KEY, load)) if self._on_demand else ()
@@ -292,7 +295,7 @@ def infer_request(
 ) -> Any:
     """The `ModelInferRequest` of arrays. Raises BadRequest that names the input or the parameter."""
     request, contents = _infer_request(model, inputs, outputs, version, parameters)
-    _add_contents(request, contents)
+    request.raw_input_contents.extend(array.tobytes() for array in contents)
     return request
 
 
@@ -306,6 +309,10 @@ def _infer_request(
     if context is not None:
         request.id = context.request_id
     for name, value in inputs.items():
+        if hasattr(value, "__cuda_array_interface__"):
+            raise BadRequest(
+                f"input {name} of model {model} is in GPU memory: copy it to the host, it is sent from there"
+            )
         array = np.asarray(value)
         if array.dtype.kind == "U":
             array = array.astype(object)
@@ -319,10 +326,6 @@ def _infer_request(
     for name, found in (parameters or {}).items():
         _set_parameter(request.parameters[name], name, found)
     return request, contents
-
-
-def _add_contents(request: Any, contents: Iterable[Any]) -> None:
-    request.raw_input_contents.extend(array.tobytes() for array in contents)
 
 
 def _packed(array: Any) -> bytes:
@@ -347,10 +350,9 @@ def _set_parameter(parameter: Any, name: str, value: object) -> None:
 
 def _arrays(response: Any, shared: Arrays | None = None) -> Arrays:
     """The outputs; those in shared memory are given."""
-    if not shared:
-        result = InferResult(response)
-        return {output.name: result.as_numpy(output.name) for output in response.outputs}
     result = InferResult(response)
+    if not shared:
+        return {output.name: result.as_numpy(output.name) for output in response.outputs}
     return {
         output.name: shared[output.name] if output.name in shared else result.as_numpy(output.name)
         for output in response.outputs

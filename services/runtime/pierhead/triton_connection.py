@@ -30,7 +30,7 @@ from pierhead.held import Held
 from pierhead.lanes.connection import FOREIGN_CHANNEL_OPTIONS, GrpcConnection, Method
 from pierhead.metrics import PROCESS
 from pierhead.multiplex.cache import Entry, ModelCache
-from pierhead.request import MODEL_KEY
+from pierhead.request import MODEL_KEY, TRACEPARENT_KEY
 from pierhead.triton_memory import TritonRegion, TritonRegions
 
 ALIGNED = 64
@@ -180,7 +180,9 @@ class TritonConnection(GrpcConnection):
     def _send(self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any = None) -> Any:
         if isinstance(request, LargeRequest) and self._regions is not None:
             request = request.message(self._regions)
-        return super().open(method, request, timeout, metadata, compression)
+        # Triton reads no other header of ours, and each costs more than all else that a handle adds to a call.
+        traced = tuple(pair for pair in metadata if pair[0] == TRACEPARENT_KEY) or None
+        return super().open(method, request, timeout, traced, compression)
 
     def _open_with(self, model: str, again: bool, method: Method, request: Any, timeout: float, metadata: Any) -> Any:
         """Begin a call for a model, which is loaded first if necessary, and stays while the call is in flight."""
