@@ -63,7 +63,7 @@ def main() -> None:
     app.cleanup_ctx.append(connected)
     app.router.add_get("/echo", echo)
     app.router.add_get("/echo/stream", stream)
-    app.router.add_get("/alone/echo", alone)
+    app.router.add_get("/echo/alone/echo", alone)
     app.router.add_get("/readyz", readyz)
     host, port = os.environ["PIERHEAD_HOST"], int(os.environ["PIERHEAD_PORT"])
     web.run_app(app, host=host, port=port, access_log=None, print=None, keepalive_timeout=3600)
