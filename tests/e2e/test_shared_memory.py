@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -123,3 +126,65 @@ def test_the_called_service_is_scaled_under_load_without_a_failure(tensors: Writ
             tensors.wait_settled(back=replicas)
     load.assert_no_failure()
     assert ways(tensors, "front")["shared"] > load.result.requests / 2
+
+
+class Killed:
+    """A container whose processes are killed: tests/e2e/apps/tensors/killed.py."""
+
+    def __init__(self, role: str, project: str, stack: ExitStack) -> None:
+        name = f"{project}-{role}"
+        command = ["docker", "run", "--rm", "-i", "--name", name, "--network", project, "--network-alias", role]
+        command += ["-v", f"{project}:{SOCKETS}", "-v", f"{ROOT}/tests/e2e/apps/tensors:/tensors:ro", "--user", "0"]
+        variables = {"PYTHONPATH": "/app", "PIERHEAD_PORT": "9000", "PIERHEAD_SHARED_MEMORY_DIR": SOCKETS}
+        variables |= {"PIERHEAD_SHARED_MEMORY_BYTES": str(HELD), "PIERHEAD_LOG_LEVEL": "error"}
+        for variable in variables.items():
+            command += ["-e", "=".join(variable)]
+        command += [f"pierhead/recsys:{os.environ.get('PIERHEAD_TAG', 'latest')}", "python", "/tensors/killed.py", role]
+        self._process = stack.enter_context(subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True))
+        stack.callback(docker, "rm", "-f", name)
+
+    def tell(self, word: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(word + "\n")
+        self._process.stdin.flush()
+
+    def said(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+def docker(*arguments: str) -> None:
+    subprocess.run(["docker", *arguments], check=False, capture_output=True, timeout=60)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_many_killed_senders_and_receivers_leave_no_memory() -> None:
+    """PIERHEAD_TEST_KILLS: how many are killed, half of them senders."""
+    kills = int(os.environ.get("PIERHEAD_TEST_KILLS", "1000"))
+    project = f"pierhead-killed-{os.getpid()}"
+    with ExitStack() as stack:
+        for kind in ("network", "volume"):
+            docker(kind, "create", project)
+            stack.callback(docker, kind, "rm", project)
+        pair = [Killed(role, project, stack) for role in ("back", "front")]
+
+        def shared() -> list[int]:
+            """MiB: of the machine, of the receivers' container, of the senders'."""
+            for each in pair:
+                each.tell("count")
+            return [count // MIB for count in (in_use(), *(int(each.said()) for each in pair))]
+
+        before = shared()
+        print(f"\nshared memory in MiB (machine, receivers, senders) before: {before}")
+        for number in range(kills // 2):
+            for each in pair:
+                each.tell("start")
+            assert [each.said() for each in pair] == ["held", "held"]
+            if number in (0, kills // 4):
+                print(f"while pair {number} is held: {shared()}")
+            for each in pair if number % 2 else reversed(pair):
+                each.tell("kill")
+                assert each.said() == "killed"
+        eventually(lambda: all(now < then + OTHERS // MIB for now, then in zip(shared(), before, strict=True)), "freed")
+        print(f"after {kills} killed: {shared()}")

@@ -1,11 +1,8 @@
-"""The pool of regions against random histories, and real memory whose holders are killed."""
+"""The pool of regions against random histories."""
 
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,43 +66,3 @@ def test_a_region_wastes_at_most_a_quarter(length: int) -> None:
     size = capacity(length)
     assert length <= size <= max(4096, length * 1.25 + 4096)
     assert size % 4096 == 0
-
-
-KILLS = int(os.environ.get("PIERHEAD_TEST_KILLS", "40"))
-
-PROGRAM = """
-import os, signal, socket, sys
-from pierhead.memory.regions import OwnMemory, receive
-SIZE = 8 << 20
-def shared():
-    return next(int(line.split()[1]) >> 10 for line in open("/proc/meminfo") if line.startswith("Shmem:"))
-def child(work):
-    pid = os.fork()
-    if not pid:
-        work(); signal.pause()
-    return pid
-before, largest = shared(), 0
-for _ in range(int(sys.argv[1])):
-    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    c, d = socket.socketpair()
-    def send():
-        memory = OwnMemory(SIZE); memory.view(SIZE)[:] = b"x" * SIZE
-        socket.send_fds(a, [b"R"], [memory.fd]); signal.pause()
-    def read():
-        mapping = receive(socket.recv_fds(b, 9, 1)[1][0], SIZE)
-        c.send(bytes(mapping.view(SIZE)[-1:])); signal.pause()
-    pids = [child(send), child(read)]
-    assert d.recv(1) == b"x"
-    largest = max(largest, shared() - before)
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL); os.waitpid(pid, 0)
-    for each in (a, b, c, d):
-        each.close()
-print(largest, shared() - before)
-"""
-
-
-def test_the_kernel_frees_what_killed_senders_and_receivers_held() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(KILLS)], capture_output=True, text=True, check=True)
-    largest, after = map(int, done.stdout.split())
-    assert after < KILLS * 8 / 2, f"{after} MiB of shared memory more than before, at most {largest} meanwhile"

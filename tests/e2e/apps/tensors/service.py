@@ -94,4 +94,5 @@ def front() -> web.Application:
     return app
 
 
-serve(front() if sys.argv[1] == "front" else Back())
+if __name__ == "__main__":
+    serve(front() if sys.argv[1] == "front" else Back())
