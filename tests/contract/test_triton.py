@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import dataclasses
 import errno
 import fcntl
+import gc
 import os
 import shlex
 import signal
-from collections.abc import AsyncIterator
+import sys
+import weakref
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -22,7 +26,7 @@ import grpc
 import ml_dtypes
 import numpy as np
 import pytest
-from pierhead import BadRequest, DeadlineExceeded, NotFound, ReplicaDied, Settings, close_handles, triton
+from pierhead import BadRequest, DeadlineExceeded, NotFound, ReplicaDied, Settings, close_handles, triton, triton_cuda
 from pierhead.calls.clients import Clients
 from pierhead.errors import PierheadError, RemoteError
 from pierhead.metrics import PROCESS
@@ -383,12 +387,124 @@ async def test_a_server_that_dies_during_a_call(server: Server) -> None:
             pass
 
 
-def test_an_array_in_gpu_memory_is_refused() -> None:
-    on_gpu = SimpleNamespace(
-        __cuda_array_interface__={"shape": (1,), "typestr": "<f4", "data": (0, False), "version": 3}
-    )
-    with pytest.raises(BadRequest, match="input x of model m is in GPU memory"):
-        triton.infer_request("m", {"x": on_gpu})
+class OnGpu:
+    """A float32 array in what stands for GPU memory, 256 bytes into an allocation."""
+
+    def __init__(self, array: Any, **more: Any) -> None:
+        self.memory = np.zeros(4096, np.uint8)
+        self.memory[256 : 256 + array.nbytes] = array.view(np.uint8).ravel()
+        place = self.memory.ctypes.data + 256, False
+        self.__cuda_array_interface__ = {"shape": array.shape, "typestr": "<f4", "data": place, "version": 3, **more}
+
+
+async def until(state: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not state():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def ipc_of(pointer: int, _: int | None) -> triton_cuda.Allocation:
+    return triton_cuda.Allocation((pointer - 256).to_bytes(64), 0, pointer - 256, 4096)
+
+
+async def test_an_array_in_gpu_memory_is_registered_for_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_cuda, "ipc_of", ipc_of)
+    port, gpu_server = free_port(), FakeTriton(gpu=True)
+    Clients.use(Settings(static={"TRITON": (f"127.0.0.1:{port}",)}))
+    client = triton.client("triton", timeout_s=PATIENCE_S)
+
+    def begin(seconds: float) -> tuple[asyncio.Task[Any], weakref.ref[OnGpu]]:
+        array = OnGpu(np.array([[seconds]], np.float32))
+        return asyncio.create_task(client.infer("slow", {"seconds": array})), weakref.ref(array)
+
+    async with fake(port, gpu_server) as kill:
+        assert (await client.infer("add", {"a": OnGpu(ONE), "b": ONE}))["sum"].tolist() == [2, 4]
+        await until(lambda: not gpu_server.on_gpu)
+        with pytest.raises(RemoteError, match="expected a number"):
+            await client.infer("add", {"a": OnGpu(-ONE), "b": OnGpu(ONE)})
+        await until(lambda: not gpu_server.on_gpu)
+        assert gpu_server.registering == 3
+
+        call, array = begin(0.5)
+        await until(gpu_server.reading.total)
+        call.cancel()
+        await asyncio.wait([call])
+        assert array() is not None  # the server reads it still
+        assert gpu_server.on_gpu
+        del call
+        await until(lambda: not gpu_server.on_gpu and gc.collect() >= 0 and array() is None)
+
+        gpu_server.may_register.clear()
+        call, _ = begin(0)
+        await until(lambda: gpu_server.registering == 5)
+        call.cancel()
+        await asyncio.wait([call])
+        gpu_server.may_register.set()
+        await until(lambda: gpu_server.registered == 5 and not gpu_server.on_gpu)
+
+        call, array = begin(60)
+        await until(gpu_server.reading.total)
+        await kill()
+        with pytest.raises(ReplicaDied):
+            await call
+        await close_handles()
+        del call
+        assert gc.collect() >= 0
+        assert array() is None
+
+
+async def test_a_server_that_cannot_map_gpu_memory_says_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_cuda, "ipc_of", ipc_of)
+    array = OnGpu(ONE)
+    gone = weakref.ref(array)
+    with pytest.raises(BadRequest) as raised:
+        await server.client.infer("add", {"a": array, "b": ONE})
+    assert "input a of model add is in GPU memory: Triton cannot map it" in str(raised.value)
+    assert ": failed to register shared memory region: invalid args. Copy it to the host" in str(raised.value)
+    del array, raised
+    await until(lambda: gc.collect() >= 0 and gone() is None)
+
+
+def test_an_array_in_gpu_memory_that_cannot_be_shared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadRequest, match="input x of model m is in GPU memory: only `infer` can send it"):
+        triton.infer_request("m", {"x": OnGpu(ONE)})
+    with pytest.raises(BadRequest, match="not C-contiguous"):
+        triton.infer_request("m", {"x": OnGpu(ONE, strides=(8,))})
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
+    with pytest.raises(BadRequest, match="package cuda-bindings, which is missing"):
+        triton_cuda.DeviceArray("x", OnGpu(ONE)).locate()
+
+
+@pytest.mark.parametrize(
+    ("stream", "wait"), [(None, []), (7, [("cuStreamSynchronize", 7)]), (2, [("cuCtxSynchronize",)])]
+)
+def test_the_array_s_stream_is_through_before_the_handle_is_given(
+    stream: int | None, wait: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    raw = ctypes.create_string_buffer(b"h" * 64, 64)
+    handle = SimpleNamespace(getPtr=lambda: ctypes.addressof(raw))
+
+    class Driver:
+        CUresult = SimpleNamespace(CUDA_SUCCESS=0)
+        CUpointer_attribute = SimpleNamespace(
+            CU_POINTER_ATTRIBUTE_CONTEXT="context", CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL=3
+        )
+
+        def __getattr__(self, name: str) -> Any:
+            def function(*arguments: Any) -> Any:
+                calls.append((name, *arguments))
+                found = {"cuMemGetAddressRange": (1000, 4096), "cuIpcGetMemHandle": (handle,)}
+                return (0, *found.get(name, arguments[:1]))
+
+            return function
+
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", Driver())
+    assert triton_cuda.ipc_of(1256, stream) == triton_cuda.Allocation(b"h" * 64, 3, 1000, 4096)
+    assert calls[1:-2] == [
+        ("cuCtxPushCurrent", "context"), *wait, ("cuMemGetAddressRange", 1256), ("cuIpcGetMemHandle", 1000)
+    ]  # fmt: skip
+    assert calls[-1] == ("cuCtxPopCurrent",)
 
 
 def test_bfloat16_is_sent_as_it_is() -> None:

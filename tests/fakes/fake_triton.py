@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import mmap
 import os
 from collections import Counter
@@ -35,7 +36,8 @@ class Texts:
 
 
 class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    def __init__(self) -> None:
+    def __init__(self, *, gpu: bool = False) -> None:
+        self.gpu = gpu
         self.loaded = set(INPUTS)
         self.lacks: set[str] = set()
         """Models that its repository does not hold."""
@@ -45,6 +47,10 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.waiting = 0
         self.ids: list[str] = []
         self.regions: dict[str, mmap.mmap] = {}
+        self.on_gpu: dict[str, Any] = {}
+        self.may_register = asyncio.Event()
+        self.may_register.set()
+        self.registering = self.registered = 0
         self.reading: Counter[str] = Counter()
         """Requests that use a region, by its name."""
 
@@ -79,7 +85,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     def _shared(self, tensor: Any) -> bytes:
         name, start, size = place_of(tensor)
-        return self.regions[name][start : start + size]
+        return bytes({**self.regions, **self.on_gpu}[name][start : start + size])
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         used = Counter(place_of(each)[0] for each in (*request.inputs, *request.outputs) if each.parameters)
@@ -167,6 +173,31 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     async def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Any:
         answer = service_pb2.SystemSharedMemoryStatusResponse()
         for name in self.regions:
+            answer.regions[name].name = name
+        return answer
+
+    async def CudaSharedMemoryRegister(self, request: Any, context: Any) -> Any:
+        """The handle is the address of what stands for GPU memory, in this process."""
+        if not self.gpu:
+            await context.abort(S.INVALID_ARGUMENT, "failed to register shared memory region: invalid args")
+        self.registering += 1
+        await asyncio.shield(asyncio.ensure_future(self._map(request)))  # goes on when the caller has left
+        return service_pb2.CudaSharedMemoryRegisterResponse()
+
+    async def _map(self, request: Any) -> None:
+        await self.may_register.wait()
+        self.registered += 1
+        self.on_gpu[request.name] = (ctypes.c_char * request.byte_size).from_address(int.from_bytes(request.raw_handle))
+
+    async def CudaSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
+        """As later versions: agreed to at once, done when nothing reads it."""
+        if not self.reading[request.name]:
+            self.on_gpu.pop(request.name, None)
+        return service_pb2.CudaSharedMemoryUnregisterResponse()
+
+    async def CudaSharedMemoryStatus(self, request: Any, context: Any) -> Any:
+        answer = service_pb2.CudaSharedMemoryStatusResponse()
+        for name in self.on_gpu:
             answer.regions[name].name = name
         return answer
 

@@ -32,6 +32,7 @@ FOR_USERS = {
     "pierhead.tensors",
     "pierhead.triton",
     "pierhead.triton_connection",
+    "pierhead.triton_cuda",
     "pierhead.triton_memory",
 }
 """The root's top floor: it imports every room, and no room imports it."""

@@ -14,6 +14,7 @@ of every handle.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -42,6 +43,7 @@ from pierhead.lanes.transports import TRANSPORTS
 from pierhead.multiplex.multiplexed import places
 from pierhead.request import MODEL_KEY, SESSION_KEY, current_request
 from pierhead.triton_connection import LOAD_KEY, MAX_MODELS, TRANSPORT, LargeRequest, TritonConnection, load_error
+from pierhead.triton_cuda import DeviceArray
 
 _WRONG_INPUT = re.compile(r"inference input '|unexpected shape for|byte size mismatch|expected .* inputs but got")
 """Triton's words for a request that does not fit the model."""
@@ -109,7 +111,7 @@ class Client:
         """The model's outputs for one request.
 
         - inputs: arrays by name, with the batch dimension where the model has one. Strings and bytes are BYTES;
-          `ml_dtypes.bfloat16` is BF16.
+          `ml_dtypes.bfloat16` is BF16. Those in GPU memory (CuPy, PyTorch) are not copied: docs/how-to/triton.md.
         - outputs: names of those wanted; none = all of them. A mapping says how many bytes each may have, so that large
           ones can travel in shared memory. BYTES are arrays of `bytes`. The arrays are read-only.
         - version: the model's version; "" = the one that its policy selects.
@@ -129,10 +131,13 @@ class Client:
         self, message: Any, contents: list[Any], most: Mapping[str, int], timeout: float | None, metadata: Any
     ) -> Arrays:
         threshold = self._threshold or self._read_threshold()
-        if max([0, *most.values(), *[array.nbytes for array in contents]]) < threshold:
+        on_gpu = [array for array in contents if isinstance(array, DeviceArray)]
+        for array in on_gpu:
+            await asyncio.to_thread(array.locate)
+        if not on_gpu and max([0, *most.values(), *[array.nbytes for array in contents]]) < threshold:
             message.raw_input_contents[:] = [array.tobytes() for array in contents]
             return _arrays(await _said(self._stub.ModelInfer(message, timeout=timeout, metadata=metadata)))
-        request, failed = LargeRequest(message, contents, most, int(threshold)), True
+        request, failed = LargeRequest(message, contents, most, threshold), True
         try:
             reply = await _said(self._stub.ModelInfer(request, timeout=timeout, metadata=metadata))
             failed = False
@@ -309,11 +314,8 @@ def _infer_request(
     if context is not None:
         request.id = context.request_id
     for name, value in inputs.items():
-        if hasattr(value, "__cuda_array_interface__"):
-            raise BadRequest(
-                f"input {name} of model {model} is in GPU memory: copy it to the host, it is sent from there"
-            )
-        array = np.asarray(value)
+        on_gpu = hasattr(value, "__cuda_array_interface__")
+        array: Any = DeviceArray(f"input {name} of model {model}", value) if on_gpu else np.asarray(value)
         if array.dtype.kind == "U":
             array = array.astype(object)
         datatype = np_to_triton_dtype(array.dtype)

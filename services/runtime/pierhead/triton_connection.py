@@ -4,9 +4,11 @@ LargeRequest -> a free region? -- yes -> inputs are written into it, the message
                       |
                       `- no -> the message carries the bytes, and a region of that size is made meanwhile
 
+an input in GPU memory -> PreparedCall: its allocation is registered, then the message is sent, which carries its place
+
 model's id -> loaded here? -- yes -> the call is sent
                    |
-                   `- no -> LoadingCall: the model is loaded, and perhaps another one unloaded, then it is sent
+                   `- no -> PreparedCall: the model is loaded, and perhaps another one unloaded, then it is sent
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from pierhead.lanes.connection import FOREIGN_CHANNEL_OPTIONS, GrpcConnection, M
 from pierhead.metrics import PROCESS
 from pierhead.multiplex.cache import Entry, ModelCache
 from pierhead.request import MODEL_KEY, TRACEPARENT_KEY
-from pierhead.triton_memory import TritonRegion, TritonRegions
+from pierhead.triton_cuda import DeviceArray
+from pierhead.triton_memory import CudaRegion, TritonRegion, TritonRegions
 
 ALIGNED = 64
 """Tensors begin at multiples of so many bytes."""
@@ -57,7 +60,7 @@ class _Content:
 class LargeRequest:
     """A request whose tensors are written, into memory or into a message, by the connection that sends it."""
 
-    def __init__(self, message: Any, contents: Sequence[Any], most: Mapping[str, int], threshold: int) -> None:
+    def __init__(self, message: Any, contents: Sequence[Any], most: Mapping[str, int], threshold: float) -> None:
         """`message`: without `raw_input_contents`, which are `contents`: arrays. `most`: bytes of outputs by name."""
         self._message = message
         self._contents = contents
@@ -69,6 +72,7 @@ class LargeRequest:
         self._regions: TritonRegions | None = None
         self._inputs: TritonRegion | None = None
         self._outputs: TritonRegion | None = None
+        self.on_gpu: list[CudaRegion] = []
 
     def message(self, regions: TritonRegions) -> Any:
         """The message for one server."""
@@ -76,21 +80,38 @@ class LargeRequest:
         message = service_pb2.ModelInferRequest()
         message.CopyFrom(self._message)
         self._regions = regions
-        self._inputs = self._taken([array.nbytes for array in self._contents if array.nbytes >= self._threshold])
+        large = [array for array in self._contents if array.nbytes >= self._threshold]
+        self._inputs = self._taken([array.nbytes for array in large if not isinstance(array, DeviceArray)])
         self._outputs = self._taken(self._most.values())
         end = 0
         for tensor, array in zip(message.inputs, self._contents, strict=True):
+            if isinstance(array, DeviceArray):
+                self.on_gpu.append(regions.register(array))
+                _refer(tensor, self.on_gpu[-1].name, array.offset, array.nbytes)
+                continue
             if self._inputs is None or array.nbytes < self._threshold:
                 message.raw_input_contents.append(array.tobytes())
                 continue
             place = np.frombuffer(self._inputs.mapped, array.dtype, array.size, end)
             np.copyto(place.reshape(array.shape), array)
-            _refer(tensor, self._inputs, end, array.nbytes)
+            _refer(tensor, self._inputs.name, end, array.nbytes)
             end += _aligned(array.nbytes)
         for tensor in message.outputs:
             if self._outputs is not None and tensor.name in self._most:
-                _refer(tensor, self._outputs, self._places[tensor.name], self._most[tensor.name])
+                _refer(tensor, self._outputs.name, self._places[tensor.name], self._most[tensor.name])
         return message
+
+    async def registered(self) -> None:
+        """Return when the server has mapped the inputs in GPU memory. Raises BadRequest where it cannot."""
+        for region in self.on_gpu:
+            try:
+                await asyncio.shield(region.registering)
+            except grpc.aio.AioRpcError as error:
+                if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    raise
+                raise region.array.refused(
+                    f"Triton cannot map it, which takes the same GPU there: {error.details()}"
+                ) from error
 
     def end(self, *, failed: bool) -> None:
         """The call is over: its memory is free, or gone."""
@@ -98,6 +119,8 @@ class LargeRequest:
             if region is not None and self._regions is not None:
                 (self._regions.remove if failed else self._regions.give_back)(region)
         self._inputs = self._outputs = None
+        while self.on_gpu and self._regions is not None:
+            self._regions.release(self.on_gpu.pop())
 
     def arrays(self, reply: Any) -> dict[str, Any]:
         """The outputs of a reply that are in memory, which is free when no array is left. Raises BadRequest."""
@@ -135,9 +158,9 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
 
 
-def _refer(tensor: Any, region: TritonRegion, offset: int, size: int) -> None:
+def _refer(tensor: Any, region: str, offset: int, size: int) -> None:
     """Say in a message where a tensor is."""
-    tensor.parameters["shared_memory_region"].string_param = region.name
+    tensor.parameters["shared_memory_region"].string_param = region
     tensor.parameters["shared_memory_byte_size"].int64_param = size
     if offset:
         tensor.parameters["shared_memory_offset"].int64_param = offset
@@ -155,8 +178,7 @@ class TritonConnection(GrpcConnection):
 
     def __init__(self, address: str, changed: Callable[[], None], service: str = "") -> None:
         super().__init__(address, changed, options=FOREIGN_CHANNEL_OPTIONS)
-        directory = Clients.current().settings.triton_shared_memory_dir
-        self._regions = TritonRegions(self.channel, directory) if directory else None
+        self._regions = TritonRegions(self.channel, Clients.current().settings.triton_shared_memory_dir)
         self._called = service
         self._models: _Models | None = None
 
@@ -173,16 +195,31 @@ class TritonConnection(GrpcConnection):
         """Unregister its memory, and close the channel. Models stay loaded: other processes use them, too."""
         if self._models is not None:
             await self._models.cache.close()
-        if self._regions is not None:
-            await self._regions.close()
+        await self._regions.close()
         await super().close()
 
     def _send(self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any = None) -> Any:
-        if isinstance(request, LargeRequest) and self._regions is not None:
-            request = request.message(self._regions)
         # Triton reads no other header of ours, and each costs more than all else that a handle adds to a call.
         traced = tuple(pair for pair in metadata if pair[0] == TRACEPARENT_KEY) or None
+        if isinstance(request, LargeRequest):
+            message = request.message(self._regions)
+            if request.on_gpu:
+                sending = self._send_registered(request, method, message, timeout, traced, compression)
+                return _PreparedCall(asyncio.get_running_loop().create_task(sending))
+            request = message
         return super().open(method, request, timeout, traced, compression)
+
+    async def _send_registered(
+        self, request: LargeRequest, method: Method, message: Any, timeout: float, metadata: Any, compression: Any
+    ) -> Any:
+        """Begin a call once the server has mapped what it is to read."""
+        until = asyncio.get_running_loop().time() + timeout
+        try:
+            async with asyncio.timeout_at(until):
+                await request.registered()
+        except TimeoutError:
+            raise DeadlineExceeded("inputs in GPU memory were not registered in time") from None
+        return super().open(method, message, until - asyncio.get_running_loop().time(), metadata, compression)
 
     def _open_with(self, model: str, again: bool, method: Method, request: Any, timeout: float, metadata: Any) -> Any:
         """Begin a call for a model, which is loaded first if necessary, and stays while the call is in flight."""
@@ -204,13 +241,12 @@ class TritonConnection(GrpcConnection):
         entry = None if again else models.cache.acquire_loaded(model)
         if entry is not None:
             return send(entry)
-        return _LoadingCall(asyncio.get_running_loop().create_task(models.then(send, model, again, until)))
+        return _PreparedCall(asyncio.get_running_loop().create_task(models.then(send, model, again, until)))
 
     def _meet(self, ready: bool) -> None:
         if ready:
             return
-        if self._regions is not None:
-            self._regions.lost()
+        self._regions.lost()
         if self._models is not None:
             self._closing = asyncio.get_running_loop().create_task(self._models.cache.close())
             self._models = None
@@ -280,8 +316,8 @@ class _Model:
         await self._models.unload(self._name)
 
 
-class _LoadingCall:
-    """A call whose model is loaded first: `opening` returns the transport's call. As far as handles use one."""
+class _PreparedCall:
+    """A call that is sent later: `opening` returns the transport's call. As far as handles use one."""
 
     def __init__(self, opening: asyncio.Task[Any]) -> None:
         self._opening = opening

@@ -2,6 +2,8 @@
 
 A region is made once and used by one call after another: a file in the directory that is the server's /dev/shm,
 registered with the server, and removed at once, as both sides have mapped it. Regions belong to one connection.
+
+An input in GPU memory is a region of its own, for one call.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ import os
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from pierhead.triton_cuda import DeviceArray
 
 logger = logging.getLogger("pierhead")
 
@@ -62,10 +66,19 @@ class TritonRegion:
             os.close(fd)
 
 
+class CudaRegion(NamedTuple):
+    """An input in GPU memory, which is kept until the server has let go of it."""
+
+    name: str
+    array: DeviceArray
+    registering: asyncio.Future[Any]
+
+
 class TritonRegions:
     """The regions registered over one connection. Belongs to the connection's event loop."""
 
     def __init__(self, channel: grpc.aio.Channel, directory: str) -> None:
+        """`directory`: "" = there is none, and nothing may be taken."""
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         self._loop = asyncio.get_running_loop()
         self._directory = Path(directory)
@@ -75,6 +88,7 @@ class TritonRegions:
         self._all: dict[str, TritonRegion] = {}
         self._free: dict[TritonRegion, float] = {}
         """With the time since when."""
+        self._cuda: dict[str, CudaRegion] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._making = False
         self._not_before = 0.0
@@ -110,6 +124,20 @@ class TritonRegions:
         if self._all.pop(region.name, None) is not None:
             self._run(self._unregister(region.name))
 
+    def register(self, array: DeviceArray) -> CudaRegion:
+        """Begin to register the allocation of an array, for one call."""
+        name, found = PART.format(self._token, next(self._numbers)), array.allocation
+        request = service_pb2.CudaSharedMemoryRegisterRequest(
+            name=name, raw_handle=found.handle, device_id=found.device, byte_size=found.size
+        )
+        registering = asyncio.ensure_future(self._stub.CudaSharedMemoryRegister(request, timeout=RPC_TIMEOUT_S))
+        region = self._cuda[name] = CudaRegion(name, array, registering)
+        return region
+
+    def release(self, region: CudaRegion) -> None:
+        """The call has ended, in whatever way."""
+        self._run(self._unregister(region.name))
+
     def lost(self) -> None:
         """The connection is gone. Where the server is not, it is asked to let go once there is a connection again."""
         self._epoch += 1
@@ -123,7 +151,7 @@ class TritonRegions:
         if self._timer is not None:
             self._timer.cancel()
         self._epoch += 1
-        names = list(self._all)
+        names = [*self._all, *self._cuda]
         self._all.clear()
         for task in self._tasks:
             task.cancel()
@@ -173,10 +201,24 @@ class TritonRegions:
     async def _unregistered(self, name: str) -> bool:
         """Whether the server let go of it: it refuses while a request of its own reads it."""
         try:
+            if name in self._cuda:
+                return await self._let_go_of(self._cuda[name])
             request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
             await self._stub.SystemSharedMemoryUnregister(request, timeout=RPC_TIMEOUT_S)
         except grpc.aio.AioRpcError:
             return False
+        return True
+
+    async def _let_go_of(self, region: CudaRegion) -> bool:
+        """Later servers agree to unregister a region at once, and list it for as long as they read it."""
+        await asyncio.wait([region.registering])
+        region.registering.exception()  # marks it as read
+        request = service_pb2.CudaSharedMemoryUnregisterRequest(name=region.name)
+        await self._stub.CudaSharedMemoryUnregister(request, timeout=RPC_TIMEOUT_S)
+        every = service_pb2.CudaSharedMemoryStatusRequest()
+        if region.name in (await self._stub.CudaSharedMemoryStatus(every, timeout=RPC_TIMEOUT_S)).regions:
+            return False
+        self._cuda.pop(region.name, None)
         return True
 
     def _expire(self) -> None:
