@@ -353,6 +353,38 @@ async def test_models_are_loaded_on_demand_and_the_least_recently_used_one_is_un
         await plain.infer("slow", {"seconds": ONE.reshape(1, 2)})
 
 
+async def test_models_that_this_process_has_not_loaded_are_not_unloaded(server: Server) -> None:
+    plain, client = server.client, triton.client("triton", timeout_s=PATIENCE_S, max_num_models_per_replica=1)
+    await plain.unload("repeat")
+    await becomes_ready(plain, "repeat", False)
+    for _ in range(2):
+        await client.infer("add", {"a": ONE, "b": ONE})
+        await becomes_ready(plain, "repeat", False)
+        await anext(client.stream("repeat", numbers(1)))
+        assert await plain.ready("add")
+
+
+async def test_calls_that_meet_a_model_unloaded_elsewhere_load_it_once_and_in_their_time() -> None:
+    server, port = FakeTriton(), free_port()
+    async with fake(port, server):
+        Clients.use(Settings(static={"TRITON": (f"127.0.0.1:{port}",)}))
+        client = triton.client("triton", timeout_s=PATIENCE_S, max_num_models_per_replica=2)
+        await client.infer("add", {"a": ONE, "b": ONE})
+        server.loaded.remove("add")
+        server.refusal_s = 0.5
+        server.limits.clear()
+        await asyncio.gather(*(client.infer("add", {"a": ONE, "b": ONE}, timeout=2) for _ in range(8)))
+        assert server.loads == ["add"]
+        assert len(server.limits) == 16
+        assert sorted(server.limits)[7] < 2 - server.refusal_s / 2  # gRPC rounds
+        server.loaded.remove("add")
+        server.explicit = False
+        for call in (client.load("add"), client.infer("add", {"a": ONE, "b": ONE})):
+            with pytest.raises(RemoteError, match="explicit model load / unload is not allowed"):
+                await call
+        await close_handles()
+
+
 async def test_several_replicas() -> None:
     """Calls go to the replica that holds their model; a load is tried at all replicas, and all failures are said."""
     fakes, ports = (FakeTriton(), FakeTriton(), FakeTriton()), [free_port() for _ in range(3)]

@@ -41,7 +41,12 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.loaded = set(INPUTS)
         self.lacks: set[str] = set()
         """Models that its repository does not hold."""
+        self.explicit = True
+        self.refusal_s = 0.0
+        """How long it takes to say that a model is unknown."""
         self.loads: list[str] = []
+        self.limits: list[float] = []
+        """Seconds that each inference may take."""
         self.cancelled = 0
         self.slow = asyncio.Lock()
         self.waiting = 0
@@ -57,6 +62,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     async def _inputs(self, request: Any, context: Any) -> dict[str, Any]:
         model = request.model_name
         if model not in self.loaded:
+            await asyncio.sleep(self.refusal_s)
             known = "has no available versions" if model in {*INPUTS, "broken"} else "is not found"
             await context.abort(S.NOT_FOUND, f"Request for unknown model: '{model}' {known}")
         if request.model_version not in ("", "1"):
@@ -88,6 +94,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         return bytes({**self.regions, **self.on_gpu}[name][start : start + size])
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
+        self.limits.append(context.time_remaining())
         used = Counter(place_of(each)[0] for each in (*request.inputs, *request.outputs) if each.parameters)
         self.reading.update(used)
         answer = asyncio.ensure_future(self._infer(request, context))  # goes on when the caller has left
@@ -240,6 +247,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
         name = request.model_name
+        if not self.explicit:
+            await context.abort(S.UNAVAILABLE, "explicit model load / unload is not allowed")
         if name == "broken":
             words = "version 1 is at UNAVAILABLE state: Internal: RuntimeError: no weights"
             await context.abort(S.INVALID_ARGUMENT, f"load failed for model '{name}': {words}")

@@ -18,6 +18,7 @@ import asyncio
 import json
 import math
 import re
+import time
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, NoReturn
@@ -91,6 +92,7 @@ class Client:
     def __init__(self, service: str, *, on_demand: bool = False, **options: Any) -> None:
         self.service = service
         self._on_demand = on_demand
+        self._timeout_s = options.get("timeout_s")
         self._threshold = 0.0
         """Bytes from which tensors travel in shared memory; 0 = not read from the settings yet."""
         stub: Any = service_pb2_grpc.GRPCInferenceServiceStub
@@ -118,14 +120,14 @@ class Client:
         - parameters: the request's own (`priority`, `timeout` in microseconds, `sequence_id`, or the model's).
         - timeout: seconds; None = the handle's.
         """
-        parts = _infer_request(model, inputs, outputs, version, parameters)
+        began, parts = time.monotonic(), _infer_request(model, inputs, outputs, version, parameters)
         most = outputs if isinstance(outputs, Mapping) else {}
         try:
             return await self._infer(*parts, most, timeout, self._metadata(model))
         except NotFound as error:
             if not self._unloaded(error):
                 raise
-        return await self._infer(*parts, most, timeout, self._metadata(model, "again"))
+        return await self._infer(*parts, most, self._left(timeout, began), self._metadata(model, "again"))
 
     async def _infer(
         self, message: Any, contents: list[Any], most: Mapping[str, int], timeout: float | None, metadata: Any
@@ -150,6 +152,12 @@ class Client:
         self._threshold = settings.shared_memory_threshold if settings.triton_shared_memory_dir else math.inf
         return self._threshold
 
+    def _left(self, timeout: float | None, began: float) -> float:
+        """Seconds for the second attempt of a call."""
+        limits = (timeout, self._timeout_s, Clients.current().settings.request_timeout_s)
+        limit: float = next(each for each in limits if each is not None)
+        return max(0.0, limit - (time.monotonic() - began))
+
     def _metadata(self, model: str, load: str = "1") -> tuple[tuple[str, str], ...]:
         return ((MODEL_KEY, model), (LOAD_KEY, load)) if self._on_demand else ()
 
@@ -172,10 +180,12 @@ class Client:
         Each call is a stream of its own. Closing the generator cancels the request at the server:
         `async with contextlib.aclosing(models.stream(...)) as parts:`.
         """
-        request = infer_request(model, inputs, outputs, version, parameters)
+        started, request = time.monotonic(), infer_request(model, inputs, outputs, version, parameters)
         for load in ("1", "again"):
             begun = False
             try:
+                if load == "again":
+                    timeout = self._left(timeout, started)
                 async with aclosing(self._stream(request, timeout, self._metadata(model, load))) as parts:
                     async for part in parts:
                         begun = True
@@ -394,6 +404,9 @@ def _translate(error: PierheadError) -> NoReturn:
     if "bytes to hold the results" in words:
         raise BadRequest(words) from cause
     if isinstance(error, ReplicaDied):
+        found = load_error(words)
+        if found is not None:
+            raise found from cause
         if "maximum queue size" in words:
             raise Backpressure(words) from cause
         if "timeout expired" in words:

@@ -27,7 +27,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import triton_to_np_dtype
 
 from pierhead.calls.clients import Clients
-from pierhead.errors import BadRequest, DeadlineExceeded, NotFound, PierheadError, RemoteError
+from pierhead.errors import BadRequest, DeadlineExceeded, NoReplica, NotFound, PierheadError, RemoteError
 from pierhead.held import Held
 from pierhead.lanes.connection import FOREIGN_CHANNEL_OPTIONS, GrpcConnection, Method
 from pierhead.metrics import PROCESS
@@ -73,6 +73,10 @@ class LargeRequest:
         self._inputs: TritonRegion | None = None
         self._outputs: TritonRegion | None = None
         self.on_gpu: list[CudaRegion] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """Policies read the message's fields."""
+        return getattr(self._message, name)
 
     def message(self, regions: TritonRegions) -> Any:
         """The message for one server."""
@@ -167,10 +171,11 @@ def _refer(tensor: Any, region: str, offset: int, size: int) -> None:
 
 
 def load_error(words: str) -> PierheadError | None:
-    """What a failed load means by Triton's words: it calls both the other one's fault."""
+    """What a failed load or unload means by Triton's words; its statuses do not say it."""
     if "failed to poll from model repository" in words:
         return NotFound(words)
-    return RemoteError(words, grpc.StatusCode.INTERNAL) if "load failed" in words else None
+    failed = "load failed" in words or "explicit model load / unload is not allowed" in words
+    return RemoteError(words, grpc.StatusCode.INTERNAL) if failed else None
 
 
 class TritonConnection(GrpcConnection):
@@ -226,7 +231,6 @@ class TritonConnection(GrpcConnection):
         models = self._models
         if models is None:
             models = self._models = _Models(self.channel, self._called, self)
-        models.report(model)
         until = asyncio.get_running_loop().time() + timeout
 
         def send(entry: Entry[_Model]) -> Any:
@@ -241,6 +245,7 @@ class TritonConnection(GrpcConnection):
         entry = None if again else models.cache.acquire_loaded(model)
         if entry is not None:
             return send(entry)
+        models.report(model)
         return _PreparedCall(asyncio.get_running_loop().create_task(models.then(send, model, again, until)))
 
     def _meet(self, ready: bool) -> None:
@@ -258,9 +263,11 @@ class _Models:
     def __init__(self, channel: grpc.aio.Channel, service: str, connection: TritonConnection) -> None:
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         self._held = Held()
-        self._replica = next(
-            each for each in Clients.current().pool(service, TRANSPORT).replicas() if each.connection is connection
-        )
+        replicas = Clients.current().pool(service, TRANSPORT).replicas()
+        replica = next((each for each in replicas if each.connection is connection), None)
+        if replica is None:
+            raise NoReplica(f"the replica that was chosen for the call is no longer one of {service}")
+        self._replica = replica
         self.cache: ModelCache[_Model] = ModelCache(
             self._load, MAX_MODELS[service], f"triton {service}", PROCESS, self._held
         )
@@ -275,8 +282,8 @@ class _Models:
             async with asyncio.timeout_at(until):
                 entry = await self.cache.acquire(model)
                 try:
-                    if again:
-                        await self._load(model)
+                    if again and entry.model is not None:
+                        await entry.model.load_again()
                 except BaseException:
                     self.cache.release(entry)
                     raise
@@ -287,33 +294,47 @@ class _Models:
         return send(entry)
 
     async def _load(self, model: str) -> _Model:
+        return _Model(self, model, loaded_here=await self.load(model))
+
+    async def load(self, model: str) -> bool:
+        """Whether it had to be loaded."""
         try:
-            if not (await self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model))).ready:
-                await self._stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name=model))
+            if (await self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model))).ready:
+                return False
+            await self._stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name=model))
         except grpc.aio.AioRpcError as error:
             found = load_error(error.details() or "")
             if found is None:
                 raise
             raise found from error
-        return _Model(self, model)
+        return True
 
-    async def unload(self, model: str) -> None:
-        """Unload a model that is evicted."""
+    async def evict(self, model: str, *, unload: bool) -> None:
+        """It loses its place."""
         self.report()
-        if model in self.cache.entries:  # else the cache was closed: with this process, or with the connection
+        if unload and model in self.cache.entries:  # else the cache was closed, with the connection or the process
             await self._stub.RepositoryModelUnload(service_pb2.RepositoryModelUnloadRequest(model_name=model))
 
 
 class _Model:
     """A loaded model, as the cache sees it."""
 
-    def __init__(self, models: _Models, name: str) -> None:
+    def __init__(self, models: _Models, name: str, *, loaded_here: bool) -> None:
+        """`loaded_here`: by this process. Other models are not its to unload."""
         self._models = models
         self._name = name
+        self._loaded_here = loaded_here
+        self._loading = asyncio.Lock()
+
+    async def load_again(self) -> None:
+        """Another process has unloaded it: load it, once for all calls that have met this."""
+        async with self._loading:
+            if await self._models.load(self._name):
+                self._loaded_here = True
 
     async def aclose(self) -> None:
         """The cache calls it."""
-        await self._models.unload(self._name)
+        await self._models.evict(self._name, unload=self._loaded_here)
 
 
 class _PreparedCall:
