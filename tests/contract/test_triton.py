@@ -30,6 +30,7 @@ from pierhead import BadRequest, DeadlineExceeded, NotFound, ReplicaDied, Settin
 from pierhead.calls.clients import Clients
 from pierhead.errors import PierheadError, RemoteError
 from pierhead.metrics import PROCESS
+from pierhead.triton_memory import TritonRegions
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.fakes.fake_triton import FakeTriton
@@ -219,7 +220,32 @@ async def test_calls_that_fail_or_are_cancelled_leave_no_memory(server: Server) 
                 await asyncio.sleep(0.01)
 
 
-async def test_memory_that_killed_processes_left_is_removed(server: Server) -> None:
+async def test_regions_serve_small_tensors_and_close_although_grpc_swallows_a_cancellation() -> None:
+    async def swallowing(*_: object, **__: object) -> None:
+        asking.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
+
+    port, asking = free_port(), asyncio.Event()
+    async with fake(port), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(PATIENCE_S):
+        regions = TritonRegions(channel, "/dev/shm")
+        assert regions.take(100) is None
+        assert regions.why_none() == "new"
+        while (region := regions.take(100)) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        regions._stub.SystemSharedMemoryUnregister = swallowing
+        regions.remove(region)
+        await asking.wait()
+        await regions.close()
+        assert regions.take(100) is None
+        assert files({region.name}) == set()
+
+
+@pytest.mark.parametrize("removable", [True, False], ids=["", "file of another user"])
+async def test_memory_that_killed_processes_left_is_removed(
+    server: Server, removable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dead, alive = (Path(f"/dev/shm/pierhead-{token * 16}") for token in "01")
     with contextlib.ExitStack() as stack:
         for owner in (dead, alive):
@@ -233,11 +259,20 @@ async def test_memory_that_killed_processes_left_is_removed(server: Server) -> N
             await server.stub.SystemSharedMemoryRegister(
                 service_pb2.SystemSharedMemoryRegisterRequest(name=part.name, key=f"/{part.name}", byte_size=4096)
             )
+        if not removable:
+            unlink = Path.unlink
+
+            def refused(path: Path, missing_ok: bool = False) -> None:
+                if dead.name in path.name:
+                    raise PermissionError(errno.EPERM, "Operation not permitted")
+                unlink(path, missing_ok)
+
+            stack.enter_context(monkeypatch.context()).setattr(Path, "unlink", refused)
         await shared_sum(server.client)
         async with asyncio.timeout(PATIENCE_S):
             while f"{dead.name}-0" in await registered(server):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert files({f"{dead.name}-0"}) == set()
+        assert files({f"{dead.name}-0"}) == (set() if removable else {dead.name, f"{dead.name}-0"})
         assert files({part.name}) == {alive.name, part.name}
         assert part.name in await registered(server)
 

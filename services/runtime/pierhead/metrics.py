@@ -159,8 +159,8 @@ class RuntimeMetrics(Collector):
         )
         self.shared_memory_tensors = Counter(
             "pierhead_shared_memory_tensors_total",
-            "Tensors by the way of their content: shared; copied once more; as bytes, as the memory is full, or the "
-            "other side elsewhere.",
+            "Tensors by the way of their content: shared; copied once more; as bytes, as the memory is full, the "
+            "other side elsewhere, or the memory for a tensor of that size new.",
             ("way",),
         )
         self.shared_memory_sent = Counter(

@@ -149,7 +149,7 @@ class LargeRequest:
         if not sizes or self._regions is None:
             return None
         region = self._regions.take(sum(map(_aligned, sizes)))
-        PROCESS.shared_memory_tensors.inc((self._regions.none if region is None else "shared",), len(sizes))
+        PROCESS.shared_memory_tensors.inc((self._regions.why_none() if region is None else "shared",), len(sizes))
         return region
 
 

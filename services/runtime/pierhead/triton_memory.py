@@ -39,9 +39,6 @@ RPC_TIMEOUT_S = 5.0
 RETRY_S = (0.05, 1.0)
 """Shortest and longest pause before the server is asked again to let go of a region that it still reads."""
 
-ALIGNED = 64
-"""Tensors begin at multiples of so many bytes."""
-
 OWNER, PART = "pierhead-{}", "pierhead-{}-{}"
 """Names: of the file that a connection holds locked while its process lives, and of its regions."""
 
@@ -92,8 +89,9 @@ class TritonRegions:
         self._tasks: set[asyncio.Task[None]] = set()
         self._making = False
         self._not_before = 0.0
-        self.none = "full"
-        """Why there was none, as the metrics say it."""
+        self._failure = ""
+        """Why a region could not be made."""
+        self._closed = False
         self._epoch = 0
         """Grows when the connection is lost."""
         self._unclean = True
@@ -102,7 +100,10 @@ class TritonRegions:
 
     def take(self, size: int) -> TritonRegion | None:
         """A region of at least `size` bytes; None = there is none yet."""
-        fits = [region for region in self._free if size <= region.size <= 2 * size]
+        if self._closed:
+            return None
+        most = max(2 * size, mmap.PAGESIZE)
+        fits = [region for region in self._free if size <= region.size <= most]
         if fits:
             region = min(fits, key=lambda each: each.size)
             del self._free[region]
@@ -111,6 +112,12 @@ class TritonRegions:
             self._making = True
             self._run(self._make(-size // mmap.PAGESIZE * -mmap.PAGESIZE))
         return None
+
+    def why_none(self) -> str:
+        """Why there was none, as the metrics say it."""
+        if self._loop.time() < self._not_before:
+            return self._failure
+        return "full" if len(self._all) >= MAX_REGIONS else "new"
 
     def give_back(self, region: TritonRegion) -> None:
         """Its call has succeeded, and nothing reads the memory any more."""
@@ -151,6 +158,7 @@ class TritonRegions:
         if self._timer is not None:
             self._timer.cancel()
         self._epoch += 1
+        self._closed = True
         names = [*self._all, *self._cuda]
         self._all.clear()
         for task in self._tasks:
@@ -180,7 +188,7 @@ class TritonRegions:
             words = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
             logger.warning("no shared memory of %d bytes with Triton: %s; messages carry the bytes", size, words)
             self._not_before = self._loop.time() + PAUSE_S
-            self.none = "full" if isinstance(error, OSError) else "elsewhere"
+            self._failure = "full" if isinstance(error, OSError) else "elsewhere"
         else:
             self._all[path.name] = region
             if epoch != self._epoch:
@@ -195,6 +203,8 @@ class TritonRegions:
     async def _unregister(self, name: str) -> None:
         pause, longest = RETRY_S
         while not await self._unregistered(name):
+            if self._closed:  # checked here, as grpc.aio now and then swallows a cancellation
+                return
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
 
@@ -244,15 +254,16 @@ class TritonRegions:
         """Remove what killed processes left: files, and what is registered for them. Only where the directory surely is
         the server's: a process of another machine has its file elsewhere.
         """
-        with suppress(OSError, grpc.aio.AioRpcError):
-            for path in self._directory.glob(OWNER.format("[0-9a-f]" * 16)):
-                if path.name != OWNER.format(self._token) and _dead(path):
-                    for each in (*self._directory.glob(f"{path.name}-*"), path):
-                        each.unlink(missing_ok=True)
+        for path in self._directory.glob(OWNER.format("[0-9a-f]" * 16)):
+            if _dead(path):
+                for each in (*self._directory.glob(f"{path.name}-*"), path):
+                    with suppress(OSError):  # another user's
+                        each.unlink()
+        with suppress(grpc.aio.AioRpcError):
             request = service_pb2.SystemSharedMemoryStatusRequest()
             for name in (await self._stub.SystemSharedMemoryStatus(request, timeout=RPC_TIMEOUT_S)).regions:
                 owner = name.rpartition("-")[0]
-                if owner.startswith(OWNER.format("")) and not (self._directory / owner).exists():
+                if owner.startswith(OWNER.format("")) and _dead(self._directory / owner):
                     self._run(self._unregister(name))
 
     def _run(self, work: Any) -> None:
@@ -262,9 +273,11 @@ class TritonRegions:
 
 
 def _dead(path: Path) -> bool:
-    """Whether nothing holds the file's lock."""
+    """Whether nothing holds the file's lock, or it is gone."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
     except OSError:
         return False
     try:
