@@ -88,7 +88,7 @@ def _drained(
     least_s = BLIND_DRAIN_S if stay_s is None else stay_s
     if waited_s < least_s:
         return None
-    return "HAProxy counts nothing in flight" if routed else f"its callers were told {least_s:g} s ago"
+    return "HAProxy counts nothing in flight" if routed else f"it has drained for {least_s:g} s"
 
 
 def _may_be_at_work(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook) -> bool:

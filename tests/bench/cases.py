@@ -100,7 +100,7 @@ WAYS: Final = {
     "remote": "another network namespace, the published port",
     "address": "HAProxy's container address",
     "ingress": "the ingress's address, without HAProxy",
-    "alone": "a handler that calls nobody",
+    "alone": "a handler without a call",
 }
 """Closed loops by the way that their requests take; the last one is the bare chain's. MODE=processes has the first and
 the last, the peer the first two."""

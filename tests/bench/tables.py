@@ -216,7 +216,7 @@ def limits(samples: Samples) -> Iterator[str]:
             label = f"{app.name}, {level} connections: {BARE.label}"
             rows.append(_limit_row(samples, label, "bare", app.name, "closed", level))
         for level in samples.levels(app.name, "alone", "bare"):
-            label = f"{app.name}, {level} connections: HAProxy and a handler that calls nobody"
+            label = f"{app.name}, {level} connections: HAProxy and a handler without a call"
             rows.append(_limit_row(samples, label, "bare", app.name, "alone", level))
     for threads, label in ((1, "one core"), (0, "all cores")):
         rows.append(_limit_row(samples, f"DLRM, the model alone, {label}", "model", "dlrm", "model", threads))

@@ -25,7 +25,7 @@ from tests.bench.systems.running import Running, Workplace
 START_S = 120.0
 GRACE_S = 3.0
 ALONE = "/echo/alone"
-"""Before the echo's path, at the bare chain: a handler that calls nobody."""
+"""Before the echo's path, at the bare chain: a handler without a call."""
 
 
 @dataclass(frozen=True, slots=True)

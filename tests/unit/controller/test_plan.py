@@ -229,9 +229,7 @@ PATIENT = gpu_service(graceful_shutdown_wait_loop_s=5.0)
         pytest.param(PATIENT, leaving(PATIENT, health=Health.UNKNOWN), "not ready, so it has no requests"),
         pytest.param(FOREIGN, leaving(FOREIGN, 1.9, ongoing=None), NOTHING, id="foreign, drains for 2 s"),
         pytest.param(FOREIGN, leaving(FOREIGN, 2.1, ongoing=None), "HAProxy counts nothing in flight", id="foreign"),
-        pytest.param(
-            UNROUTED, leaving(UNROUTED, 2.1, ongoing=None), "its callers were told 2 s ago", id="foreign, inside"
-        ),
+        pytest.param(UNROUTED, leaving(UNROUTED, 2.1, ongoing=None), "it has drained for 2 s", id="foreign, inside"),
         pytest.param(WEB, leaving(WEB, 20, ongoing=3), "still busy after 20 s (graceful_shutdown_timeout_s)"),
         pytest.param(WEB, replace(leaving(WEB), routing=None), NOTHING, id="HAProxy cannot be asked"),
         pytest.param(WEB, leaving(WEB, stopping_since=NOW - 29, reported_draining=True), NOTHING, id="in its grace"),

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,8 @@ def child(role: str) -> None:
     if role == "back":
         serve(HoldingBack())
         return
-    while True:
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
         with closing(socket.socket()) as probe:
             if probe.connect_ex(("back", PORT)) == 0:
                 break
