@@ -362,11 +362,9 @@ def _set_parameter(parameter: Any, name: str, value: object) -> None:
 
 def _arrays(response: Any, shared: Arrays | None = None) -> Arrays:
     """The outputs; those in shared memory are given."""
-    result = InferResult(response)
-    if not shared:
-        return {output.name: result.as_numpy(output.name) for output in response.outputs}
+    result, given = InferResult(response), shared or {}
     return {
-        output.name: shared[output.name] if output.name in shared else result.as_numpy(output.name)
+        output.name: given[output.name] if output.name in given else result.as_numpy(output.name)
         for output in response.outputs
     }
 

@@ -348,6 +348,11 @@ class _PreparedCall:
         opening = self._opening
         return None if not opening.done() or opening.cancelled() or opening.exception() else opening.result()
 
+    @property
+    def _now(self) -> Any:
+        """The transport's call, or its opening while there is none."""
+        return self._call or self._opening
+
     def __await__(self) -> Generator[Any, None, Any]:
         call = yield from self._opening.__await__()
         return (yield from call.__await__())
@@ -375,13 +380,13 @@ class _PreparedCall:
         return await (await self._opening).details()
 
     def cancel(self) -> bool:
-        return bool((self._call or self._opening).cancel())
+        return bool(self._now.cancel())
 
     def cancelled(self) -> bool:
-        return bool((self._call or self._opening).cancelled())
+        return bool(self._now.cancelled())
 
     def done(self) -> bool:
-        return bool((self._call or self._opening).done())
+        return bool(self._now.done())
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         def opened(_: Any) -> None:
