@@ -222,6 +222,7 @@ async def test_calls_that_fail_or_are_cancelled_leave_no_memory(server: Server) 
 
 async def test_regions_serve_small_tensors_and_close_although_grpc_swallows_a_cancellation() -> None:
     async def swallowing(*_: object, **__: object) -> None:
+        regions._stub.SystemSharedMemoryUnregister = unregister
         asking.set()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
@@ -234,7 +235,7 @@ async def test_regions_serve_small_tensors_and_close_although_grpc_swallows_a_ca
         assert regions.why_none() == "new"
         while (region := regions.take(100)) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        regions._stub.SystemSharedMemoryUnregister = swallowing
+        unregister, regions._stub.SystemSharedMemoryUnregister = regions._stub.SystemSharedMemoryUnregister, swallowing
         regions.remove(region)
         await asking.wait()
         await regions.close()

@@ -47,6 +47,7 @@ FOR_EVERY_ROOM = {
     "pierhead.request",
     "pierhead.routing_stats",
     "pierhead.settings",
+    "pierhead.tasks",
     "pierhead.trailers",
 }
 """The root's ground floor: its modules import only each other."""

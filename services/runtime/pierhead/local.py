@@ -33,6 +33,7 @@ from pierhead.lanes.server import ServedLane, by_path
 from pierhead.lanes.window import WINDOW_BYTES
 from pierhead.metrics import RuntimeMetrics
 from pierhead.settings import Settings
+from pierhead.tasks import end_tasks
 
 StubT = TypeVar("StubT")
 
@@ -168,8 +169,7 @@ class LocalConnection:
 
     async def close(self) -> None:
         """End the calls and the connections."""
-        self._carrier.cancel()
-        await asyncio.wait([self._carrier])
+        await end_tasks(self._carrier)
         if self._beside is not None and self._server is not None:
             await self._starting
             await self._beside.close()
@@ -185,8 +185,7 @@ class LocalConnection:
             logger.exception("internal: a local replica ended through a bug in the runtime")
         finally:
             self.ready = False
-            sender.cancel()
-            await asyncio.wait([sender])
+            await end_tasks(sender)
             self._served.close()
             self._caller.lost("the local replica was closed")
             self._changed()

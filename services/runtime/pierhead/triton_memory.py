@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from pierhead.tasks import end_tasks
 from pierhead.triton_cuda import DeviceArray
 
 logger = logging.getLogger("pierhead")
@@ -161,9 +162,8 @@ class TritonRegions:
         self._closed = True
         names = [*self._all, *self._cuda]
         self._all.clear()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, *(self._unregistered(name) for name in names), return_exceptions=True)
+        await end_tasks(*self._tasks)
+        await asyncio.gather(*(self._unregistered(name) for name in names), return_exceptions=True)
         if self._owner is not None:
             with suppress(OSError):
                 (self._directory / OWNER.format(self._token)).unlink()
@@ -203,8 +203,6 @@ class TritonRegions:
     async def _unregister(self, name: str) -> None:
         pause, longest = RETRY_S
         while not await self._unregistered(name):
-            if self._closed:  # checked here, as grpc.aio now and then swallows a cancellation
-                return
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
 

@@ -25,6 +25,7 @@ from pierhead.calls.replica import Endpoint
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 from pierhead.routing_stats import Stats
 from pierhead.settings import DEFAULT_GRPC_PORT, Settings
+from pierhead.tasks import end_tasks
 
 logger = logging.getLogger("pierhead")
 
@@ -87,10 +88,7 @@ class Directory:
         """End every watcher."""
         for grace in self._graces.values():
             grace.cancel()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await end_tasks(*self._tasks)
 
     def _update(self, service: str, listing: Listing) -> None:
         self._last[service] = listing

@@ -42,6 +42,7 @@ from pierhead.memory.meeting import Meeting, meet
 from pierhead.memory.sharing import Sharing
 from pierhead.request import REQUEST_ID_KEY
 from pierhead.routing_stats import STATS_KEY
+from pierhead.tasks import end_tasks
 
 logger = logging.getLogger("pierhead")
 
@@ -86,7 +87,6 @@ class LaneConnection:
         self._beside: GrpcConnection | None = None
         """For streams of requests and large messages, whose bytes must not delay other calls; made on first use."""
         self._encoded_methods: dict[Method, Method] = {}
-        self._closed = False
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._keeper = asyncio.get_running_loop().create_task(self._keep(), name=f"lane {address}")
 
@@ -139,9 +139,7 @@ class LaneConnection:
 
     async def close(self) -> None:
         """End the lane and everything beside it; calls fail."""
-        self._closed = True
-        self._keeper.cancel()
-        await asyncio.wait([self._keeper])
+        await end_tasks(self._keeper)
         for connection in (self._plain, self._beside):
             if connection is not None:
                 await connection.close()
@@ -175,8 +173,6 @@ class LaneConnection:
             finally:
                 self._set(None)
                 lane.lost(f"the lane to {self._address} was lost")
-            if self._closed:  # checked here, as grpc.aio swallows a cancellation that meets a stream being set up
-                return
             if not has_lanes:  # only now: the error above holds the call, and the call its connection
                 await self._live_without()
             if lane.was_open:
@@ -217,8 +213,7 @@ class LaneConnection:
             if lane.meeting is not None:
                 lane.meeting.end()
             if writer is not None:
-                writer.cancel()
-                await asyncio.wait([writer])
+                await end_tasks(writer)
 
     async def _live_without(self) -> None:
         """Use plain gRPC until that connection breaks: the next process at the address may have lanes."""

@@ -14,6 +14,7 @@ from pierhead.memory import process
 from pierhead.memory.link import Link
 from pierhead.memory.meeting import Meeting, meet
 from pierhead.memory.sharing import LINK_KEY, Sharing, calling
+from pierhead.tasks import end_tasks
 
 NEVER_SENT = "failed to connect to all addresses"
 """The start of the message of a call that was surely not begun: gRPC's core uses it for a call without a connection,
@@ -187,8 +188,7 @@ class GrpcConnection:
         self.ready = False
         self._meet(False)
         await self.channel.close()
-        self._watcher.cancel()
-        await asyncio.wait([self._watcher])
+        await end_tasks(self._watcher)
 
     def _set(self, state: grpc.ChannelConnectivity) -> None:
         ready = state is grpc.ChannelConnectivity.READY

@@ -22,6 +22,7 @@ from pierhead.lanes.served import ServedCall, served_call
 from pierhead.lanes.window import LARGE_BYTES, WINDOW_BYTES
 from pierhead.memory import process
 from pierhead.routing_stats import STATS, STATS_KEY
+from pierhead.tasks import end_tasks
 
 logger = logging.getLogger("pierhead")
 
@@ -175,9 +176,7 @@ class ServedLane:
         try:
             await asyncio.wait([reader, writer, self._ending], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            reader.cancel()
-            writer.cancel()
-            await asyncio.wait([reader, writer])
+            await end_tasks(reader, writer)
             for task in (reader, writer):
                 self._note(task)
         if self._broken is not None:
