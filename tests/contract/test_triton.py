@@ -26,11 +26,13 @@ import grpc
 import ml_dtypes
 import numpy as np
 import pytest
-from pierhead import BadRequest, DeadlineExceeded, NotFound, ReplicaDied, Settings, close_handles, triton, triton_cuda
+from pierhead import BadRequest, DeadlineExceeded, NotFound, ReplicaDied, Settings, close_handles, triton
 from pierhead.calls.clients import Clients
 from pierhead.errors import PierheadError, RemoteError
 from pierhead.metrics import PROCESS
-from pierhead.triton_memory import TritonRegions
+from pierhead.triton import cuda, registrations
+from pierhead.triton.messages import infer_request
+from pierhead.triton.regions import TritonRegions
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.fakes.fake_triton import FakeTriton
@@ -220,26 +222,55 @@ async def test_calls_that_fail_or_are_cancelled_leave_no_memory(server: Server) 
                 await asyncio.sleep(0.01)
 
 
-async def test_regions_serve_small_tensors_and_close_although_grpc_swallows_a_cancellation() -> None:
-    async def swallowing(*_: object, **__: object) -> None:
-        regions._stub.SystemSharedMemoryUnregister = unregister
-        asking.set()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
-        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
+class Holding(FakeTriton):
+    """Leaves callers without a reply: one that registers or unregisters, or each that unregisters."""
 
-    port, asking = free_port(), asyncio.Event()
-    async with fake(port), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(PATIENCE_S):
+    def __init__(self, held: str) -> None:
+        super().__init__()
+        self.held = held
+        self.asked = asyncio.Event()
+
+    async def _hold(self) -> None:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+    async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:
+        reply = await super().SystemSharedMemoryRegister(request, context)
+        if self.held == "register" and len(self.regions) == 2:
+            await self._hold()
+        return reply
+
+    async def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
+        if self.held == "each unregister" or (self.held == "unregister" and not self.asked.is_set()):
+            await self._hold()
+        return await super().SystemSharedMemoryUnregister(request, context)
+
+
+@pytest.mark.parametrize("held", ["register", "unregister", "each unregister", "reading"])
+async def test_regions_serve_small_tensors_and_close_while_the_server_is_asked(
+    held: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, server = free_port(), Holding(held)
+    async with fake(port, server), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         regions = TritonRegions(channel, "/dev/shm")
-        assert regions.take(100) is None
-        assert regions.why_none() == "new"
-        while (region := regions.take(100)) is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        unregister, regions._stub.SystemSharedMemoryUnregister = regions._stub.SystemSharedMemoryUnregister, swallowing
-        regions.remove(region)
-        await asking.wait()
-        await regions.close()
-        assert regions.take(100) is None
+        assert regions.system.take(100) is None
+        assert regions.system.why_none() == "new"
+        async with asyncio.timeout(PATIENCE_S):
+            while (region := regions.system.take(100)) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            if held == "register":
+                assert regions.system.take(100) is None
+            elif held == "reading":
+                server.reading[region.name] += 1
+                asyncio.get_running_loop().call_later(0.1, server.reading.clear)
+                server.asked.set()
+            else:
+                regions.system.remove(region)
+            await server.asked.wait()
+            monkeypatch.setattr(registrations, "CLOSE_TIMEOUT_S", 0.2 if held == "each unregister" else PATIENCE_S)
+            await regions.close()
+        assert bool(server.regions) is (held == "each unregister")
+        assert regions.system.take(100) is None
         assert files({region.name}) == set()
 
 
@@ -471,12 +502,12 @@ async def until(state: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-def ipc_of(pointer: int, _: int | None) -> triton_cuda.Allocation:
-    return triton_cuda.Allocation((pointer - 256).to_bytes(64), 0, pointer - 256, 4096)
+def ipc_of(pointer: int, _: int | None) -> cuda.Allocation:
+    return cuda.Allocation((pointer - 256).to_bytes(64), 0, pointer - 256, 4096)
 
 
 async def test_an_array_in_gpu_memory_is_registered_for_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_cuda, "ipc_of", ipc_of)
+    monkeypatch.setattr(cuda, "ipc_of", ipc_of)
     port, gpu_server = free_port(), FakeTriton(gpu=True)
     Clients.use(Settings(static={"TRITON": (f"127.0.0.1:{port}",)}))
     client = triton.client("triton", timeout_s=PATIENCE_S)
@@ -522,7 +553,7 @@ async def test_an_array_in_gpu_memory_is_registered_for_one_call(monkeypatch: py
 
 
 async def test_a_server_that_cannot_map_gpu_memory_says_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_cuda, "ipc_of", ipc_of)
+    monkeypatch.setattr(cuda, "ipc_of", ipc_of)
     array = OnGpu(ONE)
     gone = weakref.ref(array)
     with pytest.raises(BadRequest) as raised:
@@ -535,12 +566,12 @@ async def test_a_server_that_cannot_map_gpu_memory_says_so(server: Server, monke
 
 def test_an_array_in_gpu_memory_that_cannot_be_shared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadRequest, match="input x of model m is in GPU memory: only `infer` can send it"):
-        triton.infer_request("m", {"x": OnGpu(ONE)})
+        infer_request("m", {"x": OnGpu(ONE)})
     with pytest.raises(BadRequest, match="not C-contiguous"):
-        triton.infer_request("m", {"x": OnGpu(ONE, strides=(8,))})
+        infer_request("m", {"x": OnGpu(ONE, strides=(8,))})
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
     with pytest.raises(BadRequest, match="package cuda-bindings, which is missing"):
-        triton_cuda.DeviceArray("x", OnGpu(ONE)).locate()
+        cuda.DeviceArray("x", OnGpu(ONE)).locate()
 
 
 @pytest.mark.parametrize(
@@ -568,7 +599,7 @@ def test_the_array_s_stream_is_through_before_the_handle_is_given(
             return function
 
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", Driver())
-    assert triton_cuda.ipc_of(1256, stream) == triton_cuda.Allocation(b"h" * 64, 3, 1000, 4096)
+    assert cuda.ipc_of(1256, stream) == cuda.Allocation(b"h" * 64, 3, 1000, 4096)
     assert calls[1:-2] == [
         ("cuCtxPushCurrent", "context"), *wait, ("cuMemGetAddressRange", 1256), ("cuIpcGetMemHandle", 1000)
     ]  # fmt: skip
@@ -576,5 +607,5 @@ def test_the_array_s_stream_is_through_before_the_handle_is_given(
 
 
 def test_bfloat16_is_sent_as_it_is() -> None:
-    request = triton.infer_request("m", {"x": np.array([1.5], ml_dtypes.bfloat16)})
+    request = infer_request("m", {"x": np.array([1.5], ml_dtypes.bfloat16)})
     assert (request.inputs[0].datatype, request.raw_input_contents[0]) == ("BF16", b"\xc0\x3f")

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 import numpy as np
-from pierhead.triton import infer_request
+from pierhead.triton.messages import infer_request
 from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 
 S = grpc.StatusCode

@@ -14,7 +14,7 @@ MODULES = {name: path for name, path in modules_of(FOLDER, "pierhead").items() i
 IMPORTS = graph_of(MODULES)
 
 FLOORS = (
-    {"replica"},
+    {"replica", "triton"},
     {"calls"},
     {"http", "lanes"},
     {"edge"},
@@ -30,10 +30,6 @@ FOR_USERS = {
     "pierhead.llm_app",
     "pierhead.llm_config",
     "pierhead.tensors",
-    "pierhead.triton",
-    "pierhead.triton_connection",
-    "pierhead.triton_cuda",
-    "pierhead.triton_memory",
 }
 """The root's top floor: it imports every room, and no room imports it."""
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import grpc
 
+from pierhead.calls.binding import service_name
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
-from pierhead.lanes.transports import TRANSPORTS
 
 StubT = TypeVar("StubT")
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}(:[0-9]{1,5})?")
-"""A service's name that both Compose and DNS accept, with a port where there is no Discovery."""
 
 
 def handle(
@@ -60,19 +56,9 @@ def handle(
     Raises ValueError for an unknown policy or transport, for an impossible bound or timeout, and for an invalid service
     name.
     """
-    if _NAME.fullmatch(service) is None or int(service.partition(":")[2] or 0) > 65535:
-        raise ValueError(f'service: expected a service\'s name, or name:port, found "{service}"')
-    if policy_kwargs and policy is None:
-        raise ValueError("policy_kwargs: expected a policy beside them that takes them, found none")
-    if transport is not None and transport not in TRANSPORTS:
-        raise ValueError(f'transport: expected one of {", ".join(sorted(TRANSPORTS))}, found "{transport}"')
-    if max_queued_requests is not None and max_queued_requests < -1:
-        raise ValueError(f"max_queued_requests: expected an integer >= -1 (-1 = no bound), found {max_queued_requests}")
-    if timeout_s is not None and not timeout_s > 0:
-        raise ValueError(f"timeout_s: expected a number of seconds above 0, found {timeout_s}")
     return stub(
         HandleChannel(
-            service,
+            service_name(service),
             policy=policy,
             policy_kwargs=policy_kwargs,
             timeout_s=timeout_s,

@@ -7,6 +7,7 @@ between them: each has its own connections, its own policy object and its own li
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +16,24 @@ from pierhead.calls.clients import Clients
 from pierhead.calls.failures import RETRY_REASONS
 from pierhead.deadlines import Deadlines
 from pierhead.errors import Backpressure, NoReplica
+from pierhead.lanes.transports import TRANSPORTS
 from pierhead.metrics import RuntimeMetrics
 from pierhead.policies.router import Router
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}(:[0-9]{1,5})?")
+"""A service's name that both Compose and DNS accept, with a port where there is no Discovery."""
+
+
+def service_name(service: str) -> str:
+    """The name that a user gave. Raises ValueError where no service can have it."""
+    if _NAME.fullmatch(service) is None or int(service.partition(":")[2] or 0) > 65535:
+        raise ValueError(f'service: expected a service\'s name, or name:port, found "{service}"')
+    return service
 
 
 @dataclass(frozen=True, slots=True)
 class HandleOptions:
-    """The arguments of a handle; see `pierhead.handle.handle`."""
+    """The arguments of a handle; see `pierhead.handle.handle`. Raises ValueError for those that cannot be."""
 
     service: str
     policy: str | None = None
@@ -33,6 +45,18 @@ class HandleOptions:
     transport: str | None = None
     prefer_local: bool = False
     eject_outliers: bool = True
+
+    def __post_init__(self) -> None:
+        if self.policy_kwargs and self.policy is None:
+            raise ValueError("policy_kwargs: expected a policy beside them that takes them, found none")
+        if self.transport is not None and self.transport not in TRANSPORTS:
+            raise ValueError(f'transport: expected one of {", ".join(sorted(TRANSPORTS))}, found "{self.transport}"')
+        if self.max_queued_requests is not None and self.max_queued_requests < -1:
+            raise ValueError(
+                f"max_queued_requests: expected an integer >= -1 (-1 = no bound), found {self.max_queued_requests}"
+            )
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise ValueError(f"timeout_s: expected a number of seconds above 0, found {self.timeout_s}")
 
 
 class Binding:

@@ -1,59 +1,29 @@
-"""`triton.client()`: calls to NVIDIA's Triton Inference Server through a handle, with NumPy arrays.
-
-    from pierhead import triton
-
-    models = triton.client("triton")
-    reply = await models.infer("add", {"a": a, "b": b})     # {"sum": array}
-    async for part in models.stream("repeat", {"values": values}):
-        ...
-
-Needs the extra `triton` (`pip install pierhead[triton]`): the messages, the stub and the dtypes are tritonclient's. The
-channel is a handle's, so the choice of the replica, retries before work, deadlines, cancellation and metrics are those
-of every handle.
-"""
+"""The client: inference, and control of models."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
-import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, NoReturn
+from typing import Any
 
-import grpc
-import numpy as np
-from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
-from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from pierhead.calls.binding import service_name
+from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
-from pierhead.errors import (
-    Backpressure,
-    BadRequest,
-    DeadlineExceeded,
-    NotFound,
-    PierheadError,
-    RemoteError,
-    ReplicaDied,
-    UserCodeError,
-)
-from pierhead.handle import handle
-from pierhead.lanes.transports import TRANSPORTS
+from pierhead.errors import BadRequest, NotFound, PierheadError, RemoteError
 from pierhead.multiplex.multiplexed import places
-from pierhead.request import MODEL_KEY, SESSION_KEY, current_request
-from pierhead.triton_connection import LOAD_KEY, MAX_MODELS, TRANSPORT, LargeRequest, TritonConnection, load_error
-from pierhead.triton_cuda import DeviceArray
-
-_WRONG_INPUT = re.compile(r"inference input '|unexpected shape for|byte size mismatch|expected .* inputs but got")
-"""Triton's words for a request that does not fit the model."""
-
-TRANSPORTS[TRANSPORT] = TritonConnection
-
-Parameters = Mapping[str, bool | int | float | str]
-Arrays = dict[str, Any]
-"""NumPy arrays by the names of tensors."""
+from pierhead.request import MODEL_KEY, SESSION_KEY
+from pierhead.triton.connection import LOAD_KEY
+from pierhead.triton.cuda import DeviceArray
+from pierhead.triton.errors import error_of, joined, load_error, reply_of, translate
+from pierhead.triton.large_request import LargeRequest
+from pierhead.triton.messages import Arrays, Parameters, arrays_of, infer_request, request_and_contents
+from pierhead.triton.models import MAX_MODELS, TRANSPORT
 
 
 def client(
@@ -90,14 +60,16 @@ class Client:
     """
 
     def __init__(self, service: str, *, on_demand: bool = False, **options: Any) -> None:
-        self.service = service
+        self.service = service_name(service)
         self._on_demand = on_demand
         self._timeout_s = options.get("timeout_s")
         self._threshold = 0.0
         """Bytes from which tensors travel in shared memory; 0 = not read from the settings yet."""
         stub: Any = service_pb2_grpc.GRPCInferenceServiceStub
-        self._stub = handle(stub, service, transport=TRANSPORT, **options)
-        self._one = handle(stub, service, transport=TRANSPORT, policy=f"{__name__}:OneReplica", eject_outliers=False)
+        self._stub = stub(HandleChannel(service, transport=TRANSPORT, **options))
+        self._one = stub(
+            HandleChannel(service, transport=TRANSPORT, policy=f"{__name__}:OneReplica", eject_outliers=False)
+        )
         """For calls that name their replica."""
 
     async def infer(
@@ -120,7 +92,7 @@ class Client:
         - parameters: the request's own (`priority`, `timeout` in microseconds, `sequence_id`, or the model's).
         - timeout: seconds; None = the handle's.
         """
-        began, parts = time.monotonic(), _infer_request(model, inputs, outputs, version, parameters)
+        began, parts = time.monotonic(), request_and_contents(model, inputs, outputs, version, parameters)
         most = outputs if isinstance(outputs, Mapping) else {}
         try:
             return await self._infer(*parts, most, timeout, self._metadata(model))
@@ -138,12 +110,12 @@ class Client:
             await asyncio.to_thread(array.locate)
         if not on_gpu and max([0, *most.values(), *[array.nbytes for array in contents]]) < threshold:
             message.raw_input_contents[:] = [array.tobytes() for array in contents]
-            return _arrays(await _said(self._stub.ModelInfer(message, timeout=timeout, metadata=metadata)))
+            return arrays_of(await reply_of(self._stub.ModelInfer(message, timeout=timeout, metadata=metadata)))
         request, failed = LargeRequest(message, contents, most, threshold), True
         try:
-            reply = await _said(self._stub.ModelInfer(request, timeout=timeout, metadata=metadata))
+            reply = await reply_of(self._stub.ModelInfer(request, timeout=timeout, metadata=metadata))
             failed = False
-            return _arrays(reply, request.arrays(reply))
+            return arrays_of(reply, request.arrays(reply))
         finally:
             request.end(failed=failed)
 
@@ -203,10 +175,10 @@ class Client:
             await call.done_writing()
             async for response in call:
                 if response.error_message:
-                    raise _error_of(response.error_message)
-                yield _arrays(response.infer_response)
+                    raise error_of(response.error_message)
+                yield arrays_of(response.infer_response)
         except PierheadError as error:
-            _translate(error)
+            translate(error)
         finally:
             call.cancel()
 
@@ -214,20 +186,19 @@ class Client:
 
     async def ready(self, model: str = "", version: str = "", *, timeout: float | None = None) -> bool:
         """Whether the server, or one model, can infer."""
-        if not model:
-            return bool((await _said(self._stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=timeout))).ready)
-        request = service_pb2.ModelReadyRequest(name=model, version=version)
-        return bool((await _said(self._stub.ModelReady(request, timeout=timeout))).ready)
+        server, one = service_pb2.ServerReadyRequest(), service_pb2.ModelReadyRequest(name=model, version=version)
+        call = self._stub.ModelReady(one, timeout=timeout) if model else self._stub.ServerReady(server, timeout=timeout)
+        return bool((await reply_of(call)).ready)
 
     async def metadata(self, model: str, version: str = "", *, timeout: float | None = None) -> Any:
         """The model's versions, inputs and outputs: a `ModelMetadataResponse`."""
         request = service_pb2.ModelMetadataRequest(name=model, version=version)
-        return await _said(self._stub.ModelMetadata(request, timeout=timeout))
+        return await reply_of(self._stub.ModelMetadata(request, timeout=timeout))
 
     async def config(self, model: str, version: str = "", *, timeout: float | None = None) -> Any:
         """The model's configuration: a `ModelConfig`."""
         request = service_pb2.ModelConfigRequest(name=model, version=version)
-        return (await _said(self._stub.ModelConfig(request, timeout=timeout))).config
+        return (await reply_of(self._stub.ModelConfig(request, timeout=timeout))).config
 
     # ---- every replica
 
@@ -279,11 +250,11 @@ class Client:
         replies, errors = {}, {}
         for name in names:
             try:
-                replies[name] = await _said(method(request, timeout=timeout, metadata=((SESSION_KEY, name),)))
+                replies[name] = await reply_of(method(request, timeout=timeout, metadata=((SESSION_KEY, name),)))
             except PierheadError as error:
                 errors[name] = error
         if errors:
-            raise _joined(errors, len(names))
+            raise joined(errors, len(names))
         return replies
 
 
@@ -299,117 +270,3 @@ class OneReplica:
             if candidate.name == call.session_id:
                 return candidate
         raise LookupError(f"replica {call.session_id} can take no call now")
-
-
-def infer_request(
-    model: str,
-    inputs: Mapping[str, Any],
-    outputs: Iterable[str] = (),
-    version: str = "",
-    parameters: Parameters | None = None,
-) -> Any:
-    """The `ModelInferRequest` of arrays. Raises BadRequest that names the input or the parameter."""
-    request, contents = _infer_request(model, inputs, outputs, version, parameters)
-    request.raw_input_contents.extend(array.tobytes() for array in contents)
-    return request
-
-
-def _infer_request(
-    model: str, inputs: Mapping[str, Any], outputs: Iterable[str], version: str, parameters: Parameters | None
-) -> tuple[Any, list[Any]]:
-    """The request without its inputs' contents, and those: arrays."""
-    request = service_pb2.ModelInferRequest(model_name=model, model_version=version)
-    contents = []
-    context = current_request()
-    if context is not None:
-        request.id = context.request_id
-    for name, value in inputs.items():
-        on_gpu = hasattr(value, "__cuda_array_interface__")
-        array: Any = DeviceArray(f"input {name} of model {model}", value) if on_gpu else np.asarray(value)
-        if array.dtype.kind == "U":
-            array = array.astype(object)
-        datatype = np_to_triton_dtype(array.dtype)
-        if datatype is None:
-            raise BadRequest(f"input {name} of model {model}: Triton has no dtype for {array.dtype}")
-        request.inputs.add(name=name, datatype=datatype, shape=array.shape)
-        contents.append(np.frombuffer(_packed(array), np.uint8) if datatype == "BYTES" else array)
-    for name in outputs:
-        request.outputs.add(name=name)
-    for name, found in (parameters or {}).items():
-        _set_parameter(request.parameters[name], name, found)
-    return request, contents
-
-
-def _packed(array: Any) -> bytes:
-    return bytes(serialize_byte_tensor(array).item()) if array.size else b""
-
-
-def _set_parameter(parameter: Any, name: str, value: object) -> None:
-    match value:
-        case bool():
-            parameter.bool_param = value
-        case int() if name == "priority":
-            parameter.uint64_param = value
-        case int():
-            parameter.int64_param = value
-        case float():
-            parameter.double_param = value
-        case str():
-            parameter.string_param = value
-        case _:
-            raise BadRequest(f"parameter {name}: expected a bool, int, float or str, found a {type(value).__name__}")
-
-
-def _arrays(response: Any, shared: Arrays | None = None) -> Arrays:
-    """The outputs; those in shared memory are given."""
-    result, given = InferResult(response), shared or {}
-    return {
-        output.name: given[output.name] if output.name in given else result.as_numpy(output.name)
-        for output in response.outputs
-    }
-
-
-def _joined(errors: Mapping[str, PierheadError], replicas: int) -> PierheadError:
-    """One error for those of several replicas: of the first one's class."""
-    first = next(iter(errors.values()))
-    if replicas > 1:
-        each = "; ".join(f"{name}: {error.message}" for name, error in errors.items())
-        first.message = f"{len(errors)} of {replicas} replicas failed: {each}"
-        first.args = (first.message,)
-    return first
-
-
-async def _said(call: Awaitable[Any]) -> Any:
-    try:
-        return await call
-    except PierheadError as error:
-        _translate(error)
-
-
-def _error_of(words: str) -> PierheadError:
-    """The error of a stream, which comes as a text: Triton 2.51 crashes now and then when it is asked for a status
-    (`triton_grpc_error`).
-    """
-    if "unknown model" in words:
-        return NotFound(words)
-    return BadRequest(words) if _WRONG_INPUT.search(words) else RemoteError(words, grpc.StatusCode.INTERNAL)
-
-
-def _translate(error: PierheadError) -> NoReturn:
-    """Raise what a call's error means where Triton says it. Its own UNAVAILABLE looks like a lost connection's."""
-    cause = error.__cause__
-    words = str(cause.details() or "") if isinstance(cause, grpc.aio.AioRpcError) else ""
-    if "bytes to hold the results" in words:
-        raise BadRequest(words) from cause
-    if isinstance(error, ReplicaDied):
-        found = load_error(words)
-        if found is not None:
-            raise found from cause
-        if "maximum queue size" in words:
-            raise Backpressure(words) from cause
-        if "timeout expired" in words:
-            raise DeadlineExceeded(words) from cause
-        raise ReplicaDied(f"{error.message} ({words})") from cause
-    if isinstance(error, UserCodeError) and isinstance(cause, LookupError):
-        raise Backpressure(str(cause)) from error
-    raise error

@@ -5,14 +5,17 @@ Needs the package cuda-bindings, and the same GPU here and at the server: docs/h
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import importlib
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from tritonclient.grpc import service_pb2
 
 from pierhead.errors import BadRequest
+from pierhead.triton.registrations import RPC_TIMEOUT_S
 
 HANDLE_BYTES = 64
 
@@ -95,3 +98,27 @@ def ipc_of(pointer: int, stream: int | None) -> Allocation:
     finally:
         cuda.cuCtxPopCurrent()
     return Allocation(handle, int(device), int(base), int(size))
+
+
+class CudaRegion:
+    """An input in GPU memory, which is kept until the server has let go of it."""
+
+    def __init__(self, stub: Any, name: str, array: DeviceArray) -> None:
+        """Begins to register the array's allocation. It must be located."""
+        found = array.allocation
+        request = service_pb2.CudaSharedMemoryRegisterRequest(
+            name=name, raw_handle=found.handle, device_id=found.device, byte_size=found.size
+        )
+        self._stub = stub
+        self.name = name
+        self.array = array
+        self.registering = asyncio.ensure_future(stub.CudaSharedMemoryRegister(request, timeout=RPC_TIMEOUT_S))
+
+    async def unregister(self) -> bool:
+        """Later servers agree at once, and list the region for as long as they read it. Raises AioRpcError."""
+        await asyncio.wait([self.registering])
+        self.registering.exception()  # marks it as read
+        request = service_pb2.CudaSharedMemoryUnregisterRequest(name=self.name)
+        await self._stub.CudaSharedMemoryUnregister(request, timeout=RPC_TIMEOUT_S)
+        every = service_pb2.CudaSharedMemoryStatusRequest()
+        return self.name not in (await self._stub.CudaSharedMemoryStatus(every, timeout=RPC_TIMEOUT_S)).regions

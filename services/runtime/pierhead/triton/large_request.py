@@ -1,0 +1,155 @@
+"""A request whose tensors may travel in memory that this process and the server have mapped.
+
+a free region? -- yes -> inputs are written into it, the message carries its name and offsets
+       |
+       `- no -> the message carries the bytes, and a region of that size is made meanwhile
+
+an input in GPU memory -> its allocation is registered, then the message is sent, which carries its place
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import triton_to_np_dtype
+
+from pierhead.errors import BadRequest
+from pierhead.metrics import PROCESS
+from pierhead.triton.cuda import CudaRegion, DeviceArray
+from pierhead.triton.regions import TritonRegions
+from pierhead.triton.system_regions import SystemRegion
+
+ALIGNED = 64
+"""Tensors begin at multiples of so many bytes."""
+
+
+class _Content:
+    """What the outputs of one reply are read from; arrays have it as their base."""
+
+    def __init__(self, region: SystemRegion) -> None:
+        address = np.frombuffer(region.mapped, np.uint8).ctypes.data
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (region.size,), "data": (address, True)}
+        self.region = region
+
+
+class LargeRequest:
+    """A request whose tensors are written, into memory or into a message, by the connection that sends it."""
+
+    def __init__(self, message: Any, contents: Sequence[Any], most: Mapping[str, int], threshold: float) -> None:
+        """`message`: without `raw_input_contents`, which are `contents`: arrays. `most`: bytes of outputs by name."""
+        self._message = message
+        self._contents = contents
+        self._most = {name: size for name, size in most.items() if size >= threshold}
+        ends = accumulate(map(_aligned, self._most.values()), initial=0)
+        self._places = dict(zip(self._most, ends, strict=False))
+        """Where in memory each of those outputs begins."""
+        self._threshold = threshold
+        self._regions: TritonRegions | None = None
+        self._inputs: SystemRegion | None = None
+        self._outputs: SystemRegion | None = None
+        self.on_gpu: list[CudaRegion] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """Policies read the message's fields."""
+        return getattr(self._message, name)
+
+    def message(self, regions: TritonRegions) -> Any:
+        """The message for one server."""
+        self.end(failed=True)  # where another server had it
+        message = service_pb2.ModelInferRequest()
+        message.CopyFrom(self._message)
+        self._regions = regions
+        large = [array for array in self._contents if array.nbytes >= self._threshold]
+        self._inputs = self._taken([array.nbytes for array in large if not isinstance(array, DeviceArray)])
+        self._outputs = self._taken(self._most.values())
+        end = 0
+        for tensor, array in zip(message.inputs, self._contents, strict=True):
+            if isinstance(array, DeviceArray):
+                self.on_gpu.append(regions.register(array))
+                _refer(tensor, self.on_gpu[-1].name, array.offset, array.nbytes)
+                continue
+            if self._inputs is None or array.nbytes < self._threshold:
+                message.raw_input_contents.append(array.tobytes())
+                continue
+            place = np.frombuffer(self._inputs.mapped, array.dtype, array.size, end)
+            np.copyto(place.reshape(array.shape), array)
+            _refer(tensor, self._inputs.name, end, array.nbytes)
+            end += _aligned(array.nbytes)
+        for tensor in message.outputs:
+            if self._outputs is not None and tensor.name in self._most:
+                _refer(tensor, self._outputs.name, self._places[tensor.name], self._most[tensor.name])
+        return message
+
+    async def registered(self) -> None:
+        """Return when the server has mapped the inputs in GPU memory. Raises BadRequest where it cannot."""
+        for region in self.on_gpu:
+            try:
+                await asyncio.shield(region.registering)
+            except grpc.aio.AioRpcError as error:
+                if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    raise
+                raise region.array.refused(
+                    f"Triton cannot map it, which takes the same GPU there: {error.details()}"
+                ) from error
+
+    def end(self, *, failed: bool) -> None:
+        """The call is over: its memory is free, or gone."""
+        for region in (self._inputs, self._outputs):
+            if region is not None and self._regions is not None:
+                (self._regions.system.remove if failed else self._regions.system.give_back)(region)
+        self._inputs = self._outputs = None
+        while self.on_gpu and self._regions is not None:
+            self._regions.release(self.on_gpu.pop())
+
+    def arrays(self, reply: Any) -> dict[str, Any]:
+        """The outputs of a reply that are in memory, which is free when no array is left. Raises BadRequest."""
+        region, self._outputs = self._outputs, None
+        if region is None or self._regions is None:
+            return {}
+        content = _Content(region)
+        weakref.finalize(content, _later, asyncio.get_running_loop(), self._regions.system.give_back, region)
+        found, memory = {}, np.asarray(content)
+        for output in reply.outputs:
+            place = self._places.get(output.name)
+            if place is None:
+                continue
+            if output.datatype in ("BYTES", "BF16"):
+                raise BadRequest(f"output {output.name} is {output.datatype}: expected no size for it in `outputs`")
+            dtype = np.dtype(triton_to_np_dtype(output.datatype))
+            raw = memory[place : place + math.prod(output.shape) * dtype.itemsize]
+            found[output.name] = raw.view(dtype).reshape(output.shape)
+        return found
+
+    def _taken(self, sizes: Collection[int]) -> SystemRegion | None:
+        if not sizes or self._regions is None:
+            return None
+        system = self._regions.system
+        region = system.take(sum(map(_aligned, sizes)))
+        PROCESS.shared_memory_tensors.inc((system.why_none() if region is None else "shared",), len(sizes))
+        return region
+
+
+def _later(loop: asyncio.AbstractEventLoop, action: Callable[[SystemRegion], None], region: SystemRegion) -> None:
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(action, region)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def _refer(tensor: Any, region: str, offset: int, size: int) -> None:
+    """Say in a message where a tensor is."""
+    tensor.parameters["shared_memory_region"].string_param = region
+    tensor.parameters["shared_memory_byte_size"].int64_param = size
+    if offset:
+        tensor.parameters["shared_memory_offset"].int64_param = offset
