@@ -8,6 +8,10 @@
 
 The dot products are those of the vector pairs (i, j) with i < j, row by row (the order of `torch.triu_indices`);
 vector 0 is x, vector t + 1 comes from table t. All of it is fp32.
+
+The forward pass is a few large operations over all rows of a batch. Each of them runs without Python's lock and takes
+it again at its end, from an event loop that is busy with requests: passes of 512 rows
+take 1.4 times as long beside one.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ from services.recsys.schema import DENSE_FEATURES, SPARSE_FEATURES, TABLE_ROWS
 
 EMBEDDING_WIDTH: Final = 64
 VECTORS: Final = SPARSE_FEATURES + 1
+PADDED_VECTORS: Final = 28
+"""VECTORS as a multiple of four: the products of so many vectors take less time than those of 27."""
 PAIRS: Final = VECTORS * (VECTORS - 1) // 2
 BOTTOM_WIDTHS: Final = (DENSE_FEATURES, 256, EMBEDDING_WIDTH)
 TOP_WIDTHS: Final = (EMBEDDING_WIDTH + PAIRS, 256, 128, 64, 1)
@@ -41,7 +47,7 @@ class Dlrm(nn.Module):
         # Made from the widths alone, so no part of a weights file.
         self._table_starts = torch.arange(SPARSE_FEATURES) * TABLE_ROWS
         first, second = torch.triu_indices(VECTORS, VECTORS, offset=1)
-        self._pairs = first * VECTORS + second
+        self._pairs = first * PADDED_VECTORS + second
 
     def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
         """Score rows: dense float32 [rows, 13], sparse int64 [rows, 26] (each 0 <= id < 100000) -> float32 [rows].
@@ -50,11 +56,13 @@ class Dlrm(nn.Module):
         """
         rows = dense.shape[0]
         hidden = _through(self.bottom, dense).relu_()
-        vectors = dense.new_empty((rows, VECTORS, EMBEDDING_WIDTH))
+        # The first id of a row keeps the place of `hidden`, the last one is padding: no copy puts the vectors together.
+        ids = nn.functional.pad(sparse + self._table_starts, (1, PADDED_VECTORS - VECTORS)).view(-1, 1)
+        tables = self.embeddings.view(-1, EMBEDDING_WIDTH)
+        # Bags of one id each: unlike index_select, embedding_bag fetches the next rows of the tables ahead.
+        vectors = nn.functional.embedding_bag(ids, tables, mode="sum").view(rows, PADDED_VECTORS, EMBEDDING_WIDTH)
         vectors[:, 0] = hidden
-        flat_ids = (sparse + self._table_starts).view(-1)
-        vectors[:, 1:] = self.embeddings.view(-1, EMBEDDING_WIDTH).index_select(0, flat_ids).view(rows, -1, 64)
-        products = torch.bmm(vectors, vectors.transpose(1, 2)).view(rows, VECTORS * VECTORS)
+        products = torch.bmm(vectors, vectors.transpose(1, 2)).view(rows, PADDED_VECTORS * PADDED_VECTORS)
         features = torch.cat((hidden, products.index_select(1, self._pairs)), dim=1)
         return _through(self.top, features).sigmoid_().view(rows)
 

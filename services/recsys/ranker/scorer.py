@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +13,6 @@ import torch
 from services.recsys.ranker.model import Dlrm
 from services.recsys.ranker.rows import Rows
 from services.recsys.schema import DENSE_FEATURES, SPARSE_FEATURES
-
-CPU_CHUNK_ROWS: Final = 512
-"""Rows that go through the model at a time on a CPU: what they pass through then stays in the processor's caches."""
 
 
 class Scorer:
@@ -35,7 +31,6 @@ class Scorer:
         self._sparse = torch.empty((max_rows, SPARSE_FEATURES), dtype=torch.int64, pin_memory=on_gpu)
         self._dense_view = self._dense.numpy()
         self._sparse_view = self._sparse.numpy()
-        self._chunk_rows = max_rows if on_gpu else CPU_CHUNK_ROWS
         # One thread: the buffers have one user, and a second batch would only contend for the same cores or GPU.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="scorer")
 
@@ -56,11 +51,7 @@ class Scorer:
         """Scores of the first `rows` rows of the buffers, in memory of their own."""
         dense = self._dense[:rows].to(self.device, non_blocking=True)
         sparse = self._sparse[:rows].to(self.device, non_blocking=True)
-        chunks = [
-            self._model(dense[start : start + self._chunk_rows], sparse[start : start + self._chunk_rows])
-            for start in range(0, rows, self._chunk_rows)
-        ]
-        scores: npt.NDArray[np.float32] = torch.cat(chunks).cpu().numpy()
+        scores: npt.NDArray[np.float32] = self._model(dense, sparse).cpu().numpy()
         return scores
 
     def close(self) -> None:
