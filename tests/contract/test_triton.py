@@ -246,12 +246,12 @@ class Holding(FakeTriton):
         return await super().SystemSharedMemoryUnregister(request, context)
 
 
-@pytest.mark.parametrize("held", ["register", "unregister", "each unregister", "reading"])
+@pytest.mark.parametrize("held", ["register", "unregister", "each unregister", "reading", "gone"])
 async def test_regions_serve_small_tensors_and_close_while_the_server_is_asked(
     held: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port, server = free_port(), Holding(held)
-    async with fake(port, server), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    port, server, bounded = free_port(), Holding(held), held == "each unregister"
+    async with fake(port, server) as kill, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         regions = TritonRegions(channel, "/dev/shm")
         assert regions.system.take(100) is None
         assert regions.system.why_none() == "new"
@@ -264,12 +264,15 @@ async def test_regions_serve_small_tensors_and_close_while_the_server_is_asked(
                 server.reading[region.name] += 1
                 asyncio.get_running_loop().call_later(0.1, server.reading.clear)
                 server.asked.set()
+            elif held == "gone":
+                await kill()
+                server.asked.set()
             else:
                 regions.system.remove(region)
             await server.asked.wait()
-            monkeypatch.setattr(registrations, "CLOSE_TIMEOUT_S", 0.2 if held == "each unregister" else PATIENCE_S)
+            monkeypatch.setattr(registrations, "CLOSE_TIMEOUT_S", 0.2 if bounded else 2 * PATIENCE_S)
             await regions.close()
-        assert bool(server.regions) is (held == "each unregister")
+        assert bool(server.regions) is (held in ("each unregister", "gone"))
         assert regions.system.take(100) is None
         assert files({region.name}) == set()
 
