@@ -493,6 +493,7 @@ async def test_a_lane_closes_also_when_grpc_swallows_the_cancellation(monkeypatc
         await begun.wait()
         async with asyncio.timeout(PATIENCE_S):
             await connection.close()
+        assert not [task for task in asyncio.all_tasks() if task.get_name() == f"lane {where}"]
 
 
 class Foreign(echo_pb2_grpc.EchoServicer):

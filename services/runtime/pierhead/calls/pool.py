@@ -268,8 +268,7 @@ class Pool:
         while (place := self._line.head()) is not None:
             self._line.leave(place)
             place.denied(self._closed_by_us())
-        for replica in replicas:
-            await replica.connection.close()
+        await asyncio.gather(*(replica.connection.close() for replica in replicas))
         if self._closing:
             await asyncio.wait(self._closing)
 
