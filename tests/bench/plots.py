@@ -152,7 +152,7 @@ def _bars(
 
 def _limit_line(ax: Any, samples: Samples, app: App) -> None:
     limits = {
-        "echo": ("bare", "closed", 64, "the same chain, nothing of ours, bare processes"),
+        "echo": ("bare", "closed", 64, "the same chain with nothing of ours"),
         "dlrm": ("model", "model", 0, "the model alone on all cores"),
     }
     if app.name in limits:

@@ -101,7 +101,8 @@ class Bench:
         self._options, self._work = options, work
         self._samples: list[Sample] = []
         self._failures: list[str] = []
-        self._run = run_facts(f"make bench-llm {' '.join(sys.argv[1:])}".strip(), **machine.versions(work))
+        words = [word for word in sys.argv[1:] if not word.endswith("=") and not word.startswith("OUT=")]
+        self._run = run_facts(" ".join(["make bench-llm", *words]), **machine.versions(work))
         self._out = options.out or directory_of(self._run, "llm")
         self._began = time.monotonic()
 
