@@ -14,20 +14,19 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import docker.errors
 
-from ..model.actions import replica_name
 from ..model.world import ContainerState, ReplicaContainer, StrayContainer
 from .base import EngineState
+from .docker_images import Images
 from .gpu_discovery import PROBE_LABEL, PROBE_VALUE, GpuDiscovery
 from .gpus import foreign_holders, requested_gpus
-from .labels import read_gpus, read_port, read_probe, read_seconds
+from .labels import read_labels
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_IMAGE_PERIOD_S = 10.0
 _NEVER = "0001-01-01"
 _UP = (ContainerState.RUNNING, ContainerState.PAUSED)
 _TEXTED = (*_UP, ContainerState.EXITED)
@@ -115,20 +113,18 @@ class EngineReader:
         client: APIClient,
         discovery: GpuDiscovery,
         cdi_kind: str,
-        monotonic: Callable[[], float] = time.monotonic,
+        images: Images,
     ) -> None:
         self._client = client
         self._discovery = discovery
         self._cdi_kind = cdi_kind
-        self._monotonic = monotonic
+        self._images = images
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
         self._replicas: dict[str, ReplicaContainer] = {}
         """What the last read returned, by id."""
         self._news = _News()
         self._requests: dict[str, frozenset[str]] = {}
-        self._images: dict[str, str | None] = {}
-        self._images_due = float("-inf")
 
     def read(
         self, project: str, service_names: Collection[str], images: Collection[str], unstarted: Collection[str] = ()
@@ -150,15 +146,7 @@ class EngineReader:
                 holders, warnings = foreign_holders(self._foreign_requests(foreign), inventory)
                 for warning in warnings:
                     self._discovery.warn_once(warning)
-            return EngineState(replicas, strays, self._image_ids(images), inventory.gpus, holders)
-
-    def has_image(self, image: str) -> bool:
-        """Whether the engine has an image, by name or by id."""
-        return self._image_id(image) is not None
-
-    def forget_images(self) -> None:
-        """Look all image ids up again at the next read."""
-        self._images_due = float("-inf")
+            return EngineState(replicas, strays, self._images.ids(images), inventory.gpus, holders)
 
     def follow(self, on: bool) -> None:
         """Set whether every event arrives from now on, or some may be missed."""
@@ -205,10 +193,9 @@ class EngineReader:
         self, summary: Summary, labels: Mapping[str, str], project: str, unstarted: Collection[str]
     ) -> ReplicaContainer | None:
         """Our replica; None if it vanished between two calls, or is no replica in spite of its label."""
-        number = labels.get("pierhead.number", "")
-        service, version = labels.get("pierhead.service", ""), labels.get("pierhead.version", "")
+        read = read_labels(labels, _name(summary), project)
         # An image can have any label, and every container of that image has it, too.
-        if not number.isdecimal() or _name(summary) != replica_name(project, service, version, int(number)):
+        if read is None:
             self._discovery.warn_once(
                 f"container {_name(summary)} carries the label pierhead.project={project}, but its name and its other "
                 "labels are not those of a replica, so it is left alone; if it was a replica and was renamed, remove "
@@ -219,26 +206,15 @@ class EngineReader:
         details = _before_its_start(summary) if is_new else self._inspected(summary)
         if details is None:
             return None
-        gpus, gpu_slot = read_gpus(labels.get("pierhead.gpus", ""))
         return ReplicaContainer(
             id=summary["Id"],
-            name=_name(summary),
-            service=service,
-            version=version,
-            number=int(number),
             state=details.state,
             ip=_address(summary, project) if details.state.is_up else None,
-            port=read_port(labels.get("pierhead.port", "")),
-            probe=read_probe(labels.get("pierhead.probe", "")),
-            graceful_shutdown_timeout_s=read_seconds(labels.get("pierhead.graceful_shutdown_timeout_s", "")),
-            stop_grace_period_s=read_seconds(labels.get("pierhead.stop_grace_period_s", "")),
-            node=labels.get("pierhead.node", ""),
-            gpus=gpus,
-            gpu_slot=gpu_slot,
             created_at=details.created_at,
             started_at=details.started_at,
             exit_code=details.exit_code,
             oom_killed=details.oom_killed,
+            **read,
         )
 
     def _inspected(self, summary: Summary) -> _Details | None:
@@ -278,26 +254,6 @@ class EngineReader:
             requests[container_id] = names[_name(summary)] = wanted
         self._requests = requests
         return names
-
-    def _image_ids(self, images: Collection[str]) -> dict[str, str | None]:
-        now = self._monotonic()
-        if now >= self._images_due:
-            # Set before looking: an image event that arrives meanwhile must not be overwritten.
-            self._images_due = now + _IMAGE_PERIOD_S
-            self._images = {}
-        for image in images:
-            if image not in self._images:
-                self._images[image] = self._image_id(image)
-        return {image: self._images[image] for image in images}
-
-    def _image_id(self, image: str) -> str | None:
-        try:
-            return str(self._client.inspect_image(image)["Id"])  # type: ignore[no-untyped-call]
-        except docker.errors.APIError as error:
-            # 400 is a name that no image can have: the attempt to pull it reports that.
-            if error.response is not None and error.response.status_code in (400, 404):
-                return None
-            raise
 
 
 def _is_stray(name: str, labels: Mapping[str, str], project: str, service_names: Collection[str]) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..model.actions import replica_name
 from ..model.spec import GPU_PARTS, NO_USER_CONFIG, GpuSlot, ServiceSpec
 from ..model.world import Gpu
 
@@ -67,6 +68,28 @@ def _labels(
         "com.docker.compose.config-hash": spec.definition_hash,
         "com.docker.compose.container-number": str(number),
         "com.docker.compose.oneoff": "True",
+    }
+
+
+def read_labels(labels: Mapping[str, str], name: str, project: str) -> dict[str, Any] | None:
+    """The fields of a ReplicaContainer that its labels have; None where name and labels are not those of a replica."""
+    number = labels.get("pierhead.number", "")
+    service, version = labels.get("pierhead.service", ""), labels.get("pierhead.version", "")
+    if not number.isdecimal() or name != replica_name(project, service, version, int(number)):
+        return None
+    gpus, gpu_slot = read_gpus(labels.get("pierhead.gpus", ""))
+    return {
+        "name": name,
+        "service": service,
+        "version": version,
+        "number": int(number),
+        "port": read_port(labels.get("pierhead.port", "")),
+        "probe": read_probe(labels.get("pierhead.probe", "")),
+        "graceful_shutdown_timeout_s": read_seconds(labels.get("pierhead.graceful_shutdown_timeout_s", "")),
+        "stop_grace_period_s": read_seconds(labels.get("pierhead.stop_grace_period_s", "")),
+        "node": labels.get("pierhead.node", ""),
+        "gpus": gpus,
+        "gpu_slot": gpu_slot,
     }
 
 

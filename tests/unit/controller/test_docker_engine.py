@@ -496,7 +496,7 @@ async def test_a_long_log_is_cut_between_two_lines(daemon: Daemon, length: int, 
 async def test_logs_that_do_not_come_keep_no_other_call_from_the_engine(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controller.engines.docker._MOST_LOG_READS", 9)
+    monkeypatch.setattr("controller.engines.docker_calls._MOST_LOG_READS", 9)
     daemon.has(summary())
     daemon.answers["GET /containers/c1/logs"] = hanging = Held()
     daemon.answers["DELETE /containers/c1"] = (204, None)

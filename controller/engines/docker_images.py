@@ -1,0 +1,127 @@
+"""Looks up and pulls images of one Docker Engine. Blocking."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+import docker.auth
+import docker.errors
+from docker.utils import parse_repository_tag
+
+from ..errors import EngineError, ImageNotFound
+from ..model.actions import PullImage
+from .docker_calls import EngineCalls
+from .docker_errors import image_missing
+
+if TYPE_CHECKING:
+    import requests
+    from docker import APIClient
+
+_PERIOD_S = 10.0
+_CONNECT_TIMEOUT_S = 60.0
+_PULL_STALLED_S = 300.0
+
+
+class Images:
+    """The ids of images, each looked up at most every ten seconds, and pulls. `forget` may be called by any thread."""
+
+    def __init__(self, client: APIClient, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._monotonic = monotonic
+        self._ids: dict[str, str | None] = {}
+        self._due = float("-inf")
+
+    def ids(self, images: Collection[str]) -> dict[str, str | None]:
+        """Name -> id; None for an image that the engine does not have."""
+        now = self._monotonic()
+        if now >= self._due:
+            # Set before looking: an image event that arrives meanwhile must not be overwritten.
+            self._due = now + _PERIOD_S
+            self._ids = {}
+        for image in images:
+            if image not in self._ids:
+                found = self.inspect(image)
+                self._ids[image] = None if found is None else str(found["Id"])
+        return {image: self._ids[image] for image in images}
+
+    def has(self, image: str) -> bool:
+        """Whether the engine has an image, by name or by id."""
+        return self.inspect(image) is not None
+
+    def forget(self) -> None:
+        """Look all ids up again at the next reading."""
+        self._due = float("-inf")
+
+    def inspect(self, image: str) -> dict[str, Any] | None:
+        """What the engine knows of an image; None if it does not have it."""
+        try:
+            return self._client.inspect_image(image)  # type: ignore[no-untyped-call, no-any-return]
+        except docker.errors.APIError as error:
+            # 400 is a name that no image can have: the attempt to pull it reports that.
+            if error.response is not None and error.response.status_code in (400, 404):
+                return None
+            raise
+
+    def credentials(self, image: str) -> dict[str, str | bytes]:
+        """The header with the credentials for an image's registry; empty where there are none."""
+        registry, _ = docker.auth.resolve_repository_name(parse_repository_tag(image)[0])
+        credentials = docker.auth.get_config_header(self._client, registry)
+        return {"X-Registry-Auth": credentials} if credentials else {}
+
+    async def pull(self, action: PullImage, calls: EngineCalls) -> None:
+        """Pull an image that Compose does not build. Raises ImageNotFound, EngineError."""
+        if action.spec.has_build:
+            raise image_missing(action.spec)
+        what = f"pull of image {action.image} for service {action.service or action.target}"
+        given_up = threading.Event()
+        try:
+            await calls.pull(what, lambda: self._pull(action.image, what, given_up))
+        finally:
+            given_up.set()
+            self.forget()
+
+    def _pull(self, image: str, what: str, given_up: threading.Event) -> None:
+        """Pull until done. It ends at the next progress line once `given_up` is set, which makes the engine stop, too.
+
+        docker-py's `pull` would wait for ever for a registry that has stopped sending.
+        """
+        repository, tag = parse_repository_tag(image)
+        with self._client.post(
+            f"{self._client.base_url}/v{self._client.api_version}/images/create",
+            params={"fromImage": repository, "tag": tag or "latest"},
+            headers=self.credentials(image),
+            stream=True,
+            timeout=(_CONNECT_TIMEOUT_S, _PULL_STALLED_S),
+        ) as response:
+            if not response.ok:
+                raise _pull_failed(image, what, _message(response))
+            for line in response.iter_lines():
+                if given_up.is_set():
+                    return
+                message = json.loads(line).get("error") if line.strip() else None
+                if message:
+                    raise _pull_failed(image, what, str(message))
+
+
+def _message(response: requests.Response) -> str:
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # not the engine's JSON: its text will do
+        return str(response.json()["message"])
+    return response.text.strip() or response.reason
+
+
+def _pull_failed(image: str, what: str, message: str) -> EngineError:
+    unknown = ("manifest unknown", "not found", "pull access denied", "does not exist", "invalid reference format")
+    if any(fragment in message for fragment in unknown):
+        return ImageNotFound(
+            f"{what} failed: the Docker Engine says: {message}; check the image's name, or `docker login` where it is "
+            "private"
+        )
+    return EngineError(
+        f"{what} failed: the Docker Engine says: {message}; where no registry is reachable, bring the image with "
+        f"`docker load`, under the name {image}"
+    )
