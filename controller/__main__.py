@@ -19,8 +19,10 @@ from .api import Gatekeeper
 from .assembly import Controller, World, assemble
 from .desired.measurements import Prometheus
 from .down import is_going_down, remove_replicas
+from .engines.base import ClusterEngine
 from .engines.docker import DockerEngine, open_client
 from .engines.gpu_discovery import GpuSources
+from .engines.swarm import SwarmEngine
 from .errors import ControllerError, EngineSocketGone, EngineUnreachable, SettingsError
 from .lease import state_lock
 from .observe.probe import HttpProbe
@@ -54,7 +56,7 @@ async def run(settings: Settings) -> None:
     logger.info("stopped")
 
 
-async def _control(settings: Settings, engine: DockerEngine, stop: asyncio.Event) -> None:
+async def _control(settings: Settings, engine: ClusterEngine, stop: asyncio.Event) -> None:
     """Control the project until `stop` is set. Raises StoreError before anything is changed."""
     try:
         store = Store(settings.state_dir)
@@ -87,7 +89,7 @@ async def _control(settings: Settings, engine: DockerEngine, stop: asyncio.Event
         await engine.close()
 
 
-async def _engine(settings: Settings, stop: asyncio.Event) -> DockerEngine | None:
+async def _engine(settings: Settings, stop: asyncio.Event) -> ClusterEngine | None:
     """Connect to the engine, however long it takes; None if `stop` is set meanwhile. Raises EngineSocketGone."""
     while not stop.is_set():
         try:
@@ -97,6 +99,8 @@ async def _engine(settings: Settings, stop: asyncio.Event) -> DockerEngine | Non
         except EngineUnreachable as error:
             logger.warning("waiting for the Docker Engine: %s", error)
         else:
+            if settings.on_swarm:
+                return SwarmEngine(client)
             sources = GpuSources(settings.gpu_cdi_kind, settings.cdi_dirs, settings.controller_image)
             return DockerEngine(client, sources)
         with contextlib.suppress(TimeoutError):  # try again

@@ -10,6 +10,7 @@ from pathlib import Path
 from .errors import SettingsError
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+ENGINES = ("DOCKER", "SWARM")
 CDI_KIND = re.compile(r"[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
 PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
@@ -66,6 +67,8 @@ class Settings:
     """Bounds at HAProxy."""
     haproxy_silence_s: int = 10
     """How long HAProxy may hang before its container is restarted (PIERHEAD_HAPROXY_SILENCE_S)."""
+    on_swarm: bool = False
+    """Replicas run on the nodes of the Swarm that this machine manages (PIERHEAD_ENGINE=swarm); otherwise here."""
     is_manual: bool = False
     """New versions wait for `pierhead deploy` (PIERHEAD_DEPLOY=manual); otherwise they are rolled out at once."""
 
@@ -95,6 +98,7 @@ class Settings:
                 client_websockets=reader.integer("PIERHEAD_CLIENT_WEBSOCKETS", 0, 100_000, 0),
             ),
             haproxy_silence_s=reader.integer("PIERHEAD_HAPROXY_SILENCE_S", 1, 86_400, 10),
+            on_swarm=reader.choice("PIERHEAD_ENGINE", ENGINES, "DOCKER") == "SWARM",
             is_manual=reader.choice("PIERHEAD_DEPLOY", ("AUTO", "MANUAL"), "AUTO") == "MANUAL",
         )
         if reader.problems:

@@ -19,7 +19,7 @@ from ..model.phases import gets_traffic, is_ready, staying
 from ..model.plan import PendingReplica, Refusal
 from ..model.reports import RolloutStatus
 from ..model.spec import ServiceSpec, Spec
-from ..model.world import ContainerState, FailureKey, FailureRecord, current_version
+from ..model.world import FailureKey, FailureRecord, current_version
 from ..storage.events import EventLog
 from ..storage.store import Store
 from . import rollout as machine
@@ -446,9 +446,7 @@ def _ended(observed: Observed) -> Mapping[str, FailureKey]:
     found = {
         container.id: (container.service, container.version)
         for container in observed.containers
-        if not container.state.is_up
-        and container.state is not ContainerState.CREATED
-        and container.id not in observed.retirements
+        if container.state.has_ended and container.id not in observed.retirements
     }
     for action in observed.in_progress:
         if isinstance(action, RemoveContainer) and action.failed:

@@ -40,6 +40,8 @@ def phase_of(
             # that was recreated under the same name), so another container is created.
             return Phase.FAILED, f"the engine could not start it (code {container.exit_code})"
         return Phase.CREATED, ""
+    if container.state is ContainerState.PENDING:
+        return (Phase.STOPPED if retirement else Phase.STARTING), ""
     if not container.state.is_up:
         return (Phase.STOPPED, "") if retirement else (Phase.FAILED, _exit_words(container))
     if retirement:
@@ -113,6 +115,8 @@ def _stalled_words(container: ReplicaContainer, spec: ServiceSpec | None, now: f
 def _exit_words(container: ReplicaContainer) -> str:
     if container.oom_killed:
         return "out of memory: the kernel killed it (raise deploy.resources.limits.memory)"
+    if container.engine_detail:
+        return container.engine_detail
     if container.exit_code is None:
         return "its container is gone"
     if container.exit_code == 137:

@@ -15,6 +15,7 @@ class ContainerState(enum.StrEnum):
     """A container's state, by the engine."""
 
     CREATED = "created"
+    PENDING = "pending"  # started, but the engine has no node for it yet, or prepares it there
     RUNNING = "running"
     PAUSED = "paused"
     RESTARTING = "restarting"
@@ -26,6 +27,11 @@ class ContainerState(enum.StrEnum):
     def is_up(self) -> bool:
         """True while processes of the container may exist."""
         return self in (ContainerState.RUNNING, ContainerState.PAUSED, ContainerState.RESTARTING)
+
+    @property
+    def has_ended(self) -> bool:
+        """True once it has run, or could not be, and its processes are gone."""
+        return self in (ContainerState.REMOVING, ContainerState.EXITED, ContainerState.DEAD)
 
 
 class Health(enum.StrEnum):
@@ -86,6 +92,8 @@ class ReplicaContainer:
     started_at: float | None = None
     exit_code: int | None = None
     oom_killed: bool = False
+    engine_detail: str = ""
+    """Why it does not run, in the engine's words: it has no node for it, or could not start it. "" = nothing to add."""
     health: Health = Health.UNKNOWN
     health_detail: str = ""
     """The last probe's outcome in words: "503 from /readyz", "no answer within 2 s"."""
@@ -139,6 +147,8 @@ class Gpu:
     """None = not known."""
     parent: str = ""
     """The UUID of the GPU that a MIG device is a part of, if that is known."""
+    node: str = ""
+    """The machine that it is in, by the engine's name for it; "" = there is only one."""
 
     @property
     def is_mig(self) -> bool:

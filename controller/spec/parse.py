@@ -33,9 +33,11 @@ from .problems import Problems, ServiceSource, at
 from .serve_block import AutoscaleBlock, ServeBlock, parse_block, parse_policy, user_config_text
 from .shared_memory import SharedMemory, check_memory_limit, shared_memory, stack_size, with_sockets
 from .stack_words import StackWords
+from .swarm import check_swarm
 from .translate import translate
 
 CONTROLLER_SERVICE = "controller"
+ENGINE_VARIABLE = "PIERHEAD_ENGINE"
 DRAIN_MARGIN_S = 5.0
 """Between the longest request and the end of the drain, where graceful_shutdown_timeout_s is not written."""
 STOP_MARGIN_S = 10.0
@@ -62,6 +64,7 @@ def parse(project_name: str, config: object) -> Spec:
     control_networks = _control_networks(definitions)
     stack = StackWords(definitions, CONTROLLER_SERVICE, problems)
     memory, log = stack_size(stack), stack_access_log(stack)
+    on_swarm = str(stack.get(ENGINE_VARIABLE)).lower() == "swarm"
     blocks: dict[str, ServeBlock] = {}
     services: dict[str, ServiceSpec] = {}
     for name in sorted(definitions, key=str):
@@ -71,7 +74,7 @@ def parse(project_name: str, config: object) -> Spec:
         _check_extensions(at("services", str(name)), definition, problems)
         if _BLOCK not in definition:
             continue
-        source = ServiceSource(project_name, str(name), definition, sections, control_networks)
+        source = ServiceSource(project_name, str(name), definition, sections, control_networks, on_swarm)
         block, service = _service(source, memory, log, problems)
         if block is not None:
             blocks[source.name] = block
@@ -141,6 +144,8 @@ def _service(
     if block and block.llm:
         gpu = llm_gpus(at(path, _BLOCK), block.llm, gpu, problems)
     _check_gpu_isolation(path, source.definition, gpu, problems)
+    if source.on_swarm:
+        check_swarm(source, gpu, problems)
     if block:
         _check_block(at(path, _BLOCK), block, problems)
     probe = _probe(at(path, _BLOCK), block, problems) if block else None

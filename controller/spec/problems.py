@@ -173,6 +173,8 @@ class ServiceSource:
     """`networks`, `volumes`, `secrets`, `configs`: Compose's names to their definitions."""
     control_networks: frozenset[str] | None = None
     """Networks (Compose's names) of the controller; None = the controller is not part of these files."""
+    on_swarm: bool = False
+    """Whether its replicas run on the nodes of a Swarm."""
 
     @property
     def path(self) -> str:

@@ -287,6 +287,8 @@ def _deploy(source: ServiceSource, path: str, value: Any, body: dict[str, Any], 
     for key, item in deploy.items():
         if key == "mode" and item != "replicated":
             problems.expected(at(path, key), '"replicated"', item)
+        elif key == "placement" and source.on_swarm:
+            _placement(at(path, key), item, body, problems)
         elif key not in (*_DEPLOY_IGNORED, "mode", "resources"):
             problems.add(at(path, str(key)), "is for Swarm, Compose and Pierhead do not use it; remove it")
     resources = problems.mapping(at(path, "resources"), deploy.get("resources"))
@@ -298,6 +300,20 @@ def _deploy(source: ServiceSource, path: str, value: Any, body: dict[str, Any], 
             _reservations(item_path, item, body, problems)
         else:
             problems.unknown_key(at(path, "resources"), key, ("limits", "reservations"))
+
+
+def _placement(path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
+    for key, item in problems.mapping(path, value).items():
+        item_path = at(path, str(key))
+        if key == "constraints":
+            body["Placement"] = {"Constraints": sorted(problems.texts(item_path, item) or ())}
+        elif key == "max_replicas_per_node":
+            problems.add(item_path, "write x-serve.max_replicas_per_node")
+        else:
+            problems.add(
+                item_path,
+                "each replica is a service of its own, of which Swarm has one task to place; write constraints",
+            )
 
 
 def _limits(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:

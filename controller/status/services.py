@@ -27,7 +27,7 @@ from ..model.reports import (
     UserConfigStatus,
 )
 from ..model.spec import ServiceSpec
-from ..model.world import FailureRecord, ReplicaContainer, ServerState, service_address
+from ..model.world import ContainerState, FailureRecord, ReplicaContainer, ServerState, service_address
 from ..plan.user_config import progress_words, user_config_status
 
 CRASH_LOOP_FAILURES = 3
@@ -166,6 +166,8 @@ def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
     match phase:
         case Phase.CREATED:
             message = "is being started"
+        case Phase.STARTING if container.state is ContainerState.PENDING:
+            state, message = "PENDING", container.engine_detail or "the engine looks for a node"
         case Phase.STARTING:
             message = f"not ready yet: {container.health_detail}" if container.health_detail else "not ready yet"
         case Phase.RUNNING if container.reported_draining:
@@ -263,7 +265,7 @@ def _message(material: _Material, replicas: list[ReplicaStatus], ready: int) -> 
 
 
 def _obstacles(material: _Material, ready: int) -> list[str]:
-    found = [*_pending_words(material.pending), *(_refusal_words(r, material.now) for r in material.refusals)]
+    found = [*_pending_words(material), *(_refusal_words(r, material.now) for r in material.refusals)]
     failure = _failure(material)
     if failure is None or ready >= material.wanted:
         return found
@@ -301,10 +303,13 @@ def _autoscale_words(name: str, autoscale: AutoscaleStatus) -> str:
     return f"{found}, which are for {autoscale.wanted} replicas if they last"
 
 
-def _pending_words(pending: Iterable[PendingReplica]) -> list[str]:
+def _pending_words(material: _Material) -> list[str]:
+    reasons = [replica.reason for replica in material.pending]
+    waiting = [container for container in material.containers if container.state is ContainerState.PENDING]
+    reasons += [container.engine_detail for container in waiting if container.engine_detail]
     counts: dict[str, int] = {}
-    for replica in pending:
-        counts[replica.reason] = counts.get(replica.reason, 0) + 1
+    for reason in reasons:
+        counts[reason] = counts.get(reason, 0) + 1
     return [f"{count} pending: {reason}" for reason, count in counts.items()]
 
 

@@ -17,6 +17,7 @@ def test_empty_means_default(tmp_path: Path) -> None:
     )
     assert settings == Settings.from_env(needed) == Settings(project="pierhead", project_dir=tmp_path)
     assert (settings.api_port, settings.discovery_port, settings.api_token) == (8100, 8101, None)
+    assert (settings.on_swarm, Settings.from_env({**needed, "PIERHEAD_ENGINE": "swarm"}).on_swarm) == (False, True)
     assert settings.cdi_dirs == (Path("/etc/cdi"), Path("/var/run/cdi"))
 
 
@@ -30,6 +31,7 @@ def test_every_wrong_value_is_named() -> None:
         "PIERHEAD_LOG_LEVEL": "loud",
         "PIERHEAD_MAX_CONNECTIONS": "0",
         "PIERHEAD_CLIENT_CONNECTIONS": "-1",
+        "PIERHEAD_ENGINE": "podman",
     }
     with pytest.raises(SettingsError) as caught:
         Settings.from_env(env)
@@ -42,4 +44,5 @@ def test_every_wrong_value_is_named() -> None:
         "PIERHEAD_LOG_LEVEL: expected one of DEBUG, INFO, WARNING, ERROR, found 'LOUD'",
         "PIERHEAD_MAX_CONNECTIONS: expected an integer between 1 and 30000, found '0'",
         "PIERHEAD_CLIENT_CONNECTIONS: expected an integer between 0 and 100000, found '-1'",
+        "PIERHEAD_ENGINE: expected one of DOCKER, SWARM, found 'PODMAN'",
     ]

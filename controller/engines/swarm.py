@@ -1,0 +1,302 @@
+"""A manager of a Docker Swarm as a ClusterEngine. Each replica is a Swarm service of its own, with at most one task.
+
+So the planner chooses which replica goes (of one service with many tasks Swarm chooses itself). Swarm chooses the node
+and the GPUs, restarts what ends, and moves what a lost node had. Nothing but what a manager lists is known: it has no
+events of other nodes' tasks, so the list is read twice a second and compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+import docker.errors
+import requests
+from docker import APIClient
+
+from ..errors import EngineError, EngineUnreachable
+from ..model.actions import (
+    CreateContainer,
+    PullImage,
+    RemoveContainer,
+    RestartRouter,
+    SignalContainer,
+    StartContainer,
+)
+from ..model.world import ReplicaContainer
+from .base import CONNECTED, EngineAction, EngineEvent, EngineState
+from .docker_calls import EngineCalls, end_of
+from .docker_errors import explanation, image_missing, refusal
+from .docker_images import Images
+from .labels import create_body
+from .swarm_reader import STACK_LABEL, Listing, changes, gpus, replicas, strays
+from .swarm_spec import STOPPED_LABEL, not_carried, service_spec
+
+_POLL_S = 0.5
+_UPDATE_TRIES = 5
+"""An update of a service that has changed since it was read is refused, and repeated with what it is now."""
+_HTTP_TIMEOUT_S = 60.0
+
+Spec = dict[str, Any]
+
+
+class SwarmEngine:
+    """See `ClusterEngine`. The id of a replica is that of its service."""
+
+    def __init__(self, client: APIClient) -> None:
+        self._client = client
+        self._images = Images(client)
+        self._calls = EngineCalls()
+        self._closed = asyncio.Event()
+
+    async def observe(self, project: str, service_names: Collection[str], images: Collection[str]) -> EngineState:
+        """See `ClusterEngine.observe`. The id of an image that is named by its digest is that name."""
+
+        def read() -> EngineState:
+            listing = self._list(project)
+            ours = replicas(listing, project)
+            listed, holders = gpus(listing, ours)
+            found = self._images.ids([image for image in images if not _has_digest(image)])
+            found |= {image: image for image in images if _has_digest(image)}
+            return EngineState(ours, strays(listing, project, service_names), found, listed, holders)
+
+        return await self._calls.look("reading services and tasks", read)
+
+    async def perform(self, action: EngineAction, project: str) -> None:
+        """See `ClusterEngine.perform`."""
+        match action:
+            case PullImage():
+                await self._images.pull(action, self._calls)
+            case CreateContainer():
+                await self._calls.call(f"create of replica {action.target}", partial(self._create, action, project))
+            case StartContainer():
+                start = partial(self._update, action.target, _start)
+                await self._calls.call(f"start of replica {action.target}", start)
+            case SignalContainer():
+                await self._calls.call(f"{action.signal} to replica {action.target}", partial(self._signal, action))
+            case RemoveContainer():
+                await self._calls.call(f"removal of replica {action.target}", partial(self._remove, action, project))
+            case RestartRouter():
+                restart = partial(self._update, f"{project}_{action.target}", _replace_tasks)
+                await self._calls.call(f"restart of {action.target}", restart)
+
+    async def used_gpu_memory(self) -> Mapping[str, int]:
+        """See `ClusterEngine.used_gpu_memory`."""
+        raise EngineError("a Swarm does not tell the memory in use of its nodes' GPUs: replicas have whole GPUs")
+
+    async def logs(self, container_id: str, tail: int, after: float | None = None, *, timed: bool = False) -> str:
+        """See `ClusterEngine.logs`; whole lines of the newest task, at most the last 64 KiB of them."""
+        return await self._calls.read_log(container_id, partial(self._logs, container_id, tail, after, timed))
+
+    async def has_image(self, image: str) -> bool:
+        """See `ClusterEngine.has_image`. An image that is named by its digest is pulled by the node that needs it."""
+        if _has_digest(image):
+            return True
+        return await self._calls.look(f"looking for image {image}", partial(self._images.has, image))
+
+    async def exists(self, project: str, compose_service: str) -> bool:
+        """Whether the stack has that service."""
+        services = await self._calls.call(f"looking for {compose_service}", partial(self._stack, project))
+        return any(service["Spec"]["Name"] == f"{project}_{compose_service}" for service in services)
+
+    async def events(self, project: str) -> AsyncIterator[EngineEvent]:
+        """See `ClusterEngine.events`: what has changed between two readings."""
+        before = await self._replicas(project)
+        yield CONNECTED
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_S):
+                    await self._closed.wait()
+                    raise EngineUnreachable("event stream: the connection was closed")
+            after = await self._replicas(project)
+            for event in changes(before, after):
+                yield event
+            before = after
+
+    async def close(self) -> None:
+        """Close connections and end threads; calls in progress are not waited for."""
+        self._closed.set()
+        self._calls.close()
+        self._client.close()
+
+    # ------------------------------------------------------------------------------------- calls (in worker threads)
+
+    async def _replicas(self, project: str) -> tuple[ReplicaContainer, ...]:
+        return await self._calls.look("event stream", lambda: replicas(self._list(project), project))
+
+    def _list(self, project: str) -> Listing:
+        nodes = self._client.nodes()
+        has_gpus = any((node["Description"].get("Resources") or {}).get("GenericResources") for node in nodes)
+        ours = {"label": f"pierhead.project={project}"}
+        # Tasks of others matter only for the GPUs that they hold. Tasks before services: a service that is removed in
+        # between would look as if it had lost its task.
+        tasks = self._client.tasks({} if has_gpus else ours)  # type: ignore[no-untyped-call]
+        services = self._client.services(ours)  # type: ignore[no-untyped-call]
+        return Listing(services, tasks, nodes, self._stack(project))
+
+    def _stack(self, project: str) -> list[Any]:
+        return list(self._client.services({"label": f"{STACK_LABEL}={project}"}))  # type: ignore[no-untyped-call]
+
+    def _create(self, action: CreateContainer, project: str) -> None:
+        body = create_body(action.spec, action.target, action.version, action.number, action.gpus, project)
+        if refused := not_carried(body):
+            raise EngineError(
+                f"create of replica {action.target}: a Swarm service has no {', '.join(refused)}: remove it from the "
+                f"compose file's service {action.spec.name}"
+            )
+        image = self._image_for_nodes(action)
+        spec = service_spec(action.target, body, len(action.gpus), image)
+        try:
+            self._post("/services/create", spec, headers=self._images.credentials(image))
+        except docker.errors.APIError as error:
+            if error.response is None or error.response.status_code != 409:
+                raise
+            self._accept_existing(action.target, spec["Labels"], explanation(error))
+
+    def _image_for_nodes(self, action: CreateContainer) -> str:
+        """The name by which every node gets this very image: with its digest, where a registry has given it one.
+
+        The API keeps a tag as it is, and each node would pull what the tag stands for when it starts a task.
+        """
+        image = str(action.spec.container.get("Image", action.spec.image))
+        if _has_digest(image):
+            return image
+        found = self._images.inspect(image)
+        if found is None:
+            self._images.forget()
+            raise image_missing(action.spec)
+        digests = found.get("RepoDigests") or []
+        repository = action.spec.image.partition("@")[0].rpartition(":")[0] or action.spec.image
+        of_its_repository = [digest for digest in digests if digest.partition("@")[0] == repository]
+        return str([*of_its_repository, *digests, image][0])
+
+    def _accept_existing(self, name: str, labels: Mapping[str, str], message: str) -> None:
+        """Raise EngineError unless the service of that name is this very replica."""
+        try:
+            existing = self._inspect(name)["Spec"]["Labels"] or {}
+        except docker.errors.NotFound as error:  # it was just being removed; the next plan creates it again
+            raise EngineError(refusal(f"create of replica {name}", message)) from error
+        differing = sorted(key for key, value in labels.items() if existing.get(key) != value)
+        if differing:
+            raise EngineError(
+                f"create of replica {name}: another service has that name (its labels {', '.join(differing)} differ); "
+                f"remove it with `docker service rm {name}`"
+            )
+
+    def _signal(self, action: SignalContainer) -> None:
+        """Have its task ended: Swarm sends the stop signal, and kills what is left after the grace period.
+
+        So SIGKILL is nothing to do: a manager cannot send it to another node's container.
+        """
+        if action.signal == "SIGTERM":
+            with contextlib.suppress(docker.errors.NotFound):
+                self._update(action.container_id, _stop)
+
+    def _remove(self, action: RemoveContainer, project: str) -> None:
+        """Remove a service. Swarm ends a task that still runs, as `_signal` does."""
+        if not action.force:
+            found = next((one for one in replicas(self._list(project), project) if one.id == action.container_id), None)
+            if found is not None and found.state.is_up:
+                raise EngineError(f"removal of replica {action.target} failed: its task is still running")
+        with contextlib.suppress(docker.errors.NotFound):
+            self._client.remove_service(action.container_id)  # type: ignore[no-untyped-call]
+
+    def _logs(self, service_id: str, tail: int, after: float | None, timed: bool) -> str:
+        try:
+            tasks = self._client.tasks({"service": service_id})  # type: ignore[no-untyped-call]
+            ran = [task for task in tasks if (task["Status"].get("ContainerStatus") or {}).get("ContainerID")]
+            if not ran:
+                return ""
+            newest = max(ran, key=lambda task: str(task["CreatedAt"]))
+            output = self._task_log(newest, {"tail": tail, "timestamps": timed, "since": after or 0})
+        except docker.errors.NotFound:
+            return ""
+        return end_of(output).decode(errors="replace")
+
+    def _task_log(self, task: Mapping[str, Any], options: Mapping[str, float]) -> bytes:
+        response = self._client.get(
+            self._url(f"/tasks/{task['ID']}/logs"),
+            params={"stdout": True, "stderr": True, **options},
+            timeout=_HTTP_TIMEOUT_S,
+        )
+        _raise_for_status(response)
+        has_terminal = task["Spec"]["ContainerSpec"].get("TTY", False)
+        return response.content if has_terminal else _output(response.content)
+
+    def _update(self, service: str, change: Callable[[Spec], bool]) -> None:
+        """Change a service by compare-and-swap. `change` returns whether it has changed the spec."""
+        for _ in range(_UPDATE_TRIES):
+            found = self._inspect(service)
+            spec: Spec = found["Spec"]
+            if not change(spec):
+                return
+            try:
+                self._post(f"/services/{found['ID']}/update", spec, version=found["Version"]["Index"])
+            except docker.errors.APIError as error:
+                if "out of sequence" not in explanation(error):
+                    raise
+            else:
+                return
+        raise EngineError(f"service {service} was changed {_UPDATE_TRIES} times while it was to be changed once")
+
+    def _inspect(self, service: str) -> dict[str, Any]:
+        return self._client.inspect_service(service)  # type: ignore[no-untyped-call, no-any-return]
+
+    def _post(self, path: str, body: Spec, headers: Mapping[str, str | bytes] | None = None, **query: int) -> None:
+        response = self._client.post(self._url(path), json=body, params=query, headers=headers, timeout=_HTTP_TIMEOUT_S)
+        _raise_for_status(response)
+
+    def _url(self, path: str) -> str:
+        return f"{self._client.base_url}/v{self._client.api_version}{path}"
+
+
+def _raise_for_status(response: requests.Response) -> None:
+    """Raise docker-py's error for an answer that is one."""
+    try:
+        response.raise_for_status()
+    except requests.HTTPError as error:
+        docker.errors.create_api_error_from_http_exception(error)
+
+
+def _has_digest(image: str) -> bool:
+    return "@sha256:" in image
+
+
+def _output(stream: bytes) -> bytes:
+    """The text of a log in frames: one byte for the stream, three of nothing, four for the length."""
+    parts, start = [], 0
+    while start + 8 <= len(stream):
+        end = start + 8 + int.from_bytes(stream[start + 4 : start + 8], "big")
+        parts.append(stream[start + 8 : end])
+        start = end
+    return b"".join(parts)
+
+
+# ---------------------------------------------------------------------------------------------------- changes of a spec
+
+
+def _start(spec: Spec) -> bool:
+    """One task; Swarm starts another one by itself where the last has ended."""
+    spec["Labels"].pop(STOPPED_LABEL, None)
+    return _set_tasks(spec, 1)
+
+
+def _stop(spec: Spec) -> bool:
+    spec["Labels"][STOPPED_LABEL] = "yes"
+    return _set_tasks(spec, 0)
+
+
+def _set_tasks(spec: Spec, count: int) -> bool:
+    mode = spec["Mode"]["Replicated"]
+    has_changed = bool(mode.get("Replicas") != count)
+    mode["Replicas"] = count
+    return has_changed
+
+
+def _replace_tasks(spec: Spec) -> bool:
+    template = spec["TaskTemplate"]
+    template["ForceUpdate"] = template.get("ForceUpdate", 0) + 1
+    return True

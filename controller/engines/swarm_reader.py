@@ -1,0 +1,260 @@
+"""Reads replicas, strays and GPUs from what a manager of a Swarm lists: services, tasks and nodes. Pure.
+
+A replica is a service with at most one task at a time. Swarm makes another task when the last one has ended, or when
+its node is down or drained; some of the earlier ones are still listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..model.world import ContainerState, Gpu, ReplicaContainer, StrayContainer
+from .base import EngineEvent
+from .docker_reader import timestamp
+from .labels import read_labels
+from .swarm_spec import GPU_KIND, STOPPED_LABEL
+
+STACK_LABEL = "com.docker.stack.namespace"
+_BY_ITSELF = ("complete", "failed", "rejected")
+_ENDED = (*_BY_ITSELF, "shutdown", "orphaned", "remove")
+_ONLY_A_CODE = "task: non-zero exit"
+"""The beginning of Swarm's text on a process that ended with a code, which is told by the code itself."""
+_SAME_STEP_S = 1.0
+"""Swarm makes the next task in the step in which it takes note of the end of the last one. A node that comes back
+reports the ends of its former tasks long after their successors were made."""
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a manager lists. `services` are those with our label, `stack` those of `docker stack deploy`."""
+
+    services: Sequence[Json]
+    tasks: Sequence[Json]
+    nodes: Sequence[Json]
+    stack: Sequence[Json] = ()
+
+
+def replicas(listing: Listing, project: str) -> tuple[ReplicaContainer, ...]:
+    """The replicas of a project, by name."""
+    nodes = {node["ID"]: _Node.of(node) for node in listing.nodes}
+    tasks = _by_service(listing.tasks)
+    found = (_replica(service, tasks.get(service["ID"], ()), nodes, project) for service in listing.services)
+    return tuple(sorted((one for one in found if one is not None), key=lambda one: one.name))
+
+
+def strays(listing: Listing, project: str, service_names: Collection[str]) -> tuple[StrayContainer, ...]:
+    """Services of the stack that run what replicas run: `docker service scale` has given them tasks."""
+    found = []
+    for service in listing.stack:
+        name = str(service["Spec"]["Name"])
+        short = name.removeprefix(f"{project}_")
+        if short in service_names and _wanted(service) > 0:
+            found.append(StrayContainer(service["ID"], name, short))
+    return tuple(sorted(found, key=lambda one: one.name))
+
+
+def gpus(listing: Listing, ours: Iterable[ReplicaContainer]) -> tuple[tuple[Gpu, ...], dict[str, str]]:
+    """The GPUs of all nodes, and the names of those who hold one and are no replicas of ours.
+
+    The GPUs of a node that takes no tasks are listed, too, as held by the node: they are not gone for ever.
+    """
+    nodes = sorted((_Node.of(node) for node in listing.nodes), key=lambda node: node.name)
+    listed = tuple(Gpu(uuid, "nvidia", node=node.name) for node in nodes for uuid in node.gpus)
+    holders = {uuid: f"{node.name} ({node.condition})" for node in nodes if node.condition for uuid in node.gpus}
+    held_by_us = {uuid for one in ours for uuid in one.gpus}
+    for task in listing.tasks:
+        if task["Status"]["State"] not in _ENDED:
+            for uuid in _gpus_of(task):
+                if uuid not in held_by_us:
+                    holders[uuid] = _task_name(task)
+    return listed, holders
+
+
+def changes(before: Iterable[ReplicaContainer], after: Iterable[ReplicaContainer]) -> list[EngineEvent]:
+    """The events between two readings of the replicas."""
+    old = {one.id: one for one in before}
+    found = []
+    for one in after:
+        was = old.pop(one.id, None)
+        if was != one:
+            found += [EngineEvent(kind, one.id, one.name) for kind in _kinds(was, one)]
+    for one in old.values():
+        found += [EngineEvent(kind, one.id, one.name) for kind in (("die",) if one.state.is_up else ()) + ("destroy",)]
+    return found
+
+
+def _kinds(was: ReplicaContainer | None, now: ReplicaContainer) -> list[str]:
+    kinds = [] if was else ["create"]
+    was_up = was is not None and was.state.is_up
+    is_another = was is not None and was.started_at != now.started_at
+    if was_up and (is_another or not now.state.is_up):
+        kinds.append("die")
+    if now.state.is_up and (is_another or not was_up):
+        kinds.append("start")
+    return kinds or ["update"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- nodes
+
+
+_CONDITIONS = {"drain": "drained", "pause": "paused"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    name: str
+    condition: str
+    """Why it takes no tasks; "" = it takes some. A node that is unknown keeps its tasks, and takes none for now."""
+    gpus: tuple[str, ...]
+
+    @classmethod
+    def of(cls, node: Json) -> _Node:
+        description = node.get("Description") or {}
+        resources = (description.get("Resources") or {}).get("GenericResources") or ()
+        availability = (node.get("Spec") or {}).get("Availability", "active")
+        is_down = (node.get("Status") or {}).get("State") == "down"
+        condition = "down" if is_down else _CONDITIONS.get(str(availability), "")
+        return cls(str(description.get("Hostname") or node["ID"]), condition, _named(resources))
+
+
+def _named(resources: Iterable[Json]) -> tuple[str, ...]:
+    named = (one.get("NamedResourceSpec") or {} for one in resources)
+    return tuple(str(one["Value"]) for one in named if one.get("Kind") == GPU_KIND)
+
+
+def _gpus_of(task: Json) -> tuple[str, ...]:
+    return _named(task.get("GenericResources") or ())
+
+
+def _task_name(task: Json) -> str:
+    """The replica that it is of, which may be gone already, else the service."""
+    labels = (task["Spec"].get("ContainerSpec") or {}).get("Labels") or {}
+    return str(labels.get("pierhead.replica") or task.get("ServiceID", ""))
+
+
+# ------------------------------------------------------------------------------------------------------------- replicas
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """How a replica stands, by its service and its tasks."""
+
+    state: ContainerState
+    task: Json | None = None
+    """The one that it is, or was, where there is one."""
+    words: str = ""
+
+
+def _replica(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _Node], project: str) -> ReplicaContainer | None:
+    read = read_labels(service["Spec"].get("Labels") or {}, str(service["Spec"]["Name"]), project)
+    if read is None:
+        return None
+    standing = _standing(service, tasks, nodes)
+    task, is_up = standing.task, standing.state.is_up
+    status: Json = task["Status"] if task else {}
+    node = nodes.get(task.get("NodeID", "")) if task else None
+    read["node"] = node.name if node else ""
+    # Before it has a node it holds what it was made for: as many are taken wherever it goes.
+    read["gpus"] = (_gpus_of(task) if task else ()) or read["gpus"]
+    started = status.get("Timestamp") if is_up else task["CreatedAt"] if task and "CreatedAt" in task else None
+    return ReplicaContainer(
+        id=service["ID"],
+        state=standing.state,
+        ip=_address(task) if task and is_up else None,
+        created_at=timestamp(service["CreatedAt"]) or 0.0,
+        started_at=timestamp(started) if started and standing.state is not ContainerState.PENDING else None,
+        exit_code=None if is_up else _exit_code(status),
+        engine_detail=standing.words,
+        **read,
+    )
+
+
+def _standing(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _Node]) -> _Standing:
+    if _wanted(service) == 0:
+        return _not_wanted(service, tasks)
+    if not tasks:
+        return _Standing(ContainerState.PENDING)
+    newest = tasks[-1]
+    state = newest["Status"]["State"]
+    if state == "running":
+        return _Standing(ContainerState.RUNNING, newest)
+    if state in _ENDED:
+        return _ended(newest, nodes)
+    before = tasks[-2] if len(tasks) > 1 else None
+    if before is not None and _ended_by_itself(before, newest):
+        return _ended(before, nodes)
+    return _Standing(ContainerState.PENDING, newest, _waits(newest, before, nodes))
+
+
+def _not_wanted(service: Json, tasks: Sequence[Json]) -> _Standing:
+    """It was never started, or was sent its stop signal: Swarm forgets its task soon after the end."""
+    up = [task for task in tasks if task["Status"]["State"] == "running"]
+    if up:
+        return _Standing(ContainerState.RUNNING, up[-1])
+    if STOPPED_LABEL in (service["Spec"].get("Labels") or {}):
+        return _Standing(ContainerState.EXITED, tasks[-1] if tasks else None)
+    return _Standing(ContainerState.CREATED)
+
+
+def _ended(task: Json, nodes: Mapping[str, _Node]) -> _Standing:
+    error = str(task["Status"].get("Err") or "")
+    if not error or error.startswith(_ONLY_A_CODE):
+        return _Standing(ContainerState.EXITED, task)
+    node = nodes.get(task.get("NodeID", ""))
+    where = f" on {node.name}" if node else ""
+    return _Standing(ContainerState.EXITED, task, f"could not be started{where}: {error}")
+
+
+def _ended_by_itself(task: Json, successor: Json) -> bool:
+    """Whether a task has a successor because it has ended, and not because its node is down or drained.
+
+    Both times are those of the leader's clock, and not of a node's.
+    """
+    if task["Status"]["State"] not in _BY_ITSELF:
+        return False
+    noted, made = timestamp(task["UpdatedAt"]) or 0.0, timestamp(successor["CreatedAt"]) or 0.0
+    return noted <= made + _SAME_STEP_S
+
+
+def _waits(task: Json, before: Json | None, nodes: Mapping[str, _Node]) -> str:
+    """Why a task does not run yet, in Swarm's words."""
+    lost = nodes.get(before.get("NodeID", "")) if before else None
+    moved = f"{lost.name} is {lost.condition}; " if lost and lost.condition else ""
+    status, node = task["Status"], nodes.get(task.get("NodeID", ""))
+    if status.get("Err"):
+        return f"{moved}{status['Err']}"
+    return f"{moved}{node.name}: {status.get('Message', '')}" if node else f"{moved}{status.get('Message', '')}"
+
+
+def _by_service(tasks: Iterable[Json]) -> dict[str, list[Json]]:
+    """The tasks of each service, the newest last."""
+    found: dict[str, list[Json]] = {}
+    for task in tasks:
+        found.setdefault(str(task.get("ServiceID", "")), []).append(task)
+    for listed in found.values():
+        listed.sort(key=lambda task: timestamp(task["CreatedAt"]) or 0.0)
+    return found
+
+
+def _wanted(service: Json) -> int:
+    mode = service["Spec"]["Mode"]
+    return int((mode.get("Replicated") or {}).get("Replicas") or 0) if "Global" not in mode else 1
+
+
+def _exit_code(status: Json) -> int | None:
+    code = (status.get("ContainerStatus") or {}).get("ExitCode")
+    return int(code) if code is not None and status["State"] in _ENDED else None
+
+
+def _address(task: Json) -> str | None:
+    """Its address in its primary network, which its spec names first."""
+    wanted = [network["Target"] for network in task["Spec"].get("Networks") or ()]
+    given = {one["Network"]["ID"]: one.get("Addresses") or () for one in task.get("NetworksAttachments") or ()}
+    for network in (*wanted[:1], *given):
+        for address in given.get(network, ()):
+            return str(address).partition("/")[0]
+    return None

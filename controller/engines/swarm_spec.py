@@ -1,0 +1,239 @@
+"""The body of the engine's create call <-> the spec of the Swarm service that runs one replica. Pure.
+
+Swarm's API drops a field that it does not know without a word, so every field is either carried here or named by
+`not_carried`; nothing is created from a body with such a field. `controller/spec/translate.py` says what to do instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+GPU_KIND = "NVIDIA-GPU"
+"""The name under which nodes list their GPUs (`node-generic-resources` in daemon.json): NVIDIA's runtime reads it."""
+STOPPED_LABEL = "pierhead.stopped"
+"""A label of a service that was sent its stop signal: Swarm forgets the tasks of a service with 0 replicas."""
+RESTART_DELAY_S = 2.0
+"""How long Swarm waits before it starts an ended replica again: the controller has replaced it by then. (With the
+condition "none" Swarm would not move the replicas of a lost node either.)"""
+_NS = 1_000_000_000
+_NODE = "{{.Node.Hostname}}"
+_SHM = "/dev/shm"  # noqa: S108  (a mount point inside the container)
+
+Json = Any
+
+
+def service_spec(name: str, body: Mapping[str, Any], gpus: int, image: str | None = None) -> dict[str, Any]:
+    """The spec of the service of one replica, which is not started: it has 0 replicas.
+
+    `gpus`: how many GPUs it gets; Swarm chooses which. `image`: in place of the body's, where that differs.
+    """
+    host: Mapping[str, Any] = body.get("HostConfig") or {}
+    container: dict[str, Any] = {
+        "Image": image or body["Image"],
+        "Env": _environment(body.get("Env") or ()),
+        "Labels": dict(body.get("Labels") or {}),
+        # Swarm ends a container that its health check fails, and the controller is the only healer.
+        "Healthcheck": {"Test": ["NONE"]},
+        **_command(body),
+        **{there: body[here] for here, there in _PLAIN.items() if body.get(here) is not None},
+        **{there: host[here] for here, there in _PLAIN_HOST.items() if host.get(here) is not None},
+    }
+    if body.get("StopTimeout") is not None:
+        container["StopGracePeriod"] = int(body["StopTimeout"]) * _NS
+    if mounts := _mounts(host):
+        container["Mounts"] = mounts
+    if host.get("ExtraHosts"):
+        container["Hosts"] = [" ".join(reversed(entry.split(":", 1))) for entry in host["ExtraHosts"]]
+    if dns := {there: host[here] for here, there in _DNS.items() if host.get(here)}:
+        container["DNSConfig"] = dns
+    if privileges := _privileges(host.get("SecurityOpt") or ()):
+        container["Privileges"] = privileges
+    task: dict[str, Any] = {
+        "ContainerSpec": container,
+        "Networks": _networks(body, host),
+        "Resources": _resources(host, gpus),
+        "RestartPolicy": {"Condition": "any", "Delay": int(RESTART_DELAY_S * _NS)},
+    }
+    if body.get("Placement"):
+        task["Placement"] = body["Placement"]
+    if (log := host.get("LogConfig")) and log.get("Type"):
+        task["LogDriver"] = {"Name": log["Type"], "Options": log.get("Config") or {}}
+    return {
+        "Name": name,
+        "Labels": dict(body.get("Labels") or {}),
+        "TaskTemplate": task,
+        "Mode": {"Replicated": {"Replicas": 0}},
+        "EndpointSpec": {"Mode": "dnsrr"},  # the address of a replica is its container's own
+    }
+
+
+def not_carried(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields of a create body that a Swarm service does not have, by the engine's names, sorted."""
+    host: Mapping[str, Any] = body.get("HostConfig") or {}
+    found = [key for key, value in body.items() if key not in _OF_THE_BODY and value is not None]
+    found += [f"HostConfig.{key}" for key, value in host.items() if key not in _OF_THE_HOST and value is not None]
+    found += [name for name, refuses in _REFUSES.items() if refuses(body, host)]
+    return tuple(sorted(found))
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+
+_PLAIN = {
+    "OpenStdin": "OpenStdin",
+    "StopSignal": "StopSignal",
+    "Tty": "TTY",
+    "User": "User",
+    "WorkingDir": "Dir",
+}
+_PLAIN_HOST = {
+    "CapAdd": "CapabilityAdd",
+    "CapDrop": "CapabilityDrop",
+    "GroupAdd": "Groups",
+    "Init": "Init",
+    "ReadonlyRootfs": "ReadOnly",
+    "Sysctls": "Sysctls",
+    "Ulimits": "Ulimits",
+}
+_DNS = {"Dns": "Nameservers", "DnsOptions": "Options", "DnsSearch": "Search"}
+_LIMITS = {"Memory": "MemoryBytes", "NanoCpus": "NanoCPUs", "PidsLimit": "Pids"}
+
+_OF_THE_BODY = frozenset(
+    {
+        *("Cmd", "Entrypoint", "Env", "Healthcheck", "HostConfig", "Image", "Labels", "NetworkingConfig", "Placement"),
+        "StopTimeout",
+        *_PLAIN,
+    }
+)
+_OF_THE_HOST = frozenset(
+    {
+        *("Binds", "DeviceRequests", "ExtraHosts", "LogConfig", "MemoryReservation", "Mounts", "NetworkMode"),
+        *("RestartPolicy", "SecurityOpt", "ShmSize", "Tmpfs"),
+        *_PLAIN_HOST,
+        *_DNS,
+        *_LIMITS,
+    }
+)
+
+# ---------------------------------------------------------------------------------------------------------------- parts
+
+
+def _environment(entries: Json) -> list[str]:
+    """The variables, where Swarm finds no template but ours: it fills in what stands in double braces."""
+    escaped = [entry.replace("{{", '{{"{{"}}') for entry in entries]
+    return [f"PIERHEAD_NODE={_NODE}" if entry.startswith("PIERHEAD_NODE=") else entry for entry in escaped]
+
+
+def _command(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Swarm's Command is the entrypoint."""
+    parts = {"Command": body.get("Entrypoint"), "Args": body.get("Cmd")}
+    return {key: value for key, value in parts.items() if value}
+
+
+def _mounts(host: Mapping[str, Any]) -> list[dict[str, Any]]:
+    mounts = [_mount(mount) for mount in host.get("Mounts") or ()]
+    mounts += [
+        {"Type": "tmpfs", "Target": target, **({"TmpfsOptions": options} if options else {})}
+        for target, text in (host.get("Tmpfs") or {}).items()
+        for options in [_tmpfs(text)]
+    ]
+    if host.get("ShmSize"):
+        mounts.append({"Type": "tmpfs", "Target": _SHM, "TmpfsOptions": {"SizeBytes": host["ShmSize"], "Mode": 0o1777}})
+    return mounts
+
+
+def _mount(mount: Mapping[str, Any]) -> dict[str, Any]:
+    """A directory of the host that is missing is not created: it would be an empty one on whichever node it is."""
+    kept = {key: value for key, value in mount.items() if key != "Consistency" and value is not None}
+    if options := kept.pop("BindOptions", None):
+        kept["BindOptions"] = {key: value for key, value in options.items() if key != "CreateMountpoint"}
+    return kept
+
+
+_TMPFS_OPTION = re.compile(r"size=(?P<size>[0-9]+)(?P<unit>[kmg]?)|mode=(?P<mode>[0-7]{1,4})|rw|noexec|nosuid|nodev")
+_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+
+
+def _tmpfs(text: str) -> dict[str, int]:
+    """The options of a tmpfs that Swarm has; rw, noexec, nosuid and nodev are what it does anyway."""
+    options: dict[str, int] = {}
+    for part in filter(None, text.lower().split(",")):
+        found = _TMPFS_OPTION.fullmatch(part)
+        if found and found["size"]:
+            options["SizeBytes"] = int(found["size"]) * _UNITS[found["unit"]]
+        elif found and found["mode"]:
+            options["Mode"] = int(found["mode"], 8)
+    return options
+
+
+def _networks(body: Mapping[str, Any], host: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The primary network is the first."""
+    endpoints: Mapping[str, Any] = (body.get("NetworkingConfig") or {}).get("EndpointsConfig") or {}
+    main = host.get("NetworkMode")
+    return [
+        {"Target": name, **{key: value for key, value in endpoints[name].items() if value}}
+        for name in sorted(endpoints, key=lambda name: (name != main, name))
+    ]
+
+
+def _resources(host: Mapping[str, Any], gpus: int) -> dict[str, Any]:
+    limits = {there: host[here] for here, there in _LIMITS.items() if host.get(here)}
+    reservations: dict[str, Any] = {}
+    if host.get("MemoryReservation"):
+        reservations["MemoryBytes"] = host["MemoryReservation"]
+    if gpus:
+        reservations["GenericResources"] = [{"DiscreteResourceSpec": {"Kind": GPU_KIND, "Value": gpus}}]
+    return {"Limits": limits, "Reservations": reservations}
+
+
+_SELINUX = {"disable": "Disable", "user": "User", "role": "Role", "type": "Type", "level": "Level"}
+
+
+def _privileges(options: Json) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for option in options:
+        name, _, setting = option.partition("=")
+        if name == "no-new-privileges":
+            found["NoNewPrivileges"] = setting != "false"
+        elif option == "seccomp=unconfined":
+            found["Seccomp"] = {"Mode": "unconfined"}
+        elif option == "apparmor=unconfined":
+            found["AppArmor"] = {"Mode": "disabled"}
+        elif name == "label":
+            key, _, value = setting.partition(":")
+            found.setdefault("SELinuxContext", {})[_SELINUX[key]] = value or True
+    return found
+
+
+# ------------------------------------------------------------------------------------------- values not carried
+
+
+def _has_other_option(options: Json) -> bool:
+    known = re.compile(
+        r"no-new-privileges(=true|=false)?|seccomp=(unconfined|builtin)|apparmor=unconfined|"
+        r"label=(disable|(user|role|type|level):.*)"
+    )
+    return any(not known.fullmatch(option) for option in options or ())
+
+
+def _has_subpath(mounts: Json) -> bool:
+    return any((mount.get("VolumeOptions") or {}).get("Subpath") for mount in mounts or ())
+
+
+_Refuses = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
+_REFUSES: Mapping[str, _Refuses] = {
+    # An empty one is the image's own.
+    "Entrypoint": lambda body, host: body.get("Entrypoint") == [],
+    "HostConfig.Binds": lambda body, host: bool(host.get("Binds")),
+    "HostConfig.ExtraHosts": lambda body, host: any(
+        entry.endswith(":host-gateway") for entry in host.get("ExtraHosts") or ()
+    ),
+    "HostConfig.Mounts": lambda body, host: _has_subpath(host.get("Mounts")),
+    "HostConfig.SecurityOpt": lambda body, host: _has_other_option(host.get("SecurityOpt")),
+    "HostConfig.Tmpfs": lambda body, host: any(
+        not _TMPFS_OPTION.fullmatch(part)
+        for text in (host.get("Tmpfs") or {}).values()
+        for part in filter(None, text.lower().split(","))
+    ),
+}

@@ -1,0 +1,176 @@
+"""The create body of a replica -> the spec of a Swarm service; what such a service does not have is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from controller.engines.labels import create_body
+from controller.engines.swarm_spec import not_carried, service_spec
+from controller.model.actions import replica_name
+from controller.spec.parse import parse
+from controller.spec.swarm import NOT_ON_SWARM
+from controller.spec.translate import PLAIN, STRUCTURED
+from tests.unit.controller.compose_configs import config, problems_of, ranker, read, service
+
+FOREIGN = {"protocol": "http", "health": {"probe": {"path": "/"}}}
+SECTIONS = {"volumes": {"cache": {}}, "secrets": {"token": {"file": "/s/token"}}, "configs": {"c": {"file": "/s/c"}}}
+
+
+def body(**definition: Any) -> Any:
+    return ranker(FOREIGN, **definition).container
+
+
+def task(**definition: Any) -> Any:
+    """The task template of a service with this definition."""
+    return service_spec("shop-ranker-1a2b3c4d-1", body(**definition), 0)["TaskTemplate"]
+
+
+# Lines of a compose file, what the service's container has for them.
+OF_THE_CONTAINER: dict[str, dict[str, Any]] = {
+    "{command: [a, b c], entrypoint: [/e]}": {"Args": ["a", "b c"], "Command": ["/e"]},
+    "{working_dir: /w, user: '1000:1000', group_add: ['5']}": {"Dir": "/w", "User": "1000:1000", "Groups": ["5"]},
+    "{tty: true, stdin_open: true, init: true, read_only: true}": {
+        "TTY": True,
+        "OpenStdin": True,
+        "Init": True,
+        "ReadOnly": True,
+    },
+    "{stop_signal: SIGINT, stop_grace_period: 90s}": {"StopSignal": "SIGINT", "StopGracePeriod": 90_000_000_000},
+    "environment: {B: '{{.x}}', A: '{\"a\":{\"b\":1}}'}": {"Env": ['A={"a":{"b":1}}', 'B={{"{{"}}.x}}']},
+    "healthcheck: {test: [CMD, x], interval: 1m30s}": {"Healthcheck": {"Test": ["NONE"]}},
+    "labels: {a: '1'}": {"Labels": {"a": "1"}},
+    "shm_size: '1073741824'": {
+        "Mounts": [{"Type": "tmpfs", "Target": "/dev/shm", "TmpfsOptions": {"SizeBytes": 1073741824, "Mode": 0o1777}}]
+    },
+    "tmpfs: ['/run', '/t:rw,size=64m,mode=700']": {
+        "Mounts": [
+            {"Type": "tmpfs", "Target": "/run"},
+            {"Type": "tmpfs", "Target": "/t", "TmpfsOptions": {"SizeBytes": 67108864, "Mode": 0o700}},
+        ]
+    },
+    "volumes: [{type: bind, source: /d, target: /d, read_only: true, bind: {create_host_path: true}}]": {
+        "Mounts": [{"Type": "bind", "Source": "/d", "Target": "/d", "ReadOnly": True, "BindOptions": {}}]
+    },
+    "{cap_add: [NET_ADMIN], cap_drop: [ALL]}": {"CapabilityAdd": ["NET_ADMIN"], "CapabilityDrop": ["ALL"]},
+    "sysctls: {net.core.somaxconn: '1024'}": {"Sysctls": {"net.core.somaxconn": "1024"}},
+    "extra_hosts: [h=1.2.3.4, 'v6=::1']": {"Hosts": ["1.2.3.4 h", "::1 v6"]},
+    "{dns: [1.1.1.1], dns_search: [a.b], dns_opt: ['ndots:1']}": {
+        "DNSConfig": {"Nameservers": ["1.1.1.1"], "Options": ["ndots:1"], "Search": ["a.b"]}
+    },
+    "ulimits: {nofile: {soft: 10, hard: 20}}": {"Ulimits": [{"Name": "nofile", "Soft": 10, "Hard": 20}]},
+    "security_opt: ['no-new-privileges:true', seccomp=unconfined, 'apparmor:unconfined', 'label=type:t']": {
+        "Privileges": {
+            "NoNewPrivileges": True,
+            "Seccomp": {"Mode": "unconfined"},
+            "AppArmor": {"Mode": "disabled"},
+            "SELinuxContext": {"Type": "t"},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("definition", OF_THE_CONTAINER)
+def test_what_a_container_gets(definition: str) -> None:
+    made = task(**yaml.safe_load(definition))["ContainerSpec"]
+    expected = OF_THE_CONTAINER[definition]
+    assert {key: made[key] for key in expected} == expected
+
+
+def test_what_a_task_gets() -> None:
+    resources = {"limits": {"cpus": 1.5, "memory": "536870912", "pids": 100}, "reservations": {"memory": "1048576"}}
+    made = task(
+        deploy={"resources": resources},
+        logging={"driver": "json-file", "options": {"max-size": "1m"}},
+    )
+    assert made["Resources"] == {
+        "Limits": {"NanoCPUs": 1_500_000_000, "MemoryBytes": 536870912, "Pids": 100},
+        "Reservations": {"MemoryBytes": 1048576},
+    }
+    assert made["LogDriver"] == {"Name": "json-file", "Options": {"max-size": "1m"}}
+    assert made["RestartPolicy"] == {"Condition": "any", "Delay": 2_000_000_000}
+    assert made["Networks"] == [{"Target": "shop_default", "Aliases": ["ranker"]}]
+
+
+def test_a_replica_is_a_service_that_is_not_started_and_swarm_says_where_it_is() -> None:
+    """Labels are those of one machine: what reads them need not know the engine."""
+    spec = ranker()
+    name = replica_name("shop", "ranker", "1a2b3c4d", 1)
+    made = create_body(spec, name, "1a2b3c4d", 1, (), "shop")
+    whole = service_spec(name, made, 2, "registry/shop/ranker@sha256:0")
+    assert (whole["Name"], whole["Mode"]) == (name, {"Replicated": {"Replicas": 0}})
+    container = whole["TaskTemplate"]["ContainerSpec"]
+    assert whole["Labels"] == container["Labels"] == made["Labels"]
+    assert container["Image"] == "registry/shop/ranker@sha256:0"
+    assert "PIERHEAD_NODE={{.Node.Hostname}}" in container["Env"]
+    assert [entry for entry in container["Env"] if "{{" in entry] == ["PIERHEAD_NODE={{.Node.Hostname}}"]
+    gpus = whole["TaskTemplate"]["Resources"]["Reservations"]["GenericResources"]
+    assert gpus == [{"DiscreteResourceSpec": {"Kind": "NVIDIA-GPU", "Value": 2}}]
+
+
+# A value for each key; where none is written, "x" is one.
+VALUES: dict[str, Any] = yaml.safe_load("""{
+annotations: {x: y}, storage_opt: {x: y}, sysctls: {x: y}, labels: {x: y}, environment: {x: y},
+cap_add: [x], cap_drop: [x], device_cgroup_rules: [x], dns: [x], dns_opt: [x], dns_search: [x], group_add: [x],
+cpu_period: 10, cpu_quota: 10, cpu_shares: 10, mem_swappiness: 10, oom_score_adj: 10, pids_limit: 10, cpus: 1,
+mem_limit: '1048576', mem_reservation: '1048576', memswap_limit: '1048576', shm_size: '1048576',
+init: true, oom_kill_disable: true, privileged: true, read_only: true, stdin_open: true, tty: true,
+command: [x], entrypoint: [x], devices: [/dev/kvm], ipc: host, pid: host, logging: {driver: local},
+deploy: {resources: {limits: {memory: '1048576'}}}, extra_hosts: [h=1.2.3.4], healthcheck: {test: 'true'},
+networks: {default: null}, security_opt: [seccomp=unconfined], tmpfs: ['/t:size=1m'], ulimits: {nproc: 1},
+secrets: [token], configs: [c], volumes: [{type: volume, source: cache, target: /c}]
+}""")
+
+
+@pytest.mark.parametrize("key", sorted({*PLAIN, *STRUCTURED}))
+def test_every_key_is_carried_or_refused_by_name(key: str) -> None:
+    whole = config(ranker=service(FOREIGN, **{key: VALUES.get(key, "x")})) | SECTIONS
+    plain = not_carried(read_whole(whole))
+    whole["services"]["controller"] = {"image": "c", "environment": {"PIERHEAD_ENGINE": "swarm"}}
+    refused = [
+        line for line in problems_of(whole) if line.startswith(f"services.ranker.{key}: not possible on a Swarm")
+    ]
+    assert bool(plain) == bool(refused) == (key in NOT_ON_SWARM), (plain, refused)
+
+
+def read_whole(whole: Any) -> Any:
+    return parse("shop", whole).services["ranker"].container
+
+
+# A value that a Swarm does not have, of a key that it has.
+OTHER_VALUES = {
+    "entrypoint: []": "entrypoint",
+    "extra_hosts: [h=host-gateway]": "extra_hosts",
+    "security_opt: [systempaths=unconfined]": "security_opt",
+    "tmpfs: ['/t:exec']": "tmpfs",
+    "volumes: [{type: bind, source: /d, target: /d, bind: {selinux: z}}]": "volumes[0].bind.selinux",
+    "volumes: [{type: volume, source: cache, target: /c, volume: {subpath: a}}]": "volumes[0].volume.subpath",
+}
+
+
+@pytest.mark.parametrize("definition", OTHER_VALUES)
+def test_values_that_a_swarm_does_not_have(definition: str) -> None:
+    whole = config(ranker=service(FOREIGN, **yaml.safe_load(definition))) | SECTIONS
+    assert not_carried(read_whole(whole))
+    whole["services"]["controller"] = {"image": "c", "environment": {"PIERHEAD_ENGINE": "swarm"}}
+    (line,) = problems_of(whole)
+    assert line.startswith(f"services.ranker.{OTHER_VALUES[definition]}: not possible on a Swarm: ")
+
+
+def test_gpus_and_placement_on_a_swarm() -> None:
+    placement = {"placement": {"constraints": ["node.labels.zone == a"]}}
+    stack = {"image": "c", "environment": {"PIERHEAD_ENGINE": "swarm"}}
+    made = read(controller=stack, ranker=service(FOREIGN, deploy=placement)).services["ranker"].container
+    assert service_spec("r", made, 0)["TaskTemplate"]["Placement"] == {"Constraints": ["node.labels.zone == a"]}
+
+    def refused(x_serve: Any, **deploy: Any) -> str:
+        found = problems_of(config(controller=stack, ranker=service(FOREIGN | x_serve, deploy=deploy)))
+        return "\n".join(found)
+
+    devices = [{"capabilities": ["gpu"], "device_ids": ["GPU-1"]}]
+    assert "a Swarm gives out whole GPUs only" in refused({"gpu": {"fraction": 0.5}})
+    assert "write count in place of device_ids" in refused({}, resources={"reservations": {"devices": devices}})
+    assert "write x-serve.max_replicas_per_node" in refused({}, placement={"max_replicas_per_node": 1})
+    assert "preferences: each replica is a service of its own" in refused({}, placement={"preferences": []})
