@@ -1,6 +1,6 @@
-"""The interface of a container engine. `docker.py` implements it, tests/fakes/fake_engine.py is the fake.
+"""The interface of a container engine. `docker.py` and `swarm.py` implement it, tests/fakes/fake_engine.py is the fake.
 
-Both pass tests/contract/test_engine_contract.py. An engine decides nothing: `perform` makes one API call for an action.
+All pass tests/contract/test_engine_contract.py. An engine decides nothing: `perform` makes one API call for an action.
 "Already exists" and "already removed" count as success; any other failure is an `EngineError` that names the call.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ..model.actions import (
     CreateContainer,
@@ -49,12 +49,20 @@ OVERFLOW = EngineEvent(kind="overflow", container_id="", name="")
 """Replaces all events of a full queue: something changed."""
 
 
+Places = Literal["ours", "the engine's"]
+
 OUT_OF_MEMORY = "oom"
 """The kind of event of a process that the kernel killed because memory ran out; its container may still run."""
 
 
 class ClusterEngine(Protocol):
     """A container engine."""
+
+    @property
+    def places(self) -> Places:
+        """Who chooses a replica's node and GPUs. Where the engine does, of the GPUs of `CreateContainer` only their
+        number counts."""
+        ...
 
     async def observe(self, project: str, service_names: Collection[str], images: Collection[str]) -> EngineState:
         """Read containers of `project`, ids of `images` and GPUs. Raises EngineUnreachable, EngineError."""

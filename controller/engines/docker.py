@@ -20,7 +20,7 @@ from ..model.actions import (
     SignalContainer,
     StartContainer,
 )
-from .base import EngineAction, EngineEvent, EngineState
+from .base import EngineAction, EngineEvent, EngineState, Places
 from .docker_calls import EngineCalls, end_of
 from .docker_errors import explanation, image_missing, refusal, translated
 from .docker_events import EventQueue, EventReader
@@ -65,6 +65,8 @@ def open_client(base_url: str | None = None, socket: Path = SOCKET) -> APIClient
 
 class DockerEngine:
     """See `ClusterEngine`."""
+
+    places: Places = "ours"
 
     def __init__(self, client: APIClient, gpu_sources: GpuSources | None = None) -> None:
         self._client = client

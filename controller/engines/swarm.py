@@ -27,12 +27,12 @@ from ..model.actions import (
     StartContainer,
 )
 from ..model.world import ReplicaContainer
-from .base import CONNECTED, EngineAction, EngineEvent, EngineState
+from .base import CONNECTED, EngineAction, EngineEvent, EngineState, Places
 from .docker_calls import EngineCalls, end_of
 from .docker_errors import explanation, image_missing, refusal
 from .docker_images import Images
 from .labels import create_body
-from .swarm_reader import STACK_LABEL, Listing, changes, gpus, replicas, strays
+from .swarm_reader import STACK_LABEL, Listing, changes, gpus, replicas, start_of, strays
 from .swarm_spec import STOPPED_LABEL, not_carried, service_spec
 
 _POLL_S = 0.5
@@ -45,6 +45,8 @@ Spec = dict[str, Any]
 
 class SwarmEngine:
     """See `ClusterEngine`. The id of a replica is that of its service."""
+
+    places: Places = "the engine's"
 
     def __init__(self, client: APIClient) -> None:
         self._client = client
@@ -193,7 +195,8 @@ class SwarmEngine:
         """
         if action.signal == "SIGTERM":
             with contextlib.suppress(docker.errors.NotFound):
-                self._update(action.container_id, _stop)
+                tasks = self._client.tasks({"service": action.container_id})  # type: ignore[no-untyped-call]
+                self._update(action.container_id, partial(_stop, start_of(tasks)))
 
     def _remove(self, action: RemoveContainer, project: str) -> None:
         """Remove a service. Swarm ends a task that still runs, as `_signal` does."""
@@ -284,8 +287,8 @@ def _start(spec: Spec) -> bool:
     return _set_tasks(spec, 1)
 
 
-def _stop(spec: Spec) -> bool:
-    spec["Labels"][STOPPED_LABEL] = "yes"
+def _stop(started_at: str, spec: Spec) -> bool:
+    spec["Labels"][STOPPED_LABEL] = started_at
     return _set_tasks(spec, 0)
 
 

@@ -38,6 +38,12 @@ class Listing:
     stack: Sequence[Json] = ()
 
 
+def start_of(tasks: Iterable[Json]) -> str:
+    """When the task of a service that is up began to run, as Swarm writes it; "" while none is up."""
+    up = [task for task in tasks if task["Status"]["State"] == "running" and task["DesiredState"] == "running"]
+    return str(up[-1]["Status"]["Timestamp"]) if up else ""
+
+
 def replicas(listing: Listing, project: str) -> tuple[ReplicaContainer, ...]:
     """The replicas of a project, by name."""
     nodes = {node["ID"]: _Node.of(node) for node in listing.nodes}
@@ -160,17 +166,29 @@ def _replica(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _Node], p
     read["node"] = node.name if node else ""
     # Before it has a node it holds what it was made for: as many are taken wherever it goes.
     read["gpus"] = (_gpus_of(task) if task else ()) or read["gpus"]
-    started = status.get("Timestamp") if is_up else task["CreatedAt"] if task and "CreatedAt" in task else None
     return ReplicaContainer(
         id=service["ID"],
         state=standing.state,
         ip=_address(task) if task and is_up else None,
         created_at=timestamp(service["CreatedAt"]) or 0.0,
-        started_at=timestamp(started) if started and standing.state is not ContainerState.PENDING else None,
+        started_at=_started_at(service, standing),
         exit_code=None if is_up else _exit_code(status),
         engine_detail=standing.words,
         **read,
     )
+
+
+def _started_at(service: Json, standing: _Standing) -> float | None:
+    """When its task began to run; of one that has ended by itself, when it was made.
+
+    A task has only the time of its last change, which the stop signal is, too.
+    """
+    noted = (service["Spec"].get("Labels") or {}).get(STOPPED_LABEL)
+    if noted:
+        return timestamp(noted)
+    if standing.task is None or standing.state is ContainerState.PENDING:
+        return None
+    return timestamp(standing.task["Status"]["Timestamp"] if standing.state.is_up else standing.task["CreatedAt"])
 
 
 def _standing(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _Node]) -> _Standing:
@@ -246,8 +264,9 @@ def _wanted(service: Json) -> int:
 
 
 def _exit_code(status: Json) -> int | None:
-    code = (status.get("ContainerStatus") or {}).get("ExitCode")
-    return int(code) if code is not None and status["State"] in _ENDED else None
+    container = status.get("ContainerStatus") or {}
+    has_ended = container.get("ContainerID") and status["State"] in _ENDED
+    return int(container.get("ExitCode") or 0) if has_ended else None
 
 
 def _address(task: Json) -> str | None:

@@ -13,7 +13,8 @@ from typing import Any
 GPU_KIND = "NVIDIA-GPU"
 """The name under which nodes list their GPUs (`node-generic-resources` in daemon.json): NVIDIA's runtime reads it."""
 STOPPED_LABEL = "pierhead.stopped"
-"""A label of a service that was sent its stop signal: Swarm forgets the tasks of a service with 0 replicas."""
+"""A label of a service that was sent its stop signal, with the time of its task's start: Swarm forgets the tasks of a
+service with 0 replicas."""
 RESTART_DELAY_S = 2.0
 """How long Swarm waits before it starts an ended replica again: the controller has replaced it by then. (With the
 condition "none" Swarm would not move the replicas of a lost node either.)"""

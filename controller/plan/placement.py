@@ -284,8 +284,11 @@ class GpuLedger:
                 f"it asks for {asked} and all here are MIG devices, of which software can use one at a time"
             )
         if request.slot is None:
-            free = len(_whole_free(pool))
-            words = f"it asks for {asked} and {free} of {len(pool)} are free: {_who_is_in_the_way(pool)}"
+            free = _whole_free(pool)
+            words = f"it asks for {asked} and {len(free)} of {len(pool)} are free: {_who_is_in_the_way(pool)}"
+            if len(free) >= request.count:
+                most = max(len(cards) for cards in _by_node(free).values())
+                words = f"it asks for {asked} of one machine, and the most that one has free is {most} of {len(pool)}"
             freed = sum(not card.owners and not card.slots for card in pool)
             return Shortage(words, blocked=freed < request.count)
         return _slot_shortage(request.slot, pool)
@@ -306,9 +309,18 @@ def _whole_free(pool: list[_Card]) -> list[_Card]:
 
 
 def _whole(pool: list[_Card], request: GpuRequest, preferred: tuple[str, ...]) -> list[_Card]:
-    """The GPUs for a request of whole ones; empty when there are not enough."""
+    """The GPUs for a request of whole ones, all of one machine; empty when none has enough."""
     free = sorted(_whole_free(pool), key=lambda card: (card.gpu.uuid not in preferred, card.leaving > 0, card.order))
-    return free[: request.count] if len(free) >= request.count else []
+    enough = (cards for cards in _by_node(free).values() if len(cards) >= request.count)
+    return next(enough, [])[: request.count]
+
+
+def _by_node(cards: Iterable[_Card]) -> dict[str, list[_Card]]:
+    """The GPUs of each machine, in the order in which the machines come."""
+    found: dict[str, list[_Card]] = {}
+    for card in cards:
+        found.setdefault(card.gpu.node, []).append(card)
+    return found
 
 
 def _fitting(pairs: Iterable[tuple[_Card, int]]) -> list[tuple[_Card, int]]:

@@ -84,7 +84,7 @@ def _replica(
     if new.state == "RUNNING":
         took = _start_time(new.name, after)
         yield Transition("replica_ready", f"{new.name} is ready{took}", service, new.name, "ok")
-    elif state == "RUNNING" and new.state in ("FAILED", "STARTING"):
+    elif state == "RUNNING" and new.state in ("FAILED", "PENDING", "STARTING"):
         yield Transition("replica_not_ready", f"{new.name}: {new.message}", service, new.name, "warning")
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Literal
 
-from controller.engines.base import CONNECTED, OVERFLOW, EngineAction, EngineEvent, EngineState
+from controller.engines.base import CONNECTED, OVERFLOW, EngineAction, EngineEvent, EngineState, Places
 from controller.engines.docker_errors import image_missing
 from controller.errors import EngineError, EngineSocketGone, EngineUnreachable, ImageNotFound
 from controller.model.actions import (
@@ -136,6 +136,7 @@ class FakeEngine:
     """What becomes of HAProxy when its container is killed and started."""
     containers: dict[str, FakeContainer] = field(default_factory=dict)
     """By id."""
+    places: Places = "ours"
     reading_s: float = 0.0
     """How long `observe` takes; it returns the world as it was at the call."""
     _ids: dict[str, str] = field(default_factory=dict)

@@ -5,22 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import http.server
 import json
 import logging
 import os
-import queue
 import socket
-import socketserver
-import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from docker import APIClient
 
 from controller.engines.base import CONNECTED, OVERFLOW, EngineEvent, EngineState
 from controller.engines.docker import DockerEngine, is_orphaned
@@ -39,6 +33,7 @@ from controller.model.actions import (
 from controller.model.spec import GpuSlot, ProbeSpec, ServiceSpec
 from controller.model.world import ContainerState, Gpu, ReplicaContainer
 from tests.harness.waiting import PATIENCE_S
+from tests.unit.controller.docker_daemon import Answer, Daemon, Held, Stream, client_of
 
 NETWORKS = {name: {"Aliases": ["ranker"]} for name in ("a", "b")}
 CONTAINER = {"HostConfig": {"NetworkMode": "a"}, "NetworkingConfig": {"EndpointsConfig": NETWORKS}}
@@ -53,130 +48,12 @@ LABELS = {
 }
 LIST, INSPECT = "GET /containers/json", "GET /containers/c1/json"
 
-Answer = tuple[int, Any] | Callable[["Handler"], None]
-
-
-class Daemon(socketserver.ThreadingUnixStreamServer):
-    """Answers by method and path (without the version); 404 where a test has set nothing."""
-
-    daemon_threads = True
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path, Handler)
-        self.path = path
-        self.answers: dict[str, Answer] = {"GET /info": (200, {}), LIST: (200, [])}
-        self.calls: list[str] = []
-        self.bodies: list[Any] = []
-        self.ending = threading.Event()
-
-    def has(self, *summaries: dict[str, Any], **state: Any) -> None:
-        """List these containers; of each, `inspect` returns `state`."""
-        self.answers[LIST] = (200, list(summaries))
-        for each in summaries:
-            self.answers[f"GET /containers/{each['Id']}/json"] = (200, inspected(**state))
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Daemon
-
-    def address_string(self) -> str:
-        return "unix"
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  (the base class's name)
-        pass
-
-    def handle_one_request(self) -> None:
-        with contextlib.suppress(ConnectionError):  # a client that hangs up is part of these tests
-            super().handle_one_request()
-
-    def respond(self) -> None:
-        url = urlsplit(self.path)
-        call = f"{self.command} /{url.path.split('/', 2)[2]}"
-        length = int(self.headers.get("Content-Length") or 0)
-        self.server.bodies.append(json.loads(self.rfile.read(length)) if length else parse_qs(url.query))
-        self.server.calls.append(call)
-        answer = self.server.answers.get(call, (404, {"message": f"no answer for {call}"}))
-        if callable(answer):
-            answer(self)
-            # A client that was left without an answer would wait for it long after the test.
-            self.close_connection = self.close_connection or self.server.ending.is_set()
-        else:
-            self.reply(*answer)
-
-    do_GET = do_POST = do_DELETE = respond  # noqa: N815  (the base class looks for these names)
-
-    def reply(self, status: int, body: Any) -> None:
-        data = b"" if status in (204, 304) else json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def begin_stream(self) -> None:
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-
-    def chunk(self, data: bytes) -> None:
-        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-
-
-class Held:
-    """An answer that comes once `over` is set; with the test's end the daemon hangs up."""
-
-    def __init__(self, status: int = 204, body: Any = None) -> None:
-        self.asked = threading.Semaphore(0)
-        """Released by each request."""
-        self.over = threading.Event()
-        self._reply = status, body
-
-    async def request(self) -> None:
-        """Wait for the next request."""
-        assert await asyncio.to_thread(self.asked.acquire, timeout=PATIENCE_S), "no request has come"
-
-    def __call__(self, handler: Handler) -> None:
-        self.asked.release()
-        while not handler.server.ending.is_set():
-            if self.over.wait(0.01):
-                handler.reply(*self._reply)
-                return
-
-
-class Stream:
-    """An answer in pieces: those that it is made with, then those that the test says, until it is ended."""
-
-    def __init__(self, *pieces: bytes) -> None:
-        self._pieces: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        for piece in pieces:
-            self._pieces.put(piece)
-
-    def say(self, **event: Any) -> None:
-        self._pieces.put(json.dumps(event).encode() + b"\n")
-
-    def end(self) -> Stream:
-        self._pieces.put(b"")
-        return self
-
-    def __call__(self, handler: Handler) -> None:
-        handler.begin_stream()
-        piece = b"none yet"
-        while piece and not handler.server.ending.is_set():
-            with contextlib.suppress(queue.Empty):
-                handler.chunk(piece := self._pieces.get(timeout=0.01))
-
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    server = Daemon(str(tmp_path / "docker.sock"))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.ending.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with Daemon(str(tmp_path / "docker.sock")).serving() as server:
+        server.answers |= {"GET /info": (200, {}), LIST: (200, [])}
+        yield server
 
 
 @contextlib.asynccontextmanager
@@ -187,10 +64,6 @@ async def engine(daemon: Daemon) -> AsyncIterator[DockerEngine]:
             yield engine
     finally:
         await engine.close()
-
-
-def client_of(path: object) -> APIClient:
-    return APIClient(base_url=f"unix://{path}", version="1.45")
 
 
 def summary(container_id: str = "c1", **changes: Any) -> dict[str, Any]:
@@ -212,6 +85,13 @@ def inspected(**state: Any) -> dict[str, Any]:
     return {"Created": "2026-01-02T03:04:05.123456789Z", "State": default | state, "Config": config}
 
 
+def has(daemon: Daemon, *summaries: dict[str, Any], **state: Any) -> None:
+    """List these containers; of each, `inspect` returns `state`."""
+    daemon.answers[LIST] = (200, list(summaries))
+    for each in summaries:
+        daemon.answers[f"GET /containers/{each['Id']}/json"] = (200, inspected(**state))
+
+
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
@@ -222,13 +102,13 @@ async def observe(daemon: Daemon, *images: str) -> EngineState:
 
 async def read(daemon: Daemon, listed: dict[str, Any], **state: Any) -> ReplicaContainer:
     """The one replica that the engine lists."""
-    daemon.has(listed, **state)
+    has(daemon, listed, **state)
     (found,) = (await observe(daemon)).containers
     return found
 
 
 async def test_a_world_at_rest_costs_one_call(daemon: Daemon) -> None:
-    daemon.has(summary("c1"), summary("c2"))
+    has(daemon, summary("c1"), summary("c2"))
     daemon.answers["GET /images/shop/ranker/json"] = (200, {"Id": "sha256:1"})
     async with engine(daemon) as docker:
         first = await docker.observe("shop", ["ranker"], ["shop/ranker"])
@@ -237,7 +117,7 @@ async def test_a_world_at_rest_costs_one_call(daemon: Daemon) -> None:
         assert second == first
         assert daemon.calls == [LIST]
         assert all(one is before for one, before in zip(second.containers, first.containers, strict=True))
-        daemon.has(summary("c1"), summary("c2", Status="Up 1 second"))
+        has(daemon, summary("c1"), summary("c2", Status="Up 1 second"))
         daemon.calls.clear()
         await docker.observe("shop", ["ranker"], ["shop/ranker"])
         assert daemon.calls == [LIST, "GET /containers/c2/json"]
@@ -312,7 +192,7 @@ async def test_a_replica_of_another_project_holds_its_gpu(daemon: Daemon) -> Non
 async def test_a_container_that_is_no_replica_in_spite_of_its_labels_is_left_alone(
     daemon: Daemon, caplog: pytest.LogCaptureFixture, name: str, changes: dict[str, Any]
 ) -> None:
-    daemon.has(summary("c1"), summary("c2", Names=[f"/{name}"], **changes))
+    has(daemon, summary("c1"), summary("c2", Names=[f"/{name}"], **changes))
     async with engine(daemon) as docker:
         with caplog.at_level(logging.WARNING):
             for _ in range(3):
@@ -342,7 +222,7 @@ COMPOSE_LABELS = IMAGE_LABELS | {"com.docker.compose.container-number": "2", "co
 async def test_only_what_compose_started_as_a_service_s_container_is_a_stray(
     daemon: Daemon, name: str, labels: dict[str, str], is_stray: bool
 ) -> None:
-    daemon.has(summary(Names=[f"/{name}"], Labels=labels))
+    has(daemon, summary(Names=[f"/{name}"], Labels=labels))
     state = await observe(daemon)
     assert state.containers == ()
     assert [stray.name for stray in state.strays] == [name] * is_stray
@@ -359,7 +239,7 @@ async def test_a_name_whose_container_is_just_being_removed_is_for_the_next_plan
 
 
 async def test_a_container_that_is_just_being_removed_needs_no_removal_and_has_no_logs(daemon: Daemon) -> None:
-    daemon.has(summary())
+    has(daemon, summary())
     daemon.answers["DELETE /containers/c1"] = (409, {"message": "removal of container c1 is already in progress"})
     daemon.answers["GET /containers/c1/logs"] = (409, {"message": "can not get logs from container which is dead"})
     async with engine(daemon) as docker:
@@ -460,7 +340,7 @@ async def test_nothing_is_asked_about_a_container_before_its_first_start_has_end
         (replica,) = (await docker.observe("shop", ["ranker"], [])).containers
         return replica
 
-    daemon.has(summary(State="created", Status="Created", Created=1767323045), Status="created", ExitCode=128)
+    has(daemon, summary(State="created", Status="Created", Created=1767323045), Status="created", ExitCode=128)
     daemon.answers["POST /containers/create"] = (201, {"Id": "c1"})
     daemon.answers[f"POST /containers/{CREATE.target}/start"] = start = Held()
     async with engine(daemon) as docker:
@@ -486,7 +366,7 @@ async def test_nothing_is_asked_about_a_container_before_its_first_start_has_end
 async def test_a_long_log_is_cut_between_two_lines(daemon: Daemon, length: int, kept: int) -> None:
     lines = [f"{number:<{length - 1}}\n".encode() for number in range(2000 if kept else 2)]
     log = b"".join(b"\x01\0\0\0" + len(line).to_bytes(4, "big") + line for line in lines)
-    daemon.has(summary())
+    has(daemon, summary())
     daemon.answers["GET /containers/c1/logs"] = Stream(log).end()
     async with engine(daemon) as docker:
         text = await docker.logs("c1", 2000)
@@ -497,7 +377,7 @@ async def test_logs_that_do_not_come_keep_no_other_call_from_the_engine(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("controller.engines.docker_calls._MOST_LOG_READS", 9)
-    daemon.has(summary())
+    has(daemon, summary())
     daemon.answers["GET /containers/c1/logs"] = hanging = Held()
     daemon.answers["DELETE /containers/c1"] = (204, None)
     async with engine(daemon) as docker:
@@ -557,17 +437,17 @@ async def test_while_events_are_followed_a_container_that_has_just_started_is_as
         return (await docker.observe("shop", ["ranker"], [])).containers[0].started_at
 
     daemon.answers["GET /events"] = stream = Stream()
-    daemon.has(summary(Status="Up 1 second"))
+    has(daemon, summary(Status="Up 1 second"))
     async with engine(daemon) as docker:
         before = await started_at()
         async with following(docker) as next_event:
             assert await started_at() == before
             assert daemon.calls == [LIST, INSPECT], "what was read before may be old"
-            daemon.has(summary(Status="Up 2 seconds"))
+            has(daemon, summary(Status="Up 2 seconds"))
             assert await started_at() == before
             assert daemon.calls == [LIST]
 
-            daemon.has(summary(Status="Up 2 seconds"), StartedAt="2026-01-02T04:00:00Z")
+            has(daemon, summary(Status="Up 2 seconds"), StartedAt="2026-01-02T04:00:00Z")
             stream.say(**event("restart"))
             assert (await next_event()).kind == "restart"
             assert await started_at() != before
@@ -584,7 +464,7 @@ async def test_while_events_are_followed_a_container_that_has_just_started_is_as
 
 async def test_an_event_during_a_read_of_its_container_causes_another_read(daemon: Daemon) -> None:
     daemon.answers["GET /events"] = stream = Stream()
-    daemon.has(summary(Status="Up 1 second"))
+    has(daemon, summary(Status="Up 1 second"))
     daemon.answers[INSPECT] = inspecting = Held(200, inspected())
     async with engine(daemon) as docker, following(docker) as next_event:
         reading = asyncio.ensure_future(docker.observe("shop", ["ranker"], []))

@@ -64,6 +64,21 @@ HALF = slot_service(GpuSlot(fraction=0.5))
 RANKER = gpu_service()
 
 
+# ----------------------------------------------------------------------------------------------------- several machines
+
+
+def test_whole_gpus_of_one_replica_are_of_one_machine() -> None:
+    nodes = tuple(Gpu(f"GPU-{node}{index}", node=f"n{node}") for node in (1, 2) for index in (0, 1))
+    pair = gpu_service("pair", gpu=GpuRequest(2))
+    rankers = [replica(RANKER, number, gpus=(uuid,)) for number, uuid in ((1, "GPU-10"), (2, "GPU-20"))]
+    one_taken = observed(*rankers[:1], specs=(RANKER, pair), gpus=nodes)
+    assert places(made(one_taken, RANKER, pair, ranker=1, pair=1)) == ["GPU-20+GPU-21"]
+    one_of_each = observed(*rankers, specs=(RANKER, pair), gpus=nodes)
+    assert reasons(made(one_of_each, RANKER, pair, ranker=2, pair=1)) == [
+        "it asks for 2 GPUs of one machine, and the most that one has free is 1 of 4"
+    ]
+
+
 # --------------------------------------------------------------------------------------------------------------- slots
 
 

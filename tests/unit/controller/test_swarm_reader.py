@@ -55,7 +55,7 @@ def task(
 ) -> dict[str, Any]:
     """`made`, `noted`: the leader's times of its creation and its last change; `told`: the node's time of its state."""
     noted = made + 1 if noted is None else noted
-    container = {} if code is None else {"ContainerStatus": {"ContainerID": "c", "ExitCode": code}}
+    container = {"ContainerStatus": {"ContainerID": "" if code is None else "c", "ExitCode": code or 0}}
     return {
         "ID": f"t{made}",
         "ServiceID": "s1",
@@ -91,7 +91,7 @@ def read(wanted: int, *tasks: Any, nodes: Any = READY, **labels: str) -> Replica
     return one
 
 
-STOPPED = {"pierhead.stopped": "yes"}
+STOPPED = {"pierhead.stopped": at(4)}
 CRASHED = task("failed", 1, 5, code=3, error="task: non-zero exit (3)")
 CASES: dict[str, tuple[ReplicaContainer, Any]] = {
     "created": (read(0), (CREATED, "", None, None, "")),
@@ -129,9 +129,9 @@ CASES: dict[str, tuple[ReplicaContainer, Any]] = {
         (RUNNING, "host-n2", 12, None, ""),
     ),
     "its node was removed": (read(1, task("running", 1, 4), nodes=()), (RUNNING, "", 4, None, "")),
-    "it is being stopped": (read(0, task("running", 1, 4), **STOPPED), (RUNNING, "host-n1", 4, None, "")),
-    "it was stopped": (read(0, task("shutdown", 1, 9, code=0), **STOPPED), (EXITED, "host-n1", 1, 0, "")),
-    "it was stopped long ago": (read(0, **STOPPED), (EXITED, "", None, None, "")),
+    "it is being stopped": (read(0, task("running", 1, 9), **STOPPED), (RUNNING, "host-n1", 4, None, "")),
+    "it was stopped": (read(0, task("shutdown", 1, 9, code=0), **STOPPED), (EXITED, "host-n1", 4, 0, "")),
+    "it was stopped long ago": (read(0, **STOPPED), (EXITED, "", 4, None, "")),
 }
 
 

@@ -1,0 +1,156 @@
+"""The Swarm engine on three nodes: what it reads while replicas find nodes, lose them and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from docker import APIClient
+
+from controller.engines.docker import open_client
+from controller.engines.swarm import SwarmEngine
+from controller.errors import EngineError, EngineUnreachable
+from controller.model.actions import CreateContainer, RemoveContainer, StartContainer, replica_name
+from controller.model.spec import GpuRequest, ProbeSpec, ServiceSpec
+from controller.model.world import ContainerState, Gpu, ReplicaContainer
+from tests.debian_image import debian_image
+from tests.harness import swarm_rig
+from tests.harness.swarm_rig import SwarmRig
+
+pytestmark = [pytest.mark.engine, pytest.mark.long]
+
+PROJECT, NETWORK, VERSION = "shop", "shop_default", "0a1b2c3d"
+PATIENCE_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[tuple[SwarmRig, str]]:
+    try:
+        client = open_client()
+    except EngineUnreachable as error:
+        pytest.skip(str(error))
+    image = debian_image(client)
+    client.close()
+    swarm_rig.build()
+    if why_not := swarm_rig.missing():
+        pytest.skip(why_not)
+    with SwarmRig(nodes=3).running([image]) as running:
+        running.nodes[0].cli("network", "create", "--driver", "overlay", "--attachable", NETWORK)
+        yield running, image
+
+
+class World:
+    def __init__(self, rig: SwarmRig, image: str, client: APIClient) -> None:
+        self.rig, self.image = rig, image
+        self.engine = SwarmEngine(client)
+        self.seen: dict[str, list[ReplicaContainer]] = {}
+        """What each replica was, in the order of the readings."""
+
+    async def start(self, service: str, number: int, gpus: int = 0, **host: Any) -> str:
+        name = replica_name(PROJECT, service, VERSION, number)
+        container = {
+            "Image": self.image,
+            "Cmd": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep infinity & wait; done"],
+            "Labels": {},
+            "HostConfig": {"NetworkMode": NETWORK, **host},
+            "NetworkingConfig": {"EndpointsConfig": {NETWORK: {"Aliases": [service]}}},
+        }
+        probe = ProbeSpec(9100, "/readyz")
+        spec = ServiceSpec(service, self.image, "http", 8080, 1, probe, gpu=GpuRequest(gpus), container=container)
+        claimed = tuple(Gpu(f"GPU-{number}-{index}") for index in range(gpus))
+        create = CreateContainer(target=name, service=service, version=VERSION, number=number, gpus=claimed, spec=spec)
+        await self.engine.perform(create, PROJECT)
+        await self.engine.perform(StartContainer(target=name, service=service), PROJECT)
+        return name
+
+    async def look(self) -> dict[str, ReplicaContainer]:
+        found = {one.name: one for one in (await self.engine.observe(PROJECT, set(), [])).containers}
+        for name, one in found.items():
+            history = self.seen.setdefault(name, [])
+            if not history or history[-1] != one:
+                history.append(one)
+        return found
+
+    async def until(
+        self, what: str, reached: Callable[[dict[str, ReplicaContainer]], object]
+    ) -> dict[str, ReplicaContainer]:
+        deadline = time.monotonic() + PATIENCE_S
+        while not reached(found := await self.look()):
+            assert time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}; last seen: {found}"
+            await asyncio.sleep(0.1)
+        return found
+
+    async def clear(self) -> None:
+        for one in (await self.engine.observe(PROJECT, set(), [])).containers:
+            await self.engine.perform(RemoveContainer(target=one.name, container_id=one.id, force=True), PROJECT)
+
+
+@pytest_asyncio.fixture
+async def world(rig: tuple[SwarmRig, str]) -> AsyncIterator[World]:
+    made = World(*rig, open_client(rig[0].nodes[0].url))
+    try:
+        yield made
+    finally:
+        await made.clear()
+        await made.engine.close()
+
+
+def up(found: dict[str, ReplicaContainer], node: str = "") -> set[str]:
+    return {name for name, one in found.items() if one.state.is_up and node in (one.node, "")}
+
+
+async def test_gpus_of_a_lost_node_wait_for_it_and_nothing_counts_as_failed(world: World) -> None:
+    names = [await world.start("ranker", number, gpus=1) for number in range(1, 7)]
+    placed = await world.until("six run", lambda found: len(up(found)) == 6)
+    everything = {uuid for node in world.rig.nodes for uuid in node.gpus}
+    assert {uuid for one in placed.values() for uuid in one.gpus} == everything
+    assert {one.node for one in placed.values()} == {"n1", "n2", "n3"}
+    seventh = await world.start("ranker", 7, gpus=1)
+    no_room = "no suitable node (insufficient resources on 3 nodes)"
+    await world.until("the seventh has no node", lambda found: found[seventh].engine_detail == no_room)
+    await world.engine.perform(RemoveContainer(target=seventh, container_id=(await world.look())[seventh].id), PROJECT)
+
+    lost = [name for name in names if placed[name].node == "n3"]
+    kept = [name for name in names if name not in lost]
+    await asyncio.to_thread(world.rig.nodes[2].power_off)
+    waiting = await world.until(
+        "two wait", lambda found: all(found[name].state is ContainerState.PENDING for name in lost)
+    )
+    assert all(waiting[name].engine_detail.startswith("n3 is down; no suitable node") for name in lost)
+    holders = (await world.engine.observe(PROJECT, set(), [])).foreign_gpu_holders
+    assert holders == dict.fromkeys(world.rig.nodes[2].gpus, "n3 (down)"), "no replica is planned there"
+    await asyncio.to_thread(world.rig.nodes[2].power_on)
+    back = await world.until("six run again", lambda found: len(up(found)) == 6)
+    assert {back[name].node for name in lost} == {"n3"}
+    for name in names:
+        states = {one.state for one in world.seen[name]}
+        assert ContainerState.EXITED not in states, (name, world.seen[name])
+        if name in kept:
+            assert back[name] == placed[name], "what was not on that node is as it was"
+
+
+async def test_a_replica_goes_elsewhere_when_its_node_is_drained(world: World) -> None:
+    name = await world.start("web", 1)
+    before = (await world.until("it runs", lambda found: name in up(found)))[name]
+    manager = world.rig.nodes[0]
+    await asyncio.to_thread(manager.cli, "node", "update", "--availability", "drain", before.node)
+    try:
+        after = (await world.until("it runs elsewhere", lambda found: name in up(found) - up(found, before.node)))[name]
+    finally:
+        await asyncio.to_thread(manager.cli, "node", "update", "--availability", "active", before.node)
+    assert (after.id, after.created_at) == (before.id, before.created_at)
+    assert (after.ip, after.started_at) != (before.ip, before.started_at)
+    assert ContainerState.EXITED not in {one.state for one in world.seen[name]}
+
+
+async def test_what_a_node_cannot_start_says_why_and_what_a_swarm_has_not_is_refused(world: World) -> None:
+    mounts = [{"Type": "bind", "Source": "/nowhere", "Target": "/data"}]
+    name = await world.start("bound", 1, Mounts=mounts)
+    found = await world.until("it is rejected", lambda found: found[name].state is ContainerState.EXITED)
+    assert "bind source path does not exist: /nowhere" in found[name].engine_detail
+    with pytest.raises(EngineError, match=r"a Swarm service has no HostConfig\.IpcMode"):
+        await world.start("shared", 1, IpcMode="host")

@@ -1,0 +1,96 @@
+"""The Swarm engine against a manager that answers as a test says: what a real one does too rarely."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.engines.swarm import SwarmEngine
+from controller.errors import EngineError
+from controller.model.actions import CreateContainer, StartContainer
+from controller.model.spec import ProbeSpec, ServiceSpec
+from tests.unit.controller.docker_daemon import Daemon, Handler, client_of
+
+IMAGE = "shop/ranker:1"
+SPEC = ServiceSpec("ranker", IMAGE, "http", 8080, 1, ProbeSpec(9100, "/readyz"), container={"Image": IMAGE})
+NAME = "shop-ranker-0a1b2c3d-1"
+CREATE = CreateContainer(target=NAME, service="ranker", version="0a1b2c3d", number=1, spec=SPEC)
+START = StartContainer(target=NAME, service="ranker")
+INSPECT, UPDATE, NEW = f"GET /services/{NAME}", "POST /services/s1/update", "POST /services/create"
+
+
+@contextlib.asynccontextmanager
+async def manager(path: Path) -> AsyncIterator[tuple[Daemon, SwarmEngine]]:
+    with Daemon(str(path / "docker.sock")).serving() as daemon:
+        engine = SwarmEngine(client_of(daemon.path))
+        try:
+            yield daemon, engine
+        finally:
+            await engine.close()
+
+
+def service(version: int) -> Any:
+    return {"ID": "s1", "Version": {"Index": version}, "Spec": {"Labels": {}, "Mode": {"Replicated": {"Replicas": 0}}}}
+
+
+@pytest.mark.parametrize("changes", [0, 2, 9])
+async def test_an_update_is_repeated_while_others_change_the_service(tmp_path: Path, changes: int) -> None:
+    async with manager(tmp_path) as (daemon, engine):
+        left = changes
+
+        def update(handler: Handler) -> None:
+            nonlocal left
+            left -= 1
+            daemon.answers[INSPECT] = (200, service(changes - left))
+            stale = (500, {"message": "rpc error: code = Unknown desc = update out of sequence"})
+            handler.reply(*(stale if left >= 0 else (200, {"Warnings": None})))
+
+        daemon.answers |= {INSPECT: (200, service(0)), UPDATE: update}
+        if changes > 4:
+            with pytest.raises(EngineError, match="was changed 5 times while it was to be changed once"):
+                await engine.perform(START, "shop")
+        else:
+            await engine.perform(START, "shop")
+            assert daemon.bodies[-1]["Mode"] == {"Replicated": {"Replicas": 1}}
+        assert daemon.calls.count(UPDATE) == min(changes + 1, 5)
+
+
+@pytest.mark.parametrize(
+    ("digests", "image"),
+    [
+        ([], IMAGE),
+        (["reg:5000/copy@sha256:2", "shop/ranker@sha256:1"], "shop/ranker@sha256:1"),
+        (["reg:5000/copy@sha256:2"], "reg:5000/copy@sha256:2"),
+    ],
+    ids=["of no registry", "of its own repository", "of another name"],
+)
+async def test_every_node_gets_the_image_that_the_version_is_of(tmp_path: Path, digests: list[str], image: str) -> None:
+    async with manager(tmp_path) as (daemon, engine):
+        daemon.answers |= {f"GET /images/{IMAGE}/json": (200, {"Id": "sha256:0", "RepoDigests": digests})}
+        daemon.answers[NEW] = (201, {"ID": "s1"})
+        await engine.perform(CREATE, "shop")
+        assert daemon.bodies[-1]["TaskTemplate"]["ContainerSpec"]["Image"] == image
+
+
+async def test_an_image_named_by_its_digest_is_looked_up_nowhere(tmp_path: Path) -> None:
+    image = "reg:5000/shop/ranker@sha256:7"
+    async with manager(tmp_path) as (daemon, engine):
+        daemon.answers |= {call: (200, []) for call in ("GET /nodes", "GET /services", "GET /tasks")}
+        daemon.answers[NEW] = (201, {"ID": "s1"})
+        assert (await engine.observe("shop", (), (image,))).images == {image: image}
+        assert await engine.has_image(image)
+        await engine.perform(replace(CREATE, spec=replace(SPEC, container={"Image": image})), "shop")
+        assert daemon.bodies[-1]["TaskTemplate"]["ContainerSpec"]["Image"] == image
+        assert not any("/images/" in call for call in daemon.calls)
+
+
+async def test_a_machine_that_is_no_manager_says_so(tmp_path: Path) -> None:
+    async with manager(tmp_path) as (daemon, engine):
+        daemon.answers["GET /nodes"] = (503, {"message": "This node is not a swarm manager."})
+        with pytest.raises(EngineError, match="the controller runs on a manager of the Swarm"):
+            await engine.observe("shop", (), ())
