@@ -598,10 +598,10 @@ async def test_gpus_are_listed_and_pinned(world: World) -> None:
     name = await create(world, "pinned", gpus=(state.gpus[1],))
     assert (await get(world, name)).gpus == (world.gpus[1],)
     assert (await observe(world)).foreign_gpu_holders == {}
-    await world.engine.perform(StartContainer(target=name), world.project)
-    one = await placed(world, name)
-    assert len(one.gpus) == 1
-    assert set(one.gpus) <= set(world.gpus if world.engine.places == "the engine's" else world.gpus[1:])
+    if world.engine.places == "the engine's":
+        await world.engine.perform(StartContainer(target=name), world.project)
+        (uuid,) = (await placed(world, name)).gpus
+        assert uuid in world.gpus, "it is one of them, whichever was named"
 
 
 @pytest.mark.parametrize("slot", [GpuSlot(memory_bytes=16 * 1024**3), GpuSlot(fraction=0.25)])
