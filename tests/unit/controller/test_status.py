@@ -34,6 +34,7 @@ from controller.status.transitions import transitions
 from controller.status.view import GpuSlotUse, View, gpu_uses
 from tests.unit.controller.worlds import IMAGE_ID, NOW, gpu_service, replica, service, version
 
+WAITS: dict[str, object] = {"state": ContainerState.PENDING, "ip": None, "engine_detail": "no suitable node"}
 WEB = service("web", metrics_port=9100)
 RANKER = gpu_service("ranker", metrics_port=9100)
 
@@ -75,6 +76,7 @@ def row_of(
         ),
         ({"health": Health.FAILED, "health_detail": "no answer"}, "FAILED", "its readiness probe failed: no answer"),
         ({"state": ContainerState.EXITED, "exit_code": 3}, "FAILED", "exited by itself with code 3"),
+        (WAITS, "PENDING", "no suitable node"),
         ({"reported_draining": True}, "DRAINING", "it was asked to stop: it finishes its requests in flight"),
         ({}, "RUNNING", ""),
     ],
@@ -109,6 +111,8 @@ def test_pending_replicas_say_why_once() -> None:
     assert row.message == "2 pending: it asks for 1 GPU and 0 of 2 are free"
     assert row.blocked == "it asks for 1 GPU and 0 of 2 are free"
     assert [one.state for one in row.replicas] == ["RUNNING", "PENDING", "PENDING"]
+    row = row_of(observed(replica(RANKER, 1), replica(RANKER, 2, **WAITS)), desired(RANKER, ranker=2))
+    assert (row.message, row.blocked) == ("1 pending: no suitable node", ""), "in the engine's words"
     leaving = replica(WEB, 9)
     row = service_rows(desired(RANKER), observed(leaving, retirements=retired(leaving)), plan, (), {}, NOW)[0]
     assert (row.name, row.blocked) == ("ranker", ""), "the retiring replica may hold what is missing"
@@ -254,6 +258,7 @@ def test_each_change_is_one_event() -> None:
         (blocked, blocked, []),
         (view(), blocked, ["replica_pending"]),
         (ready, view(replica(WEB, 1, health=Health.FAILED)), ["replica_not_ready"]),
+        (ready, view(replica(WEB, 1, **WAITS)), ["replica_not_ready"]),
         (ready, view(replica(WEB, 1), routing=None), ["haproxy_silent"]),
         (view(replica(WEB, 1), routing=None), ready, ["haproxy_answers"]),
         (ready, view(replica(WEB, 1), routing=other), ["haproxy_restarted"]),
