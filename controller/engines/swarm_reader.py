@@ -71,13 +71,10 @@ def gpus(listing: Listing, ours: Iterable[ReplicaContainer]) -> tuple[tuple[Gpu,
     nodes = sorted((_Node.of(node) for node in listing.nodes), key=lambda node: node.name)
     listed = tuple(Gpu(uuid, "nvidia", node=node.name) for node in nodes for uuid in node.gpus)
     holders = {uuid: f"{node.name} ({node.condition})" for node in nodes if node.condition for uuid in node.gpus}
-    held_by_us = {uuid for one in ours for uuid in one.gpus}
-    for task in listing.tasks:
-        if task["Status"]["State"] not in _ENDED:
-            for uuid in _gpus_of(task):
-                if uuid not in held_by_us:
-                    holders[uuid] = _task_name(task)
-    return listed, holders
+    taken = {*holders, *(uuid for one in ours for uuid in one.gpus)}
+    running = (task for task in listing.tasks if task["Status"]["State"] not in _ENDED)
+    held = {uuid: _task_name(task) for task in running for uuid in _gpus_of(task)}
+    return listed, holders | {uuid: name for uuid, name in held.items() if uuid not in taken}
 
 
 def changes(before: Iterable[ReplicaContainer], after: Iterable[ReplicaContainer]) -> list[EngineEvent]:
