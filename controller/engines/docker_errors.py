@@ -27,7 +27,10 @@ _HINTS = (
     (r"network \S+ not found", "`docker compose up` creates the project's networks"),
     (r"executable file not found", "correct the service's command or entrypoint"),
     (r"not a swarm manager", "with PIERHEAD_ENGINE=swarm the controller runs on a manager of the Swarm"),
-    (r"does not have a leader", "more than half of the Swarm's managers must be up: `docker node ls`"),
+    (
+        r"does not have a leader|code = DeadlineExceeded",
+        "more than half of the Swarm's managers must be up: `docker node ls`",
+    ),
 )
 
 
