@@ -15,7 +15,7 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..certificates import DOMAIN
 from ..errors import RoutingError, RoutingUnreachable
@@ -38,9 +38,14 @@ RUNTIME_PORT, MASTER_PORT = 9999, 9998
 """Of the frontends in haproxy.cfg.j2."""
 ANSWER_S = 1.0
 """An edge that takes longer to answer is away until it has answered once."""
+KEEP_SHARE_S = 5.0
+"""An edge that has been away for longer has lost its shares to the others."""
 ROUTES_WAIT_S = 20.0
 """How long a change of routes waits for the edges that answer."""
 ROUTES_LOOK_S = 0.1
+
+COMMANDS = 100
+"""At most so many commands on one connection: HAProxy reads no longer line than 16 kB."""
 
 Find = Callable[[], Awaitable[Mapping[str, str]]]
 """The edges there are: the address of each by its name (its node)."""
@@ -65,8 +70,9 @@ class _Edge:
     shares_seen: Mapping[str, int] | None = None
     """By backend, its last known share: an edge that is away may use it."""
     looking: asyncio.Task[RoutingState] | None = None
-    problem: str = "it has not been asked yet"
+    problem: RoutingError = field(default_factory=lambda: RoutingUnreachable("it has not been asked yet"))
     """Why it is away."""
+    away_since: float = 0.0
     is_new: bool = True
     has_answered_late: bool = False
     """It was away and has answered: the next snapshot waits for it."""
@@ -105,6 +111,8 @@ class EdgesRouter:
         self._counts = Counts()
         self._odd: Mapping[str, str] = {}
         self._looking = asyncio.Lock()
+        self._whole: tuple[str, Mapping[str, RoutingState], RoutingState] | None = None
+        """The hash of the published routes, the edges' states, and what these are together."""
 
     @property
     def odd_edges(self) -> Mapping[str, str]:
@@ -120,21 +128,35 @@ class EdgesRouter:
     # -------------------------------------------------------------------------------------------------- snapshots
 
     async def observe(self) -> RoutingState | None:
-        """See `Router.observe`; None while no edge answers."""
+        """See `Router.observe`; None while no edge answers. Raises RoutingError when some answer, none can be read."""
         await self._find_edges()
         await self._look()
         states = self._states()
-        whole = None
-        if states:
-            whole = self._counts.added_up(states, merged(states, self._routes.hash))
-            self._adopt(whole)
-            await self._tend(states)
-        self._name_odd_edges(states, whole)
+        self._name_odd_edges(states)
+        if not states:
+            unreadable = {n: e.problem for n, e in self._edges.items() if not isinstance(e.problem, RoutingUnreachable)}
+            if unreadable:
+                raise RoutingError(_words(unreadable))
+            return None
+        whole = self._counts.added_up(states, self._merged(states))
+        self._adopt(whole)
+        await self._tend(states)
         return whole
 
     async def http_is_silent(self) -> bool:
         """False: the engine restarts an edge that hangs, by its health check."""
         return False
+
+    def _merged(self, states: Mapping[str, RoutingState]) -> RoutingState:
+        """The edges as one, computed once for all actions that follow from one look."""
+        if self._whole is not None:
+            published, before, whole = self._whole
+            same = before.keys() == states.keys() and all(before[name] is state for name, state in states.items())
+            if same and published == self._routes.hash:
+                return whole
+        whole = merged(states, self._routes.hash)
+        self._whole = self._routes.hash, states, whole
+        return whole
 
     def _states(self) -> dict[str, RoutingState]:
         return {name: edge.state for name, edge in sorted(self._edges.items()) if edge.state is not None}
@@ -175,7 +197,7 @@ class EdgesRouter:
             if edge.looking is not None and edge.looking.done():
                 self._take(name, edge, is_late=False)
             else:
-                self._lose(name, edge, f"it does not answer within {ANSWER_S:g} s")
+                self._lose(name, edge, RoutingUnreachable(f"it does not answer within {ANSWER_S:g} s"))
 
     def _take(self, name: str, edge: _Edge, *, is_late: bool) -> None:
         """Take an answer. One that came late may be older than an action: it says only that the edge is back."""
@@ -184,17 +206,18 @@ class EdgesRouter:
             return
         error = looking.exception()
         if isinstance(error, RoutingError):
-            self._lose(name, edge, str(error))
+            self._lose(name, edge, error)
         elif error is not None:
             raise error
         elif is_late:
             edge.has_answered_late = True
         else:
-            edge.state, edge.problem = looking.result(), ""
+            edge.state = looking.result()
 
-    def _lose(self, name: str, edge: _Edge, why: str) -> None:
+    def _lose(self, name: str, edge: _Edge, why: RoutingError) -> None:
         if edge.state is not None:
             _log.warning("edge %s is away: %s", name, why)
+            edge.away_since = asyncio.get_running_loop().time()
         edge.state, edge.problem = None, why
 
     def _adopt(self, whole: RoutingState) -> None:
@@ -204,10 +227,10 @@ class EdgesRouter:
             if text.hash_of(asked) == whole.routing_hash:
                 self._routes.publish(asked)
 
-    def _name_odd_edges(self, states: Mapping[str, RoutingState], whole: RoutingState | None) -> None:
-        odd = {name: edge.problem for name, edge in sorted(self._edges.items()) if edge.state is None}
-        if whole is not None:
-            odd |= differences(states, whole)
+    def _name_odd_edges(self, states: Mapping[str, RoutingState]) -> None:
+        odd = {name: str(edge.problem) for name, edge in sorted(self._edges.items()) if edge.state is None}
+        if states:
+            odd |= differences(states, self._merged(states))
         odd |= {name: why for name, why in self._routes.refusals().items() if name in self._edges}
         if odd != self._odd:
             self._odd = odd
@@ -225,8 +248,8 @@ class EdgesRouter:
     async def _tend_one(self, name: str, commands: list[str], rooms: list[SetWaitingRoom]) -> None:
         edge = self._edges[name]
         try:
-            if commands:
-                await edge.process.runtime.ask_all(commands)
+            for begin in range(0, len(commands), COMMANDS):
+                await edge.process.runtime.ask_all(commands[begin : begin + COMMANDS])
             for room in rooms:
                 await edge.process.perform(room)
         except RoutingError as error:
@@ -239,8 +262,12 @@ class EdgesRouter:
                 for backend in self._specs
             }
         for backend, spec in self._specs.items():
-            uses = {name: _use(backend, edge) for name, edge in self._edges.items()}
+            uses = {name: _use(backend, edge) for name, edge in self._edges.items() if self._has_share(edge)}
             self._shares[backend] = next_shares(spec.max_ongoing_requests, uses)
+
+    def _has_share(self, edge: _Edge) -> bool:
+        """Whether an edge may be sending requests: it answers, or did a moment ago."""
+        return edge.state is not None or asyncio.get_running_loop().time() - edge.away_since < KEEP_SHARE_S
 
     def _share_commands(self, name: str, states: Mapping[str, RoutingState]) -> list[str]:
         return [
@@ -281,7 +308,7 @@ class EdgesRouter:
         states = self._states()
         if not states:
             raise RoutingUnreachable("no edge answers")
-        whole = merged(states, self._routes.hash)
+        whole = self._merged(states)
         results = await asyncio.gather(
             *(self._perform_at(name, action, state, whole) for name, state in states.items())
         )
@@ -301,7 +328,7 @@ class EdgesRouter:
         try:
             await edge.process.perform(self._for_edge(name, action, state, whole))
         except RoutingUnreachable as error:
-            self._lose(name, edge, str(error))
+            self._lose(name, edge, error)
             return error
         except RoutingError as error:
             return error
