@@ -18,6 +18,8 @@ DISAGREE = 0
 
 Place = tuple[str, str]
 """Backend and server."""
+_Count = tuple[int, int]
+"""Answers, and errors among them."""
 
 
 def hash_in_force(states: Iterable[RoutingState], published: str) -> str:
@@ -143,32 +145,31 @@ class Counts:
     """
 
     def __init__(self) -> None:
-        self._last: dict[tuple[str, Place], tuple[int, int]] = {}
-        """By edge and server."""
-        self._kept: Counter[tuple[Place, int]] = Counter()
-        """What was counted before restarts, by server and kind (answers 0, errors 1)."""
+        self._last: dict[Place, dict[str, _Count]] = {}
+        """By server and edge."""
+        self._kept: dict[Place, _Count] = {}
+        """What was counted before restarts, by server."""
 
     def added_up(self, states: Mapping[str, RoutingState], whole: RoutingState) -> RoutingState:
         """The whole with every answer ever counted."""
         there = {(server.backend, server.name) for server in whole.servers}
-        self._last = {key: seen for key, seen in self._last.items() if key[1] in there}
-        self._kept = Counter({key: count for key, count in self._kept.items() if key[0] in there})
+        for place in self._last.keys() - there:
+            del self._last[place]
+            self._kept.pop(place, None)
         for edge, state in states.items():
             for server in state.servers:
-                self._note((edge, (server.backend, server.name)), (server.answered, server.errors))
+                self._note(edge, (server.backend, server.name), (server.answered, server.errors))
         return replace(whole, servers=tuple(self._counted(server) for server in whole.servers))
 
-    def _note(self, key: tuple[str, Place], now: tuple[int, int]) -> None:
-        last = self._last.get(key, (0, 0))
+    def _note(self, edge: str, place: Place, now: _Count) -> None:
+        at_edges = self._last.setdefault(place, {})
+        last = at_edges.get(edge, (0, 0))
         if now[0] < last[0] or now[1] < last[1]:
-            for kind in (0, 1):
-                self._kept[key[1], kind] += last[kind]
-        self._last[key] = now
+            kept = self._kept.get(place, (0, 0))
+            self._kept[place] = kept[0] + last[0], kept[1] + last[1]
+        at_edges[edge] = now
 
     def _counted(self, server: Server) -> Server:
         place = (server.backend, server.name)
-        totals = [
-            sum(seen[kind] for (_, where), seen in self._last.items() if where == place) + self._kept[place, kind]
-            for kind in (0, 1)
-        ]
-        return replace(server, answered=totals[0], errors=totals[1])
+        counts = [*self._last[place].values(), self._kept.get(place, (0, 0))]
+        return replace(server, answered=sum(one[0] for one in counts), errors=sum(one[1] for one in counts))
