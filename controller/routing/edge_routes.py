@@ -41,6 +41,7 @@ class PublishedRoutes:
         self._text = ""
         self._reports: dict[str, _Report] = {}
         self._changed = asyncio.Event()
+        self._waiting: set[asyncio.Transport] = set()
 
     @property
     def hash(self) -> str:
@@ -73,13 +74,28 @@ class PublishedRoutes:
         name = asked.get("edge", "")[:LONGEST_WHY]
         if name in self._reports or len(self._reports) < MOST_EDGES:
             self._reports[name] = report
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WAIT_S):
-                while not self._text or self.hash in (asked.get("hash"), report.refused):
-                    await self._changed.wait()
-        is_news = bool(self._text) and self.hash not in (asked.get("hash"), report.refused)
+        await self._news(request, asked.get("hash", ""), report.refused)
+        is_news = self._is_news(asked.get("hash", ""), report.refused)
         headers = {EPOCH_HEADER: str(self._epoch)}
         return web.Response(text=self._text, headers=headers) if is_news else web.Response(status=204, headers=headers)
+
+    def _is_news(self, *known: str) -> bool:
+        return bool(self._text) and self.hash not in known
+
+    async def _news(self, request: web.Request, *known: str) -> None:
+        """Return when other routes than these are published, at the latest after `WAIT_S`."""
+        transport = request.transport
+        if transport is None:
+            return
+        self._waiting.add(transport)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while not self._is_news(*known):
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._waiting.discard(transport)
 
     @contextlib.asynccontextmanager
     async def serving(self, host: str, port: int, tls: ssl.SSLContext) -> AsyncIterator[int]:
@@ -92,6 +108,8 @@ class PublishedRoutes:
             await web.TCPSite(runner, host, port, ssl_context=tls).start()
             yield runner.addresses[0][1]
         finally:
+            for transport in self._waiting:  # an edge that is gone would be waited for
+                transport.abort()
             await runner.cleanup()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import ssl
 from dataclasses import replace
@@ -80,10 +81,9 @@ async def test_an_edge_without_a_controller_serves_its_last_file_and_is_brought_
     for _ in range(3):
         await observe(nodes.router)
 
-    async def listed() -> bool:
-        return "server echo-1 127.0.0.1:9 id 1 " in (file := away.run_dir / "haproxy.cfg").read_text() and (
-            " maxconn 5 " in f"{file.read_text()} "
-        )
+    async def listed() -> object:
+        file = (away.run_dir / "haproxy.cfg").read_text()
+        return re.search(r"^ +server echo-1 127\.0\.0\.1:9 id 1 .* maxconn 5$", file, re.MULTILINE)
 
     await until(listed, "the file of n2 lists the server with its share")
     away.kill_and_wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,8 +43,10 @@ def shake_hands(directory: Path, client: Identity, server: Identity, trusted: st
             end.do_handshake()
         except ssl.SSLWantReadError:
             continue
-    subject = (ends[1].getpeercert() or {})["subject"]
-    return str({key: value for part in subject for key, value in part}["commonName"])  # type: ignore[union-attr,misc,has-type]
+    seen = ends[1].getpeercert()
+    assert seen is not None
+    subject: Any = seen["subject"]
+    return str(dict(pair for part in subject for pair in part)["commonName"])
 
 
 def test_each_end_knows_the_other_and_its_role(tmp_path: Path, authority: Identity, edge: Identity) -> None:

@@ -66,7 +66,8 @@ async def test_an_edge_that_is_away_fails_nothing_and_is_brought_up_when_it_is_b
     state = await observe(router)
     assert [server.state for server in state.servers] == [DRAIN, READY]
     assert away.servers[BACKEND, "echo-2"].weight == 3
-    assert (state.closed, edges.odd[-1]) == ({BACKEND}, {})
+    assert state.closed == {BACKEND}
+    assert not edges.odd[-1]
 
 
 @pytest.mark.virtual_time
@@ -106,7 +107,8 @@ async def test_an_edge_that_does_not_take_the_routes_is_named_and_counts_for_not
     await write_routes(router, ECHO, other)
     await router.perform(AddServer(target="other-1", backend="svc_other", address="10.0.0.2:80", spec=other))
     state = await observe(router)
-    assert (state.routing_hash, state.backends) == (router.routing_hash([ECHO, other]), {BACKEND, "svc_other"})
+    assert state.routing_hash == router.routing_hash([ECHO, other])
+    assert state.backends == {BACKEND, "svc_other"}
     assert [(server.name, server.state) for server in state.servers] == [("echo-1", READY), ("other-1", READY)]
     assert "it runs routes" in edges.odd[-1]["n1"]
     edges.edges["n1"].takes_routes = True
@@ -210,7 +212,7 @@ async def test_after_any_outages_all_edges_are_as_wanted(steps: list[Any]) -> No
     for step in [*steps, ("back", "n1"), ("back", "n2"), ("back", "n3")]:
         await take(step, edges, wanted, router)
     for _ in range(12):
-        await wanted.plan(router, await observe(router))
+        await take(("plan",), edges, wanted, router)
     assert await wanted.plan(router, await observe(router)) == 0
     ready = {name for name, state in wanted.states.items() if state is READY}
     for edge in edges.edges.values():
