@@ -121,7 +121,7 @@ class Agent:
             body = answer.read()
             if answer.status not in (200, 204):
                 raise OSError(f"{answer.status} {body[:200].decode(errors='replace')}")
-            return Offer(int(answer.headers[EPOCH_HEADER]), body.decode())
+            return Offer(int(answer.headers.get(EPOCH_HEADER) or 0), body.decode())
         finally:
             connection.close()
 

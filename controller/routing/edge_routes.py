@@ -34,11 +34,11 @@ class _Report:
 
 
 class PublishedRoutes:
-    """The configuration that all edges are to run, without servers; "" = none yet."""
+    """`text` is the configuration that all edges are to run, without servers; "" = none yet."""
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
-        self._text = ""
+        self.text = ""
         self._reports: dict[str, _Report] = {}
         self._changed = asyncio.Event()
         self._waiting: set[asyncio.Transport] = set()
@@ -46,11 +46,11 @@ class PublishedRoutes:
     @property
     def hash(self) -> str:
         """The routing hash of what is published; "" = nothing is."""
-        return hash_of(self._text)
+        return hash_of(self.text)
 
     def publish(self, text: str) -> None:
         """Offer this configuration to every edge from now on. A configuration that was refused is offered again."""
-        self._text = text
+        self.text = text
         self._reports = {name: _Report(report.epoch, "", "") for name, report in self._reports.items()}
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -77,10 +77,10 @@ class PublishedRoutes:
         await self._news(request, asked.get("hash", ""), report.refused)
         is_news = self._is_news(asked.get("hash", ""), report.refused)
         headers = {EPOCH_HEADER: str(self._epoch)}
-        return web.Response(text=self._text, headers=headers) if is_news else web.Response(status=204, headers=headers)
+        return web.Response(text=self.text, headers=headers) if is_news else web.Response(status=204, headers=headers)
 
     def _is_news(self, *known: str) -> bool:
-        return bool(self._text) and self.hash not in known
+        return bool(self.text) and self.hash not in known
 
     async def _news(self, request: web.Request, *known: str) -> None:
         """Return when other routes than these are published, at the latest after `WAIT_S`."""

@@ -248,12 +248,16 @@ class EdgesRouter:
     async def _tend_one(self, name: str, commands: list[str], rooms: list[SetWaitingRoom]) -> None:
         edge = self._edges[name]
         try:
-            for begin in range(0, len(commands), COMMANDS):
-                await edge.process.runtime.ask_all(commands[begin : begin + COMMANDS])
-            for room in rooms:
-                await edge.process.perform(room)
-        except RoutingError as error:
-            _log.warning("edge %s: %s", name, error)
+            async with asyncio.timeout(ANSWER_S):
+                await self._tend_edge(edge, commands, rooms)
+        except (RoutingError, TimeoutError) as error:
+            _log.warning("edge %s: its shares and waiting rooms could not be set: %s", name, error or "no answer")
+
+    async def _tend_edge(self, edge: _Edge, commands: list[str], rooms: list[SetWaitingRoom]) -> None:
+        for begin in range(0, len(commands), COMMANDS):
+            await edge.process.runtime.ask_all(commands[begin : begin + COMMANDS])
+        for room in rooms:
+            await edge.process.perform(room)
 
     def _share_out(self, states: Mapping[str, RoutingState]) -> None:
         for name, state in states.items():

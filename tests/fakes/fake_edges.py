@@ -76,10 +76,10 @@ class FakeEdges(PublishedRoutes):
 
     def fetch(self) -> None:
         """Every edge that is up takes what is published."""
-        backends = frozenset(line.split()[1] for line in self._text.splitlines() if line.startswith("backend svc_"))
+        backends = frozenset(line.split()[1] for line in self.text.splitlines() if line.startswith("backend svc_"))
         for edge in self.edges.values():
-            if edge.up and edge.takes_routes and self._text and edge.hash != hash_of(self._text):
-                edge.hash, edge.backends = hash_of(self._text), backends
+            if edge.up and edge.takes_routes and self.text and edge.hash != hash_of(self.text):
+                edge.hash, edge.backends = hash_of(self.text), backends
                 edge.closed.clear()
                 for place in [place for place in edge.servers if place[0] not in backends]:
                     del edge.servers[place]

@@ -119,7 +119,7 @@ async def test_an_edge_that_does_not_take_the_routes_is_named_and_counts_for_not
 async def test_a_controller_that_begins_publishes_what_the_edges_run() -> None:
     edges = FakeEdges()
     await served(edges)
-    edges._text = ""
+    edges.text = ""
     successor = edges.router()
     wanted = successor.routing_hash([ECHO])
     assert (await observe(successor)).routing_hash == wanted == edges.hash
