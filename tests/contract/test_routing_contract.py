@@ -129,7 +129,7 @@ async def test_routes_are_written_and_reloaded_once(world: World, router: HAProx
 async def test_adding_a_server_makes_it_ready_whatever_was_there_before(world: World, router: HAProxyRouter) -> None:
     await write_routes(router, ECHO)
     await add(router, "echo-1", world.addresses[0])
-    ready = Server("svc_echo", "echo-1", world.addresses[0], ServerState.READY, up=True)
+    ready = Server("svc_echo", "echo-1", world.addresses[0], ServerState.READY, up=True, limit=100)
     before = await observe(router)
     assert before.servers == (ready,)
     await add(router, "echo-1", world.addresses[0])
