@@ -6,6 +6,14 @@ set -eu
 baked_in=/usr/local/etc/haproxy/haproxy.cfg
 config=/run/haproxy/haproxy.cfg
 
+# On one of many nodes the controller is elsewhere: a program fetches the routes, and the master's second socket answers
+# the controller.
+if [ -d /usr/local/lib/pierhead ]; then
+  baked_in=/usr/local/etc/haproxy/edge.cfg
+  set -- -S /run/haproxy/master-look.sock,user,haproxy,group,haproxy,mode,600,level,user
+  (while :; do python3 -m controller.routing.edge_agent || sleep 1; done) &
+fi
+
 # An interrupted reload may have left old states here; "1" alone is a state file without servers.
 echo 1 >/run/haproxy/servers.state
 
@@ -20,4 +28,4 @@ fi
 
 # -W: a master that starts workers; -S: its socket; -db: in the foreground. The master runs as root and only root may use
 # the sockets; the workers, which read from clients, run as user haproxy.
-exec haproxy -W -db -S /run/haproxy/master.sock,user,root,group,root,mode,600 -f "$config"
+exec haproxy -W -db -S /run/haproxy/master.sock,user,root,group,root,mode,600 "$@" -f "$config"

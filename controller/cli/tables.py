@@ -31,6 +31,7 @@ STYLES = {
     "DRAINING": "yellow",
     "drain": "yellow",
     "maint": "yellow",
+    "partly": "yellow",
     "STOPPING": "yellow",
     "FAILED": "red",
     "UNHEALTHY": "red",

@@ -171,6 +171,12 @@ class ServerState(enum.StrEnum):
     READY = "ready"
     DRAIN = "drain"
     MAINT = "maint"
+    PARTLY = "partly"  # of several edges, some send requests to it and others do not
+
+    @property
+    def takes_requests(self) -> bool:
+        """True while new requests may reach the server."""
+        return self in (ServerState.READY, ServerState.PARTLY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +198,8 @@ class Server:
     """How many of them were 5xx."""
     is_asked: bool = True
     """Whether `up` means that it is ready; False: only that it accepts connections."""
+    limit: int = 0
+    """Requests that HAProxy sends it at a time; 0 = not known."""
 
 
 @dataclass(frozen=True, slots=True)

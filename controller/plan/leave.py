@@ -49,7 +49,7 @@ def _drain(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook) -> No
     if retirement is None:
         raise AssertionError("internal: a replica drains without a retirement")
     server = draft.server_of(outlook.name, replica.name)
-    if server and server.state is ServerState.READY:
+    if server and server.state.takes_requests:
         draft.set_server(outlook.name, replica.name, ServerState.DRAIN, retirement.cause)
     why = _drained(draft, outlook, replica, retirement, server)
     if why is None:
@@ -74,7 +74,7 @@ def _drained(
     routed = outlook.spec is not None and outlook.spec.is_routed
     if routed and not draft.routing_usable:
         return None  # HAProxy is being restarted or reloaded: whether it still sends requests here cannot be known
-    if server and (server.state is ServerState.READY or server.sessions or server.queued):
+    if server and (server.state.takes_requests or server.sessions or server.queued):
         return None
     stay_s = outlook.spec.graceful_shutdown_wait_loop_s if outlook.spec else None
     if container.ongoing is not None and container.ongoing_at is not None:

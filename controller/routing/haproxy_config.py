@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import ipaddress
 import json
 import math
 import re
-import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -25,24 +23,15 @@ from types import MappingProxyType
 import jinja2
 
 from ..errors import RoutingError
-from ..model.spec import AccessLogWord, ServiceSpec, backend_name
+from ..model.spec import AccessLogWord, ServiceSpec
 from ..settings import DEFAULT_LIMITS, EdgeLimits
+from .haproxy_text import HASH_LINE, SERVICE, matching
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "haproxy" / "haproxy.cfg.j2"
 
-BACKEND_PREFIX = backend_name("")
-
-_SERVICE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62})")
-# Every name that HAProxy accepts: an unusual name of a server that an operator added must not block the others.
-_SERVER = re.compile(r"[A-Za-z0-9_.:-]+")
 _ROUTE = re.compile(r"/[A-Za-z0-9/._~-]*")
 _PROBE_PATH = re.compile(r"/[A-Za-z0-9._~/?&=%:@+,-]*")
 _GRPC_SERVICE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
-_HASH_LINE = re.compile(r"^    set-var proc\.pierhead_routing str\(([0-9a-f]*)\)$", re.MULTILINE)
-_SERVERS_MARK = "    # servers: "
-_SERVER_LINE = "    server "
-HOLD_SERVER = "hold"
-"""The server of each service's backend that leads into the waiting room (haproxy.cfg.j2)."""
 _HOLD_SERVER_ID = 1_000_000
 """Replicas' servers are numbered from 1."""
 
@@ -79,17 +68,6 @@ _GRPC_ERRORS = MappingProxyType(
         504: (4, "The replica of {} did not answer in time. It may still do the work."),  # DEADLINE_EXCEEDED
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLine:
-    """One server in the file; its options are those of its backend."""
-
-    backend: str
-    name: str
-    address: str
-    id: int
-    disabled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,78 +131,35 @@ def server_options(spec: ServiceSpec) -> tuple[str, ...]:
     return tuple(options)
 
 
-def render(services: Collection[ServiceSpec], limits: EdgeLimits = DEFAULT_LIMITS) -> str:
+def render(services: Collection[ServiceSpec], limits: EdgeLimits = DEFAULT_LIMITS, *, is_remote: bool = False) -> str:
     """Configuration for these services in any order, without servers, with its own hash in it.
+
+    `is_remote`: for a HAProxy on another machine than the controller.
 
     Raises RoutingError when a value may not be put into a configuration.
     """
-    unsigned = _render(services, limits)
+    unsigned = _render(services, limits, is_remote=is_remote)
     digest = hashlib.sha256(unsigned.encode()).hexdigest()[:16]
-    return _HASH_LINE.sub(lambda line: line.group().replace("()", f"({digest})"), unsigned)
+    return HASH_LINE.sub(lambda line: line.group().replace("()", f"({digest})"), unsigned)
 
 
-def routing_hash(services: Collection[ServiceSpec], limits: EdgeLimits = DEFAULT_LIMITS) -> str:
-    """16 hex digits over the configuration without servers. Raises RoutingError as `render` does."""
-    return hash_of(render(services, limits))
+class Rendered:
+    """The configuration of the services asked for last: it is asked for in each tick and seldom changes."""
+
+    def __init__(self, limits: EdgeLimits = DEFAULT_LIMITS, **options: bool) -> None:
+        """`options`: of `render`."""
+        self._limits, self._options = limits, options
+        self._last: tuple[tuple[ServiceSpec, ...], str] | None = None
+
+    def of(self, services: Collection[ServiceSpec]) -> str:
+        """As `render`."""
+        asked = tuple(services)
+        if self._last is None or self._last[0] != asked:
+            self._last = asked, render(asked, self._limits, **self._options)
+        return self._last[1]
 
 
-def hash_of(config: str) -> str:
-    """The hash in a configuration; "" when it has none."""
-    found = _HASH_LINE.search(config)
-    return found.group(1) if found else ""
-
-
-def with_servers(config: str, servers: Iterable[ServerLine]) -> str:
-    """The configuration with exactly these servers, except servers of backends that it does not have."""
-    wanted: dict[str, list[ServerLine]] = {}
-    for server in servers:
-        wanted.setdefault(server.backend, []).append(server)
-    lines: list[str] = []
-    backend = ""
-    for line in config.splitlines():
-        is_replica = line.startswith(_SERVER_LINE) and line.split()[1] != HOLD_SERVER
-        if is_replica and backend.startswith(BACKEND_PREFIX):
-            continue
-        lines.append(line)
-        if line.startswith("backend "):
-            backend = line.split()[1]
-        elif line.startswith(_SERVERS_MARK):
-            options = line.removeprefix(_SERVERS_MARK)
-            lines += [_server_line(server, options) for server in sorted(wanted.get(backend, ()), key=lambda s: s.id)]
-    return "\n".join(lines) + "\n"
-
-
-def checked_server_name(name: str) -> str:
-    """The name, or RoutingError when HAProxy could misread it."""
-    return _matching(_SERVER, name, "server name")
-
-
-def checked_backend(name: str) -> str:
-    """The backend's name, or RoutingError when it is not a service's backend."""
-    if not name.startswith(BACKEND_PREFIX):
-        raise RoutingError(f"{name!r} is no backend of a service: expected a name that starts with {BACKEND_PREFIX!r}")
-    _matching(_SERVICE, name.removeprefix(BACKEND_PREFIX), "backend")
-    return name
-
-
-def checked_address(address: str) -> str:
-    """`ip:port` (IPv6 in brackets), or RoutingError: HAProxy resolves no names of servers added at run time."""
-    host, _, port = address.rpartition(":")
-    try:
-        ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        host = ""
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise RoutingError(f"server address {address!r}: expected <IP address>:<port>")
-    return address
-
-
-def _server_line(server: ServerLine, options: str) -> str:
-    name, address = checked_server_name(server.name), checked_address(server.address)
-    return f"{_SERVER_LINE}{name} {address} id {server.id} {options}{' disabled' if server.disabled else ''}"
-
-
-def _render(services: Collection[ServiceSpec], limits: EdgeLimits) -> str:
+def _render(services: Collection[ServiceSpec], limits: EdgeLimits, *, is_remote: bool) -> str:
     routed = [_service(spec, limits) for spec in sorted(services, key=lambda s: s.name) if spec.is_routed]
     # The longest prefix decides, so it comes first.
     http = sorted((s for s in routed if s.route), key=lambda s: (-len(s.route or ""), s.route))
@@ -235,6 +170,7 @@ def _render(services: Collection[ServiceSpec], limits: EdgeLimits) -> str:
     longest_held_ms = max((s.timeout_held_ms for s in routed), default=0)
     return _template(TEMPLATE).render(
         limits=limits,
+        is_remote=is_remote,
         services=routed,
         http_services=http,
         grpc_services=grpc,
@@ -267,9 +203,9 @@ def _service(spec: ServiceSpec, limits: EdgeLimits) -> _Service:
     timeout_server_ms = _ms(spec.request_timeout_s + SERVER_TIMEOUT_SLACK_S)
     timeout_queue_ms = _ms(min(spec.request_timeout_s, QUEUE_TIMEOUT_CAP_S))
     if route is not None:
-        _matching(_ROUTE, route, f"route of service {spec.name!r}")
+        matching(_ROUTE, route, f"route of service {spec.name!r}")
     return _Service(
-        name=_matching(_SERVICE, spec.name, "service name"),
+        name=matching(SERVICE, spec.name, "service name"),
         protocol=spec.protocol,
         route=route,
         route_pattern=(route or "").replace(".", "[.]"),
@@ -277,7 +213,7 @@ def _service(spec: ServiceSpec, limits: EdgeLimits) -> _Service:
         balance=_balance(spec),
         hash=SESSION_HASH if spec.router_policy == "consistent_hash" else "",
         grpc_services=tuple(
-            _matching(_GRPC_SERVICE, name, f"gRPC service of service {spec.name!r}") for name in spec.grpc_services
+            matching(_GRPC_SERVICE, name, f"gRPC service of service {spec.name!r}") for name in spec.grpc_services
         ),
         probe_path=_probe_path(spec) if spec.probe.haproxy_asks else "",
         max_queued_requests=limits.queued_requests if spec.max_queued_requests < 0 else spec.max_queued_requests,
@@ -300,7 +236,7 @@ def _service(spec: ServiceSpec, limits: EdgeLimits) -> _Service:
 
 def _probe_path(spec: ServiceSpec) -> str:
     """The probe's path. HAProxy reads it as a log format, where a percent sign is special."""
-    return _matching(_PROBE_PATH, spec.probe.path, f"probe path of service {spec.name!r}").replace("%", "%%")
+    return matching(_PROBE_PATH, spec.probe.path, f"probe path of service {spec.name!r}").replace("%", "%%")
 
 
 def _balance(spec: ServiceSpec) -> str:
@@ -342,13 +278,6 @@ def _ms(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-def _matching(pattern: re.Pattern[str], value: str, what: str) -> str:
-    if not pattern.fullmatch(value):
-        raise RoutingError(
-            f"{what} {value!r} may not be put into HAProxy's configuration: it must match {pattern.pattern}"
-        )
-    return value
-
-
-if __name__ == "__main__":  # for the image: the configuration without services
-    sys.stdout.write(render(()))
+if __name__ == "__main__":  # for the images: the configurations without services
+    (TEMPLATE.parent / "haproxy.cfg").write_text(render(()))
+    (TEMPLATE.parent / "edge.cfg").write_text(render((), is_remote=True))

@@ -1,4 +1,4 @@
-"""HAProxy's two sockets: the worker's runtime API and the master's command line.
+"""HAProxy's two sockets: the worker's runtime API and the master's command line, of this machine or of another (TLS).
 
 Each connection carries one line of commands and is closed by HAProxy after its answer. So after a reload no command
 reaches a replaced worker. Every exchange has a timeout.
@@ -12,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import RoutingError, RoutingUnreachable
@@ -26,9 +28,27 @@ _MASTER_AWAY_S = 2.0
 _CHUNK = 256 * 1024
 _GIVEN_UP_WITHIN_S = 0.25
 """How long a thread may continue an exchange that was cancelled."""
+_NO_WORKER = b"Can't find the target"
 _NUMBERED = re.compile(r"\[(\d)\]: ")
 _WORST_NON_ERROR = 4
 """Severities as in syslog: 0 to 3 are errors; 4 and above are warnings and information."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsPeer:
+    """A socket of HAProxy on another machine."""
+
+    host: str
+    port: int
+    context: ssl.SSLContext
+    name: str
+    """The server name that the handshake asks for."""
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+Address = Path | TlsPeer
 
 
 class CommandRefused(RoutingError):
@@ -54,8 +74,8 @@ def command(*words: str) -> str:
 class RuntimeSocket:
     """The worker's runtime API (`stats socket ... level admin`)."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, address: Address) -> None:
+        self._address = address
 
     async def ask(self, line: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Run one command and return its answer, which may be empty. Raises CommandRefused, RoutingUnreachable."""
@@ -71,11 +91,13 @@ class RuntimeSocket:
             if ";" in line or "\n" in line:
                 raise RoutingError(f"{line!r} is more than one HAProxy command")
         # Without numbers an error looks like any other answer.
-        raw = await _exchange(self._path, ";".join(("set severity-output number", *lines)), timeout_s, of_master=False)
+        raw = await _exchange(
+            self._address, ";".join(("set severity-output number", *lines)), timeout_s, of_master=False
+        )
         answers = _split(raw)
         if len(answers) != len(lines) + 1:
             raise RoutingUnreachable(
-                f"HAProxy closed {self._path} before it had answered `{'; '.join(lines)}` "
+                f"HAProxy closed {self._address} before it had answered `{'; '.join(lines)}` "
                 f"({len(answers)} answers of {len(lines) + 1})"
             )
         return [_judged(line, answer) for line, answer in zip(lines, answers[1:], strict=True)]
@@ -84,21 +106,21 @@ class RuntimeSocket:
 class MasterSocket:
     """The master's command line (`haproxy -S`)."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, address: Address) -> None:
+        self._address = address
 
     async def reload(self) -> None:
         """Start a new worker with the configuration on disk; returns when it runs.
 
         Raises RoutingUnreachable, or RoutingError with HAProxy's messages when it did not start (the old one goes on).
         """
-        answer = await _exchange(self._path, "reload", RELOAD_TIMEOUT_S, of_master=True)
+        answer = await _exchange(self._address, "reload", RELOAD_TIMEOUT_S, of_master=True)
         status, _, log = answer.partition("\n--\n")
         if status == "Success=1":
             return
         if status != "Success=0":
             raise RoutingUnreachable(
-                f"HAProxy's master closed {self._path} without the outcome of `reload`: {answer!r}"
+                f"HAProxy's master closed {self._address} without the outcome of `reload`: {answer!r}"
             )
         alerts = [line for line in log.splitlines() if line.startswith("[ALERT]")]
         reason = "\n".join(alerts or log.splitlines()).strip() or "it gave no reason; see the log of its container"
@@ -108,7 +130,7 @@ class MasterSocket:
         """Pids of replaced workers that still have connections. Raises RoutingUnreachable."""
         pids: list[int] = []
         leaving = False
-        for line in (await _exchange(self._path, "show proc", COMMAND_TIMEOUT_S, of_master=True)).splitlines():
+        for line in (await _exchange(self._address, "show proc", COMMAND_TIMEOUT_S, of_master=True)).splitlines():
             if line.startswith("#"):
                 leaving = line.strip() == "# old workers"
             elif leaving and line.strip():
@@ -117,39 +139,37 @@ class MasterSocket:
 
     async def ask_worker(self, pid: int, line: str) -> str:
         """A worker's answer to a command that only reads; "" if the worker has ended meanwhile."""
-        answer = await _exchange(self._path, f"@!{pid} {line}", COMMAND_TIMEOUT_S, of_master=True)
-        return "" if answer.startswith("Can't find the target") else answer
+        answer = await _exchange(self._address, f"@!{pid} {line}", COMMAND_TIMEOUT_S, of_master=True)
+        return "" if answer.startswith(_NO_WORKER.decode()) else answer
 
 
-async def _exchange(path: Path, line: str, timeout_s: float, *, of_master: bool) -> str:
+async def _exchange(address: Address, line: str, timeout_s: float, *, of_master: bool) -> str:
     """Send one line and read until HAProxy closes."""
     given_up, deadline = threading.Event(), time.monotonic() + timeout_s
     try:
         async with asyncio.timeout(timeout_s):
             answer = await asyncio.to_thread(
-                _talk, path, line.encode() + b"\n", deadline, given_up, of_master=of_master
+                _talk, address, line.encode() + b"\n", deadline, given_up, of_master=of_master
             )
             return answer.decode(errors="replace")
     except TimeoutError:
-        raise RoutingUnreachable(f"HAProxy did not answer `{line}` on {path} within {timeout_s:g} s") from None
+        raise RoutingUnreachable(f"HAProxy did not answer `{line}` on {address} within {timeout_s:g} s") from None
     except OSError as error:
-        raise RoutingUnreachable(f"HAProxy cannot be reached on {path} for `{line}`: {error}") from error
+        raise RoutingUnreachable(f"HAProxy cannot be reached on {address} for `{line}`: {error}") from error
     finally:
         given_up.set()
 
 
-def _talk(path: Path, line: bytes, deadline: float, given_up: threading.Event, *, of_master: bool) -> bytes:
+def _talk(address: Address, line: bytes, deadline: float, given_up: threading.Event, *, of_master: bool) -> bytes:
     """The exchange, in a thread: until `deadline` (time.monotonic()), or soon after `given_up` is set.
 
     Raises TimeoutError, OSError.
     """
-    with _connected(path, deadline, _MASTER_AWAY_S if of_master else 0.0, given_up) as connection:
+    with _connected(address, deadline, _MASTER_AWAY_S if of_master else 0.0, given_up) as connection:
         connection.settimeout(_left_s(deadline))
         if given_up.is_set():  # another command may have been sent since
             raise TimeoutError
-        connection.sendall(line)
-        if of_master:  # the master closes its side only after ours is closed
-            connection.shutdown(socket.SHUT_WR)
+        _send(connection, line, of_master=of_master)
         answer = bytearray()
         while True:
             connection.settimeout(min(_left_s(deadline), _GIVEN_UP_WITHIN_S))
@@ -162,29 +182,47 @@ def _talk(path: Path, line: bytes, deadline: float, given_up: threading.Event, *
             if not chunk:
                 return bytes(answer)
             answer += chunk
+            if answer.startswith(_NO_WORKER) and answer.endswith(b"\n"):  # after it the master goes on to wait
+                return bytes(answer)
 
 
-def _connected(path: Path, deadline: float, patience_s: float, given_up: threading.Event) -> socket.socket:
+def _send(connection: socket.socket, line: bytes, *, of_master: bool) -> None:
+    """The master closes its side after ours is closed, which TLS cannot do for one direction, or after "quit"."""
+    if of_master and isinstance(connection, ssl.SSLSocket):
+        connection.sendall(line.replace(b"\n", b";quit\n"))
+        return
+    connection.sendall(line)
+    if of_master:
+        connection.shutdown(socket.SHUT_WR)
+
+
+def _connected(address: Address, deadline: float, patience_s: float, given_up: threading.Event) -> socket.socket:
     """Connect; retry for `patience_s` while nothing listens, and longer while the queue of connections is full
     (BlockingIOError). No command has been sent yet, so none is sent twice.
     """
     patient_until = time.monotonic() + patience_s
     while True:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.settimeout(_left_s(deadline))
-            connection.connect(str(path))
+            return _opened(address, deadline)
         except (ConnectionRefusedError, FileNotFoundError, BlockingIOError) as error:
-            connection.close()
             is_listening = isinstance(error, BlockingIOError)
             if given_up.is_set() or (time.monotonic() >= patient_until and not is_listening):
                 raise
-        except BaseException:
-            connection.close()
-            raise
-        else:
-            return connection
         time.sleep(min(0.02, _left_s(deadline)))
+
+
+def _opened(address: Address, deadline: float) -> socket.socket:
+    if isinstance(address, TlsPeer):
+        connection = socket.create_connection((address.host, address.port), _left_s(deadline))
+        return address.context.wrap_socket(connection, server_hostname=address.name)  # closes it when it fails
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(_left_s(deadline))
+        connection.connect(str(address))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _left_s(deadline: float) -> float:

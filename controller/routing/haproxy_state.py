@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..errors import RoutingError
 from ..model.world import Held, RoutingState, Server, ServerState
-from .haproxy_config import BACKEND_PREFIX, HOLD_SERVER
+from .haproxy_text import BACKEND_PREFIX, HOLD_SERVER
 
 QUESTIONS = ("show info", "get var proc.pierhead_routing", "show servers state", "show stat -1 6 -1", "show held")
 """Commands whose answers `routing_state` takes, in its order. `-1 6 -1`: all backends (2) and servers (4).
@@ -68,6 +68,12 @@ def variable(text: str) -> str:
     return found.group(1) if found else ""
 
 
+def number(text: str) -> int:
+    """Number that `get var` prints; 0 when the variable is not set."""
+    found = re.search(r"type=sint value=<(\d+)>", text)
+    return int(found.group(1)) if found else 0
+
+
 class Traffic(NamedTuple):
     """A server's, or a backend's, row of `show stat`."""
 
@@ -80,6 +86,8 @@ class Traffic(NamedTuple):
     """5xx among them."""
     is_asked: bool = True
     """False: the server's last check only opened a connection."""
+    limit: int = 0
+    """Requests that a server may have at a time; 0 = without a limit."""
 
 
 _NOTHING = Traffic()
@@ -93,14 +101,14 @@ def traffic(stat: str) -> Mapping[tuple[str, str], Traffic]:
         return {}
     header, *rows = csv.reader(lines)
     columns = {name: number for number, name in enumerate(header)}
-    names = ("pxname", "svname", "scur", "qcur", "hrsp_1xx", "hrsp_2xx", "hrsp_3xx", "hrsp_4xx", "hrsp_5xx")
+    names = ("pxname", "svname", "scur", "qcur", "slim", "hrsp_1xx", "hrsp_2xx", "hrsp_3xx", "hrsp_4xx", "hrsp_5xx")
     pick, check = operator.itemgetter(*(columns[name] for name in names)), columns["check_status"]
     found = {}
     for row in rows:
         backend, server, *numbers = pick(row)
-        sessions, queued, *responses = (int(number or 0) for number in numbers)
+        sessions, queued, limit, *responses = (int(number or 0) for number in numbers)
         is_asked = row[check].removeprefix(_CHECK_GOES_ON) != _CONNECTED
-        found[backend, server] = Traffic(sessions, queued, sum(responses), responses[-1], is_asked)
+        found[backend, server] = Traffic(sessions, queued, sum(responses), responses[-1], is_asked, limit)
     return found
 
 
@@ -118,7 +126,7 @@ def servers(servers_state: str, found: Mapping[tuple[str, str], Traffic]) -> lis
     pick = operator.itemgetter(*(columns[name] for name in wanted))
     listed = []
     for line in lines:
-        backend, name, ip, port, admin, operation, number, weight = pick(line.split())
+        backend, name, ip, port, admin, operation, server_id, weight = pick(line.split())
         if not backend.startswith(BACKEND_PREFIX) or name == HOLD_SERVER:
             continue
         seen = found.get((backend, name), _NOTHING)
@@ -134,8 +142,9 @@ def servers(servers_state: str, found: Mapping[tuple[str, str], Traffic]) -> lis
             answered=seen.answered,
             errors=seen.errors,
             is_asked=seen.is_asked,
+            limit=seen.limit,
         )
-        listed.append((server, int(number)))
+        listed.append((server, int(server_id)))
     return sorted(listed, key=lambda item: (item[0].backend, item[0].name))
 
 

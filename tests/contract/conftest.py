@@ -13,7 +13,8 @@ import pytest
 import pytest_asyncio
 
 from tests.harness.edge import Edge
-from tests.harness.haproxy_container import HAProxyContainer, build, docker
+from tests.harness.edge_nodes import Nodes, two_nodes
+from tests.harness.haproxy_container import IMAGE, HAProxyContainer, build, docker
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +23,21 @@ def haproxy_image() -> Iterator[str]:
     image = build()
     yield image
     docker("rmi", "--force", image)
+
+
+@pytest.fixture(scope="session")
+def node_image() -> Iterator[str]:
+    """The image of HAProxy on one of many nodes."""
+    image = build(f"{IMAGE}-node", "--target", "node")
+    yield image
+    docker("rmi", "--force", image)
+
+
+@pytest_asyncio.fixture
+async def nodes(node_image: str) -> AsyncIterator[Nodes]:
+    """Two real HAProxys, each with the program that fetches its routes, and the router that drives them."""
+    async with two_nodes(node_image) as nodes:
+        yield nodes
 
 
 @pytest.fixture

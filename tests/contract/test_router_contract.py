@@ -1,4 +1,4 @@
-"""What every router does: the one of a real HAProxy, and the fake that the controller's tests use."""
+"""What every router does: one real HAProxy, two of them on two nodes, and the fakes that the controller's tests use."""
 
 from __future__ import annotations
 
@@ -16,17 +16,27 @@ from controller.model.actions import (
 from controller.model.world import Server, ServerState
 from controller.routing.base import Router
 from controller.routing.haproxy import HAProxyRouter
+from tests.fakes.fake_edges import FakeEdges
 from tests.fakes.fake_router import FakeRouter
 from tests.harness.edge import Edge, observe, service, write_routes
+from tests.harness.edge_nodes import Nodes
 
 ECHO, OTHER = service("echo"), service("other")
 BACKEND, ADDRESS = "svc_echo", "127.0.0.1:9"
 
 
-@pytest.fixture(params=["fake", pytest.param("haproxy", marks=pytest.mark.engine)])
+REAL = [pytest.param(name, marks=pytest.mark.engine) for name in ("haproxy", "two nodes")]
+
+
+@pytest.fixture(params=["fake", "fakes", *REAL])
 def router(request: pytest.FixtureRequest) -> Router:
     if request.param == "fake":
         return FakeRouter(answers=lambda name: False)
+    if request.param == "fakes":
+        return FakeEdges().router()
+    if request.param == "two nodes":
+        nodes: Nodes = request.getfixturevalue("nodes")
+        return nodes.router
     edge: Edge = request.getfixturevalue("edge")
     return HAProxyRouter(edge.run_dir)
 

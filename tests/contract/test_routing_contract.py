@@ -23,7 +23,7 @@ from controller.model.actions import (
 )
 from controller.model.spec import ServiceSpec, backend_name
 from controller.model.world import Server, ServerState
-from controller.routing import haproxy, haproxy_config, haproxy_state
+from controller.routing import haproxy_config, haproxy_process, haproxy_state
 from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_socket import CommandRefused, RuntimeSocket, command
 from controller.settings import DEFAULT_LIMITS, EdgeLimits
@@ -129,7 +129,7 @@ async def test_routes_are_written_and_reloaded_once(world: World, router: HAProx
 async def test_adding_a_server_makes_it_ready_whatever_was_there_before(world: World, router: HAProxyRouter) -> None:
     await write_routes(router, ECHO)
     await add(router, "echo-1", world.addresses[0])
-    ready = Server("svc_echo", "echo-1", world.addresses[0], ServerState.READY, up=True)
+    ready = Server("svc_echo", "echo-1", world.addresses[0], ServerState.READY, up=True, limit=100)
     before = await observe(router)
     assert before.servers == (ready,)
     await add(router, "echo-1", world.addresses[0])
@@ -177,7 +177,7 @@ async def test_what_is_gone_already_needs_no_drain_and_no_deletion(world: World,
 async def test_a_busy_server_is_not_deleted_until_its_requests_are_over(
     world: World, router: HAProxyRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(haproxy, "REMOVABLE_WAIT_S", 1)
+    monkeypatch.setattr(haproxy_process, "REMOVABLE_WAIT_S", 1)
     await write_routes(router, ECHO)
     await add(router, "echo-1", world.addresses[0])
     release = await world.occupy("/echo")

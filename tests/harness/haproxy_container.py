@@ -29,18 +29,19 @@ def docker(*arguments: str, check: bool = True) -> str:
     return done.stdout.strip()
 
 
-def build() -> str:
+def build(image: str = IMAGE, *options: str) -> str:
     """Build the image (a cached build takes a second) and give its name."""
-    docker(
-        "build", "--network", "host", "--label", LABEL, "-t", IMAGE, "-f", str(ROOT / "haproxy/Dockerfile"), str(ROOT)
-    )
-    return IMAGE
+    file = str(ROOT / "haproxy/Dockerfile")
+    docker("build", "--network", "host", "--label", LABEL, "-t", image, "-f", file, *options, str(ROOT))
+    return image
 
 
 class HAProxyContainer:
     """One running container; `ip` is its address, `gateway` this host's as it sees it."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, image: str = IMAGE, *options: str) -> None:
+        """`options`: more of `docker run`."""
+        self._image, self._options = image, options
         self.name = f"pierhead-test-haproxy-{secrets.token_hex(3)}"
         self.run_dir = run_dir
         self.ip = self.gateway = ""
@@ -49,7 +50,8 @@ class HAProxyContainer:
     def running(self) -> Iterator[HAProxyContainer]:
         """Start it, wait until it answers, remove it at the end."""
         mount = f"{self.run_dir}:/run/haproxy"
-        docker("run", "--detach", "--restart=always", "--name", self.name, "--label", LABEL, "--volume", mount, IMAGE)
+        names = ("--name", self.name, "--label", LABEL, "--volume", mount)
+        docker("run", "--detach", "--restart=always", *names, *self._options, self._image)
         try:
             network = json.loads(docker("inspect", "-f", "{{json .NetworkSettings}}", self.name))
             self.ip, self.gateway = network["IPAddress"], network["Gateway"]

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from controller.model.spec import ProbeSpec, ServiceSpec, backend_name
-from controller.routing.haproxy_config import ServerLine, render, with_servers
+from controller.routing.haproxy_config import render
+from controller.routing.haproxy_text import ServerLine, with_servers
 from tests.bench.processes import ROOT, BenchError
 
 MAX_ONGOING_REQUESTS = 1000

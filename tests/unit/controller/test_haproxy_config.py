@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -15,14 +15,19 @@ from hypothesis import strategies as st
 from controller.errors import RoutingError
 from controller.model.spec import AccessLog, AutoscaleSpec, Backpressure, ProbeSpec, RolloutSpec, ServiceSpec
 from controller.routing import haproxy_config as config
-from controller.routing.haproxy_config import ServerLine
-from controller.settings import EdgeLimits
+from controller.routing import haproxy_text as text_of
+from controller.routing.haproxy_text import ServerLine, hash_of, with_servers
+from controller.settings import DEFAULT_LIMITS, EdgeLimits
 
 WEB = ServiceSpec("web", "web", "http", 8080, 1, ProbeSpec(9100, "/readyz"), route="/web")
 RANKER = ServiceSpec(
     "ranker", "ranker", "grpc", 50051, 2, ProbeSpec(9100, "/readyz"), grpc_services=("pierhead.recsys.v1.Ranker",)
 )
 INTERNAL = ServiceSpec("internal", "internal", "grpc", 50051, 2, ProbeSpec(9100, "/readyz"))
+
+
+def routing_hash(services: Collection[ServiceSpec], limits: EdgeLimits = DEFAULT_LIMITS) -> str:
+    return hash_of(config.render(services, limits))
 
 
 def section(text: str, name: str) -> list[str]:
@@ -32,10 +37,11 @@ def section(text: str, name: str) -> list[str]:
     return [line.strip() for line in lines[:end] if line.strip() and not line.strip().startswith("#")]
 
 
-def test_the_image_carries_the_configuration_of_no_services() -> None:
-    baked_in = (config.TEMPLATE.parent / "haproxy.cfg").read_text()
-    assert baked_in == config.render(()), (
-        "render it anew: python -m controller.routing.haproxy_config > haproxy/haproxy.cfg"
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_the_image_carries_the_configuration_of_no_services(is_remote: bool) -> None:
+    baked_in = (config.TEMPLATE.parent / ("edge.cfg" if is_remote else "haproxy.cfg")).read_text()
+    assert baked_in == config.render((), is_remote=is_remote), (
+        "render it anew: python -m controller.routing.haproxy_config"
     )
 
 
@@ -51,11 +57,11 @@ def test_every_error_page_is_json_and_every_page_named_exists() -> None:
 
 def test_the_hash_is_in_the_text_and_does_not_depend_on_order_or_servers() -> None:
     text = config.render([WEB, RANKER])
-    assert config.hash_of(text) == config.routing_hash([RANKER, WEB])
-    assert f"set-var proc.pierhead_routing str({config.hash_of(text)})" in text
-    filled = config.with_servers(text, [ServerLine("svc_web", "web-1", "10.0.0.1:8080", 1)])
-    assert config.hash_of(filled) == config.hash_of(text)
-    assert config.hash_of("global\n") == ""
+    assert hash_of(text) == routing_hash([RANKER, WEB])
+    assert f"set-var proc.pierhead_routing str({hash_of(text)})" in text
+    filled = with_servers(text, [ServerLine("svc_web", "web-1", "10.0.0.1:8080", 1)])
+    assert hash_of(filled) == hash_of(text)
+    assert hash_of("global\n") == ""
 
 
 BACKEND_CHANGES: list[dict[str, Any]] = [
@@ -85,11 +91,11 @@ OTHER_CHANGES: list[dict[str, Any]] = [
 
 
 def test_the_hash_changes_with_what_the_backend_needs_and_with_nothing_else() -> None:
-    hashes = {config.routing_hash([replace(WEB, **change)]) for change in BACKEND_CHANGES}
-    assert len({*hashes, config.routing_hash([WEB])}) == len(BACKEND_CHANGES) + 1, "each has its own"
-    assert {config.routing_hash([replace(WEB, **change)]) for change in OTHER_CHANGES} == {config.routing_hash([WEB])}
-    assert config.routing_hash([WEB]) != config.routing_hash([WEB], EdgeLimits(client_websockets=5))
-    assert config.routing_hash([WEB]) == config.routing_hash([WEB, INTERNAL]), "HAProxy sends nothing to it"
+    hashes = {routing_hash([replace(WEB, **change)]) for change in BACKEND_CHANGES}
+    assert len({*hashes, routing_hash([WEB])}) == len(BACKEND_CHANGES) + 1, "each has its own"
+    assert {routing_hash([replace(WEB, **change)]) for change in OTHER_CHANGES} == {routing_hash([WEB])}
+    assert routing_hash([WEB]) != routing_hash([WEB], EdgeLimits(client_websockets=5))
+    assert routing_hash([WEB]) == routing_hash([WEB, INTERNAL]), "HAProxy sends nothing to it"
 
 
 OBSERVED = "fall 3 rise 1 observe layer4 error-limit 3 on-error mark-down maxconn 100"
@@ -155,7 +161,7 @@ def test_old_workers_and_held_requests_have_the_time_of_the_longest_call() -> No
 
 def test_servers_are_put_into_their_backends_and_replaced() -> None:
     text = config.render([WEB, RANKER])
-    one = config.with_servers(
+    one = with_servers(
         text,
         [
             ServerLine("svc_web", "web-2", "10.0.0.2:8080", 2, disabled=True),
@@ -172,7 +178,7 @@ def test_servers_are_put_into_their_backends_and_replaced() -> None:
     assert section(one, "backend svc_ranker")[-1] == f"server ranker-1 [fd00::1]:50051 id 1 {ranker}"
     assert "gone-1" not in one
     assert section(one, "backend hold_web")[-1].startswith("server self 127.0.0.1:8405 send-proxy-v2 ")
-    assert config.with_servers(one, []) == text
+    assert with_servers(one, []) == text
 
 
 HOSTILE = st.text(min_size=1).filter(lambda text: not re.fullmatch(r"[A-Za-z0-9_./?&=%:@+,~-]+", text))
@@ -193,7 +199,7 @@ def test_what_could_end_a_line_or_a_quote_is_refused(field: str, text: str) -> N
 
 @given(text=HOSTILE)
 def test_names_of_servers_and_backends_are_single_words(text: str) -> None:
-    for check in (config.checked_server_name, config.checked_address, lambda t: config.checked_backend(f"svc_{t}")):
+    for check in (text_of.checked_server_name, text_of.checked_address, lambda t: text_of.checked_backend(f"svc_{t}")):
         with pytest.raises(RoutingError):
             check(text)
 
@@ -201,7 +207,7 @@ def test_names_of_servers_and_backends_are_single_words(text: str) -> None:
 @pytest.mark.parametrize("name", ["_canary", "-1", ".hidden", "a:b", "x" * 300])
 def test_a_server_that_somebody_added_by_hand_keeps_nobody_from_other_routes(name: str) -> None:
     """It is deleted, and until then it stands in the file: HAProxy takes each of these names."""
-    text = config.with_servers(config.render([WEB]), [ServerLine("svc_web", name, "10.0.0.9:80", 1)])
+    text = with_servers(config.render([WEB]), [ServerLine("svc_web", name, "10.0.0.9:80", 1)])
     assert section(text, "backend svc_web")[-1].startswith(f"server {name} 10.0.0.9:80 id 1 ")
 
 
@@ -210,7 +216,7 @@ def test_a_server_that_somebody_added_by_hand_keeps_nobody_from_other_routes(nam
 )
 def test_an_address_is_an_ip_and_a_port(address: str) -> None:
     with pytest.raises(RoutingError, match=r"expected <IP address>:<port>"):
-        config.checked_address(address)
+        text_of.checked_address(address)
 
 
 @pytest.mark.parametrize(

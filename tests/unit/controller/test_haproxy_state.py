@@ -19,12 +19,12 @@ srv_use_ssl srv_check_port srv_check_addr srv_agent_addr srv_agent_port
 7 svc_echo 1 one fd00::1 2 8 9 1 3 15 3 3 6 0 0 1 - 18081 - 0 18081 - - 18081
 9 other 1 x 127.0.0.1 2 8 1 1 3 15 3 3 6 0 0 1 - 18081 - 0 18081 - - 18081
 """
-STAT = """# pxname,svname,qcur,qmax,scur,smax,status,hrsp_1xx,hrsp_2xx,hrsp_3xx,hrsp_4xx,hrsp_5xx,check_status,
-svc_echo,one,0,0,3,9,DRAIN,1,10,2,3,4,L7OK,
-svc_echo,two,1,0,,9,DOWN,,,,,,,
-svc_echo,BACKEND,4,0,3,9,UP,1,10,2,3,4,,
-svc_new,BACKEND,0,0,0,0,DOWN,0,0,0,0,0,,
-unknown_route,BACKEND,0,0,0,0,UP,0,0,0,0,0,,
+STAT = """# pxname,svname,qcur,qmax,scur,smax,slim,status,hrsp_1xx,hrsp_2xx,hrsp_3xx,hrsp_4xx,hrsp_5xx,check_status,
+svc_echo,one,0,0,3,9,7,DRAIN,1,10,2,3,4,L7OK,
+svc_echo,two,1,0,,9,,DOWN,,,,,,,
+svc_echo,BACKEND,4,0,3,9,,UP,1,10,2,3,4,,
+svc_new,BACKEND,0,0,0,0,,DOWN,0,0,0,0,0,,
+unknown_route,BACKEND,0,0,0,0,,UP,0,0,0,0,0,,
 """
 HELD = """# backend held served expired left refused closed
 svc_new 12 100 1 2 3 1
@@ -45,7 +45,18 @@ def test_a_snapshot() -> None:
         version="3.0.11-1+deb13u5",
         routing_hash="365ab53adac48011",
         servers=(
-            Server("svc_echo", "one", "[fd00::1]:18081", ServerState.DRAIN, True, 3, weight=9, answered=20, errors=4),
+            Server(
+                "svc_echo",
+                "one",
+                "[fd00::1]:18081",
+                ServerState.DRAIN,
+                True,
+                3,
+                weight=9,
+                answered=20,
+                errors=4,
+                limit=7,
+            ),
             Server("svc_echo", "two", "127.0.0.1:18082", ServerState.READY, up=False, sessions=0, queued=1),
         ),
         backends=frozenset({"svc_echo", "svc_new"}),

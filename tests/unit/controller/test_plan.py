@@ -288,6 +288,21 @@ def test_a_replica_that_stops_answering_while_it_drains_may_finish_its_requests(
     assert text(first_of(WEB), replace(leaving(WEB, 5, **silent), routing=None)) == NOTHING or work.get("health")
 
 
+@pytest.mark.parametrize(
+    ("wanted", "marks", "expected"),
+    [(1, {}, "to ready"), (0, {}, "to drain"), (0, {"draining_since": NOW - 5}, "to drain")],
+    ids=["stays", "goes", "drains already"],
+)
+def test_a_server_that_some_edges_use_is_made_the_same_everywhere(
+    wanted: int, marks: dict[str, Any], expected: str
+) -> None:
+    one = replica(WEB, 1)
+    retirements = retirement(one, **marks) if marks else {}
+    world = observed(one, retirements=retirements, routing=routing(server(one, state=ServerState.PARTLY)))
+    assert f"set server svc_web/{one.name} {expected}" in text(desired(WEB, web=wanted), world)
+    assert "SIGTERM" not in text(desired(WEB, web=wanted), world)
+
+
 MADE_WITH = {"graceful_shutdown_timeout_s": 305.0, "stop_grace_period_s": 315.0}
 QUICK = replace(NEW, graceful_shutdown_timeout_s=6.0, stop_grace_period_s=16.0)
 

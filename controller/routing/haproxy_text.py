@@ -1,0 +1,118 @@
+"""HAProxy's configuration as a text that exists: its hash, the lines of its servers, and what may stand in it. Pure.
+
+`haproxy_config.py` renders the text from services; this module needs no template, so that HAProxy's own machine can use
+it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..errors import RoutingError
+from ..model.spec import backend_name
+
+BACKEND_PREFIX = backend_name("")
+
+SERVICE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62})")
+# Every name that HAProxy accepts: an unusual name of a server that an operator added must not block the others.
+_SERVER = re.compile(r"[A-Za-z0-9_.:-]+")
+HASH_LINE = re.compile(r"^    set-var proc\.pierhead_routing str\(([0-9a-f]*)\)$", re.MULTILINE)
+_EPOCH_LINE = re.compile(r"^    set-var proc\.pierhead_epoch int\((\d+)\)$", re.MULTILINE)
+_SERVERS_MARK = "    # servers: "
+_SERVER_LINE = "    server "
+HOLD_SERVER = "hold"
+"""The server of each service's backend that leads into the waiting room (haproxy.cfg.j2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLine:
+    """One server in the file; its options are those of its backend."""
+
+    backend: str
+    name: str
+    address: str
+    id: int
+    disabled: bool = False
+    limit: int = 0
+    """Requests that it may have at a time (maxconn), where that is not its backend's number; 0 = it is."""
+
+
+def hash_of(config: str) -> str:
+    """The hash in a configuration; "" when it has none."""
+    found = HASH_LINE.search(config)
+    return found.group(1) if found else ""
+
+
+def epoch_of(config: str) -> int:
+    """The epoch in a configuration; 0 when it has none."""
+    found = _EPOCH_LINE.search(config)
+    return int(found.group(1)) if found else 0
+
+
+def with_epoch(config: str, epoch: int) -> str:
+    """The configuration with this epoch, if it has a line for it."""
+    return _EPOCH_LINE.sub(f"    set-var proc.pierhead_epoch int({epoch})", config)
+
+
+def with_servers(config: str, servers: Iterable[ServerLine]) -> str:
+    """The configuration with exactly these servers, except servers of backends that it does not have."""
+    wanted: dict[str, list[ServerLine]] = {}
+    for server in servers:
+        wanted.setdefault(server.backend, []).append(server)
+    lines: list[str] = []
+    backend = ""
+    for line in config.splitlines():
+        is_replica = line.startswith(_SERVER_LINE) and line.split()[1] != HOLD_SERVER
+        if is_replica and backend.startswith(BACKEND_PREFIX):
+            continue
+        lines.append(line)
+        if line.startswith("backend "):
+            backend = line.split()[1]
+        elif line.startswith(_SERVERS_MARK):
+            options = line.removeprefix(_SERVERS_MARK)
+            lines += [_server_line(server, options) for server in sorted(wanted.get(backend, ()), key=lambda s: s.id)]
+    return "\n".join(lines) + "\n"
+
+
+def checked_server_name(name: str) -> str:
+    """The name, or RoutingError when HAProxy could misread it."""
+    return matching(_SERVER, name, "server name")
+
+
+def checked_backend(name: str) -> str:
+    """The backend's name, or RoutingError when it is not a service's backend."""
+    if not name.startswith(BACKEND_PREFIX):
+        raise RoutingError(f"{name!r} is no backend of a service: expected a name that starts with {BACKEND_PREFIX!r}")
+    matching(SERVICE, name.removeprefix(BACKEND_PREFIX), "backend")
+    return name
+
+
+def checked_address(address: str) -> str:
+    """`ip:port` (IPv6 in brackets), or RoutingError: HAProxy resolves no names of servers added at run time."""
+    host, _, port = address.rpartition(":")
+    try:
+        ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        host = ""
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise RoutingError(f"server address {address!r}: expected <IP address>:<port>")
+    return address
+
+
+def _server_line(server: ServerLine, options: str) -> str:
+    name, address = checked_server_name(server.name), checked_address(server.address)
+    if server.limit:
+        options = re.sub(r"\bmaxconn \d+", f"maxconn {server.limit}", options)
+    return f"{_SERVER_LINE}{name} {address} id {server.id} {options}{' disabled' if server.disabled else ''}"
+
+
+def matching(pattern: re.Pattern[str], value: str, what: str) -> str:
+    """The value, or RoutingError when it does not match."""
+    if not pattern.fullmatch(value):
+        raise RoutingError(
+            f"{what} {value!r} may not be put into HAProxy's configuration: it must match {pattern.pattern}"
+        )
+    return value

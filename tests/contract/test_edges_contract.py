@@ -1,0 +1,134 @@
+"""Real HAProxys on two nodes: who may drive them, which controller they obey, and what each keeps by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import ssl
+from dataclasses import replace
+
+import pytest
+
+from controller.errors import RoutingError, RoutingUnreachable
+from controller.model.actions import AddServer, SetServerState, SetWaitingRoom
+from controller.model.world import ServerState
+from controller.routing import haproxy_config
+from controller.routing.edge_routes import PublishedRoutes
+from controller.routing.edges import RUNTIME_PORT
+from controller.routing.haproxy_text import epoch_of
+from tests.harness.edge import observe, service, until, write_routes
+from tests.harness.edge_nodes import EPOCH, Nodes
+
+pytestmark = pytest.mark.engine
+
+ECHO = service("echo", max_ongoing_requests=10)
+BACKEND = "svc_echo"
+
+
+def add(name: str) -> AddServer:
+    return AddServer(target=name, backend=BACKEND, address="127.0.0.1:9", spec=ECHO)
+
+
+async def test_who_may_drive_an_edge(nodes: Nodes) -> None:
+    assert (await nodes.process("n1").observe()).routing_hash
+    for role in ("rogue", "edge"):
+        with pytest.raises(RoutingUnreachable):
+            await nodes.process("n1", role=role).observe()
+    address = (nodes.containers["n1"].ip, RUNTIME_PORT)
+    with socket.create_connection(address, 5) as plain:
+        plain.sendall(b"show info\n")
+        assert plain.recv(100) == b""
+    assert answer_without_certificate(address, ssl.create_default_context(cafile=nodes.tls / "ca.pem")) == b""
+
+
+def answer_without_certificate(address: tuple[str, int], tls: ssl.SSLContext) -> bytes:
+    with (
+        contextlib.suppress(ssl.SSLError, ConnectionError),
+        socket.create_connection(address, 5) as plain,
+        tls.wrap_socket(plain, server_hostname="1.edge.pierhead.internal") as unknown,
+    ):
+        unknown.sendall(b"show info\n")
+        return unknown.recv(100)
+    return b""
+
+
+async def test_an_edge_obeys_the_newest_controller_also_after_a_restart(nodes: Nodes) -> None:
+    await write_routes(nodes.router, ECHO)
+    successor = nodes.successor(EPOCH + 1)
+    successor.routing_hash([ECHO])
+    await observe(successor)
+    with pytest.raises(RoutingUnreachable):
+        await nodes.router.perform(SetWaitingRoom(target="echo", backend=BACKEND, is_open=False))
+    assert await nodes.router.observe() is None
+    assert (await observe(successor)).closed == frozenset()
+    file = nodes.containers["n1"].run_dir / "haproxy.cfg"
+
+    async def kept() -> bool:
+        return epoch_of(file.read_text()) == EPOCH + 1
+
+    await until(kept, "the edge has the epoch in its file")
+    nodes.containers["n1"].kill_and_wait()
+    with pytest.raises(RoutingUnreachable):
+        await nodes.process("n1").observe()
+    await successor.close()
+
+
+async def test_an_edge_without_a_controller_serves_its_last_file_and_is_brought_up_again(nodes: Nodes) -> None:
+    await write_routes(nodes.router, ECHO)
+    await nodes.router.perform(add("echo-1"))
+    away = nodes.containers["n2"]
+    for _ in range(3):
+        await observe(nodes.router)
+
+    async def listed() -> object:
+        file = (away.run_dir / "haproxy.cfg").read_text()
+        return re.search(r"^ +server echo-1 127\.0\.0\.1:9 id 1 .* maxconn 5$", file, re.MULTILINE)
+
+    await until(listed, "the file of n2 lists the server with its share")
+    away.kill_and_wait()
+    own = nodes.process("n2")
+    assert [(one.name, one.limit) for one in (await own.observe()).servers] == [("echo-1", 5)]
+    await own.perform(SetServerState(target="echo-1", backend=BACKEND, state=ServerState.MAINT))
+
+    async def partly() -> bool:
+        state = await nodes.router.observe()
+        return state is not None and [one.state for one in state.servers] == [ServerState.PARTLY]
+
+    await until(partly, "n2 is seen again")
+    assert nodes.router.odd_edges.keys() == {"n2"}
+    await nodes.router.perform(SetServerState(target="echo-1", backend=BACKEND, state=ServerState.READY))
+    assert [one.state for one in (await observe(nodes.router)).servers] == [ServerState.READY]
+    assert nodes.router.odd_edges == {}
+
+
+async def test_routes_that_haproxy_refuses_change_nothing_at_any_edge(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await write_routes(nodes.router, ECHO)
+    before, render = await observe(nodes.router), haproxy_config.render
+    pids = {name: (await nodes.process(name).observe()).pid for name in nodes.containers}
+    with monkeypatch.context() as patch:
+        patch.setattr(haproxy_config, "render", lambda *a, **k: f"{render(*a, **k)}unheard-of keyword\n")
+        with pytest.raises(RoutingError, match=r"edge n1: it refuses the routes: .*(?s:.*)unheard-of.*(?s:.*)edge n2"):
+            await write_routes(nodes.router, ECHO, service("other"))
+    assert replace(await observe(nodes.router), routing_hash=before.routing_hash) == before
+    assert {name: (await nodes.process(name).observe()).pid for name in nodes.containers} == pids
+    await write_routes(nodes.router, ECHO, service("third"))
+    assert (await observe(nodes.router)).backends == {BACKEND, "svc_third"}
+
+
+async def test_routes_of_an_older_controller_are_not_taken(nodes: Nodes) -> None:
+    await write_routes(nodes.router, ECHO)
+    successor = nodes.successor(EPOCH + 1)
+    await observe(successor)
+    assert isinstance(nodes.routes, PublishedRoutes)
+    nodes.routes.publish(haproxy_config.render([service("other")], is_remote=True))
+
+    async def told() -> bool:
+        return nodes.routes.refusals().keys() == {"n1", "n2"}
+
+    await until(told, "both edges say that they obey another controller", within_s=60)
+    assert f"epoch {EPOCH + 1}" in nodes.routes.refusals()["n1"]
+    assert (await observe(successor)).backends == {BACKEND}
+    await successor.close()

@@ -1,0 +1,93 @@
+"""Two HAProxys as on two nodes: each with its own volume, driven over TLS, with the program that fetches its routes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import ClientSession, TCPConnector
+
+from controller import certificates
+from controller.routing.edge_routes import PublishedRoutes
+from controller.routing.edges import EdgesRouter, over_tls
+from controller.routing.haproxy_process import HAProxyProcess
+from tests.harness.haproxy_container import HAProxyContainer
+
+EPOCH = 5
+
+
+@dataclass
+class Nodes:
+    """The nodes by name; `tls` has ca.pem and a file of each role, also of one that an unknown authority signed."""
+
+    tls: Path
+    containers: Mapping[str, HAProxyContainer]
+    routes: PublishedRoutes
+    router: EdgesRouter
+    http: ClientSession
+
+    def process(self, name: str, epoch: int = EPOCH, role: str = "controller") -> HAProxyProcess:
+        """A node's HAProxy as a controller with this certificate reaches it."""
+        context = certificates.context(self.tls / f"{role}.pem", self.tls / "ca.pem", is_server=False)
+        return over_tls(context, epoch)(self.containers[name].ip)
+
+    def successor(self, epoch: int) -> EdgesRouter:
+        """The router of another controller."""
+        context = certificates.context(self.tls / "controller.pem", self.tls / "ca.pem", is_server=False)
+        return EdgesRouter(self.find, over_tls(context, epoch), PublishedRoutes(epoch))
+
+    async def find(self) -> Mapping[str, str]:
+        return {name: container.ip for name, container in self.containers.items()}
+
+    async def status(self, name: str, path: str) -> int:
+        async with self.http.get(f"http://{self.containers[name].ip}:8000{path}") as answer:
+            return answer.status
+
+
+def make_certificates(directory: Path) -> None:
+    """ca.pem, edge.pem, controller.pem, and rogue.pem of another authority."""
+    now = time.time()
+    authority = certificates.make_authority(now)
+    made = {
+        "ca": authority.certificate,
+        "edge": certificates.make("edge", authority, now).pem,
+        "controller": certificates.make("controller", authority, now).pem,
+        "rogue": certificates.make("controller", certificates.make_authority(now), now).pem,
+    }
+    for name, text in made.items():
+        (directory / f"{name}.pem").write_text(text)
+
+
+@contextlib.asynccontextmanager
+async def two_nodes(image: str) -> AsyncIterator[Nodes]:
+    """Start them; each finds the controller of this process."""
+    async with contextlib.AsyncExitStack() as stack:
+        directory = Path(tempfile.mkdtemp(prefix="pierhead-nodes-"))
+        stack.callback(shutil.rmtree, directory)
+        tls = directory / "secrets"
+        tls.mkdir()
+        make_certificates(tls)
+        routes, containers = PublishedRoutes(EPOCH), {}
+        server = certificates.context(tls / "controller.pem", tls / "ca.pem", is_server=True)
+        port = await stack.enter_async_context(routes.serving("0.0.0.0", 0, server))
+        for name in ("n1", "n2"):
+            (directory / name).mkdir()
+            containers[name] = HAProxyContainer(
+                directory / name,
+                image,
+                *("--volume", f"{tls}:/run/secrets:ro", "--add-host", "controller:host-gateway"),
+                *("--env", f"PIERHEAD_NODE={name}", "--env", f"PIERHEAD_CONTROLLER=controller:{port}"),
+            )
+            await asyncio.to_thread(stack.enter_context, containers[name].running())
+        http = await stack.enter_async_context(ClientSession(connector=TCPConnector(force_close=True)))
+        client = certificates.context(tls / "controller.pem", tls / "ca.pem", is_server=False)
+        nodes = Nodes(tls, containers, routes, None, http)  # type: ignore[arg-type]
+        nodes.router = EdgesRouter(nodes.find, over_tls(client, EPOCH), routes)
+        stack.push_async_callback(nodes.router.close)
+        yield nodes

@@ -1,0 +1,48 @@
+"""What an edge makes of a controller's answer, and what stands in its file."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from controller.routing.edge_offer import LONGEST_WHY, Known, Offer, judge, question
+from controller.routing.haproxy_config import render
+from controller.routing.haproxy_text import ServerLine, epoch_of, hash_of, with_epoch, with_servers
+from tests.harness.edge import service
+
+CONFIG = render([service("echo", max_ongoing_requests=10)], is_remote=True)
+HASH = hash_of(CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("known", "offer", "verdict"),
+    [
+        (Known(), Offer(1, CONFIG), "load"),
+        (Known("other", epoch=7), Offer(7, CONFIG), "load"),
+        (Known("other", epoch=7), Offer(8, CONFIG), "load"),
+        (Known("other", epoch=7), Offer(6, CONFIG), "older"),
+        (Known("other", epoch=7), Offer(6), "older"),
+        (Known(HASH), Offer(1, CONFIG), "nothing"),
+        (Known("other", refused=HASH), Offer(1, CONFIG), "nothing"),
+        (Known("other", refused="another"), Offer(1, CONFIG), "load"),
+        (Known(), Offer(1, "no configuration"), "nothing"),
+        (Known(), Offer(1), "nothing"),
+    ],
+)
+def test_what_an_edge_does_with_an_answer(known: Known, offer: Offer, verdict: str) -> None:
+    assert judge(known, offer) == verdict
+
+
+def test_a_question_carries_what_the_edge_knows() -> None:
+    why = "[ALERT] & unknown keyword = 'x'\n" * 100
+    asked = parse_qs(urlsplit(question("node 1", Known("a", 7, "b", why))).query)
+    assert asked == {"edge": ["node 1"], "hash": ["a"], "epoch": ["7"], "refused": ["b"], "why": [why[:LONGEST_WHY]]}
+
+
+def test_the_epoch_and_the_shares_are_in_the_file_and_not_in_its_hash() -> None:
+    text = with_servers(with_epoch(CONFIG, 7), [ServerLine("svc_echo", "echo-1", "10.0.0.1:80", 1, limit=3)])
+    assert (epoch_of(CONFIG), epoch_of(text), hash_of(text)) == (0, 7, HASH)
+    [line] = [line for line in text.splitlines() if " echo-1 " in line]
+    assert [word for word in line.split() if word.isdigit()][-1] == "3"
+    assert with_epoch(render([]), 7) == render([]), "the only HAProxy of a stack has none"
