@@ -128,7 +128,7 @@ def _config(raw: Mapping[str, Any]) -> Config:
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
-    """Convert docker-py's exceptions. Swarm answers a write from an old version with 500, as a call without a leader."""
+    """Convert docker-py's exceptions. Swarm answers 500 to a write from an old version, and where it has no leader."""
     try:
         yield
     except docker.errors.APIError as error:
