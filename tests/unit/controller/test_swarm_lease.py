@@ -40,6 +40,9 @@ class Contender:
     def restart(self, name: str) -> None:
         self.lives += 1
         self.lease = Lease(f"{name}.{self.lives}")
+        self.forget_calls()
+
+    def forget_calls(self) -> None:
         self.read = self.waits_for = None
 
     def clock(self, now: float) -> float:
@@ -78,16 +81,11 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(who=controllers, times=st.integers(1, 3))
     def next_steps(self, who: int, times: int) -> None:
-        """A look at the lease is four steps: Swarm answers a read, the answer arrives and a write is sent, Swarm carries
-        it out, its answer arrives."""
+        """Of four: Swarm answers a read, the answer arrives and a write is sent, Swarm carries it out, its answer
+        arrives."""
         one = self.contenders[who]
         for _ in range(times):
-            if one.waits_for is not None:
-                self._carry_out_or_answer(one, one.waits_for)
-            elif one.read is not None:
-                self._read_arrives(one)
-            else:
-                one.read = (self.claim, self.version)
+            self._step(one)
 
     @rule(who=controllers, age=st.integers(1, 3))
     def an_old_answer(self, who: int, age: int) -> None:
@@ -110,10 +108,9 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(who=controllers)
     def all_goes_well(self, who: int) -> None:
         one = self.contenders[who]
-        one.read, one.waits_for = (self.claim, self.version), None
-        self._read_arrives(one)
-        while one.waits_for is not None:
-            self._carry_out_or_answer(one, one.waits_for)
+        one.forget_calls()
+        for _ in range(4):
+            self._step(one)
 
     @rule(who=controllers)
     def a_controller_is_killed_and_started(self, who: int) -> None:
@@ -141,7 +138,6 @@ class LeaseMachine(RuleBasedStateMachine):
             return
         for _ in range(4):
             for who, one in enumerate(self.contenders):
-                one.read = one.waits_for = None
                 if one.lease.state(one.clock(self.now)) == "lost":
                     one.restart(f"c{who}")
                 self.all_goes_well(who)
@@ -150,6 +146,14 @@ class LeaseMachine(RuleBasedStateMachine):
         for who in range(CONTROLLERS):
             self.all_goes_well(who)
         assert any(one.lease.acts(one.clock(self.now)) for one in self.contenders)
+
+    def _step(self, one: Contender) -> None:
+        if one.waits_for is not None:
+            self._carry_out_or_answer(one, one.waits_for)
+        elif one.read is not None:
+            self._read_arrives(one)
+        else:
+            one.read = (self.claim, self.version)
 
     def _read_arrives(self, one: Contender) -> None:
         assert one.read is not None
