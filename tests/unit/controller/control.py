@@ -17,6 +17,7 @@ from controller.model.spec import NO_USER_CONFIG, PrometheusPolicy, ServiceSpec,
 from controller.model.world import UserConfigReport
 from controller.observe.probe import Reading, Subject
 from controller.status.view import View
+from controller.storage.file import StateFile
 from controller.storage.store import Store
 from tests.fakes.fake_engine import FakeContainer, FakeEngine
 from tests.fakes.fake_router import FakeRouter
@@ -128,6 +129,7 @@ class Control:
     """The controller dies right after so many more actions, before it can note what they did; None = it lives."""
     query: Query = no_prometheus
     controller: Controller = field(init=False)
+    file: StateFile = field(init=False)
     store: Store = field(init=False)
 
     @classmethod
@@ -213,7 +215,8 @@ class Control:
         class Ended(Exception):
             pass
 
-        self.store = Store(self.directory)
+        self.file = StateFile(self.directory)
+        self.store = Store(self.file)
         try:
             async with asyncio.TaskGroup() as tasks:
                 engine, router = Mortal(self.engine, self), Mortal(self.router, self)
@@ -268,7 +271,7 @@ class Control:
 
     def set_disk_full(self, is_full: bool) -> None:
         """Whether the store's file can be written."""
-        self.store._file.db.execute(f"PRAGMA query_only = {'ON' if is_full else 'OFF'}")
+        self.file.db.execute(f"PRAGMA query_only = {'ON' if is_full else 'OFF'}")
 
     def kinds(self, outcome: str | None = None) -> list[str]:
         """Kinds of the events so far."""
