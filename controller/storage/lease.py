@@ -24,12 +24,15 @@ RENEW_S = 1.5
 HOLD_S = 5.0
 TAKE_S = 7.5
 """Longer than HOLD_S by what a call that was sent in time may take, and by what clocks differ in speed."""
-LOOK_S = 1.0
+LOOK_S = 0.5
 """Between two looks at a lease that another controller holds."""
 NOBODY = ""
 """The holder after a controller has ended by itself: the next one need not wait."""
 UNKNOWN = "unknown"
 """The holder where the head was missing: some controller may still act."""
+
+HOLDER, EPOCH, BEAT = "pierhead.holder", "pierhead.epoch", "pierhead.beat"
+"""Labels of the head."""
 
 State = Literal["seeking", "acting", "expired", "lost"]
 
@@ -46,12 +49,12 @@ class Claim:
     @classmethod
     def of(cls, labels: Mapping[str, str]) -> Claim:
         """The claim in the labels of a head."""
-        numbers = (int(labels[key]) if labels.get(key, "").isdecimal() else 0 for key in ("epoch", "beat"))
-        return cls(labels.get("holder", UNKNOWN), *numbers)
+        numbers = (int(value) if (value := labels.get(key, "")).isdecimal() else 0 for key in (EPOCH, BEAT))
+        return cls(labels.get(HOLDER, UNKNOWN), *numbers)
 
     def labels(self) -> dict[str, str]:
         """The claim as labels."""
-        return {"holder": self.holder, "epoch": str(self.epoch), "beat": str(self.beat)}
+        return {HOLDER: self.holder, EPOCH: str(self.epoch), BEAT: str(self.beat)}
 
 
 class Lease:

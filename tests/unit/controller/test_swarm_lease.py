@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from controller.storage.lease import HOLD_S, NOBODY, TAKE_S, UNKNOWN, Claim, Lease
+from controller.storage.lease import BEAT, EPOCH, HOLD_S, HOLDER, NOBODY, TAKE_S, UNKNOWN, Claim, Lease
 
 CONTROLLERS = 2
 controllers = st.integers(0, CONTROLLERS - 1)
@@ -189,7 +189,7 @@ TestLease.settings = settings(max_examples=300, stateful_step_count=60, deadline
 def test_labels_that_a_person_has_broken_are_a_claim_of_nobody_known() -> None:
     """So the next controller waits, and takes the lease with an epoch that is greater than all before."""
     assert Claim.of({}) == Claim(UNKNOWN, 0, 0)
-    assert Claim.of({"holder": "x", "epoch": "-1", "beat": "many"}) == Claim("x", 0, 0)
+    assert Claim.of({HOLDER: "x", EPOCH: "-1", BEAT: "many"}) == Claim("x", 0, 0)
     assert Claim.of(Claim("x", 7, 3).labels()) == Claim("x", 7, 3)
     lease = Lease("me")
     assert lease.next_claim(Claim.of({}), 40, 0.0) is None
