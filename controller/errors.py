@@ -9,6 +9,7 @@ ControllerError                500  1
 |   |-- StateChanged           500  1
 |   |-- StateTooLarge          500  1
 |   `-- StateUnreachable       503  1
+|-- NotActing                  503  1
 |-- PolicyError                500  1
 |-- AnotherController          500  3
 |-- NotYet                     503  1
@@ -75,6 +76,12 @@ class StateTooLarge(StoreError):
 
 class StateUnreachable(StoreError):
     """Swarm does not answer, or not as a manager with a quorum. A write may have been carried out all the same."""
+
+    http_status = 503
+
+
+class NotActing(ControllerError):
+    """Another controller may act in place of this one: the action was not begun."""
 
     http_status = 503
 

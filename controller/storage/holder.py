@@ -65,12 +65,14 @@ class Holder:
         """Whether this controller may act now."""
         return self._is_loaded and self._lease.acts(self._clock())
 
-    async def take(self) -> None:
-        """Return when this controller has the lease and has read the state."""
-        pause_s = await self._try_step()
-        while not self.acts():
-            await self._pause(pause_s)
+    async def take(self, stop: asyncio.Event) -> bool:
+        """Return True when this controller has the lease and has read the state; False if `stop` is set before."""
+        while not stop.is_set():
             pause_s = await self._try_step()
+            if self.acts():
+                return True
+            await self._pause(pause_s)
+        return False
 
     async def run(self) -> None:
         """Renew the lease and write the state for ever. Raises AnotherController when the lease is lost."""

@@ -43,7 +43,7 @@ def holder_at(swarm: FakeSwarm, *, wall: Callable[[], float] = lambda: 1000.0) -
 @contextlib.asynccontextmanager
 async def running(holder: Holder) -> AsyncIterator[Store]:
     """The store of a controller that has the lease; it is killed at the end."""
-    await holder.take()
+    assert await holder.take(asyncio.Event())
     task = asyncio.create_task(holder.run())
     try:
         yield Store(holder.rows)
@@ -64,7 +64,7 @@ async def test_the_next_controller_has_what_was_confirmed(caplog: pytest.LogCapt
         store.append_event(Event(1.0, "scale", "web", "web", "m", "ok"))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(60):
-                await second.take()
+                await second.take(asyncio.Event())
         assert "waiting for the controller that holds the lease" in caplog.text
     killed_at = loop.time()
     async with running(second) as store:
@@ -263,7 +263,7 @@ class Chance:
             # else: killed. It still counts as acting until its own deadline.
 
     async def live(self, holder: Holder) -> None:
-        await holder.take()
+        await holder.take(asyncio.Event())
         store = Store(holder.rows)
         count = store.autoscaled.get("count", 0)
         assert count >= self.confirmed, "what was confirmed is there"
