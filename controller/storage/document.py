@@ -47,6 +47,10 @@ class Document(Protocol):
         """Remove contents that are older than `head` and not named by it: no write can name them any more."""
         ...
 
+    async def remove(self) -> None:
+        """Remove the document and its contents; what was set aside stays."""
+        ...
+
     async def set_aside(self, content: bytes) -> str:
         """Keep a content that cannot be used, for a person to look at; return its name."""
         ...

@@ -31,6 +31,12 @@ def boot_time() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+async def prepare(document: Document) -> None:
+    """Create the state of a project that is new, so that its first controller takes the lease at once."""
+    with contextlib.suppress(StateChanged):
+        await document.create(Claim(NOBODY, 0, 0).labels())
+
+
 class Holder:
     """One controller's hold on the state. `clock` measures the lease; it need not be anybody else's."""
 

@@ -144,6 +144,16 @@ def _translated() -> Iterator[None]:
         raise StateUnreachable(f"the Docker Engine does not answer ({error}); check `docker info`") from error
 
 
+def state_of(configs: Configs, project: str) -> SwarmDocument:
+    """The document that has a project's state, and the lease of its controller."""
+    return SwarmDocument(configs, f"{project}_pierhead-state")
+
+
+def compose_files_of(configs: Configs, project: str) -> SwarmDocument:
+    """The document that has a project's resolved compose files."""
+    return SwarmDocument(configs, f"{project}_pierhead-files")
+
+
 class SwarmDocument:
     """See `Document`."""
 
@@ -202,6 +212,12 @@ class SwarmDocument:
         name = self._new_name("aside-")
         await self._configs.create(name, {}, content)
         return name
+
+    async def remove(self) -> None:
+        """See `Document.remove`."""
+        await self._configs.remove(self.name)
+        for config in await self._configs.labelled(DOCUMENT, self.name):
+            await self._configs.remove(config.name)
 
     async def _point(self, head: Head, labels: Mapping[str, str], content: str) -> None:
         await self._configs.update(self.name, head.version, {**labels, CONTENT: content} if content else labels)

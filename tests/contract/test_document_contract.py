@@ -4,20 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
+from docker import APIClient
 
-from controller.errors import StateChanged, StateTooLarge, StoreError
+from controller.engines.docker import open_client
+from controller.errors import EngineUnreachable, StateChanged, StateTooLarge, StateUnreachable, StoreError
 from controller.storage.document import Document, Head
-from controller.storage.swarm import DOCUMENT, LIMIT, Configs, SwarmDocument
+from controller.storage.swarm import DOCUMENT, LIMIT, Configs, SwarmConfigs, SwarmDocument
+from controller.storage.text import KeptText
+from tests.debian_image import debian_image
 from tests.fakes.fake_swarm_configs import FakeSwarm
+from tests.harness import swarm_rig
+from tests.harness.swarm_rig import SwarmRig
 
 
-@pytest_asyncio.fixture(params=["fake"])
+@pytest.fixture(scope="module")
+def manager() -> Iterator[APIClient]:
+    """A client of the one node of a Swarm."""
+    try:
+        image = debian_image(client := open_client())
+    except EngineUnreachable as error:
+        pytest.skip(str(error))
+    client.close()
+    swarm_rig.build()
+    if why_not := swarm_rig.missing():
+        pytest.skip(why_not)
+    with SwarmRig().running([image]) as rig, rig.nodes[0].client() as client:
+        yield client
+
+
+@pytest_asyncio.fixture(params=["fake", pytest.param("swarm", marks=pytest.mark.engine)])
 async def configs(request: pytest.FixtureRequest) -> AsyncIterator[Configs]:
-    yield FakeSwarm().manager()
+    if request.param == "fake":
+        yield FakeSwarm().manager()
+        return
+    real = SwarmConfigs(request.getfixturevalue("manager"))
+    yield real
+    real.close()
 
 
 @pytest.fixture
@@ -95,8 +121,11 @@ async def test_a_document_that_was_removed_refuses_and_versions_go_on(
 ) -> None:
     await document.create({})
     before = await head_of(document)
-    await configs.remove(document.name)
-    await configs.remove(document.name)
+    await document.replace(before, {}, b"one")
+    before = await head_of(document)
+    await document.remove()
+    await document.remove()
+    assert await contents(configs, document.name) == set()
     with pytest.raises(StateChanged):
         await document.replace(before, {"holder": "a"}, b"a's")
     await document.create({})
@@ -127,6 +156,30 @@ async def test_the_limit_is_the_largest_that_is_kept(document: SwarmDocument) ->
     with pytest.raises(StateTooLarge, match="512001"):
         await document.replace(head, {}, bytes(LIMIT + 1))
     assert await head_of(document) == head
+
+
+async def test_a_text_is_replaced_and_read_by_others(configs: Configs, name: str, document: SwarmDocument) -> None:
+    mine, theirs = KeptText(document), KeptText(SwarmDocument(configs, name))
+    assert (await theirs.edition(), await theirs.read()) == ("", None)
+    editions = []
+    for text in ("services: {}", "x" * 2 * LIMIT):
+        await mine.write(text)
+        assert await theirs.read() == text
+        editions.append(await theirs.edition())
+    await asyncio.gather(mine.write("a"), theirs.write("b"))
+    assert await theirs.read() in ("a", "b")
+    assert len({*editions, await mine.edition()}) == 3
+    assert len(await contents(configs, name)) == 1
+
+
+@pytest.mark.engine
+async def test_an_engine_that_is_no_manager_is_told(manager: APIClient) -> None:
+    """The machine's own engine, which is in no Swarm."""
+    real = SwarmConfigs(client := open_client())
+    with pytest.raises(StateUnreachable, match="not a swarm manager"):
+        await SwarmDocument(real, "shop_pierhead-state").head()
+    real.close()
+    client.close()
 
 
 def test_a_name_that_swarm_cannot_take_is_refused_before_anything_is_written(configs: Configs) -> None:

@@ -30,9 +30,10 @@ class FakeSwarm:
 
 
 class FakeConfigs:
-    """See `Configs`."""
+    """See `Configs`. `is_cut`: this client gets no answer, others do."""
 
     def __init__(self, swarm: FakeSwarm) -> None:
+        self.is_cut = False
         self._swarm = swarm
 
     async def create(self, name: str, labels: Mapping[str, str], data: bytes) -> None:
@@ -56,7 +57,7 @@ class FakeConfigs:
 
     async def _read(self) -> None:
         await asyncio.sleep(0)
-        if self._swarm.is_down:
+        if self._swarm.is_down or self.is_cut:
             raise StateUnreachable("the swarm does not have a leader")
 
     async def _write(self, write: Callable[[], object]) -> None:

@@ -23,7 +23,7 @@ from controller.storage.store import Store
 from controller.storage.swarm import SwarmDocument
 from tests.fakes.fake_engine import FakeContainer, FakeEngine
 from tests.fakes.fake_router import FakeRouter
-from tests.fakes.fake_swarm_configs import FakeSwarm
+from tests.fakes.fake_swarm_configs import FakeConfigs, FakeSwarm
 from tests.harness.virtual_time import VirtualLoop, wall_clock
 from tests.harness.waiting import PATIENCE_S
 
@@ -134,6 +134,7 @@ class Control:
     """Has the state in its configs; None = the state is in a file."""
     query: Query = no_prometheus
     controller: Controller = field(init=False)
+    manager: FakeConfigs = field(init=False)
     file: StateFile = field(init=False)
     store: Store = field(init=False)
 
@@ -257,7 +258,8 @@ class Control:
     async def _holder(self) -> Holder:
         """The hold of a controller on the state in Swarm, once it has the lease."""
         assert self.swarm is not None
-        document = SwarmDocument(self.swarm.manager(), f"{PROJECT}_pierhead-state")
+        self.manager = self.swarm.manager()
+        document = SwarmDocument(self.manager, f"{PROJECT}_pierhead-state")
         holder = Holder(document, clock=self.clock, wall=self.wall, monotonic=self.clock)
         await holder.take(asyncio.Event())
         return holder

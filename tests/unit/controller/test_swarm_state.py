@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from controller.errors import AnotherController, StateTooLarge, StoreError
 from controller.model.reports import Event
-from controller.storage.holder import Holder
+from controller.storage.holder import Holder, prepare
 from controller.storage.lease import HOLD_S, LOOK_S, RENEW_S, TAKE_S
 from controller.storage.rows import EVENTS_KEPT, StoredEvent
 from controller.storage.state_document import ASKED_S, OBSERVED_S, StateDocument
@@ -76,10 +76,13 @@ async def test_the_next_controller_has_what_was_confirmed(caplog: pytest.LogCapt
 
 
 async def test_a_controller_that_ends_by_itself_is_followed_at_once() -> None:
+    """And the first one of a new project need not wait either."""
     swarm = FakeSwarm()
     first, second = holder_at(swarm), holder_at(swarm)
+    for _ in range(2):
+        await prepare(SwarmDocument(swarm.manager(), NAME))
     async with running(first) as store:
-        pass
+        assert asyncio.get_running_loop().time() < SOON_S
     store.append_event(Event(1.0, "scale", "web", "web", "the last one", "ok"))
     await first.release()
     assert not first.acts()

@@ -1,0 +1,172 @@
+"""A Swarm on this machine: each node is a Docker Engine in a privileged container, on a bridge of their own.
+
+The first nodes are managers. Every node has invented GPUs, and a socket in the rig's directory. The overlay networks of
+the nodes are real (VXLAN over the bridge), so a node that is powered off is gone for the others as a real one is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from docker import APIClient
+
+from tests.harness.haproxy_container import docker
+from tests.harness.waiting import eventually
+
+HERE = Path(__file__).parent / "swarm_node"
+IMAGE = "pierhead-test/swarm-node"
+LABEL = "pierhead.test=swarm-rig"
+STARTED_WITHIN_S = 60.0
+GPU_KIND = "NVIDIA-GPU"
+
+
+def missing() -> str:
+    """Why there can be no Swarm here; "" where there can."""
+    probe = ["ip", "link", "add", "probe", "type", "vxlan", "id", "4000", "dstport", "4790"]
+    done = subprocess.run(
+        ["docker", "run", "--rm", "--privileged", "--label", LABEL, IMAGE, *probe],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return f"this kernel has no overlay networks: {done.stderr.strip()}" if done.returncode else ""
+
+
+def build() -> None:
+    """Build the image of a node (a cached build takes a second)."""
+    docker("build", "--network", "host", "--label", LABEL, "-t", IMAGE, str(HERE))
+
+
+class Node:
+    """One node. `client` speaks to its engine, also after a return from being powered off."""
+
+    def __init__(self, rig: SwarmRig, number: int, gpus: int) -> None:
+        self.name = f"n{number}"
+        self.container = f"{rig.name}-{self.name}"
+        self.ip = f"{rig.subnet}.{10 + number}"
+        self.gpus = tuple(f"GPU-{self.name}-{index:04}" for index in range(1, gpus + 1))
+        self.directory = rig.work / self.name
+        self.url = f"unix://{self.directory}/docker.sock"
+        self._rig = rig
+
+    def create(self) -> None:
+        """Start it for the first time."""
+        self.directory.mkdir()
+        settings = {
+            "hosts": ["unix:///var/run/docker.sock", "unix:///rig/docker.sock"],
+            "exec-opts": ["native.cgroupdriver=cgroupfs"],
+            "node-generic-resources": [f"{GPU_KIND}={uuid}" for uuid in self.gpus],
+        }
+        (self.directory / "daemon.json").write_text(json.dumps(settings))
+        docker("volume", "create", *self._rig.labels, self.container)
+        docker(
+            *("run", "--detach", "--privileged", "--name", self.container, "--hostname", self.name, *self._rig.labels),
+            *("--network", self._rig.name, "--ip", self.ip, "--tmpfs", "/run"),
+            *("--volume", f"{self.container}:/var/lib/docker", "--volume", f"{self.directory}:/rig"),
+            *("--volume", f"{self.directory}/daemon.json:/etc/docker/daemon.json:ro", IMAGE),
+        )
+
+    @contextlib.contextmanager
+    def client(self) -> Iterator[APIClient]:
+        """A client of its engine."""
+        opened = APIClient(base_url=self.url, version="auto", timeout=30)
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+    def cli(self, *arguments: str) -> str:
+        """What a docker command on it says."""
+        return docker("--host", self.url, *arguments)
+
+    def wait_until_up(self) -> None:
+        """Wait until its engine answers."""
+        eventually(lambda: self.cli("version"), f"the engine of {self.name} answers", STARTED_WITHIN_S)
+
+    def load(self, images: Iterable[str]) -> None:
+        """Bring images over from the machine's own engine."""
+        with subprocess.Popen(["docker", "save", *images], stdout=subprocess.PIPE) as saving:
+            load = ["docker", "--host", self.url, "load", "--quiet"]
+            subprocess.run(load, stdin=saving.stdout, stdout=subprocess.DEVNULL, check=True, timeout=600)
+        assert saving.returncode == 0, f"docker save {' '.join(images)}"
+
+    # ---------------------------------------------------------------------------------------------- what happens to it
+
+    def power_off(self) -> None:
+        """Its link goes down, and then all of its processes end at once: nobody is told anything."""
+        docker("exec", self.container, "ip", "link", "set", "eth0", "down")
+        docker("kill", "--signal", "KILL", self.container)
+
+    def power_on(self) -> None:
+        """It starts again, with its disk as it was."""
+        docker("start", self.container)
+        self.wait_until_up()
+
+
+class SwarmRig:
+    """See the module. `nodes` are in the order of their names, managers first."""
+
+    def __init__(self, nodes: int = 1, managers: int = 1, gpus: int = 2) -> None:
+        self.name = f"pierhead-test-swarm-{secrets.token_hex(3)}"
+        self.labels = ("--label", LABEL, "--label", f"pierhead.test.rig={self.name}")
+        self.work = Path(tempfile.mkdtemp(prefix="pierhead-swarm-"))
+        self.subnet = f"10.{random.randrange(200, 250)}.{random.randrange(256)}"
+        self.nodes = [Node(self, number, gpus) for number in range(1, nodes + 1)]
+        self.managers = self.nodes[:managers]
+
+    @contextlib.contextmanager
+    def running(self, images: Iterable[str]) -> Iterator[SwarmRig]:
+        """Start it, with these images of this machine on every node; remove it at the end."""
+        try:
+            docker("network", "create", *self.labels, "--subnet", f"{self.subnet}.0/24", self.name)
+            for node in self.nodes:
+                node.create()
+            for node in self.nodes:
+                node.wait_until_up()
+                node.load(images)
+            self._join()
+            yield self
+        finally:
+            self._remove()
+
+    def states(self) -> dict[str, str]:
+        """The state of every node ("ready", "down", "unknown"), as the first manager sees it."""
+        with self.managers[0].client() as client:
+            return {node["Description"]["Hostname"]: node["Status"]["State"] for node in client.nodes()}
+
+    def tasks(self, **filters: Any) -> list[dict[str, Any]]:
+        """The tasks, as the first manager lists them."""
+        with self.managers[0].client() as client:
+            return list(client.tasks(filters))  # type: ignore[no-untyped-call]
+
+    def _join(self) -> None:
+        first, *others = self.nodes
+        first.cli("swarm", "init", "--advertise-addr", first.ip)
+        for node in others:
+            role = "manager" if node in self.managers else "worker"
+            token = first.cli("swarm", "join-token", "--quiet", role)
+            node.cli("swarm", "join", "--advertise-addr", node.ip, "--token", token, f"{first.ip}:2377")
+        expected = dict.fromkeys((node.name for node in self.nodes), "ready")
+        eventually(lambda: self.states() == expected, "all nodes are ready", STARTED_WITHIN_S)
+
+    def _remove(self) -> None:
+        mine = f"label=pierhead.test.rig={self.name}"
+        for kind, remove in (
+            (("ps", "--all"), ("rm", "--force", "--volumes")),
+            (("volume", "ls"), ("volume", "rm", "--force")),
+            (("network", "ls"), ("network", "rm")),
+        ):
+            found = docker(*kind, "--quiet", "--filter", mine).split()
+            if found:
+                docker(*remove, *found)
+        shutil.rmtree(self.work)
