@@ -192,7 +192,7 @@ def assemble(
 def _note_replaced_store(store: Store, events: EventLog) -> None:
     if store.set_aside is not None:
         lost = (
-            f"the state file was damaged, or written by another version of the controller, and is kept at "
+            f"the state was damaged, or written by another version of the controller, and is kept at "
             f"{store.set_aside}; scale targets are the files' again"
         )
         events.record("store_replaced", lost, outcome="warning")

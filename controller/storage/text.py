@@ -36,7 +36,7 @@ class KeptText:
                 except (OSError, EOFError) as error:
                     raise ValueError(f"config {head.content}: {error}") from error
             await asyncio.sleep(AGAIN_S)  # it was replaced between the two calls
-        raise StateUnreachable(f"config {head.content} was removed, or the text changes all the time")
+        raise StateUnreachable("the text was removed from Swarm's configs, or changes all the time")
 
     async def write(self, text: str) -> None:
         """Replace the text. Raises StateTooLarge, StateUnreachable."""
