@@ -281,7 +281,7 @@ async def test_stored_files_are_read_where_the_files_themselves_are_not() -> Non
         await project.load()
     editions = [await project.fingerprint()]
     for image in ("web:1", "web:2"):
-        await text.write(f"name: shop\nservices: {{web: {{image: {image}, x-serve: {{}}}}}}")
+        await text.write(f"name: shop\nservices: {{web: {{image: {image}, scale: 0, x-serve: {{}}}}}}")
         assert (await project.load()).services["web"].image == image
         editions.append(await project.fingerprint())
     assert len(set(editions)) == 3
