@@ -426,6 +426,7 @@ class StateInSwarm(ControllerMachine):
         self.run(asyncio.sleep(seconds))
         self.swarm.fault = lambda: ""
         self.revive()
+        self.run(self.until(lambda: not self.control.store.trouble, "the state is written again", 60.0))
 
 
 @pytest.mark.timeout(240 + 2 * EXAMPLES)  # against what hangs; two cores with nothing else to do need a tenth
