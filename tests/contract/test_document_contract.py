@@ -13,6 +13,9 @@ from docker import APIClient
 from controller.engines.docker import open_client
 from controller.errors import EngineUnreachable, StateChanged, StateTooLarge, StateUnreachable, StoreError
 from controller.storage.document import Document, Head
+from controller.storage.holder import Holder, prepare
+from controller.storage.lease import RENEW_S, TAKE_S
+from controller.storage.store import Override, Store
 from controller.storage.swarm import DOCUMENT, LIMIT, Configs, SwarmConfigs, SwarmDocument
 from controller.storage.text import KeptText
 from tests.debian_image import debian_image
@@ -170,6 +173,27 @@ async def test_a_text_is_replaced_and_read_by_others(configs: Configs, name: str
     assert await theirs.read() in ("a", "b")
     assert len({*editions, await mine.edition()}) == 3
     assert len(await contents(configs, name)) == 1
+
+
+async def test_the_state_goes_from_one_controller_to_the_next(configs: Configs, document: SwarmDocument) -> None:
+    await prepare(document)
+    first, second = Holder(document), Holder(SwarmDocument(configs, document.name))
+    assert await first.take(asyncio.Event())
+    renewal = asyncio.create_task(first.run())
+    store = Store(first.rows)
+    store.set_override("web", Override(4, 2))
+    await store.stored()
+    waiting = asyncio.create_task(second.take(asyncio.Event()))
+    await asyncio.sleep(2 * RENEW_S)
+    assert (first.acts(), second.acts()) == (True, False)
+    renewal.cancel()
+    await asyncio.wait([renewal])
+    await first.release()
+    async with asyncio.timeout(TAKE_S):
+        assert await waiting
+    assert (first.acts(), second.acts()) == (False, True)
+    assert second.epoch > first.epoch
+    assert dict(Store(second.rows).overrides) == {"web": Override(4, 2)}
 
 
 @pytest.mark.engine

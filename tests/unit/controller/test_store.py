@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import sqlite3
 import time
@@ -19,7 +20,9 @@ from controller.model.world import FailureRecord, Retirement
 from controller.storage.events import EventLog
 from controller.storage.file import FILE_NAME, StateFile
 from controller.storage.rows import EVENTS_KEPT
+from controller.storage.state_document import StateDocument
 from controller.storage.store import Override, Store
+from controller.storage.swarm import LIMIT
 
 
 def retirement(container_id: str = "c1") -> Retirement:
@@ -48,8 +51,28 @@ def test_replicas_that_were_there_together_fail_as_one_try(tmp_path: Path) -> No
     assert store.failures[key].count == 5
 
 
-def test_everything_is_there_after_a_kill(tmp_path: Path) -> None:
-    store = Store(StateFile(tmp_path))
+Open = Callable[[], Store]
+
+
+@pytest.fixture(params=["file", "document"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """Opens the store as a new process would, with what was written before; nothing is closed."""
+    if request.param == "file":
+        return lambda: Store(StateFile(tmp_path))
+    processes: list[StateDocument] = []
+
+    def open_document() -> Store:
+        draft = processes[-1].draft(math.inf) if processes else None
+        processes.append(StateDocument(LIMIT, lambda: None))
+        if draft is not None:
+            processes[-1].load(draft.content)
+        return Store(processes[-1])
+
+    return open_document
+
+
+def test_everything_is_there_after_a_kill(opened: Open) -> None:
+    store = opened()
     store.set_override("web", Override(4, 2))
     store.set_override("api", Override(1, 2))
     store.drop_override("api")
@@ -80,7 +103,7 @@ def test_everything_is_there_after_a_kill(tmp_path: Path) -> None:
     store.drop_revision("web", "v2")
     assert store.append_event(event()) == 1
     assert set(before) == {"c1", "c2"}, "a snapshot does not change"
-    found = Store(StateFile(tmp_path))  # without a close before
+    found = opened()
     assert dict(found.overrides) == {"web": Override(4, 2)}
     assert found.retirements == {"c1": Retirement("web-1", "c1", 10.0, 12.5, "3 replicas, 2 wanted", failed=True)}
     assert found.containers() == {"c1", "c3"}
@@ -107,13 +130,18 @@ def test_a_row_that_cannot_be_read_costs_that_row(tmp_path: Path, caplog: pytest
     found.close()
 
 
-def test_only_the_last_events_are_kept_and_numbers_go_on(tmp_path: Path) -> None:
-    store = Store(StateFile(tmp_path))
+def test_only_the_last_events_are_kept_and_no_number_is_given_twice(opened: Open) -> None:
+    store = opened()
     for number in range(EVENTS_KEPT + 5):
         store.append_event(event(str(number)))
+    store.repeat_event(EVENTS_KEPT, 9.0, 3)
     kept = store.events()
     assert (len(kept), kept[0].seq, kept[-1].seq) == (EVENTS_KEPT, 6, EVENTS_KEPT + 5)
-    assert Store(StateFile(tmp_path)).append_event(event()) == EVENTS_KEPT + 6
+    assert (kept[-6].seq, kept[-6].last_at, kept[-6].times) == (EVENTS_KEPT, 9.0, 3)
+    found = opened()
+    assert found.events() == kept
+    assert found.append_event(event()) > EVENTS_KEPT + 5
+    found.close()
     store.close()
 
 
