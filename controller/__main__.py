@@ -31,6 +31,7 @@ from .settings import Settings
 from .spec.compose import ComposeProject
 from .status.discovery import DiscoveryServer
 from .storage.clock import SteadyClock
+from .storage.file import StateFile
 from .storage.store import Store
 
 logger = logging.getLogger("controller")
@@ -59,7 +60,7 @@ async def run(settings: Settings) -> None:
 async def _control(settings: Settings, engine: ClusterEngine, stop: asyncio.Event) -> None:
     """Control the project until `stop` is set. Raises StoreError before anything is changed."""
     try:
-        store = Store(settings.state_dir)
+        store = Store(StateFile(settings.state_dir))
     except BaseException:
         await engine.close()
         raise

@@ -92,7 +92,7 @@ class Api:
 
     def application(self) -> web.Application:
         """Return the aiohttp application."""
-        app = web.Application(middlewares=[answer_errors], client_max_size=BODY_LIMIT)
+        app = web.Application(middlewares=[answer_errors, self.keep_changes], client_max_size=BODY_LIMIT)
         app.add_routes(
             [
                 web.get("/api/v1/services", self.services),
@@ -116,6 +116,14 @@ class Api:
         )
         app.on_shutdown.append(self._close)
         return app
+
+    @web.middleware
+    async def keep_changes(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer a change when it is stored."""
+        response = await handler(request)
+        if request.method != "GET":
+            await self._commands.stored()
+        return response
 
     async def services(self, request: web.Request) -> web.Response:
         """The whole stack, as `make status` shows it."""

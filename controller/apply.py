@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .engines.base import ClusterEngine, EngineAction
-from .errors import ControllerError, EngineError
+from .errors import ControllerError, EngineError, NotActing
 from .model.actions import (
     Action,
     AddServer,
@@ -290,6 +290,7 @@ class Performer:
         project: str,
         give: Give,
         given: Callable[[str, UserConfigReport], None],
+        acts: Callable[[], bool],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._engine = engine
@@ -299,10 +300,13 @@ class Performer:
         self._project = project
         self._give = give
         self._given = given
+        self._acts = acts
         self._clock = clock
 
     async def perform(self, action: Action) -> None:
         """Carry out one action; raises ControllerError and its kinds."""
+        if not self._acts():  # steps of a plan may have waited for others meanwhile
+            raise NotActing("this controller does not hold the lease of the state at the moment; another one may act")
         match action:
             case RemoveContainer():
                 await self._remove(action)

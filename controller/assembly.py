@@ -19,7 +19,7 @@ from .desired.measurements import Measurements, Query
 from .desired.policies import Policies
 from .desired.scaler import Scaler
 from .engines.base import ClusterEngine
-from .errors import EngineUnreachable
+from .errors import EngineUnreachable, StoreError
 from .loop import Loop, Wakeup
 from .model.desired import Desired
 from .model.observed import Observed
@@ -63,6 +63,8 @@ class World:
     """Where autoscaling functions are looked for."""
     run: Run = in_thread
     """How autoscaling functions are called."""
+    acts: Callable[[], bool] = lambda: True
+    """Whether this controller may act now: on Swarm, while it holds the lease of the state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +155,20 @@ def assemble(
     desirer = Desirer(
         store, events, scaler, deployer, measurements, calls, world.router.routing_hash, over, world.router_silence_s
     )
-    performer = Performer(world.engine, world.router, store, events, world.project, world.give, prober.learn, clock)
+    performer = Performer(
+        world.engine, world.router, store, events, world.project, world.give, prober.learn, world.acts, clock
+    )
+
+    async def may_act() -> bool:
+        try:
+            await store.stored()
+        except StoreError:
+            return False
+        return world.acts()
+
     reporter = Reporter(events, metrics, observer, gpu_marks, wakeup.ring)
     executor = Executor(performer.perform, reporter.report, spawn, clock)
-    loop = Loop(specs, observer, desirer, plan, executor, publisher, wakeup, clock)
+    loop = Loop(specs, observer, desirer, plan, executor, publisher, wakeup, may_act, clock)
     commands = Commands(
         store, events, specs, deployer, world.engine, observer, gpu_marks, wakeup.ring, loop.look_again, clock
     )
@@ -180,7 +192,7 @@ def assemble(
 def _note_replaced_store(store: Store, events: EventLog) -> None:
     if store.set_aside is not None:
         lost = (
-            f"the state file was damaged, or written by another version of the controller, and is kept at "
+            f"the state was damaged, or written by another version of the controller, and is kept at "
             f"{store.set_aside}; scale targets are the files' again"
         )
         events.record("store_replaced", lost, outcome="warning")

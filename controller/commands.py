@@ -48,6 +48,10 @@ class Commands:
         self._look_again = look_again
         self._clock = clock
 
+    async def stored(self) -> None:
+        """Return when the changes so far are stored. Raises StoreError."""
+        await self._store.stored()
+
     # ---------------------------------------------------------------------------------------------------------- scale
 
     def scale(self, service: str, replicas: int | None) -> str:

@@ -6,6 +6,10 @@ ControllerError                500  1
 |   `-- UnknownService         404  2
 |-- SettingsError              500  2
 |-- StoreError                 500  1
+|   |-- StateChanged           500  1
+|   |-- StateTooLarge          500  1
+|   `-- StateUnreachable       503  1
+|-- NotActing                  503  1
 |-- PolicyError                500  1
 |-- AnotherController          500  3
 |-- NotYet                     503  1
@@ -60,6 +64,26 @@ class SettingsError(ControllerError):
 
 class StoreError(ControllerError):
     """The state file cannot be read or written; the value is not stored."""
+
+
+class StateChanged(StoreError):
+    """Somebody else has written the state since it was read: read it again."""
+
+
+class StateTooLarge(StoreError):
+    """The state does not fit into the place where it is kept, even without events."""
+
+
+class StateUnreachable(StoreError):
+    """Swarm does not answer, or not as a manager with a quorum. A write may have been carried out all the same."""
+
+    http_status = 503
+
+
+class NotActing(ControllerError):
+    """Another controller may act in place of this one: the action was not begun."""
+
+    http_status = 503
 
 
 class PolicyError(ControllerError):

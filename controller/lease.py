@@ -1,8 +1,11 @@
 """Keeps a project to one controller: a second one, started by mistake, ends before it changes anything.
 
-Two controllers would undo each other's work for ever. Each locks a file beside the state. The kernel releases the lock
-with the process that holds it, so it needs no timeout, and a killed controller leaves nothing behind. The second
-controller ends with exit code 3. Docker starts it again, so it takes over within a minute after the first has ended.
+Two controllers would undo each other's work for ever. On one machine, each locks a file beside the state. The kernel
+releases the lock with the process that holds it, so it needs no timeout, and a killed controller leaves nothing behind.
+The second controller ends with exit code 3. Docker starts it again, so it takes over within a minute after the first
+has ended.
+
+On Swarm, the second one waits for the lease of the state (storage/holder.py).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .errors import AnotherController, StoreError
+from .storage.holder import Holder
 
 LOCK_NAME = "controller.lock"
 PATIENCE_S = 3.0
@@ -32,6 +36,37 @@ async def state_lock(directory: Path, project: str, patience_s: float = PATIENCE
     """Hold the state in `directory` alone. Raises AnotherController; StoreError where nothing can be locked."""
     with await _take(directory / LOCK_NAME, project, patience_s):  # closing the file releases the lock
         yield
+
+
+@contextlib.asynccontextmanager
+async def state_lease(holder: Holder) -> AsyncIterator[None]:
+    """Renew the lease while the body runs, then give it back. The body is cancelled when the lease is lost.
+
+    Raises AnotherController then, in place of the body's CancelledError.
+    """
+    body, lost = asyncio.current_task(), list[BaseException]()
+    assert body is not None  # noqa: S101 - for mypy
+
+    async def renew() -> None:
+        try:
+            await holder.run()
+        except Exception as error:
+            lost.append(error)
+            body.cancel()
+
+    renewal = asyncio.create_task(renew())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not lost:
+            raise
+        body.uncancel()
+        raise lost[0] from None
+    finally:
+        renewal.cancel()
+        await asyncio.wait([renewal])
+        with contextlib.suppress(StoreError):  # without it the next controller waits some seconds longer
+            await holder.release()
 
 
 async def _take(path: Path, project: str, patience_s: float) -> IO[str]:

@@ -8,7 +8,7 @@ into account which of them have not ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from .apply import Executor
 from .desired.desired import Desirer
@@ -66,8 +66,10 @@ class Loop:
         executor: Executor,
         publisher: Publisher,
         wakeup: Wakeup,
+        may_act: Callable[[], Awaitable[bool]],
         clock: Callable[[], float],
     ) -> None:
+        """`may_act`: whether what was decided is stored, and no other controller acts."""
         self._specs = specs
         self._observer = observer
         self._desirer = desirer
@@ -75,6 +77,7 @@ class Loop:
         self._executor = executor
         self._publisher = publisher
         self._wakeup = wakeup
+        self._may_act = may_act
         self._clock = clock
         self._plan = Plan()
         self._unseen = ""
@@ -141,7 +144,8 @@ class Loop:
         now, gate = self._clock(), self._executor.gate
         desired = self._desirer.desire(sight, self._plan.pending, gate.refusals(), now)
         # A world that was not seen gives no reason to act.
-        plan = self._plan = self.planner(desired, sight.observed, now) if sight.complete else Plan()
+        is_acting = sight.complete and await self._may_act()
+        plan = self._plan = self.planner(desired, sight.observed, now) if is_acting else Plan()
         self._executor.submit(plan)
         self._observer.look_ahead(sight, plan, self._executor.in_progress, now)
         self._publisher.publish(desired, sight, plan, gate.refusals(), files, now)

@@ -61,7 +61,7 @@ class ComposeProject:
 
         Raises SpecError when the files are wrong, ControllerError when Compose cannot be run or does not answer.
         """
-        output, messages = await self._run()
+        output, messages = await self.resolved()
         setting = self._setting()
         try:
             config = load_resolved(output)
@@ -76,8 +76,8 @@ class ComposeProject:
     def _setting(self) -> Setting:
         return Setting(self.project_dir, compose_files(self.project_dir, self._environment))
 
-    async def _run(self) -> tuple[str, tuple[str, ...]]:
-        """(standard output, warnings) of the command."""
+    async def resolved(self) -> tuple[str, tuple[str, ...]]:
+        """(the resolved files, warnings) as `docker compose config` prints them. Raises as `load` does."""
         if not self.project_dir.is_dir():
             raise SpecError(
                 [f"PIERHEAD_PROJECT_DIR: {self.project_dir} is not a directory here; mount it at its own absolute path"]

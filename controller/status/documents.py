@@ -22,7 +22,7 @@ from ..model.reports import ServiceStatus
 from ..model.spec import ServiceSpec, backend_name
 from ..model.world import RoutingState
 from ..plan.user_config import progress_words
-from ..storage.store import StoredEvent
+from ..storage.rows import StoredEvent
 from .view import View
 
 # ---------------------------------------------------------------------------------------------------------------- JSON

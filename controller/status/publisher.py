@@ -76,7 +76,7 @@ class Publisher:
         if self.store_trouble and not before:
             self._events.record("store_failing", self._store_notices()[0], target="store", outcome="warning")
         elif before and not self.store_trouble:
-            self._events.record("store_works", "the state file is written again", target="store", outcome="ok")
+            self._events.record("store_works", "the state is written again", target="store", outcome="ok")
 
     def publish_without_spec(self, files: Hashable) -> None:
         """Publish a view without services, with the problems of the compose files."""

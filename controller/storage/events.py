@@ -12,7 +12,8 @@ from typing import Literal
 
 from ..model.reports import Event
 from ..model.text import storable
-from .store import EVENTS_KEPT, Store, StoredEvent
+from .rows import EVENTS_KEPT, StoredEvent
+from .store import Store
 
 logger = logging.getLogger(__name__)
 

@@ -1,19 +1,26 @@
-"""The SQLite file behind the store: two tables, checked when opened, and the writes that are pending."""
+"""Keeps rows in one SQLite file with two tables, which are checked when it is opened.
+
+    state   (kind, key, value as JSON): one row for each value
+    events  the events, newest last
+
+Every change is written before it takes effect. All calls are synchronous, on the event loop: in WAL mode a commit is
+one append to a file without waiting for the disk (0.05 ms), far cheaper than a thread. A crash of the process loses
+nothing. A power cut may lose the last changes, but never damages the file. Only a scale target waits for the disk.
+
+A file that cannot be used is renamed.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Generic, TypeVar
 
 from ..errors import StoreError
-
-logger = logging.getLogger(__name__)
+from ..model.reports import Event
+from .rows import EVENTS_KEPT, StoredEvent
 
 FILE_NAME = "state.db"
 BUSY_MS = 20
@@ -28,16 +35,25 @@ TABLES = {
     ),
 }
 
-K = TypeVar("K", str, tuple[str, str])
-V = TypeVar("V")
+_PUT = "INSERT OR REPLACE INTO state VALUES (?, ?, ?)"
+_DROP = "DELETE FROM state WHERE kind = ? AND key = ?"
+_ADD_EVENT = (
+    "INSERT INTO events (seq, at, last_at, times, kind, service, target, message, outcome) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_EVENTS = "SELECT seq, last_at, times, at, kind, service, target, message, outcome FROM events ORDER BY seq"
+_DURABLE = "override"
+"""The kind whose rows are on the disk when they are put: its loss would not show after the command has reported
+success."""
 
 
 class StateFile:
-    """The SQLite file, and the pending writes (`owed`) while it cannot be written."""
+    """See `Rows`: the SQLite file, and the pending writes (`owed`) while it cannot be written."""
 
-    def __init__(self, directory: Path, clock: Callable[[], float]) -> None:
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
+        """Open or create the file; raises StoreError when the directory cannot be written."""
         self._path = directory / FILE_NAME
-        self.set_aside: Path | None = None
+        self.set_aside: str | None = None
         self.trouble = ""
         self.owed: dict[tuple[str, ...], tuple[str, tuple[object, ...]]] = {}
         try:
@@ -46,7 +62,57 @@ class StateFile:
         except (OSError, sqlite3.OperationalError) as error:
             raise StoreError(f"{self._path}: {error}; the controller needs a writable state directory") from error
 
-    def write(self, key: tuple[str, ...], statement: str, values: tuple[object, ...]) -> None:
+    def read(self, kind: str) -> Iterable[tuple[str, str]]:
+        """See `Rows.read`."""
+        return self.db.execute("SELECT key, value FROM state WHERE kind = ?", (kind,)).fetchall()
+
+    def put(self, kind: str, key: str, value: str | None, *, asked: bool) -> None:
+        """See `Rows.put`."""
+        write = self._write if asked else self._keep
+        if value is None:
+            write((kind, key), _DROP, (kind, key))
+            return
+        if kind == _DURABLE:
+            self.db.execute("PRAGMA synchronous = FULL")
+        try:
+            write((kind, key), _PUT, (kind, key, value))
+        finally:
+            if kind == _DURABLE:
+                self.db.execute("PRAGMA synchronous = NORMAL")
+
+    @property
+    def last_seq(self) -> int:
+        """See `Rows.last_seq`."""
+        row = self.db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
+        return int(row[0]) if row else 0
+
+    def events(self) -> list[StoredEvent]:
+        """See `Rows.events`."""
+        rows = self.db.execute(_EVENTS).fetchall()
+        return [StoredEvent(seq, Event(*event), last_at, times) for seq, last_at, times, *event in rows]
+
+    def add_event(self, stored: StoredEvent) -> None:
+        """See `Rows.add_event`."""
+        seq, event, oldest = stored.seq, stored.event, stored.seq - EVENTS_KEPT
+        words = (event.kind, event.service, event.target, event.message, event.outcome)
+        self._keep(("event", str(seq)), _ADD_EVENT, (seq, event.at, stored.last_at, stored.times, *words))
+        self._keep(("events",), "DELETE FROM events WHERE seq <= ?", (oldest,))
+        self.owed.pop(("event", str(oldest)), None)
+        self.owed.pop(("again", str(oldest)), None)
+
+    def repeat_event(self, seq: int, last_at: float, times: int) -> None:
+        """See `Rows.repeat_event`."""
+        statement = "UPDATE events SET last_at = ?, times = ? WHERE seq = ?"
+        self._keep(("again", str(seq)), statement, (last_at, times, seq))
+
+    async def stored(self) -> None:
+        """See `Rows.stored`: `put` has written it already."""
+
+    def close(self) -> None:
+        """Close the file."""
+        self.db.close()
+
+    def _write(self, key: tuple[str, ...], statement: str, values: tuple[object, ...]) -> None:
         """Write a change that an operator asked for, now or not at all. Raises StoreError."""
         try:
             self.db.execute(statement, values)
@@ -56,7 +122,7 @@ class StateFile:
             raise StoreError(self.trouble) from error
         self.owed.pop(key, None)  # a pending write of the same key is outdated
 
-    def keep(self, key: tuple[str, ...], statement: str, values: tuple[object, ...]) -> None:
+    def _keep(self, key: tuple[str, ...], statement: str, values: tuple[object, ...]) -> None:
         """Write an observed change now, or as soon as the file is writable; memory has it at once.
 
         Only the last statement of each key stays pending, so the number of pending writes is bounded by the keys.
@@ -76,15 +142,6 @@ class StateFile:
             del self.owed[key]
         self.trouble = ""
 
-    @contextlib.contextmanager
-    def waiting_for_the_disk(self) -> Iterator[None]:
-        """Writes inside this context are on the disk when they return."""
-        self.db.execute("PRAGMA synchronous = FULL")
-        try:
-            yield
-        finally:
-            self.db.execute("PRAGMA synchronous = NORMAL")
-
     def _refusal(self, error: sqlite3.Error) -> str:
         return f"{self._path}: {error}; look at the disk of the controller's state volume"
 
@@ -94,47 +151,12 @@ class StateFile:
         except sqlite3.OperationalError:
             raise  # it cannot be opened or written: a new file would fail as well
         except (sqlite3.DatabaseError, UnicodeDecodeError):  # the latter is how Python quotes SQLite on a bad byte
-            self.set_aside = self._path.with_name(f"{FILE_NAME}.aside-{int(clock())}")
+            aside = self._path.with_name(f"{FILE_NAME}.aside-{int(clock())}")
             for suffix in ("", "-wal", "-shm"):
                 with contextlib.suppress(FileNotFoundError):  # SQLite creates the two side files only when needed
-                    Path(f"{self._path}{suffix}").rename(f"{self.set_aside}{suffix}")
+                    Path(f"{self._path}{suffix}").rename(f"{aside}{suffix}")
+            self.set_aside = str(aside)
             return _connect(self._path)
-
-
-class Kind(Generic[K, V]):
-    """All rows of one kind, in memory and in the file. `of` decodes a row's JSON, `plain` encodes a value."""
-
-    def __init__(self, file: StateFile, kind: str, of: Callable[[Any], V], plain: Callable[[V], Any]) -> None:
-        self._file = file
-        self._kind = kind
-        self._plain = plain
-        self.values: dict[K, V] = {}
-        for key, value in file.db.execute("SELECT key, value FROM state WHERE kind = ?", (kind,)):
-            try:
-                name: Any = json.loads(key)
-                place: Any = name if isinstance(name, str) else tuple(name)
-                self.values[place] = of(json.loads(value))
-            except (ValueError, TypeError) as error:
-                logger.error("%s %s in the state file cannot be read and is left out: %s", kind, key, error)  # noqa: TRY400
-
-    def put(self, key: K, value: V, *, asked: bool = False) -> None:
-        """Keep a value. Raises StoreError if it was `asked` for by an operator and cannot be written now."""
-        text, values = json.dumps(key), json.dumps(self._plain(value))
-        write = self._file.write if asked else self._file.keep
-        write((self._kind, text), "INSERT OR REPLACE INTO state VALUES (?, ?, ?)", (self._kind, text, values))
-        self.values[key] = value
-
-    def drop(self, key: K, *, asked: bool = False) -> None:
-        """Forget a value, if there is one. Raises as `put` does."""
-        if key in self.values:
-            text = json.dumps(key)
-            write = self._file.write if asked else self._file.keep
-            write((self._kind, text), "DELETE FROM state WHERE kind = ? AND key = ?", (self._kind, text))
-            del self.values[key]
-
-    def snapshot(self) -> Mapping[K, V]:
-        """A copy of the values; later changes are not in it."""
-        return MappingProxyType(dict(self.values))
 
 
 def _connect(path: Path) -> sqlite3.Connection:

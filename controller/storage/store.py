@@ -1,28 +1,17 @@
-"""Stores what cannot be read back from the engine: scale overrides, rollouts, retirements, failures, events. It is one
-SQLite file.
+"""Stores what cannot be read back from the engine: scale overrides, rollouts, retirements, failures, events.
 
-    state   (kind, key, value as JSON): one row for each value
-    events  the events, newest last
+Reads come from memory; changes go to `Rows` and from there to the SQLite file (file.py), or on Swarm to a config
+(state_document.py). While nothing can be written (a full disk, a Swarm without a leader), observed changes are kept in
+memory and written later. Changes that an operator asks for are refused.
 
-Reads come from memory; every change is written to the file before it takes effect. All calls are synchronous, on the
-event loop: in WAL mode a commit is one append to a file without waiting for the disk (0.05 ms), far cheaper than a
-thread. A crash of the process loses nothing. A power cut may lose the last changes, but never damages the file. Only a
-scale target waits for the disk, because its loss would not show after the command has reported success.
-
-While the file cannot be written (a full disk), observed changes are kept in memory and written later. Changes that an
-operator asks for are refused.
-
-A damaged file, or a file of another version of the controller, is renamed and a new file is started: the running
-containers are the truth, and `set_aside` is the old file's path.
+A damaged state, or one of another version of the controller, is set aside and a new one is started: the running
+containers are the truth, and `set_aside` says where the old state is.
 """
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -30,11 +19,7 @@ from ..model.desired import Revision
 from ..model.reports import Event
 from ..model.text import storable
 from ..model.world import FailureKey, FailureRecord, GpuFault, Retirement, is_another_try
-from .file import Kind, StateFile
-
-logger = logging.getLogger(__name__)
-
-EVENTS_KEPT = 1000
+from .rows import Kind, Rows, StoredEvent
 
 V = TypeVar("V")
 
@@ -47,56 +32,48 @@ class Override:
     spec_replicas: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEvent:
-    """An event with its sequence number; `times` > 1: it was repeated, last at `last_at`."""
-
-    seq: int
-    event: Event
-    last_at: float
-    times: int = 1
-
-
 def _same(value: V) -> V:
     return value
 
 
 class Store:
-    """The state file, and its content in memory. One owner: the loop's thread."""
+    """The state in memory, and the rows that keep it. One owner: the loop's thread."""
 
-    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
-        """Open or create the file; raises StoreError when the directory cannot be written."""
-        self._file = file = StateFile(directory, clock)
-        self._overrides: Kind[str, Override] = Kind(file, "override", lambda row: Override(**row), asdict)
-        self._retirements: Kind[str, Retirement] = Kind(file, "retirement", lambda row: Retirement(**row), asdict)
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._overrides: Kind[str, Override] = Kind(rows, "override", lambda row: Override(**row), asdict)
+        self._retirements: Kind[str, Retirement] = Kind(rows, "retirement", lambda row: Retirement(**row), asdict)
         self._failures: Kind[FailureKey, FailureRecord] = Kind(
-            file, "failure", lambda row: FailureRecord(**row), asdict
+            rows, "failure", lambda row: FailureRecord(**row), asdict
         )
-        self._rollouts: Kind[str, str] = Kind(file, "rollout", str, _same)
-        self._revisions: Kind[tuple[str, str], Revision] = Kind(file, "revision", lambda row: Revision(**row), asdict)
-        self._autoscaled: Kind[str, int] = Kind(file, "autoscaled", int, _same)
-        self._gpu_faults: Kind[str, GpuFault] = Kind(file, "gpu_fault", lambda row: GpuFault(**row), asdict)
-        self._seen_ready: Kind[str, float] = Kind(file, "seen_ready", float, _same)
-        row = file.db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
-        self._last_seq = int(row[0]) if row else 0
+        self._rollouts: Kind[str, str] = Kind(rows, "rollout", str, _same)
+        self._revisions: Kind[tuple[str, str], Revision] = Kind(rows, "revision", lambda row: Revision(**row), asdict)
+        self._autoscaled: Kind[str, int] = Kind(rows, "autoscaled", int, _same)
+        self._gpu_faults: Kind[str, GpuFault] = Kind(rows, "gpu_fault", lambda row: GpuFault(**row), asdict)
+        self._seen_ready: Kind[str, float] = Kind(rows, "seen_ready", float, _same)
+        self._last_seq = rows.last_seq
 
     @property
-    def set_aside(self) -> Path | None:
-        """The new path of the former file, if it was damaged or of another version; else None."""
-        return self._file.set_aside
+    def set_aside(self) -> str | None:
+        """Where the former state is kept, if it was damaged or of another version; else None."""
+        return self._rows.set_aside
 
     @property
     def trouble(self) -> str:
-        """Why the file cannot be written at the moment; "" when it can."""
-        return self._file.trouble
+        """Why the state cannot be written at the moment; "" when it can."""
+        return self._rows.trouble
 
     def settle(self) -> None:
         """Retry the pending writes."""
-        self._file.settle()
+        self._rows.settle()
+
+    async def stored(self) -> None:
+        """Return when everything that an operator asked for is kept. Raises StoreError."""
+        await self._rows.stored()
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.db.close()
+        """Let go of the rows."""
+        self._rows.close()
 
     # ------------------------------------------------------------------------------------------------ scale overrides
 
@@ -106,9 +83,8 @@ class Store:
         return MappingProxyType(self._overrides.values)
 
     def set_override(self, service: str, override: Override) -> None:
-        """Keep a scale call; on the disk when this returns. Raises StoreError."""
-        with self._file.waiting_for_the_disk():
-            self._overrides.put(service, override, asked=True)
+        """Keep a scale call. Raises StoreError."""
+        self._overrides.put(service, override, asked=True)
 
     def drop_override(self, service: str) -> None:
         """End a scale call: the compose files decide again. Raises StoreError."""
@@ -182,7 +158,7 @@ class Store:
         return MappingProxyType(self._rollouts.values)
 
     def note_rollout(self, service: str, state: str) -> None:
-        """Store a service's rollout state; it is in the file when this returns. Raises StoreError."""
+        """Store a service's rollout state. Raises StoreError."""
         if self._rollouts.values.get(service) != state:
             self._rollouts.put(service, storable(state), asked=True)
 
@@ -251,24 +227,14 @@ class Store:
 
     def events(self) -> list[StoredEvent]:
         """The stored events, oldest first."""
-        columns = "seq, last_at, times, at, kind, service, target, message, outcome"
-        rows = self._file.db.execute(f"SELECT {columns} FROM events ORDER BY seq").fetchall()  # noqa: S608 - constant
-        return [StoredEvent(seq, Event(*event), last_at, times) for seq, last_at, times, *event in rows]
+        return self._rows.events()
 
     def append_event(self, event: Event) -> int:
         """Store an event, drop the oldest above EVENTS_KEPT; return its sequence number (it grows, is never reused)."""
         self._last_seq += 1
-        seq, oldest = self._last_seq, self._last_seq - EVENTS_KEPT
-        values = (seq, event.at, event.at, 1, event.kind, event.service, event.target, event.message, event.outcome)
-        columns = "seq, at, last_at, times, kind, service, target, message, outcome"
-        statement = f"INSERT INTO events ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - constant
-        self._file.keep(("event", str(seq)), statement, values)
-        self._file.keep(("events",), "DELETE FROM events WHERE seq <= ?", (oldest,))
-        self._file.owed.pop(("event", str(oldest)), None)
-        self._file.owed.pop(("again", str(oldest)), None)
-        return seq
+        self._rows.add_event(StoredEvent(self._last_seq, event, event.at))
+        return self._last_seq
 
     def repeat_event(self, seq: int, last_at: float, times: int) -> None:
         """Store the repetition of an event."""
-        statement = "UPDATE events SET last_at = ?, times = ? WHERE seq = ?"
-        self._file.keep(("again", str(seq)), statement, (last_at, times, seq))
+        self._rows.repeat_event(seq, last_at, times)

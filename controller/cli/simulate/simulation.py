@@ -29,6 +29,7 @@ from ...model.spec import AutoscaleSpec, PrometheusPolicy, ServiceSpec, Spec
 from ...plan import plan as make_plan
 from ...plan.failures import forgiven
 from ...storage.events import EventLog
+from ...storage.file import StateFile
 from ...storage.store import Store
 from .distributions import Distribution, parse_distribution
 from .traces import Trace
@@ -102,7 +103,7 @@ def simulate(spec: ServiceSpec, trace: Trace, setting: Setting | None = None) ->
     """Run a service that has an `autoscale` block against a trace."""
     setting = setting or Setting()
     with tempfile.TemporaryDirectory(prefix="pierhead-simulate-") as directory, _quiet():
-        store = Store(Path(directory))
+        store = Store(StateFile(Path(directory)))
         try:
             return _Simulation(spec, trace, setting, store).run()
         finally:

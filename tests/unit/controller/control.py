@@ -17,9 +17,13 @@ from controller.model.spec import NO_USER_CONFIG, PrometheusPolicy, ServiceSpec,
 from controller.model.world import UserConfigReport
 from controller.observe.probe import Reading, Subject
 from controller.status.view import View
+from controller.storage.file import StateFile
+from controller.storage.holder import Holder
 from controller.storage.store import Store
+from controller.storage.swarm import SwarmDocument
 from tests.fakes.fake_engine import FakeContainer, FakeEngine
 from tests.fakes.fake_router import FakeRouter
+from tests.fakes.fake_swarm_configs import FakeConfigs, FakeSwarm
 from tests.harness.virtual_time import VirtualLoop, wall_clock
 from tests.harness.waiting import PATIENCE_S
 
@@ -126,8 +130,12 @@ class Control:
     is_manual: bool = False
     actions_to_live: int | None = None
     """The controller dies right after so many more actions, before it can note what they did; None = it lives."""
+    swarm: FakeSwarm | None = None
+    """Has the state in its configs; None = the state is in a file."""
     query: Query = no_prometheus
     controller: Controller = field(init=False)
+    manager: FakeConfigs = field(init=False)
+    file: StateFile = field(init=False)
     store: Store = field(init=False)
 
     @classmethod
@@ -213,9 +221,13 @@ class Control:
         class Ended(Exception):
             pass
 
-        self.store = Store(self.directory)
+        holder = await self._holder() if self.swarm else None
+        self.file = StateFile(self.directory)
+        self.store = Store(holder.rows if holder else self.file)
         try:
             async with asyncio.TaskGroup() as tasks:
+                if holder:
+                    tasks.create_task(holder.run())
                 engine, router = Mortal(self.engine, self), Mortal(self.router, self)
                 world = World(
                     PROJECT,
@@ -229,9 +241,11 @@ class Control:
                     policy_dir=self.directory,
                     run=directly,
                     give=self.give,
+                    acts=holder.acts if holder else lambda: True,
                 )
+                clock = holder.controller_clock if holder else self.clock
                 self.controller = assemble(
-                    world, tasks.create_task, clock=self.clock, wall=self.wall, engine_lost_s=self.engine_lost_s
+                    world, tasks.create_task, clock=clock, wall=self.wall, engine_lost_s=self.engine_lost_s
                 )
                 self.controller.start(tasks.create_task)
                 yield self.controller
@@ -240,6 +254,15 @@ class Control:
             pass
         finally:
             self.store.close()
+
+    async def _holder(self) -> Holder:
+        """The hold of a controller on the state in Swarm, once it has the lease."""
+        assert self.swarm is not None
+        self.manager = self.swarm.manager()
+        document = SwarmDocument(self.manager, f"{PROJECT}_pierhead-state")
+        holder = Holder(document, clock=self.clock, wall=self.wall, monotonic=self.clock)
+        await holder.take(asyncio.Event())
+        return holder
 
     def wall(self) -> float:
         """The machine's wall clock, which `set_clock` sets."""
@@ -268,7 +291,7 @@ class Control:
 
     def set_disk_full(self, is_full: bool) -> None:
         """Whether the store's file can be written."""
-        self.store._file.db.execute(f"PRAGMA query_only = {'ON' if is_full else 'OFF'}")
+        self.file.db.execute(f"PRAGMA query_only = {'ON' if is_full else 'OFF'}")
 
     def kinds(self, outcome: str | None = None) -> list[str]:
         """Kinds of the events so far."""

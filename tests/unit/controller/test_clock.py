@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from controller.model.spec import AutoscaleSpec
 from controller.storage.clock import ContainerTimes, SteadyClock, steady_time
+from controller.storage.file import StateFile
 from controller.storage.store import Store
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
@@ -33,7 +34,7 @@ def test_a_clock_that_is_set_moves_nothing() -> None:
 
 
 def test_a_controller_never_begins_before_what_the_state_speaks_of(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = Store(StateFile(tmp_path))
     store.failure(("web", "v1"), 5000.0, "exited")
     clock = SteadyClock(store.latest_at, lambda: 2000.0, lambda: 3.0)
     store.close()

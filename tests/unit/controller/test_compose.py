@@ -13,8 +13,12 @@ import pytest
 from controller.errors import ControllerError, SpecError
 from controller.spec.compose import ComposeProject
 from controller.spec.files import Fingerprint, ProjectFiles, compose_files
+from controller.spec.kept import KeptProject
 from controller.spec.messages import Setting, explain, explain_warning, split_output
 from controller.spec.yaml import load_resolved
+from controller.storage.swarm import compose_files_of
+from controller.storage.text import KeptText
+from tests.fakes.fake_swarm_configs import FakeSwarm
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import until
 
@@ -265,3 +269,24 @@ async def test_a_slow_disk_does_not_hold_up_the_event_loop(shop: Path, monkeypat
     assert not asked.done()
     may_end.set()
     assert await asked == stat(ProjectFiles(shop, {}))
+
+
+async def test_stored_files_are_read_where_the_files_themselves_are_not() -> None:
+    """On Swarm; damaged ones, or none, are a problem of the files and not the controller's end."""
+    swarm = FakeSwarm()
+    document = compose_files_of(swarm.manager(), "shop")
+    text = KeptText(document)
+    project = KeptProject("shop", text)
+    with pytest.raises(SpecError, match="pierhead up"):
+        await project.load()
+    editions = [await project.fingerprint()]
+    for image in ("web:1", "web:2"):
+        await text.write(f"name: shop\nservices: {{web: {{image: {image}, scale: 0, x-serve: {{}}}}}}")
+        assert (await project.load()).services["web"].image == image
+        editions.append(await project.fingerprint())
+    assert len(set(editions)) == 3
+    head = await document.head()
+    assert head is not None
+    await document.replace(head, {}, b"damaged")
+    with pytest.raises(ControllerError, match="pierhead deploy"):
+        await project.load()

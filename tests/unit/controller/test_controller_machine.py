@@ -30,6 +30,7 @@ from controller.model.actions import AddServer, CreateContainer, RemoveContainer
 from controller.model.spec import NO_USER_CONFIG, AutoscaleSpec, GpuRequest, RolloutSpec, ServiceSpec, backend_name
 from controller.model.world import current_version
 from tests.fakes.fake_engine import Behaviour
+from tests.fakes.fake_swarm_configs import FakeSwarm, Fault
 from tests.harness.virtual_time import VirtualLoop
 from tests.unit.controller.control import Control
 from tests.unit.controller.worlds import gpu_service, gpus, service
@@ -411,12 +412,30 @@ def quiet() -> Any:
     logging.disable(before)
 
 
+class StateInSwarm(ControllerMachine):
+    """The same with the state in Swarm's configs, which are away at times: a killed controller loses what it observed
+    in its last seconds, and the next one waits for its lease."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.swarm = self.control.swarm = FakeSwarm()
+
+    @rule(fault=st.sampled_from(["", "lost", "answer lost"]), seconds=st.sampled_from([0.3, 3.0, 30.0]))
+    def swarm_loses_writes(self, fault: Fault, seconds: float) -> None:
+        self.swarm.fault = lambda: fault
+        self.run(asyncio.sleep(seconds))
+        self.swarm.fault = lambda: ""
+        self.revive()
+        self.run(self.until(lambda: not self.control.store.trouble, "the state is written again", 60.0))
+
+
 @pytest.mark.timeout(240 + 2 * EXAMPLES)  # against what hangs; two cores with nothing else to do need a tenth
-def test_the_controller_against_chance() -> None:
+@pytest.mark.parametrize("machine", [ControllerMachine, StateInSwarm])
+def test_the_controller_against_chance(machine: type[ControllerMachine]) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(
-        ControllerMachine,
+        machine,
         settings=settings(
             max_examples=EXAMPLES,
             stateful_step_count=STEPS,

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from controller.assembly import Controller
 from controller.engines.docker_errors import refusal
-from controller.errors import EngineError, StoreError
+from controller.errors import AnotherController, EngineError, StoreError
 from controller.model.actions import CreateContainer
 from controller.model.world import GpuFault
+from controller.storage.lease import HOLD_S
 from tests.fakes.fake_engine import Behaviour
+from tests.fakes.fake_swarm_configs import FakeSwarm
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpus, service
 
@@ -57,6 +61,37 @@ async def test_a_state_file_that_cannot_be_written_stops_nothing_and_is_reported
         await control.settled("web", 3)
         assert any(record.count >= 3 for (name, _), record in control.store.failures.items() if name == "bad")
         assert {"store_failing", "store_works"} <= set(control.kinds()), "events of that time are kept, too"
+
+
+async def test_a_controller_that_is_cut_off_stops_before_another_one_acts(control: Control) -> None:
+    control.swarm = FakeSwarm()
+    other = replace(control)
+
+    async def is_cut_off(first: Controller) -> None:
+        await control.settled("web", 2)
+        first.commands.scale("web", 3)
+        await first.commands.stored()
+        await control.settled("web", 3)
+        control.manager.is_cut = True
+        await asyncio.sleep(HOLD_S)
+        control.engine.crash(control.router.ready("web")[0])
+        with pytest.raises(StoreError):
+            first.commands.scale("web", 9)
+        await asyncio.sleep(1.0)
+        assert not first.view.plan.steps
+        assert any("no state can be saved" in notice for notice in first.view.notices)
+        async with other.running():
+            await other.settled("web", 3)
+            control.manager.is_cut = False
+            await asyncio.sleep(60)
+
+    async def live() -> None:
+        async with control.running() as first:
+            await is_cut_off(first)
+
+    with pytest.raises(ExceptionGroup) as ended:
+        await live()
+    assert ended.group_contains(AnotherController)
 
 
 async def test_a_gpu_mark_that_cannot_be_kept_is_refused(control: Control) -> None:

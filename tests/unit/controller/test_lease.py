@@ -14,7 +14,11 @@ from pathlib import Path
 import pytest
 
 from controller.errors import AnotherController, StoreError
-from controller.lease import LOCK_NAME, state_lock
+from controller.lease import LOCK_NAME, state_lease, state_lock
+from controller.storage.holder import Holder
+from controller.storage.lease import NOBODY, Claim
+from controller.storage.swarm import Config, SwarmDocument
+from tests.fakes.fake_swarm_configs import FakeSwarm
 
 PROJECT = "shop"
 
@@ -91,3 +95,28 @@ async def test_a_state_directory_that_cannot_be_written_is_named(tmp_path: Path)
     with pytest.raises(StoreError, match="state directory"):
         async with state_lock(tmp_path / "file" / "state", PROJECT):
             pass
+
+
+async def test_a_lease_that_is_lost_ends_the_work_and_one_that_is_given_back_is_taken_at_once() -> None:
+    swarm = FakeSwarm()
+    managers = [swarm.manager() for _ in range(2)]
+    first, second = (Holder(SwarmDocument(manager, "shop_pierhead-state")) for manager in managers)
+    swarm.configs["shop_pierhead-state"] = Config("shop_pierhead-state", 1, Claim(NOBODY, 0, 0).labels(), b"{}")
+
+    async def overtaken() -> None:
+        async with state_lease(second):
+            third = Claim("a third one", swarm.version + 1, 0)
+            await managers[0].update("shop_pierhead-state", swarm.version, third.labels())
+            await asyncio.Event().wait()
+
+    async with asyncio.timeout(10):
+        assert await first.take(asyncio.Event())
+        async with state_lease(first):
+            assert first.acts()
+        assert not first.acts()
+        assert await second.take(asyncio.Event())
+        with pytest.raises(AnotherController, match="a third one"):
+            await overtaken()
+    stop = asyncio.Event()
+    stop.set()
+    assert not await first.take(stop), "a controller that is to end does not wait for the lease"

@@ -17,6 +17,7 @@ from controller.observe.gpu_memory import GpuMemoryWatch
 from controller.observe.probe import Prober, Reading
 from controller.observe.snapshot import Observer
 from controller.storage.events import EventLog
+from controller.storage.file import StateFile
 from controller.storage.store import Store
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_router import FakeRouter
@@ -47,7 +48,7 @@ class Bench:
     def __init__(self, directory: Path) -> None:
         clock = asyncio.get_running_loop().time
         self.engine, self.router = FakeEngine(clock), FakeRouter()
-        self.store, self.prober = Store(directory), NotingProber()
+        self.store, self.prober = Store(StateFile(directory)), NotingProber()
         memory = GpuMemoryWatch(self.engine, asyncio.create_task, lambda: None, clock)
         marks = GpuMarks(self.store, EventLog(self.store, clock), dict, lambda: None)
         self.observer = Observer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import sqlite3
 import time
@@ -17,8 +18,11 @@ from controller.model.desired import Revision
 from controller.model.reports import Event
 from controller.model.world import FailureRecord, Retirement
 from controller.storage.events import EventLog
-from controller.storage.file import FILE_NAME
-from controller.storage.store import EVENTS_KEPT, Override, Store
+from controller.storage.file import FILE_NAME, StateFile
+from controller.storage.rows import EVENTS_KEPT
+from controller.storage.state_document import StateDocument
+from controller.storage.store import Override, Store
+from controller.storage.swarm import LIMIT
 
 
 def retirement(container_id: str = "c1") -> Retirement:
@@ -35,7 +39,7 @@ def revision(version: str) -> Revision:
 
 def test_replicas_that_were_there_together_fail_as_one_try(tmp_path: Path) -> None:
     """And a loop of crashes grows by one a generation, however many replicas go through it out of step."""
-    store = Store(tmp_path)
+    store = Store(StateFile(tmp_path))
     key = ("web", "v1")
     for ended_at in (10.0, 10.1, 12.0):
         store.failure(key, ended_at, "code 137", 9.0)
@@ -47,8 +51,28 @@ def test_replicas_that_were_there_together_fail_as_one_try(tmp_path: Path) -> No
     assert store.failures[key].count == 5
 
 
-def test_everything_is_there_after_a_kill(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+Open = Callable[[], Store]
+
+
+@pytest.fixture(params=["file", "document"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """Opens the store as a new process would, with what was written before; nothing is closed."""
+    if request.param == "file":
+        return lambda: Store(StateFile(tmp_path))
+    processes: list[StateDocument] = []
+
+    def open_document() -> Store:
+        draft = processes[-1].draft(math.inf) if processes else None
+        processes.append(StateDocument(LIMIT, lambda: None))
+        if draft is not None:
+            processes[-1].load(draft.content)
+        return Store(processes[-1])
+
+    return open_document
+
+
+def test_everything_is_there_after_a_kill(opened: Open) -> None:
+    store = opened()
     store.set_override("web", Override(4, 2))
     store.set_override("api", Override(1, 2))
     store.drop_override("api")
@@ -79,7 +103,7 @@ def test_everything_is_there_after_a_kill(tmp_path: Path) -> None:
     store.drop_revision("web", "v2")
     assert store.append_event(event()) == 1
     assert set(before) == {"c1", "c2"}, "a snapshot does not change"
-    found = Store(tmp_path)  # without a close before
+    found = opened()
     assert dict(found.overrides) == {"web": Override(4, 2)}
     assert found.retirements == {"c1": Retirement("web-1", "c1", 10.0, 12.5, "3 replicas, 2 wanted", failed=True)}
     assert found.containers() == {"c1", "c3"}
@@ -94,25 +118,30 @@ def test_everything_is_there_after_a_kill(tmp_path: Path) -> None:
 
 
 def test_a_row_that_cannot_be_read_costs_that_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = Store(tmp_path)
+    store = Store(StateFile(tmp_path))
     store.note_autoscaled("web", 2)
     store.note_autoscaled("api", 3)
     store.close()
     with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as db:
         db.execute("UPDATE state SET value = '{' WHERE key = '\"web\"'")
-    found = Store(tmp_path)
+    found = Store(StateFile(tmp_path))
     assert (found.set_aside, dict(found.autoscaled)) == (None, {"api": 3})
     assert 'autoscaled "web" in the state file cannot be read' in caplog.text
     found.close()
 
 
-def test_only_the_last_events_are_kept_and_numbers_go_on(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+def test_only_the_last_events_are_kept_and_no_number_is_given_twice(opened: Open) -> None:
+    store = opened()
     for number in range(EVENTS_KEPT + 5):
         store.append_event(event(str(number)))
+    store.repeat_event(EVENTS_KEPT, 9.0, 3)
     kept = store.events()
     assert (len(kept), kept[0].seq, kept[-1].seq) == (EVENTS_KEPT, 6, EVENTS_KEPT + 5)
-    assert Store(tmp_path).append_event(event()) == EVENTS_KEPT + 6
+    assert (kept[-6].seq, kept[-6].last_at, kept[-6].times) == (EVENTS_KEPT, 9.0, 3)
+    found = opened()
+    assert found.events() == kept
+    assert found.append_event(event()) > EVENTS_KEPT + 5
+    found.close()
     store.close()
 
 
@@ -131,18 +160,19 @@ def overwritten(content: bytes) -> bytes:
     ids=["only its head", "pages", "a byte of a definition"],
 )
 def test_a_damaged_file_is_set_aside(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    store, path = Store(tmp_path), tmp_path / FILE_NAME
+    store, path = Store(StateFile(tmp_path)), tmp_path / FILE_NAME
     for number in range(500):
         store.append_event(event(str(number) * 20))
     store.close()
     damaged = damage(path.read_bytes())
     path.write_bytes(damaged)
-    store = Store(tmp_path, clock=lambda: 77.0)
-    assert store.set_aside == tmp_path / f"{FILE_NAME}.aside-77"
-    assert store.set_aside.read_bytes() == damaged
+    store = Store(StateFile(tmp_path, clock=lambda: 77.0))
+    aside = tmp_path / f"{FILE_NAME}.aside-77"
+    assert store.set_aside == str(aside)
+    assert aside.read_bytes() == damaged
     store.set_override("web", Override(1, 2))
     store.close()
-    found = Store(tmp_path)
+    found = Store(StateFile(tmp_path))
     assert (found.set_aside, dict(found.overrides)) == (None, {"web": Override(1, 2)})
     found.close()
 
@@ -156,38 +186,39 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, damage: Callable[[bytes], b
     ids=["other tables", "no tables, and a version"],
 )
 def test_a_file_of_another_version_is_set_aside(tmp_path: Path, script: str) -> None:
-    Store(tmp_path).close()
+    Store(StateFile(tmp_path)).close()
     with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as db:
         db.executescript(script)
-    store = Store(tmp_path)
+    store = Store(StateFile(tmp_path))
     assert store.set_aside is not None
     store.note_autoscaled("llm", 3)
     store.close()
-    assert dict(Store(tmp_path).autoscaled) == {"llm": 3}
+    assert dict(Store(StateFile(tmp_path)).autoscaled) == {"llm": 3}
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="state directory"):
-        Store(tmp_path / "file")
+        Store(StateFile(tmp_path / "file"))
 
 
-def fill_the_disk(store: Store) -> None:
+def fill_the_disk(file: StateFile) -> None:
     """As far as SQLite can tell: the file may not grow, and has no room left."""
-    pages = store._file.db.execute("PRAGMA page_count").fetchone()[0]
-    store._file.db.execute(f"PRAGMA max_page_count = {pages}")
+    pages = file.db.execute("PRAGMA page_count").fetchone()[0]
+    file.db.execute(f"PRAGMA max_page_count = {pages}")
     with contextlib.suppress(sqlite3.OperationalError):
         while True:
-            store._file.db.execute("INSERT INTO state VALUES ('filler', ?, '1')", (f"filler-{secrets.token_hex(400)}",))
+            file.db.execute("INSERT INTO state VALUES ('filler', ?, '1')", (f"filler-{secrets.token_hex(400)}",))
 
 
-def make_room(store: Store) -> None:
-    store._file.db.execute("PRAGMA max_page_count = 1000000")
+def make_room(file: StateFile) -> None:
+    file.db.execute("PRAGMA max_page_count = 1000000")
 
 
 def test_on_a_full_disk_memory_goes_on_and_the_file_follows(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    fill_the_disk(store)
+    file = StateFile(tmp_path)
+    store = Store(file)
+    fill_the_disk(file)
     names = [f"c{number}-{secrets.token_hex(300)}" for number in range(40)]
     for name in names:
         store.retire(retirement(name))
@@ -202,12 +233,12 @@ def test_on_a_full_disk_memory_goes_on_and_the_file_follows(tmp_path: Path) -> N
     assert list(store.retirements) == names[39:]
     store.settle()
     assert "full" in store.trouble, "still"
-    make_room(store)
+    make_room(file)
     store.settle()
     assert store.trouble == ""
     kept = store.events()
     store.close()
-    again = Store(tmp_path)
+    again = Store(StateFile(tmp_path))
     assert list(again.retirements) == names[39:]
     assert again.failures[("web", "v1")].count == 1
     assert [stored.seq for stored in again.events()] == [stored.seq for stored in kept] == list(range(1, 41))
@@ -217,7 +248,7 @@ def test_on_a_full_disk_memory_goes_on_and_the_file_follows(tmp_path: Path) -> N
 
 def test_whoever_locks_the_file_holds_up_nobody(tmp_path: Path) -> None:
     """The controller's event loop waits for each write: probes, drains and the API stand still meanwhile."""
-    store = Store(tmp_path)
+    store = Store(StateFile(tmp_path))
     with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME)) as other:
         other.execute("BEGIN IMMEDIATE")
         began = time.monotonic()
@@ -239,7 +270,7 @@ def test_whoever_locks_the_file_holds_up_nobody(tmp_path: Path) -> None:
 
 
 def test_repetitions_are_counted_on_the_first(tmp_path: Path) -> None:
-    store, now = Store(tmp_path), [100.0]
+    store, now = Store(StateFile(tmp_path)), [100.0]
     log = EventLog(store, lambda: now[0])
     for _ in range(5):
         log.record("pull_image", "failed: no such image", service="web", outcome="failed")
@@ -255,7 +286,7 @@ def test_repetitions_are_counted_on_the_first(tmp_path: Path) -> None:
 
 
 def test_events_are_selected_by_number_and_service(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = Store(StateFile(tmp_path))
     log = EventLog(store)
     for number in range(10):
         log.record("scale", str(number), service="web" if number % 2 else "api")
