@@ -29,7 +29,7 @@ from .docker_reader import EngineReader
 from .gpu_discovery import GpuDiscovery, GpuSources
 from .labels import create_body
 
-_HTTP_TIMEOUT_S = 60.0
+HTTP_TIMEOUT_S = 60
 
 SOCKET = Path("/var/run/docker.sock")
 """The socket that docker-py uses by default."""
@@ -49,14 +49,14 @@ def socket_of(client: APIClient) -> Path | None:
     return None if path is None else Path(path)
 
 
-def open_client(base_url: str | None = None, socket: Path = SOCKET) -> APIClient:
+def open_client(base_url: str | None = None, socket: Path = SOCKET, *, timeout_s: int = HTTP_TIMEOUT_S) -> APIClient:
     """A docker-py client that speaks the engine's own API version. Blocking.
 
     Raises EngineUnreachable; EngineSocketGone where `socket`, the file that is used without a `base_url`, is orphaned.
     """
     try:
         with translated("connecting"):
-            return APIClient(base_url=base_url, version="auto", timeout=int(_HTTP_TIMEOUT_S))
+            return APIClient(base_url=base_url, version="auto", timeout=timeout_s)
     except EngineUnreachable as error:
         if base_url is None and is_orphaned(socket):
             raise EngineSocketGone(str(error)) from error
