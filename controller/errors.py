@@ -67,7 +67,7 @@ class StoreError(ControllerError):
 
 
 class StateChanged(StoreError):
-    """Somebody else has written the state since it was read: read it again."""
+    """The state was written by another controller, or a command, since it was read: read it again."""
 
 
 class StateTooLarge(StoreError):

@@ -27,7 +27,7 @@ from .docker_events import EventQueue, EventReader
 from .docker_images import Images
 from .docker_reader import EngineReader
 from .gpu_discovery import GpuDiscovery, GpuSources
-from .labels import create_body
+from .labels import check_same, create_body
 
 HTTP_TIMEOUT_S = 60
 
@@ -180,12 +180,7 @@ class DockerEngine:
             existing = self._client.inspect_container(name)["Config"]["Labels"] or {}
         except docker.errors.NotFound as error:  # it was just being removed; the next plan creates it again
             raise EngineError(refusal(f"create of replica {name}", message)) from error
-        differing = sorted(key for key, value in labels.items() if existing.get(key) != value)
-        if differing:
-            raise EngineError(
-                f"create of replica {name}: another container has that name (its labels {', '.join(differing)} "
-                f"differ); remove it with `docker rm -f {name}`"
-            )
+        check_same(name, labels, existing, "container", "docker rm -f")
 
     @cached_property
     def _node(self) -> str:

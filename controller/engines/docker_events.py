@@ -14,6 +14,7 @@ import requests
 import urllib3.exceptions
 from docker.types import CancellableStream
 
+from .. import docker_http
 from ..errors import EngineError, EngineUnreachable
 from .base import CONNECTED, OVERFLOW, EngineEvent
 from .docker_errors import translated
@@ -128,9 +129,8 @@ class EventReader:
 
     def _follow(self) -> None:
         """Read one stream until it ends (an error unless closed) or has been quiet for long."""
-        url = f"{self._client.base_url}/v{self._client.api_version}/events"
         response = self._client.get(
-            url,
+            docker_http.url(self._client, "/events"),
             params={"filters": json.dumps(_WATCHED)},
             stream=True,
             timeout=(_CONNECT_TIMEOUT_S, self._quiet_s),

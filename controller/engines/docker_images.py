@@ -13,6 +13,7 @@ import docker.auth
 import docker.errors
 from docker.utils import parse_repository_tag
 
+from .. import docker_http
 from ..errors import EngineError, ImageNotFound
 from ..model.actions import PullImage
 from .docker_calls import EngineCalls
@@ -92,7 +93,7 @@ class Images:
         """
         repository, tag = parse_repository_tag(image)
         with self._client.post(
-            f"{self._client.base_url}/v{self._client.api_version}/images/create",
+            docker_http.url(self._client, "/images/create"),
             params={"fromImage": repository, "tag": tag or "latest"},
             headers=self.credentials(image),
             stream=True,

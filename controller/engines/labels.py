@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..errors import EngineError
 from ..model.actions import replica_name
 from ..model.spec import GPU_PARTS, NO_USER_CONFIG, GpuSlot, ServiceSpec
 from ..model.world import Gpu
@@ -43,6 +44,19 @@ def create_body(
     if requests:
         body.setdefault("HostConfig", {})["DeviceRequests"] = requests
     return body
+
+
+def check_same(replica: str, wanted: Mapping[str, str], existing: Mapping[str, str], kind: str, remove: str) -> None:
+    """Raise EngineError unless what has a replica's name is this very replica, by its labels.
+
+    `kind` and `remove`: what it is, and the command that removes one.
+    """
+    differing = sorted(key for key, value in wanted.items() if existing.get(key) != value)
+    if differing:
+        raise EngineError(
+            f"create of replica {replica}: another {kind} has that name (its labels {', '.join(differing)} differ); "
+            f"remove it with `{remove} {replica}`"
+        )
 
 
 def _labels(

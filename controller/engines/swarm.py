@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any
 
 import docker.errors
-import requests
 from docker import APIClient
 
+from .. import docker_http
 from ..errors import EngineError, EngineUnreachable
 from ..model.actions import (
     CreateContainer,
@@ -31,14 +31,13 @@ from .base import CONNECTED, EngineAction, EngineEvent, EngineState, Places
 from .docker_calls import EngineCalls, end_of
 from .docker_errors import explanation, image_missing, refusal
 from .docker_images import Images
-from .labels import create_body
+from .labels import check_same, create_body
 from .swarm_reader import STACK_LABEL, Listing, changes, gpus, replicas, start_of, strays
 from .swarm_spec import STOPPED_LABEL, not_carried, service_spec
 
 _POLL_S = 0.5
 _UPDATE_TRIES = 5
 """An update of a service that has changed since it was read is refused, and repeated with what it is now."""
-_HTTP_TIMEOUT_S = 60.0
 
 Spec = dict[str, Any]
 
@@ -152,7 +151,7 @@ class SwarmEngine:
         image = self._image_for_nodes(action)
         spec = service_spec(action.target, body, len(action.gpus), image)
         try:
-            self._post("/services/create", spec, headers=self._images.credentials(image))
+            docker_http.post(self._client, "/services/create", spec, self._images.credentials(image))
         except docker.errors.APIError as error:
             if error.response is None or error.response.status_code != 409:
                 raise
@@ -181,12 +180,7 @@ class SwarmEngine:
             existing = self._inspect(name)["Spec"]["Labels"] or {}
         except docker.errors.NotFound as error:  # it was just being removed; the next plan creates it again
             raise EngineError(refusal(f"create of replica {name}", message)) from error
-        differing = sorted(key for key, value in labels.items() if existing.get(key) != value)
-        if differing:
-            raise EngineError(
-                f"create of replica {name}: another service has that name (its labels {', '.join(differing)} differ); "
-                f"remove it with `docker service rm {name}`"
-            )
+        check_same(name, labels, existing, "service", "docker service rm")
 
     def _signal(self, action: SignalContainer) -> None:
         """Have its task ended: Swarm sends the stop signal, and kills what is left after the grace period.
@@ -220,12 +214,7 @@ class SwarmEngine:
         return end_of(output).decode(errors="replace")
 
     def _task_log(self, task: Mapping[str, Any], options: Mapping[str, float]) -> bytes:
-        response = self._client.get(
-            self._url(f"/tasks/{task['ID']}/logs"),
-            params={"stdout": True, "stderr": True, **options},
-            timeout=_HTTP_TIMEOUT_S,
-        )
-        _raise_for_status(response)
+        response = docker_http.get(self._client, f"/tasks/{task['ID']}/logs", stdout=True, stderr=True, **options)
         has_terminal = task["Spec"]["ContainerSpec"].get("TTY", False)
         return response.content if has_terminal else _output(response.content)
 
@@ -237,7 +226,9 @@ class SwarmEngine:
             if not change(spec):
                 return
             try:
-                self._post(f"/services/{found['ID']}/update", spec, version=found["Version"]["Index"])
+                docker_http.post(
+                    self._client, f"/services/{found['ID']}/update", spec, version=found["Version"]["Index"]
+                )
             except docker.errors.APIError as error:
                 if "out of sequence" not in explanation(error):
                     raise
@@ -247,21 +238,6 @@ class SwarmEngine:
 
     def _inspect(self, service: str) -> dict[str, Any]:
         return self._client.inspect_service(service)  # type: ignore[no-untyped-call, no-any-return]
-
-    def _post(self, path: str, body: Spec, headers: Mapping[str, str | bytes] | None = None, **query: int) -> None:
-        response = self._client.post(self._url(path), json=body, params=query, headers=headers, timeout=_HTTP_TIMEOUT_S)
-        _raise_for_status(response)
-
-    def _url(self, path: str) -> str:
-        return f"{self._client.base_url}/v{self._client.api_version}{path}"
-
-
-def _raise_for_status(response: requests.Response) -> None:
-    """Raise docker-py's error for an answer that is one."""
-    try:
-        response.raise_for_status()
-    except requests.HTTPError as error:
-        docker.errors.create_api_error_from_http_exception(error)
 
 
 def _has_digest(image: str) -> bool:

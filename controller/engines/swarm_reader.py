@@ -64,7 +64,7 @@ def strays(listing: Listing, project: str, service_names: Collection[str]) -> tu
 
 
 def gpus(listing: Listing, ours: Iterable[ReplicaContainer]) -> tuple[tuple[Gpu, ...], dict[str, str]]:
-    """The GPUs of all nodes, and the names of those who hold one and are no replicas of ours.
+    """The GPUs of all nodes, and what holds those that no replica of ours has: by the GPU, its name.
 
     The GPUs of a node that takes no tasks are listed, too, as held by the node: they are not gone for ever.
     """

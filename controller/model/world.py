@@ -234,16 +234,17 @@ class RoutingState:
     """By backend, for backends that have ever held a request."""
     closed: frozenset[str] = frozenset()
     """Backends whose waiting room is closed: without a server their requests are refused at once."""
-    _by_place: Mapping[tuple[str, str], Server] = field(init=False, repr=False, compare=False)
+    by_place: Mapping[tuple[str, str], Server] = field(init=False, repr=False, compare=False)
+    """The servers by backend and name."""
 
     def __post_init__(self) -> None:
         """Index the servers: with hundreds of replicas each is looked up several times a tick."""
         places = {(server.backend, server.name): server for server in reversed(self.servers)}
-        object.__setattr__(self, "_by_place", places)
+        object.__setattr__(self, "by_place", places)
 
     def server_of(self, service: str, replica: str) -> Server | None:
         """The server of a replica; None where HAProxy has none."""
-        return self._by_place.get((backend_name(service), replica))
+        return self.by_place.get((backend_name(service), replica))
 
 
 @dataclass(frozen=True, slots=True)

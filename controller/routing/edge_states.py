@@ -37,16 +37,17 @@ def merged(states: Mapping[str, RoutingState], published: str) -> RoutingState:
     """
     routing_hash = hash_in_force(states.values(), published)
     current = [state for state in states.values() if state.routing_hash == routing_hash]
-    places = sorted({(server.backend, server.name) for state in states.values() for server in state.servers})
-    by_place = [_by_place(state) for state in states.values()]
-    by_place_current = [_by_place(state) for state in current]
+    places = sorted({place for state in states.values() for place in state.by_place})
     return RoutingState(
         pid=0,
         started_at=0.0,
         version=min(state.version for state in states.values()),
         routing_hash=routing_hash,
         servers=tuple(
-            _server([one[place] for one in by_place if place in one], [one.get(place) for one in by_place_current])
+            _server(
+                [state.by_place[place] for state in states.values() if place in state.by_place],
+                [state.by_place.get(place) for state in current],
+            )
             for place in places
         ),
         backends=frozenset.intersection(*(state.backends for state in current)),
@@ -54,10 +55,6 @@ def merged(states: Mapping[str, RoutingState], published: str) -> RoutingState:
         held=_held(states.values()),
         closed=frozenset.intersection(*(state.closed for state in current)),
     )
-
-
-def _by_place(state: RoutingState) -> dict[Place, Server]:
-    return {(server.backend, server.name): server for server in state.servers}
 
 
 def _server(seen: list[Server], at_current: list[Server | None]) -> Server:
@@ -116,7 +113,7 @@ def _held(states: Iterable[RoutingState]) -> dict[str, Held]:
 
 def differences(states: Mapping[str, RoutingState], whole: RoutingState) -> dict[str, str]:
     """The edges that are not as most others, each with the reason in words."""
-    current = {name: _by_place(state) for name, state in states.items() if state.routing_hash == whole.routing_hash}
+    current = {name: state.by_place for name, state in states.items() if state.routing_hash == whole.routing_hash}
     wrong: dict[str, list[str]] = {name: [] for name in current}
     for server in whole.servers:
         if server.state is ServerState.PARTLY:
@@ -152,8 +149,7 @@ class Counts:
 
     def added_up(self, states: Mapping[str, RoutingState], whole: RoutingState) -> RoutingState:
         """The whole with every answer ever counted."""
-        there = {(server.backend, server.name) for server in whole.servers}
-        for place in self._last.keys() - there:
+        for place in self._last.keys() - whole.by_place.keys():
             del self._last[place]
             self._kept.pop(place, None)
         for edge, state in states.items():

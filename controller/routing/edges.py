@@ -286,7 +286,7 @@ class EdgesRouter:
         closed = frozenset[str]().union(*(one.closed for one in states.values()))
         everywhere = frozenset.intersection(*(one.closed for one in states.values()))
         return [
-            SetWaitingRoom(target=backend.removeprefix(backend_name("")), backend=backend, is_open=is_open)
+            SetWaitingRoom(target=backend.removeprefix(text.BACKEND_PREFIX), backend=backend, is_open=is_open)
             for backend in sorted((closed - everywhere) & state.backends)
             for is_open in (self._rooms.get(backend, True),)
             if is_open == (backend in state.closed)
@@ -359,8 +359,8 @@ class EdgesRouter:
     def _addition(self, action: SetServerState, state: RoutingState, whole: RoutingState) -> AddServer | None:
         """The addition of a server that other edges have and this one lacks, or has at another address."""
         spec = self._specs.get(action.backend)
-        service = action.backend.removeprefix(backend_name(""))
-        server, mine = whole.server_of(service, action.target), state.server_of(service, action.target)
+        place = (action.backend, action.target)
+        server, mine = whole.by_place.get(place), state.by_place.get(place)
         if spec is None or server is None or (mine is not None and mine.address == server.address):
             return None
         return AddServer(

@@ -31,7 +31,6 @@ class HAProxyRouter:
         self._http = http
         self._process = HAProxyProcess(run_dir / "admin.sock", run_dir / "master.sock", self._refresh_file)
         self._file = ConfigFile(run_dir, self._process.runtime, self._process.master)
-        self._limits = limits
         self._texts = config.Rendered(limits)
 
     async def observe(self) -> RoutingState | None:
@@ -60,7 +59,7 @@ class HAProxyRouter:
     async def perform(self, action: RoutingAction) -> None:
         """See `Router.perform`. Raises RoutingError (with the command and HAProxy's answer), RoutingUnreachable."""
         if isinstance(action, WriteRouting):
-            wanted = config.render(action.services, self._limits)
+            wanted = self._texts.of(action.services)
             async with self._process.one_at_a_time(anew=True):
                 await self._file.load(wanted)
         else:

@@ -1,4 +1,4 @@
-"""A document that several controllers may write: it is replaced only if nobody has written since it was read."""
+"""A document that several controllers may write: it is replaced only if nothing was written since it was read."""
 
 from __future__ import annotations
 

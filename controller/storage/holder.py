@@ -38,7 +38,7 @@ async def prepare(document: Document) -> None:
 
 
 class Holder:
-    """One controller's hold on the state. `clock` measures the lease; it need not be anybody else's."""
+    """One controller's hold on the state. `clock` measures the lease; it is compared with no other machine's."""
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import docker.errors
 import requests
 
+from .. import docker_http
 from ..errors import StateChanged, StateTooLarge, StateUnreachable, StoreError
 from .document import Head
 
@@ -111,9 +112,7 @@ class SwarmConfigs:
             return await asyncio.get_running_loop().run_in_executor(self._calls, call)
 
     def _update(self, name: str, version: int, spec: Mapping[str, object]) -> None:
-        client: Any = self._client  # docker-py has no public call for this one
-        url = client._url("/configs/{0}/update", name)
-        client._raise_for_status(client._post_json(url, data=spec, params={"version": version}))
+        docker_http.post(self._client, f"/configs/{name}/update", spec, version=version)
 
 
 class _Absent(StateChanged):

@@ -10,8 +10,8 @@ The dot products are those of the vector pairs (i, j) with i < j, row by row (th
 vector 0 is x, vector t + 1 comes from table t. All of it is fp32.
 
 The forward pass is a few large operations over all rows of a batch. Each of them runs without Python's lock and takes
-it again at its end, from an event loop that is busy with requests: passes of 512 rows
-take 1.4 times as long beside one.
+it again at its end, from an event loop that is busy with requests: passes of 512 rows take 1.4 times as long beside
+one.
 """
 
 from __future__ import annotations
