@@ -320,7 +320,7 @@ async def test_a_configuration_that_is_refused_leaves_everything_as_it_was(
     with monkeypatch.context() as patch:
         patch.setattr(haproxy_config, "render", broken)
         with pytest.raises(RoutingError, match=r"refused to load .*(?s:.*)unknown keyword 'unheard-of'"):
-            await write_routes(router, ECHO, OTHER)
+            await write_routes(router, OTHER)
     assert await observe(router) == before
     assert (world.run_dir / "haproxy.cfg").read_text() == file_before
     await write_routes(router, ECHO, OTHER)
