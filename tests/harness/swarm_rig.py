@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import secrets
 import shutil
@@ -27,6 +28,10 @@ IMAGE = "pierhead-test/swarm-node"
 LABEL = "pierhead.test=swarm-rig"
 STARTED_WITHIN_S = 60.0
 GPU_KIND = "NVIDIA-GPU"
+OVERLAY, GOSSIP, CONTROL = 4789, 7946, 2377
+"""The ports between nodes: packets of overlay networks, who is in which network, managers and agents."""
+CHAIN = "CUT"
+"""Of iptables, in a node: what it neither sends nor receives."""
 
 
 def missing() -> str:
@@ -108,9 +113,43 @@ class Node:
         docker("kill", "--signal", "KILL", self.container)
 
     def power_on(self) -> None:
-        """It starts again, with its disk as it was."""
+        """It starts again, with its disk as it was, and nothing cut or slowed."""
         docker("start", self.container)
         self.wait_until_up()
+
+    def restart_engine(self) -> None:
+        """Its engine is told to stop, which ends its containers, and starts again."""
+        docker("restart", "--time", "60", self.container)
+        self.wait_until_up()
+
+    def cut(self, *ports: int, peers: Iterable[Node] = ()) -> None:
+        """Drop what it exchanges on these ports, and everything that it exchanges with these nodes, until `heal`."""
+        self.heal()
+        rules = [
+            f"-A {CHAIN} -p {protocol} --{side} {port} -j DROP"
+            for port in ports
+            for protocol in ("tcp", "udp")
+            for side in ("dport", "sport")
+        ]
+        rules += [f"-A {CHAIN} -{side} {peer.ip} -j DROP" for peer in peers for side in "sd"]
+        self._iptables(f"-I INPUT -j {CHAIN}", f"-I OUTPUT -j {CHAIN}", *rules)
+
+    def heal(self) -> None:
+        """Undo every cut."""
+        hooks = [f"-D {chain} -j {CHAIN}" for chain in ("INPUT", "OUTPUT")]
+        undone = " ; ".join(f"iptables -w {words} 2>/dev/null" for words in (*hooks, f"-F {CHAIN}", f"-N {CHAIN}"))
+        docker("exec", self.container, "sh", "-c", f"{undone} ; true")
+
+    def slow_down(self, cpus: float) -> None:
+        """Leave it, and all of its containers, this share of the processors until `speed_up`."""
+        docker("update", "--cpus", f"{cpus:g}", self.container)
+
+    def speed_up(self) -> None:
+        """Undo `slow_down`."""
+        self.slow_down(os.cpu_count() or 1)
+
+    def _iptables(self, *rules: str) -> None:
+        docker("exec", self.container, "sh", "-ec", "\n".join(f"iptables -w {rule}" for rule in rules))
 
 
 class SwarmRig:

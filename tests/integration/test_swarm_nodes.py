@@ -19,7 +19,8 @@ from controller.model.spec import GpuRequest, ProbeSpec, ServiceSpec
 from controller.model.world import ContainerState, Gpu, ReplicaContainer
 from tests.debian_image import debian_image
 from tests.harness import swarm_rig
-from tests.harness.swarm_rig import SwarmRig
+from tests.harness.swarm_rig import CONTROL, OVERLAY, Node, SwarmRig
+from tests.harness.waiting import eventually
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 
@@ -145,6 +146,41 @@ async def test_a_replica_goes_elsewhere_when_its_node_is_drained(world: World) -
     assert (after.id, after.created_at) == (before.id, before.created_at)
     assert (after.ip, after.started_at) != (before.ip, before.started_at)
     assert ContainerState.EXITED not in {one.state for one in world.seen[name]}
+
+
+async def test_a_cut_cuts_what_it_says_and_no_more_and_a_restart_ends_what_ran(world: World) -> None:
+    for number in range(1, 4):
+        await world.start("spread", number, gpus=2)
+    placed = await world.until("one on each node", lambda found: len(up(found)) == 3)
+    on = {one.node: one for one in placed.values()}
+    first, _, last = world.rig.nodes
+
+    def reaches(node: Node, other: str) -> bool:
+        """Whether a refusal, or an answer, comes from a port of the replica on the other node."""
+        container = node.cli("ps", "--quiet", "--filter", "label=pierhead.replica").split()[0]
+        try_it = f"timeout 2 bash -c '</dev/tcp/{on[other].ip}/9'; test $? != 124"
+        return "yes" in node.cli("exec", container, "sh", "-c", f"{try_it} && echo yes || true")
+
+    async def becomes(what: str, reached: Callable[[], bool]) -> None:
+        await asyncio.to_thread(eventually, reached, what, PATIENCE_S)
+
+    await becomes("the overlay works", lambda: reaches(first, "n3"))
+    last.cut(OVERLAY)
+    await becomes("n3 is not reached", lambda: not reaches(first, "n3"))
+    assert reaches(first, "n2")
+    assert world.rig.states() == dict.fromkeys(("n1", "n2", "n3"), "ready")
+    last.heal()
+    await becomes("n3 is reached again", lambda: reaches(first, "n3"))
+    for ports, peers in (((CONTROL,), []), ((), world.rig.nodes[:2])):
+        last.cut(*ports, peers=peers)
+        await becomes("n3 is down", lambda: world.rig.states() == {"n1": "ready", "n2": "ready", "n3": "down"})
+        assert len(last.cli("ps", "--quiet", "--filter", "label=pierhead.replica").split()) == 1, "it runs on"
+        last.heal()
+        await world.until("one on each node again", lambda found: len(up(found)) == 3)
+    before = last.cli("ps", "--quiet", "--filter", "label=pierhead.replica")
+    await asyncio.to_thread(last.restart_engine)
+    await world.until("one on each node after the restart", lambda found: len(up(found, "n3")) == 1)
+    assert last.cli("ps", "--quiet", "--filter", "label=pierhead.replica") != before
 
 
 async def test_what_a_node_cannot_start_says_why_and_what_a_swarm_has_not_is_refused(world: World) -> None:
