@@ -149,13 +149,29 @@ class SwarmEngine:
                 f"compose file's service {action.spec.name}"
             )
         image = self._image_for_nodes(action)
-        spec = service_spec(action.target, body, len(action.gpus), image)
+        spec = service_spec(action.target, body, len(action.gpus), image, self._file_ids(action.spec.name, body))
         try:
             docker_http.post(self._client, "/services/create", spec, self._images.credentials(image))
         except docker.errors.APIError as error:
             if error.response is None or error.response.status_code != 409:
                 raise
             self._accept_existing(action.target, spec["Labels"], explanation(error))
+
+    def _file_ids(self, service: str, body: Mapping[str, Any]) -> dict[tuple[str, str], str]:
+        """The ids of the secrets and configs that a replica is given, by kind and name."""
+        found: dict[tuple[str, str], str] = {}
+        for kind, listed in (("Secrets", self._client.secrets), ("Configs", self._client.configs)):
+            wanted = {file["Name"] for file in body.get(kind) or ()}
+            if wanted:
+                there = listed({"name": sorted(wanted)})  # and those whose names begin so
+                found |= {(kind, one["Spec"]["Name"]): str(one["ID"]) for one in there}
+            if missing := sorted(name for name in wanted if (kind, name) not in found):
+                what = kind.lower()
+                raise EngineError(
+                    f"create of a replica of {service}: Swarm has no {what} {', '.join(missing)}: `pierhead deploy` "
+                    f"makes those of the compose files, `docker {what.removesuffix('s')} create` makes one of your own"
+                )
+        return found
 
     def _image_for_nodes(self, action: CreateContainer) -> str:
         """The name by which every node gets this very image: with its digest, where a registry has given it one.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 GPU_KIND = "NVIDIA-GPU"
@@ -18,6 +19,8 @@ service with 0 replicas."""
 RESTART_DELAY_S = 2.0
 """How long Swarm waits before it starts an ended replica again: the controller has replaced it by then. (With the
 condition "none" Swarm would not move the replicas of a lost node either.)"""
+FILES = ("Secrets", "Configs")
+"""Of a create body: the secrets and configs of Swarm that become files of the container."""
 _NS = 1_000_000_000
 _NODE = "{{.Node.Hostname}}"
 _SHM = "/dev/shm"  # noqa: S108  (a mount point inside the container)
@@ -25,10 +28,17 @@ _SHM = "/dev/shm"  # noqa: S108  (a mount point inside the container)
 Json = Any
 
 
-def service_spec(name: str, body: Mapping[str, Any], gpus: int, image: str | None = None) -> dict[str, Any]:
+def service_spec(
+    name: str,
+    body: Mapping[str, Any],
+    gpus: int,
+    image: str | None = None,
+    ids: Mapping[tuple[str, str], str] = MappingProxyType({}),
+) -> dict[str, Any]:
     """The spec of the service of one replica, which is not started: it has 0 replicas.
 
-    `gpus`: how many GPUs it gets; Swarm chooses which. `image`: in place of the body's, where that differs.
+    `gpus`: how many GPUs it gets; Swarm chooses which. `image`: in place of the body's, where that differs. `ids`: of
+    the secrets and configs, by kind ("Secrets", "Configs") and name.
     """
     host: Mapping[str, Any] = body.get("HostConfig") or {}
     container: dict[str, Any] = {
@@ -45,6 +55,9 @@ def service_spec(name: str, body: Mapping[str, Any], gpus: int, image: str | Non
         container["StopGracePeriod"] = int(body["StopTimeout"]) * _NS
     if mounts := _mounts(host):
         container["Mounts"] = mounts
+    for kind in FILES:
+        if files := [_file(kind, file, ids) for file in body.get(kind) or ()]:
+            container[kind] = files
     if host.get("ExtraHosts"):
         container["Hosts"] = [" ".join(reversed(entry.split(":", 1))) for entry in host["ExtraHosts"]]
     if dns := {there: host[here] for here, there in _DNS.items() if host.get(here)}:
@@ -104,6 +117,7 @@ _OF_THE_BODY = frozenset(
     {
         *("Cmd", "Entrypoint", "Env", "Healthcheck", "HostConfig", "Image", "Labels", "NetworkingConfig", "Placement"),
         "StopTimeout",
+        *FILES,
         *_PLAIN,
     }
 )
@@ -150,6 +164,13 @@ def _mount(mount: Mapping[str, Any]) -> dict[str, Any]:
     if options := kept.pop("BindOptions", None):
         kept["BindOptions"] = {key: value for key, value in options.items() if key != "CreateMountpoint"}
     return kept
+
+
+def _file(kind: str, file: Mapping[str, Any], ids: Mapping[tuple[str, str], str]) -> dict[str, Any]:
+    """A secret or config: the API wants its id, and its name as well."""
+    one, name = kind.removesuffix("s"), file["Name"]
+    place = {"Name": file["Target"], **{key: file[key] for key in ("UID", "GID", "Mode")}}
+    return {f"{one}ID": ids[kind, name], f"{one}Name": name, "File": place}
 
 
 _TMPFS_OPTION = re.compile(r"size=(?P<size>[0-9]+)(?P<unit>[kmg]?)|mode=(?P<mode>[0-7]{1,4})|rw|noexec|nosuid|nodev")

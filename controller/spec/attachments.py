@@ -2,6 +2,8 @@
 
 Secrets and configs are files of the host, bound read-only as Compose does it; their uid, gid and mode have no effect
 there either. Running replicas see a file that changes in place; such a change does not make a new version.
+
+On a Swarm they are Swarm's own, by name: `Secrets` and `Configs` of the body (controller/spec/swarm_files.py).
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from ..model.text import shown
 from .problems import Problems, ServiceSource, at
 
 _Mount = dict[str, Any]
@@ -34,10 +37,19 @@ def add_mounts(source: ServiceSource, body: dict[str, Any], problems: Problems) 
             binds.append(_selinux_bind(item_path, volume, bind_options, problems))
         elif mount := _mount(item_path, source, volume, problems):
             mounts.append(mount)
-    for kind, directory in (("secrets", "/run/secrets/"), ("configs", "/")):
-        for item_path, item in problems.items(at(path, kind), definition.get(kind)):
-            if mount := _file_mount(item_path, kind, directory, item, source.sections.get(kind, {}), problems):
-                mounts.append(mount)
+    read = _swarm_file if source.on_swarm else _file_mount
+    files = {
+        kind: [
+            file
+            for item_path, item in problems.items(at(path, kind), definition.get(kind))
+            if (file := read(item_path, kind, directory, item, source.sections.get(kind, {}), problems))
+        ]
+        for kind, directory in (("secrets", "/run/secrets/"), ("configs", "/"))
+    }
+    if source.on_swarm:
+        body.update({kind.capitalize(): listed or None for kind, listed in files.items()})
+    else:
+        mounts += files["secrets"] + files["configs"]
     tmpfs = {}
     for entry in problems.texts(at(path, "tmpfs"), definition.get("tmpfs") or []) or ():
         target, _, options = entry.partition(":")
@@ -148,24 +160,52 @@ def _refuse_others(path: str, options: Mapping[str, Any], known: Collection[str]
 def _file_mount(
     path: str, kind: str, directory: str, value: Any, section: Mapping[str, Any], problems: Problems
 ) -> _Mount | None:
-    entry = {"source": value} if isinstance(value, str) else problems.mapping(path, value)
-    name, target = entry.get("source"), entry.get("target")
-    if not isinstance(name, str) or name not in section:
-        problems.expected(at(path, "source"), f"a name of the top-level {kind} section", name)
+    _, name, target = _attached(path, kind, directory, value, section, problems)
+    if name is None:
         return None
-    definition = problems.mapping(at(kind, name), section[name])
-    file = definition.get("file")
+    file = problems.mapping(at(kind, name), section[name]).get("file")
     if not isinstance(file, str) or not file.startswith("/"):
         what = kind.removesuffix("s")
         problems.add(path, f"replicas can only be given a {what} from a file; write {kind}.{name}.file")
         return None
-    target = target if isinstance(target, str) and target else name
+    return {"Type": "bind", "Source": file, "Target": target, "ReadOnly": True}
+
+
+def _swarm_file(
+    path: str, kind: str, directory: str, value: Any, section: Mapping[str, Any], problems: Problems
+) -> _Mount | None:
+    entry, name, target = _attached(path, kind, directory, value, section, problems)
+    if name is None:
+        return None
+    definition = problems.mapping(at(kind, name), section[name])
+    if not definition.get("external") and not isinstance(definition.get("file"), str):
+        what = kind.removesuffix("s")
+        problems.add(
+            path,
+            f"replicas can only be given a {what} from a file, or one that is in Swarm; write {kind}.{name}.file, or "
+            f"create it (`docker {what} create`) and write {kind}.{name}.external: true",
+        )
+        return None
     return {
-        "Type": "bind",
-        "Source": file,
-        "Target": target if target.startswith("/") else directory + target,
-        "ReadOnly": True,
+        "Name": problems.text(at(at(kind, name), "name"), definition.get("name", name)),
+        "Target": target,
+        "UID": problems.scalar(at(path, "uid"), entry.get("uid", "0")),
+        "GID": problems.scalar(at(path, "gid"), entry.get("gid", "0")),
+        "Mode": problems.whole(at(path, "mode"), entry.get("mode", 0o444)),
     }
+
+
+def _attached(
+    path: str, kind: str, directory: str, value: Any, section: Mapping[str, Any], problems: Problems
+) -> tuple[Mapping[str, Any], str | None, str]:
+    """What a service writes of a secret or config, its name in the section (None with a problem added), its path."""
+    entry = {"source": value} if isinstance(value, str) else problems.mapping(path, value)
+    name, target = entry.get("source"), entry.get("target")
+    if not isinstance(name, str) or name not in section:
+        problems.expected(at(path, "source"), f"a name of the top-level {kind} section", name)
+        return entry, None, ""
+    target = target if isinstance(target, str) and target else name
+    return entry, name, target if target.startswith("/") else directory + target
 
 
 # ------------------------------------------------------------------------------------------------------- networks
@@ -195,6 +235,12 @@ def _engine_network(source: ServiceSource, path: str, name: str, problems: Probl
     if name not in networks and name != "default":
         problems.add(at(path, name), "no such network in the top-level networks section")
     definition = networks.get(name)
+    driver = definition.get("driver") if isinstance(definition, Mapping) else None
+    if source.on_swarm and driver not in (None, "overlay"):
+        problems.add(
+            at(at("networks", name), "driver"),
+            f"{shown(driver)} ends at its node, and replicas are on many; write overlay, or remove it",
+        )
     engine_name = definition.get("name") if isinstance(definition, Mapping) else None
     return engine_name if isinstance(engine_name, str) and engine_name else f"{source.project}_{name}"
 

@@ -145,7 +145,7 @@ def _service(
         gpu = llm_gpus(at(path, _BLOCK), block.llm, gpu, problems)
     _check_gpu_isolation(path, source.definition, gpu, problems)
     if source.on_swarm:
-        check_swarm(source, gpu, problems)
+        check_swarm(source, block, gpu, problems)
     if block:
         _check_block(at(path, _BLOCK), block, problems)
     probe = _probe(at(path, _BLOCK), block, problems) if block else None

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..model.spec import GpuRequest
 from .problems import Problems, ServiceSource, at
+from .serve_block import ServeBlock
 
 _CPUS = "write deploy.resources.limits.cpus"
 _MEMORY = "write deploy.resources.limits.memory"
@@ -40,7 +41,7 @@ NOT_ON_SWARM: Mapping[str, str] = {
 }
 
 
-def check_swarm(source: ServiceSource, gpu: GpuRequest | None, problems: Problems) -> None:
+def check_swarm(source: ServiceSource, block: ServeBlock | None, gpu: GpuRequest | None, problems: Problems) -> None:
     """Add a problem for everything in a service that its replicas could not have on a Swarm."""
     for key in sorted(source.definition, key=str):
         value, path = source.definition[key], at(source.path, str(key))
@@ -52,6 +53,12 @@ def check_swarm(source: ServiceSource, gpu: GpuRequest | None, problems: Problem
             _VALUES[key](path, value, problems)
     if gpu is not None:
         _check_gpu(source.path, gpu, problems)
+    if block and block.autoscale and isinstance(block.autoscale.policy, str):
+        problems.add(
+            at(source.path, "x-serve.autoscale.policy"),
+            "not possible on a Swarm: a function is a file of the project, which the managers do not have; remove it "
+            "(target_ongoing_requests then decides), or write a query: {prometheus: {query: ..., target: ...}}",
+        )
 
 
 def _check_gpu(path: str, gpu: GpuRequest, problems: Problems) -> None:

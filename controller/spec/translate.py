@@ -8,6 +8,7 @@ that names it: silently dropping a key would make a replica that differs from th
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -282,6 +283,9 @@ _LIMITS: Mapping[str, tuple[str, Callable[[Problems, str, Any], Any]]] = {
 }
 
 
+_NODE_LABEL = re.compile(r"(node|engine)\.labels\.[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
 def _deploy(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
     deploy = problems.mapping(path, value)
     for key, item in deploy.items():
@@ -306,14 +310,25 @@ def _placement(path: str, value: Any, body: dict[str, Any], problems: Problems) 
     for key, item in problems.mapping(path, value).items():
         item_path = at(path, str(key))
         if key == "constraints":
-            body["Placement"] = {"Constraints": sorted(problems.texts(item_path, item) or ())}
+            _put(body, "Placement", "Constraints", sorted(problems.texts(item_path, item) or ()))
+        elif key == "preferences":
+            _put(body, "Placement", "Preferences", _preferences(item_path, item, problems))
         elif key == "max_replicas_per_node":
-            problems.add(item_path, "write x-serve.max_replicas_per_node")
+            problems.add(item_path, "each replica is a service of its own; write x-serve.max_replicas_per_node")
         else:
-            problems.add(
-                item_path,
-                "each replica is a service of its own, of which Swarm has one task to place; write constraints",
-            )
+            problems.unknown_key(path, key, ("constraints", "preferences"))
+
+
+def _preferences(path: str, value: Any, problems: Problems) -> list[dict[str, Any]]:
+    """Where replicas are spread: over the values of the nodes' labels, of the first one first."""
+    found = []
+    for item_path, item in problems.items(path, value):
+        label = problems.mapping(item_path, item).get("spread")
+        if isinstance(label, str) and _NODE_LABEL.fullmatch(label):
+            found.append({"Spread": {"SpreadDescriptor": label}})
+        else:
+            problems.expected(at(item_path, "spread"), "a label of nodes such as node.labels.zone", label)
+    return found
 
 
 def _limits(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:

@@ -94,3 +94,16 @@ async def test_a_machine_that_is_no_manager_says_so(tmp_path: Path) -> None:
         daemon.answers["GET /nodes"] = (503, {"message": "This node is not a swarm manager."})
         with pytest.raises(EngineError, match="the controller runs on a manager of the Swarm"):
             await engine.observe("shop", (), ())
+
+
+async def test_secrets_are_found_by_their_names(tmp_path: Path) -> None:
+    file = {"Name": "shop_token", "Target": "/run/secrets/token", "UID": "0", "GID": "0", "Mode": 0o444}
+    create = replace(CREATE, spec=replace(SPEC, container={"Image": "r/i@sha256:7", "Secrets": [file]}))
+    async with manager(tmp_path) as (daemon, engine):
+        daemon.answers[NEW] = (201, {"ID": "s1"})
+        daemon.answers["GET /secrets"] = (200, [{"ID": "x1", "Spec": {"Name": "shop_token-2"}}])
+        with pytest.raises(EngineError, match="Swarm has no secrets shop_token: `pierhead deploy` makes those of"):
+            await engine.perform(create, "shop")
+        daemon.answers["GET /secrets"] = (200, [{"ID": "x2", "Spec": {"Name": "shop_token"}}])
+        await engine.perform(create, "shop")
+        assert daemon.bodies[-1]["TaskTemplate"]["ContainerSpec"]["Secrets"][0]["SecretID"] == "x2"

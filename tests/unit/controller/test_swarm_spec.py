@@ -12,10 +12,12 @@ from controller.engines.swarm_spec import not_carried, service_spec
 from controller.model.actions import replica_name
 from controller.spec.parse import parse
 from controller.spec.swarm import NOT_ON_SWARM
+from controller.spec.swarm_files import files_of, in_swarm
 from controller.spec.translate import PLAIN, STRUCTURED
-from tests.unit.controller.compose_configs import config, problems_of, ranker, read, service
+from tests.unit.controller.compose_configs import config, problems, problems_of, ranker, read, service
 
 FOREIGN = {"protocol": "http", "health": {"probe": {"path": "/"}}}
+STACK = {"image": "c", "environment": {"PIERHEAD_ENGINE": "swarm"}}
 SECTIONS = {"volumes": {"cache": {}}, "secrets": {"token": {"file": "/s/token"}}, "configs": {"c": {"file": "/s/c"}}}
 
 
@@ -119,20 +121,30 @@ mem_limit: '1048576', mem_reservation: '1048576', memswap_limit: '1048576', shm_
 init: true, oom_kill_disable: true, privileged: true, read_only: true, stdin_open: true, tty: true,
 command: [x], entrypoint: [x], devices: [/dev/kvm], ipc: host, pid: host, logging: {driver: local},
 deploy: {resources: {limits: {memory: '1048576'}}}, extra_hosts: [h=1.2.3.4], healthcheck: {test: 'true'},
-networks: {default: null}, security_opt: [seccomp=unconfined], tmpfs: ['/t:size=1m'], ulimits: {nproc: 1},
+networks: {default: {aliases: [x]}}, security_opt: [seccomp=unconfined], tmpfs: ['/t:size=1m'], ulimits: {nproc: 1},
 secrets: [token], configs: [c], volumes: [{type: volume, source: cache, target: /c}]
 }""")
 
 
 @pytest.mark.parametrize("key", sorted({*PLAIN, *STRUCTURED}))
-def test_every_key_is_carried_or_refused_by_name(key: str) -> None:
+def test_every_key_changes_the_service_or_is_refused_by_name(key: str) -> None:
     whole = config(ranker=service(FOREIGN, **{key: VALUES.get(key, "x")})) | SECTIONS
     plain = not_carried(read_whole(whole))
-    whole["services"]["controller"] = {"image": "c", "environment": {"PIERHEAD_ENGINE": "swarm"}}
+    whole["services"]["controller"] = STACK
     refused = [
         line for line in problems_of(whole) if line.startswith(f"services.ranker.{key}: not possible on a Swarm")
     ]
+    with_key = None if refused else read_spec(whole)
     assert bool(plain) == bool(refused) == (key in NOT_ON_SWARM), (plain, refused)
+    if not refused and key != "healthcheck":
+        del whole["services"]["ranker"][key]
+        assert read_spec(whole) != with_key
+
+
+def read_spec(whole: Any) -> Any:
+    """The Swarm service of the compose file's service."""
+    ids = {("Secrets", "token"): "1", ("Configs", "c"): "2"}
+    return service_spec("r", read_whole(whole), 0, ids=ids)
 
 
 def read_whole(whole: Any) -> Any:
@@ -154,23 +166,89 @@ OTHER_VALUES = {
 def test_values_that_a_swarm_does_not_have(definition: str) -> None:
     whole = config(ranker=service(FOREIGN, **yaml.safe_load(definition))) | SECTIONS
     assert not_carried(read_whole(whole))
-    whole["services"]["controller"] = {"image": "c", "environment": {"PIERHEAD_ENGINE": "swarm"}}
+    whole["services"]["controller"] = STACK
     (line,) = problems_of(whole)
     assert line.startswith(f"services.ranker.{OTHER_VALUES[definition]}: not possible on a Swarm: ")
 
 
-def test_gpus_and_placement_on_a_swarm() -> None:
-    placement = {"placement": {"constraints": ["node.labels.zone == a"]}}
-    stack = {"image": "c", "environment": {"PIERHEAD_ENGINE": "swarm"}}
-    made = read(controller=stack, ranker=service(FOREIGN, deploy=placement)).services["ranker"].container
-    assert service_spec("r", made, 0)["TaskTemplate"]["Placement"] == {"Constraints": ["node.labels.zone == a"]}
+def test_where_swarm_may_place_a_replica() -> None:
+    placement = {"constraints": ["node.labels.zone == a"], "preferences": [{"spread": "node.labels.rack"}]}
+    made = read(controller=STACK, ranker=service(FOREIGN, deploy={"placement": placement})).services["ranker"].container
+    assert service_spec("r", made, 0)["TaskTemplate"]["Placement"] == {
+        "Constraints": ["node.labels.zone == a"],
+        "Preferences": [{"Spread": {"SpreadDescriptor": "node.labels.rack"}}],
+    }
+    assert problems(FOREIGN, deploy={"placement": placement}) == [
+        "services.ranker.deploy.placement: is for Swarm, Compose and Pierhead do not use it; remove it"
+    ]
 
-    def refused(x_serve: Any, **deploy: Any) -> str:
-        found = problems_of(config(controller=stack, ranker=service(FOREIGN | x_serve, deploy=deploy)))
-        return "\n".join(found)
 
-    devices = [{"capabilities": ["gpu"], "device_ids": ["GPU-1"]}]
-    assert "a Swarm gives out whole GPUs only" in refused({"gpu": {"fraction": 0.5}})
-    assert "write count in place of device_ids" in refused({}, resources={"reservations": {"devices": devices}})
-    assert "write x-serve.max_replicas_per_node" in refused({}, placement={"max_replicas_per_node": 1})
-    assert "preferences: each replica is a service of its own" in refused({}, placement={"preferences": []})
+REFUSED: dict[str, str] = {
+    "{x-serve: {gpu: {fraction: 0.5}}}": "a Swarm gives out whole GPUs only",
+    "{deploy: {resources: {reservations: {devices: [{capabilities: [gpu], device_ids: [GPU-1]}]}}}}": (
+        "write count in place of device_ids"
+    ),
+    "{deploy: {placement: {max_replicas_per_node: 1}}}": "write x-serve.max_replicas_per_node",
+    "{deploy: {placement: {preferences: [{spread: node.id}]}}}": (
+        'preferences[0].spread: expected a label of nodes such as node.labels.zone, found "node.id"'
+    ),
+    "{x-serve: {autoscale: {max: 2, policy: 'night:wanted'}}}": (
+        "x-serve.autoscale.policy: not possible on a Swarm: a function is a file of the project"
+    ),
+    "{networks: {local: null, default: null}}": 'networks.local.driver: "bridge" ends at its node',
+    "{secrets: [word]}": "a secret from a file, or one that is in Swarm; write secrets.word.file, or create it "
+    "(`docker secret create`) and write secrets.word.external: true",
+}
+
+
+@pytest.mark.parametrize("definition", REFUSED)
+def test_what_a_swarm_cannot_have_says_what_to_do(definition: str) -> None:
+    written = yaml.safe_load(definition)
+    x_serve = FOREIGN | written.pop("x-serve", {})
+    whole = config(controller=STACK, ranker=service(x_serve, **written))
+    whole["networks"] |= {"local": {"driver": "bridge"}, "wide": {"driver": "overlay"}}
+    whole["secrets"] = {"word": {"environment": "HOME"}}
+    (line,) = problems_of(whole)
+    assert REFUSED[definition] in line
+
+
+def test_files_of_the_project_are_in_swarm_under_the_name_of_their_content() -> None:
+    whole = config(
+        controller=STACK,
+        ranker=service(
+            FOREIGN,
+            secrets=[{"source": "token", "target": "t", "uid": "103", "mode": "256"}, "own"],
+            configs=["settings"],
+        ),
+    )
+    whole["secrets"] = {"token": {"name": "shop_token", "file": "/s/token"}, "own": {"name": "own", "external": True}}
+    whole["configs"] = {"settings": {"name": "shop_settings" + 60 * "s", "file": "/s/settings"}}
+    assert files_of(whole) == {("secrets", "token"): "/s/token", ("configs", "settings"): "/s/settings"}
+    named, wanted = in_swarm(whole, {("secrets", "token"): b"1", ("configs", "settings"): b""})
+    assert not files_of(named)
+    assert {kind: len(name) for kind, name in wanted} == {"secrets": 23, "configs": 64}
+    (secret,) = (name for kind, name in wanted if kind == "secrets")
+    assert secret == "shop_token-6b86b273ff34"
+    assert wanted["secrets", secret] == b"1"
+
+    made = parse("shop", named).services["ranker"]
+    assert not not_carried(made.container)
+    ids = {("Secrets", secret): "i1", ("Secrets", "own"): "i2"} | {
+        ("Configs", name): "i3" for kind, name in wanted if kind == "configs"
+    }
+    container = service_spec("r", made.container, 0, ids=ids)["TaskTemplate"]["ContainerSpec"]
+    assert container["Secrets"] == [
+        {
+            "SecretID": "i1",
+            "SecretName": secret,
+            "File": {"Name": "/run/secrets/t", "UID": "103", "GID": "0", "Mode": 0o400},
+        },
+        {
+            "SecretID": "i2",
+            "SecretName": "own",
+            "File": {"Name": "/run/secrets/own", "UID": "0", "GID": "0", "Mode": 0o444},
+        },
+    ]
+    assert [(one["ConfigID"], one["File"]["Name"]) for one in container["Configs"]] == [("i3", "/settings")]
+    changed = parse("shop", in_swarm(whole, {("secrets", "token"): b"2", ("configs", "settings"): b""})[0])
+    assert changed.services["ranker"].definition_hash != made.definition_hash

@@ -1,0 +1,51 @@
+"""The secrets and configs that compose files take from files, as secrets and configs of Swarm. Pure.
+
+Other nodes do not have the files. Their content cannot change in Swarm, so each content has a name of its own, and a
+changed file is a new version of the services that have it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+KINDS = ("secrets", "configs")
+_LONGEST = 64
+_DIGITS = 12
+
+Place = tuple[str, str]
+"""Kind ("secrets", "configs") and the key in that section of the compose files."""
+
+
+def files_of(config: Mapping[str, Any]) -> dict[Place, str]:
+    """The paths of the files, in what `docker compose config` prints."""
+    return {place: str(definition["file"]) for place, definition in _definitions(config) if definition.get("file")}
+
+
+def in_swarm(config: Mapping[str, Any], contents: Mapping[Place, bytes]) -> tuple[dict[str, Any], dict[Place, bytes]]:
+    """The compose files with names of Swarm in place of the files, and (kind, name) -> content of what has to be there.
+
+    `contents`: of each file in `files_of`.
+    """
+    named: dict[str, Any] = {**config, **{kind: {**config[kind]} for kind in KINDS if config.get(kind)}}
+    wanted = {}
+    for (kind, key), definition in _definitions(config):
+        content = contents.get((kind, key))
+        if content is not None:
+            name = _name(str(definition.get("name", key)), content)
+            named[kind][key] = {"name": name, "external": True}
+            wanted[kind, name] = content
+    return named, wanted
+
+
+def _definitions(config: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    for kind in KINDS:
+        for key, definition in (config.get(kind) or {}).items():
+            if isinstance(definition, Mapping):
+                yield (kind, str(key)), definition
+
+
+def _name(name: str, content: bytes) -> str:
+    digits = hashlib.sha256(content).hexdigest()[:_DIGITS]
+    return f"{name[: _LONGEST - _DIGITS - 1]}-{digits}"
