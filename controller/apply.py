@@ -37,6 +37,7 @@ from .model.actions import (
     ShutdownSessions,
     SignalContainer,
     StartContainer,
+    UpdateNode,
     WriteRouting,
     action_name,
 )
@@ -314,7 +315,7 @@ class Performer:
                 await self._engine.perform(action, self._project)
                 if action.signal == "SIGTERM":
                     self._store.stopping(action.container_id, self._clock())
-            case CreateContainer() | PullImage() | StartContainer() | RestartRouter():
+            case CreateContainer() | PullImage() | StartContainer() | RestartRouter() | UpdateNode():
                 await self._engine.perform(action, self._project)
             case (
                 AddServer()

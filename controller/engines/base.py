@@ -17,10 +17,14 @@ from ..model.actions import (
     RestartRouter,
     SignalContainer,
     StartContainer,
+    UpdateNode,
 )
+from ..model.nodes import Node
 from ..model.world import Gpu, ReplicaContainer, StrayContainer
 
-EngineAction = PullImage | CreateContainer | StartContainer | SignalContainer | RemoveContainer | RestartRouter
+EngineAction = (
+    PullImage | CreateContainer | StartContainer | SignalContainer | RemoveContainer | RestartRouter | UpdateNode
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class EngineState:
     images: Mapping[str, str | None]
     gpus: tuple[Gpu, ...]
     foreign_gpu_holders: Mapping[str, str]
+    nodes: tuple[Node, ...] = ()
+    """All of them, by name; none where the engine is one machine."""
 
 
 @dataclass(frozen=True, slots=True)

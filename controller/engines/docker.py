@@ -19,6 +19,7 @@ from ..model.actions import (
     RestartRouter,
     SignalContainer,
     StartContainer,
+    UpdateNode,
 )
 from .base import EngineAction, EngineEvent, EngineState, Places
 from .docker_calls import EngineCalls, end_of
@@ -110,6 +111,8 @@ class DockerEngine:
                 await self._calls.call(
                     f"restart of {action.target}", partial(self._kill_and_start, project, action.target)
                 )
+            case UpdateNode():
+                raise EngineError(f"{action.words}: this engine is one machine and has no nodes")
 
     async def used_gpu_memory(self) -> Mapping[str, int]:
         """See `ClusterEngine.used_gpu_memory`."""

@@ -25,13 +25,16 @@ from ..model.actions import (
     RestartRouter,
     SignalContainer,
     StartContainer,
+    UpdateNode,
 )
+from ..model.nodes import Node
 from ..model.world import ReplicaContainer
 from .base import CONNECTED, EngineAction, EngineEvent, EngineState, Places
 from .docker_calls import EngineCalls, end_of
 from .docker_errors import explanation, image_missing, refusal
 from .docker_images import Images
 from .labels import check_same, create_body
+from .swarm_nodes import change_node, holds_replicas, node_changes, nodes
 from .swarm_reader import STACK_LABEL, Listing, changes, gpus, replicas, start_of, strays
 from .swarm_spec import STOPPED_LABEL, not_carried, service_spec
 
@@ -62,7 +65,8 @@ class SwarmEngine:
             listed, holders = gpus(listing, ours)
             found = self._images.ids([image for image in images if not _has_digest(image)])
             found |= {image: image for image in images if _has_digest(image)}
-            return EngineState(ours, strays(listing, project, service_names), found, listed, holders)
+            others = strays(listing, project, service_names)
+            return EngineState(ours, others, found, listed, holders, nodes(listing.nodes))
 
         return await self._calls.look("reading services and tasks", read)
 
@@ -83,6 +87,8 @@ class SwarmEngine:
             case RestartRouter():
                 restart = partial(self._update, f"{project}_{action.target}", _replace_tasks)
                 await self._calls.call(f"restart of {action.target}", restart)
+            case UpdateNode():
+                await self._calls.call(f"change of node {action.target}", partial(self._update_node, action))
 
     async def used_gpu_memory(self) -> Mapping[str, int]:
         """See `ClusterEngine.used_gpu_memory`."""
@@ -105,15 +111,15 @@ class SwarmEngine:
 
     async def events(self, project: str) -> AsyncIterator[EngineEvent]:
         """See `ClusterEngine.events`: what has changed between two readings."""
-        before = await self._replicas(project)
+        before = await self._look(project)
         yield CONNECTED
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_S):
                     await self._closed.wait()
                     raise EngineUnreachable("event stream: the connection was closed")
-            after = await self._replicas(project)
-            for event in changes(before, after):
+            after = await self._look(project)
+            for event in (*changes(before[0], after[0]), *node_changes(before[1], after[1])):
                 yield event
             before = after
 
@@ -125,8 +131,9 @@ class SwarmEngine:
 
     # ------------------------------------------------------------------------------------- calls (in worker threads)
 
-    async def _replicas(self, project: str) -> tuple[ReplicaContainer, ...]:
-        return await self._calls.look("event stream", lambda: replicas(self._list(project), project))
+    async def _look(self, project: str) -> tuple[tuple[ReplicaContainer, ...], tuple[Node, ...]]:
+        listing = await self._calls.look("event stream", partial(self._list, project))
+        return replicas(listing, project), nodes(listing.nodes)
 
     def _list(self, project: str) -> Listing:
         nodes = self._client.nodes()
@@ -236,21 +243,41 @@ class SwarmEngine:
 
     def _update(self, service: str, change: Callable[[Spec], bool]) -> None:
         """Change a service by compare-and-swap. `change` returns whether it has changed the spec."""
+        self._swap(f"service {service}", "services", partial(self._inspect, service), change)
+
+    def _update_node(self, action: UpdateNode) -> None:
+        """Change a node by compare-and-swap. Swarm's drain ends everything there, so no replica may be left."""
+        if action.availability == "drain":
+            there = self._client.tasks({"node": action.node_id, "desired-state": "running"})  # type: ignore[no-untyped-call]
+            if names := holds_replicas(there):
+                raise EngineError(f"drain of node {action.target}: it still has {', '.join(names)}")
+        inspect = partial(self._client.inspect_node, action.node_id)
+        self._swap(f"node {action.target}", "nodes", inspect, partial(change_node, action), action.version)
+
+    def _swap(
+        self,
+        what: str,
+        kind: str,
+        inspect: Callable[[], dict[str, Any]],
+        change: Callable[[Spec], bool],
+        version: int | None = None,
+    ) -> None:
+        """Replace a spec, unless it was changed after it was read: then again. `version`: the only one to replace."""
         for _ in range(_UPDATE_TRIES):
-            found = self._inspect(service)
+            found = inspect()
             spec: Spec = found["Spec"]
+            if version not in (None, found["Version"]["Index"]):
+                raise EngineError(f"{what} has changed since this was decided")
             if not change(spec):
                 return
             try:
-                docker_http.post(
-                    self._client, f"/services/{found['ID']}/update", spec, version=found["Version"]["Index"]
-                )
+                docker_http.post(self._client, f"/{kind}/{found['ID']}/update", spec, version=found["Version"]["Index"])
             except docker.errors.APIError as error:
                 if "out of sequence" not in explanation(error):
                     raise
             else:
                 return
-        raise EngineError(f"service {service} was changed {_UPDATE_TRIES} times while it was to be changed once")
+        raise EngineError(f"{what} was changed {_UPDATE_TRIES} times while it was to be changed once")
 
     def _inspect(self, service: str) -> dict[str, Any]:
         return self._client.inspect_service(service)  # type: ignore[no-untyped-call, no-any-return]

@@ -10,10 +10,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..model.nodes import LEAVING_LABEL
 from ..model.world import ContainerState, Gpu, ReplicaContainer, StrayContainer
 from .base import EngineEvent
 from .docker_reader import timestamp
 from .labels import read_labels
+from .swarm_nodes import node_name
 from .swarm_spec import GPU_KIND, STOPPED_LABEL
 
 STACK_LABEL = "com.docker.stack.namespace"
@@ -120,8 +122,9 @@ class _Node:
         resources = (description.get("Resources") or {}).get("GenericResources") or ()
         availability = (node.get("Spec") or {}).get("Availability", "active")
         is_down = (node.get("Status") or {}).get("State") == "down"
-        condition = "down" if is_down else _CONDITIONS.get(str(availability), "")
-        return cls(str(description.get("Hostname") or node["ID"]), condition, _named(resources))
+        leaving = LEAVING_LABEL in ((node.get("Spec") or {}).get("Labels") or {}) and availability == "pause"
+        condition = "down" if is_down else "leaving" if leaving else _CONDITIONS.get(str(availability), "")
+        return cls(node_name(node), condition, _named(resources))
 
 
 def _named(resources: Iterable[Json]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from .nodes import Availability
 from .spec import GpuSlot, ServiceSpec, digest, slot_words
 from .world import Gpu, ServerState
 
@@ -205,6 +206,25 @@ class RestartRouter(Action):
     """Kill a HAProxy that hangs, and start its container; target = its Compose service."""
 
     template: ClassVar = "kill and start {0.target}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateNode(Action):
+    """Change a node's availability and labels; target = its name. What is not named stays."""
+
+    node_id: str
+    version: int | None = None
+    """The version that it must still have; None = any."""
+    availability: Availability | None = None
+    labels: tuple[tuple[str, str | None], ...] = ()
+    """Key and value; None takes the label away."""
+
+    @property
+    def words(self) -> str:
+        """See `Action.words`."""
+        changes: list[str] = [self.availability] if self.availability else []
+        changes += [f"no label {key}" if value is None else f"label {key}={value}" for key, value in self.labels]
+        return f"change node {self.target}: {', '.join(changes)}"
 
 
 def replica_name(project: str, service: str, version: str, number: int) -> str:

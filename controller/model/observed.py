@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from .actions import Action
+from .nodes import Node
 from .spec import Spec
 from .world import (
     FailureKey,
@@ -45,6 +46,8 @@ class Observed:
     failures: Mapping[FailureKey, FailureRecord] = field(default_factory=dict)
     gpu_faults: Mapping[str, str] = field(default_factory=dict)
     """GPU UUID -> why no replica is to be placed on it."""
+    nodes: tuple[Node, ...] = ()
+    """None where the engine is one machine."""
     in_progress: tuple[Action, ...] = ()
     """Actions of earlier plans that have not ended; the planner plans nothing for their targets."""
     _by_service: Mapping[str, tuple[ReplicaContainer, ...]] = field(init=False, repr=False, compare=False)

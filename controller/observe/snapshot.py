@@ -168,6 +168,7 @@ class Observer:
             retirements=retirements,
             failures=failures,
             gpu_faults={uuid: fault.reason for uuid, fault in faults.items()},
+            nodes=state.nodes,
             in_progress=in_progress,
         )
         return Sight(spec, observed, unseen)

@@ -1,4 +1,4 @@
-"""What every ClusterEngine does, asked of the fake, of the real Docker Engine, and of a Swarm of one node."""
+"""What every ClusterEngine does, asked of the fakes, of the real Docker Engine, and of a Swarm of one node."""
 
 from __future__ import annotations
 
@@ -30,14 +30,18 @@ from controller.model.actions import (
     RemoveContainer,
     SignalContainer,
     StartContainer,
+    UpdateNode,
     replica_name,
 )
+from controller.model.nodes import LEAVING_LABEL, Node
 from controller.model.spec import GpuRequest, GpuSlot, ProbeSpec, ServiceSpec
 from controller.model.world import ContainerState, Gpu, ReplicaContainer
 from tests.debian_image import debian_image
 from tests.fakes.fake_engine import Behaviour, FakeEngine
+from tests.fakes.fake_swarm_engine import FakeSwarmEngine
 from tests.harness import swarm_rig
-from tests.harness.swarm_rig import Node, SwarmRig
+from tests.harness.swarm_rig import Node as RigNode
+from tests.harness.swarm_rig import SwarmRig
 
 CDI_KIND = "pierhead.test/gpu"
 MISSING_IMAGE = "pierhead-test/never-built:1"
@@ -85,14 +89,11 @@ class FakeWorld:
     gpus = ("GPU-0", "GPU-1")
     starts_at_once = sees_containers = True
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[FakeEngine] = FakeEngine) -> None:
         self.project = "shop"
         self.image = "debian:trixie-slim"
-        self.fake = FakeEngine(
-            clock=time.time,
-            gpus=(Gpu("GPU-0"), Gpu("GPU-1")),
-            behaviours={service: behaviour for service, (behaviour, _) in BEHAVIOURS.items()},
-        )
+        behaviours = {service: behaviour for service, (behaviour, _) in BEHAVIOURS.items()}
+        self.fake = kind(clock=time.time, gpus=tuple(map(Gpu, self.gpus)), behaviours=behaviours)
         self.fake.add_image(self.image)
         self.engine: ClusterEngine = self.fake
 
@@ -118,6 +119,16 @@ class FakeWorld:
 
     def run_out_of_memory(self, name: str) -> None:
         self.fake.run_out_of_memory(name)
+
+
+class FakeSwarmWorld(FakeWorld):
+    gpus = ("GPU-n1-1", "GPU-n1-2")
+    starts_at_once = False
+
+    def __init__(self) -> None:
+        super().__init__(FakeSwarmEngine)
+        self.fake.gpus = ()
+        cast(FakeSwarmEngine, self.fake).add_node("n1")
 
 
 def container_of(service: str, image: str, network: str, labels: dict[str, str]) -> dict[str, Any]:
@@ -223,7 +234,7 @@ class SwarmWorld:
     network = "main"
     starts_at_once = sees_containers = False
 
-    def __init__(self, node: Node, client: APIClient, image: str) -> None:
+    def __init__(self, node: RigNode, client: APIClient, image: str) -> None:
         self.client = client
         self.project = f"pierhead-test-{secrets.token_hex(4)}"
         self.image = image
@@ -292,7 +303,7 @@ def docker_client() -> Iterator[APIClient]:
 
 
 @pytest.fixture(scope="module")
-def swarm_node(docker_client: APIClient) -> Iterator[tuple[Node, APIClient, str]]:
+def swarm_node(docker_client: APIClient) -> Iterator[tuple[RigNode, APIClient, str]]:
     """The one node of a Swarm, a client of its engine, and an image that it has."""
     image = debian_image(docker_client)
     swarm_rig.build()
@@ -304,11 +315,11 @@ def swarm_node(docker_client: APIClient) -> Iterator[tuple[Node, APIClient, str]
 
 
 @pytest_asyncio.fixture(
-    params=["fake", *(pytest.param(name, marks=pytest.mark.engine) for name in ("docker", "swarm"))]
+    params=["fake", "fake swarm", *(pytest.param(name, marks=pytest.mark.engine) for name in ("docker", "swarm"))]
 )
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    if request.param == "fake":
-        yield FakeWorld()
+    if request.param.startswith("fake"):
+        yield FakeWorld() if request.param == "fake" else FakeSwarmWorld()
     elif request.param == "docker":
         real = DockerWorld(request.getfixturevalue("docker_client"), tmp_path)
         try:
@@ -614,6 +625,48 @@ async def test_the_slot_of_a_replica_is_read_back_and_another_slot_is_another_re
     for other in (create_action(world, "pinned", gpus=(Gpu(uuid),)) for uuid in ("GPU-0", "GPU-1")):
         with pytest.raises(EngineError, match=rf"create of replica {name}: another .* `docker .*rm .*{name}`"):
             await world.engine.perform(other, world.project)
+
+
+async def test_a_node_is_changed_unless_it_has_changed_meanwhile(world: World) -> None:
+    nodes = (await observe(world)).nodes
+    if world.engine.places == "ours":
+        assert nodes == ()
+        with pytest.raises(EngineError, match="this engine is one machine and has no nodes"):
+            await world.engine.perform(UpdateNode(target="n1", node_id="n1"), world.project)
+        return
+    (node,) = nodes
+    assert (node.name, node.is_manager, node.is_leader, node.state, node.availability, node.labels) == (
+        *("n1", True, True, "ready", "active", {}),
+    )
+    assert {gpu.node for gpu in (await observe(world)).gpus} == {"n1"}
+
+    async def change(**changes: Any) -> Node:
+        action = UpdateNode(target=node.name, node_id=node.id, **changes)
+        await world.engine.perform(action, world.project)
+        (changed,) = (await observe(world)).nodes
+        return changed
+
+    name = await start(world, "runs")
+    leaving = await change(availability="pause", labels=((LEAVING_LABEL, "1"), ("zone", "a")))
+    assert (leaving.availability, leaving.labels) == ("pause", {LEAVING_LABEL: "1", "zone": "a"})
+    assert leaving.version != node.version
+    assert (await get(world, name)).state is ContainerState.RUNNING, "what runs there goes on"
+    assert set((await observe(world)).foreign_gpu_holders.values()) == {"n1 (leaving)"}
+    waits = await create(world, "runs", number=2)
+    await world.engine.perform(StartContainer(target=waits, service="runs"), world.project)
+    assert (await get(world, waits)).state is ContainerState.PENDING, "nothing new is placed there"
+
+    with pytest.raises(EngineError, match="node n1 has changed since this was decided"):
+        await change(labels=(("zone", "b"),), version=node.version)
+    with pytest.raises(EngineError, match=f"drain of node n1: it still has {name}"):
+        await change(availability="drain", version=leaving.version)
+    active = await change(availability="active", labels=((LEAVING_LABEL, None), ("zone", None)))
+    assert (active.availability, active.labels) == ("active", {})
+
+    async def runs() -> bool:
+        return (await get(world, waits)).state is ContainerState.RUNNING
+
+    await eventually(runs)
 
 
 async def test_logs_have_a_tail(world: World) -> None:

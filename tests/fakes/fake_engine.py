@@ -26,7 +26,9 @@ from controller.model.actions import (
     RestartRouter,
     SignalContainer,
     StartContainer,
+    UpdateNode,
 )
+from controller.model.nodes import Node
 from controller.model.spec import NO_USER_CONFIG, GpuSlot, ServiceSpec
 from controller.model.world import ContainerState, Gpu, ReplicaContainer, StrayContainer
 
@@ -85,6 +87,7 @@ class FakeContainer:
     said: list[tuple[float, str]] = field(default_factory=list)
     """Lines that it has logged since its start, and when."""
     network_lost: bool = False
+    engine_detail: str = ""
     created_by_s: float = 0.0
     """By how much the wall clock was off when it was created, and when it was started."""
     started_by_s: float = 0.0
@@ -137,6 +140,8 @@ class FakeEngine:
     containers: dict[str, FakeContainer] = field(default_factory=dict)
     """By id."""
     places: Places = "ours"
+    nodes: dict[str, Node] = field(default_factory=dict)
+    """By name, in the order of names; see fake_swarm_engine.py."""
     reading_s: float = 0.0
     """How long `observe` takes; it returns the world as it was at the call."""
     _ids: dict[str, str] = field(default_factory=dict)
@@ -160,23 +165,21 @@ class FakeEngine:
             for one in containers
             if not one.ours and not one.one_off and one.project == project and one.service in service_names
         )
-        holders = {
+        holders = self._unusable() | {
             gpu: one.name
             for one in containers
             if one.state.is_up and not (one.ours and one.project == project)
             for gpu in one.gpus
         }
-        state = EngineState(ours, strays, {image: self.images.get(image) for image in images}, self.gpus, holders)
+        found = {image: self.images.get(image) for image in images}
+        state = EngineState(ours, strays, found, self.gpus, holders, tuple(self.nodes.values()))
         await asyncio.sleep(self.reading_s)
         return state
 
     async def perform(self, action: EngineAction, project: str) -> None:
         await self._turn()
         self.done.append(action)
-        for planned in self._failures:
-            if isinstance(action, planned[0]):
-                self._failures.remove(planned)
-                raise planned[1]
+        self._fail_as_planned(action)
         match action:
             case PullImage() if action.spec.has_build:
                 raise image_missing(action.spec)
@@ -193,6 +196,8 @@ class FakeEngine:
                 self._remove(action)
             case RestartRouter():
                 self.restart_router()
+            case UpdateNode():
+                self._update_node(action)
 
     async def used_gpu_memory(self) -> Mapping[str, int]:
         await self._turn()
@@ -385,6 +390,19 @@ class FakeEngine:
                 self._end(one, 137, oom=True)
             else:
                 self._end(one, one.behaviour.exit_code if by_itself else 0)
+
+    def _fail_as_planned(self, action: EngineAction) -> None:
+        for planned in self._failures:
+            if isinstance(action, planned[0]):
+                self._failures.remove(planned)
+                raise planned[1]
+
+    def _unusable(self) -> dict[str, str]:
+        """The GPUs of nodes that take no replicas, and why."""
+        return {}
+
+    def _update_node(self, action: UpdateNode) -> None:
+        raise EngineError(f"{action.words}: this engine is one machine and has no nodes")
 
     def _next_id(self) -> str:
         return f"{next(self._numbers):064x}"
