@@ -17,6 +17,9 @@ readonly PASSED_ON=(_PIERHEAD_COMPLETE COMP_WORDS COMP_CWORD _TYPER_COMPLETE_ARG
 
 main() {
   local controller='' elsewhere=''
+  case "${1:-} ${2:-}" in # about this machine, and not about a stack
+    'node init' | 'node join' | 'node token') shift && exec "$here/node.sh" "$@" ;;
+  esac
   refuse_missing_names "$@"
   if [ -n "${PIERHEAD_API_URL:-}" ]; then
     has_program || refuse "PIERHEAD_API_URL is set, and this clone has no .venv with the program. Make one: compose/machine/venv.sh"

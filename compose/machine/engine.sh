@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Sees to a running Docker Engine and the Compose plug-in. A machine that has both is left exactly as it is. A Debian or
 # Ubuntu machine without an engine gets its distribution's own packages; one whose engine is stopped gets it started.
-# Anywhere else: one message, exit status 2, nothing changed.
+# Anywhere else: one message, exit status 2, nothing changed. `engine.sh engine-only` looks for no Compose plug-in, which only
+# a machine that runs `make up` needs.
 set -euo pipefail
 
 # shellcheck source=compose/machine/host.sh
@@ -34,6 +35,7 @@ main() {
     "Join its group, log in again and repeat: sudo usermod -aG docker $(whoami)"
   at_least "$engine" "$ENGINE_WANTED" || refuse "Docker Engine $engine is too old: version $ENGINE_WANTED or newer is needed." \
     "Upgrade it (https://docs.docker.com/engine/install/) and repeat."
+  [ "${1:-}" != engine-only ] || return 0
   compose=$(compose_version)
   if [ -z "$compose" ]; then
     link_plugins

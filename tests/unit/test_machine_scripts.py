@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -563,6 +565,194 @@ def test_a_deployment_says_the_difference_and_nothing_where_there_is_none(
     drifted["RUN"] = f"./compose/compose.yaml:{ROOT}/{NIGHT}:{ECHO}"
     assert machine.run("build.sh", **drifted).stderr == machine.run("control.sh", "deploy", **drifted).stderr == ""
     assert len(machine.calls("built ")) == 1
+
+
+# ------------------------------------------------------------------------------------------------- a machine of a Swarm
+
+TOKEN = f"SWMTKN-1-{'a' * 50}-{'b' * 25}"
+NODE = r"""
+case "$*" in
+  'version '*) echo 26.1.5+dfsg1 ;;
+  'info --format {{.LiveRestoreEnabled}}') echo false ;;
+  'info --format {{.Name}}') echo box ;;
+  'info --format {{.Swarm.LocalNodeState}}') cat "$HOME/state" ;;
+  'info --format {{.Swarm.ControlAvailable}}') [ ! -e "$HOME/manager" ] || echo true ;;
+  'info --format {{.Swarm.NodeAddr}}') echo 10.0.0.1 ;;
+  'info --format {{range .Swarm.RemoteManagers}}'*) echo 10.0.0.1:2377 ;;
+  'swarm join-token '*) echo "$TOKEN" ;;
+  'swarm '*) [ -z "${SAYS:-}" ] || { echo "$SAYS"; exit 1; }; echo active >"$HOME/state" ;;
+  'ps '*) echo "${RUNNING:-}" | sed '/^$/d' ;;
+esac
+"""
+
+
+@pytest.fixture
+def node(machine: Machine) -> Iterator[dict[str, str]]:
+    """A machine that is in no Swarm, with an engine; the variables that the script needs."""
+    (machine.directory / "state").write_text("inactive\n")
+    (machine.directory / "daemon.json").write_text('{"live-restore": true, "debug": true}')
+    (machine.programs / "python3").symlink_to(os.path.realpath(sys.executable))
+    for program in ("date", "wc"):
+        (machine.programs / program).symlink_to(str(shutil.which(program)))
+    machine.has("docker", NODE)
+    machine.has("sudo", 'exec "$@"')
+    machine.has("systemctl")
+    machine.has("timeout", "exit ${UNREACHABLE:-0}")
+    with subprocess.Popen(["sleep", "60"]) as engine:
+        (machine.directory / "pid").write_text(str(engine.pid))
+        yield {
+            "TOKEN": TOKEN,
+            "PIERHEAD_ENGINE_SETTINGS": str(machine.directory / "daemon.json"),
+            "PIERHEAD_TOOLKIT_SETTINGS": str(machine.directory / "nvidia" / "config.toml"),
+            "PIERHEAD_ENGINE_PID": str(machine.directory / "pid"),
+        }
+        engine.kill()
+
+
+def has_two_gpus(machine: Machine, toolkit: str = "1.19.0") -> None:
+    machine.has("nvidia-smi", "printf '%s\\n' GPU-1 GPU-2")
+    if toolkit:
+        machine.has("nvidia-container-runtime", f"echo 'NVIDIA Container Runtime version {toolkit}'")
+
+
+def test_a_machine_with_gpus_joins_and_keeps_its_other_settings(machine: Machine, node: dict[str, str]) -> None:
+    has_two_gpus(machine)
+    settings, toolkit = machine.directory / "daemon.json", machine.directory / "nvidia" / "config.toml"
+    toolkit.parent.mkdir()
+    toolkit.write_text('#swarm-resource = "DOCKER_RESOURCE_GPU"\n\n[nvidia-container-cli]\nno-cgroups = false\n')
+    settings.write_text(
+        '{"node-generic-resources": ["SSD=1", "NVIDIA-GPU=GPU-0"], "runtimes": {"crun": {"path": "crun"}}, "debug": 1}'
+    )
+    join = ("node.sh", "join", "10.0.0.1", TOKEN, "--registry", "10.0.0.1:5000")
+    joined = machine.run(*join, **node)
+    assert joined.returncode == 0, joined.stderr
+    assert joined.stdout.splitlines()[-1] == "This machine, box, is a worker of the Swarm at 10.0.0.1:2377."
+    assert json.loads(settings.read_text()) == {
+        "node-generic-resources": ["SSD=1", "NVIDIA-GPU=GPU-1", "NVIDIA-GPU=GPU-2"],
+        "runtimes": {"crun": {"path": "crun"}, "nvidia": {"path": "nvidia-container-runtime"}},
+        "debug": 1,
+        "live-restore": False,
+        "default-runtime": "nvidia",
+        "insecure-registries": ["10.0.0.1:5000"],
+    }
+    assert toolkit.read_text() == (
+        'swarm-resource = "DOCKER_RESOURCE_NVIDIA-GPU"\n\n[nvidia-container-cli]\nno-cgroups = false\n'
+    )
+    assert machine.calls("docker swarm") == [f"docker swarm join --token {TOKEN} 10.0.0.1:2377"]
+    before = machine.directory / "calls"
+    before.unlink()
+    again = machine.run(*join, **node)
+    assert (again.returncode, again.stdout) == (0, joined.stdout.splitlines()[-1] + "\n")
+    assert machine.calls("docker swarm|systemctl") == []
+
+
+def test_a_machine_without_gpus_joins_while_its_containers_go_on(machine: Machine, node: dict[str, str]) -> None:
+    joined = machine.run("node.sh", "join", "10.0.0.1:2377", TOKEN, **node, RUNNING="4f1d")
+    assert joined.returncode == 0, joined.stderr
+    assert json.loads((machine.directory / "daemon.json").read_text()) == {"live-restore": False, "debug": True}
+    engine = int((machine.directory / "pid").read_text())
+    ended = os.waitid(os.P_PID, engine, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    assert ended.si_status == signal.SIGHUP, "the engine is told to read its settings"
+    assert machine.calls("systemctl") == []
+
+
+JOIN = f"join 10.0.0.1 {TOKEN}"
+
+
+@pytest.mark.parametrize(
+    ("command", "case", "words"),
+    [
+        ("join 10.0.0.1", "", "expected init, join ADDRESS TOKEN, or token [--manager]."),
+        ("join 10.0.0.1 secret", "", '"secret" is no token of a Swarm'),
+        ("join fd00::1 SWMTKN-1-a-b", "", "an IPv6 address is written [address]:2377."),
+        (f"{JOIN} --gpus", "", "--gpus needs a value."),
+        (JOIN, "UNREACHABLE=1", "the manager does not answer at 10.0.0.1, port 2377."),
+        (JOIN.replace(".1 ", ".7 "), "state=active", "is in a Swarm already, whose managers are 10.0.0.1:2377."),
+        (JOIN, "state=error", "is in a Swarm whose managers it does not reach: error"),
+        (JOIN, "toolkit=", "has GPUs, and no NVIDIA Container Toolkit"),
+        (JOIN, "toolkit=1.18.2", "the NVIDIA Container Toolkit here, 1.18.2, does not give containers the GPUs"),
+        (JOIN, "toolkit=1.19.0 RUNNING=4f1d", "and that ends the containers that run here: 1."),
+        (JOIN, "daemon.json={", "is not JSON"),
+        ("init", "state=active", "is in a Swarm already"),
+        ("token", "", "this machine is no manager of a Swarm."),
+    ],
+)
+def test_what_keeps_a_machine_out_of_a_swarm_is_told_before_anything_changes(
+    machine: Machine, node: dict[str, str], command: str, case: str, words: str
+) -> None:
+    given = dict(each.split("=", 1) for each in case.split())
+    for file in given.keys() & {"state", "daemon.json"}:
+        (machine.directory / file).write_text(given.pop(file))
+    if "toolkit" in given:
+        has_two_gpus(machine, given.pop("toolkit"))
+    before = (machine.directory / "daemon.json").read_text()
+    result = machine.run("node.sh", *command.split(), **node, **given)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert words in result.stderr
+    assert (machine.directory / "daemon.json").read_text() == before
+    assert machine.calls("docker swarm (init|join |leave)|systemctl") == []
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        ("rpc error: desc = A valid join token is necessary to join this cluster", "does not take this token"),
+        ("remote CA does not match fingerprint. Expected: 1", "the token is of another Swarm than the manager at"),
+        ("Timeout was reached before node joined.", "its Swarm has no quorum"),
+        ("could not choose an IP address to advertise", "name one with --advertise-addr ADDRESS"),
+        ("x509: certificate is not yet valid", "are not valid by this machine's clock"),
+        ("no space left", "the Docker Engine says: no space left"),
+    ],
+)
+def test_what_the_engine_says_about_a_join_comes_with_what_to_do(
+    machine: Machine, node: dict[str, str], says: str, words: str
+) -> None:
+    result = machine.run("node.sh", *JOIN.split(), **node, SAYS=f"Error response from daemon: {says}")
+    assert result.returncode == 2
+    assert words in result.stderr
+
+
+def test_the_first_manager_prints_the_command_that_takes_in_the_next_machine(
+    machine: Machine, node: dict[str, str]
+) -> None:
+    machine.has("docker", NODE.replace("'swarm '*)", "'swarm init '*) touch \"$HOME/manager\" ;;\n  'swarm '*)"))
+    (machine.programs / "touch").symlink_to(str(shutil.which("touch")))
+    made = machine.run("node.sh", "init", **node, PIERHEAD_REGISTRY="here")
+    assert made.returncode == 0, made.stderr
+    assert f"  ./pierhead node join 10.0.0.1:2377 {TOKEN} --registry 10.0.0.1:5000" in made.stdout.splitlines()
+    assert json.loads((machine.directory / "daemon.json").read_text())["insecure-registries"] == ["10.0.0.1:5000"]
+    assert len(machine.calls("docker swarm init --default-addr-pool [0-9./]+$")) == 1
+    for_managers = machine.run("control.sh", "node", "token", "--manager", **node)
+    assert for_managers.stdout == f"  ./pierhead node join 10.0.0.1:2377 {TOKEN}\n"
+    assert machine.calls("docker swarm join-token")[-1] == "docker swarm join-token --quiet manager"
+
+
+ROUTES = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n"
+
+
+@pytest.mark.parametrize(
+    ("networks", "found"),
+    [
+        (("0.0.0.0/0", "172.17.0.0/16"), "10.0.0.0/8"),
+        (("10.0.0.0/24",), "10.128.0.0/9"),
+        (("10.0.0.0/9", "10.200.0.0/16"), "10.128.0.0/10"),
+        (("10.0.0.0/8",), "100.64.0.0/10"),
+        (("10.0.0.0/8", "100.64.0.0/10"), "leave no range of addresses free"),
+    ],
+)
+def test_overlay_networks_get_addresses_that_no_network_of_the_machine_has(
+    tmp_path: Path, networks: Sequence[str], found: str
+) -> None:
+    def field(address: ipaddress.IPv4Address) -> str:
+        return f"{int.from_bytes(address.packed, sys.byteorder):08X}"
+
+    ranges = [ipaddress.IPv4Network(network) for network in networks]
+    lines = [f"eth0 {field(one.network_address)} 0 1 0 0 0 {field(one.netmask)} 0 0 0\n" for one in ranges]
+    (tmp_path / "route").write_text(ROUTES + "".join(lines))
+    pool = [sys.executable, str(MACHINE / "node_settings.py"), "pool", str(tmp_path / "route")]
+    done = subprocess.run(pool, capture_output=True, text=True, check=False)
+    assert found in done.stdout + done.stderr
 
 
 # ------------------------------------------------------------------------------------------------------------ make down
