@@ -44,7 +44,9 @@ class World:
         """Let the first replica, the only one behind `path`, have one request until the returned function is called."""
         replica = self.replicas[0]
         request = asyncio.ensure_future(self.edge.http.post(f"{path}/hold"))  # a GET would be sent again
-        await asyncio.wait_for(replica.begun.wait(), PATIENCE_S)
+        begun = asyncio.ensure_future(replica.begun.wait())
+        await asyncio.wait({begun, request}, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+        assert begun.done(), f"the request did not reach the replica: {request}"
 
         async def release() -> None:
             replica.let_go.set()
