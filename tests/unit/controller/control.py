@@ -139,8 +139,8 @@ class Control:
     store: Store = field(init=False)
 
     @classmethod
-    def of(cls, directory: Path, *services: ServiceSpec) -> Control:
-        engine = FakeEngine(wall_clock)
+    def of(cls, directory: Path, *services: ServiceSpec, engine: FakeEngine | None = None) -> Control:
+        engine = FakeEngine(wall_clock) if engine is None else engine
         for service in services:
             engine.add_image(service.image)
         source = FakeSource({service.name: service for service in services})

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,10 +27,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from controller.errors import ControllerError, EngineError, EngineUnreachable, RoutingError, UnknownService
 from controller.model.actions import AddServer, CreateContainer, RemoveContainer, SignalContainer, StartContainer
+from controller.model.nodes import Availability
 from controller.model.spec import NO_USER_CONFIG, AutoscaleSpec, GpuRequest, RolloutSpec, ServiceSpec, backend_name
 from controller.model.world import current_version
-from tests.fakes.fake_engine import Behaviour
+from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.fakes.fake_swarm_configs import FakeSwarm, Fault
+from tests.fakes.fake_swarm_engine import FakeSwarmEngine
 from tests.harness.virtual_time import VirtualLoop
 from tests.unit.controller.control import Control
 from tests.unit.controller.worlds import gpu_service, gpus, service
@@ -55,6 +57,13 @@ BAD = {
 }
 SERVICES = ("web", "ranker", "batch")
 ON_GPUS = ("ranker", "batch")
+
+NODES = ("n1", "n2", "n3")
+GPUS_OF_A_NODE = 2
+LOSSES = st.sampled_from([0.3, 5.0, 12.0, 20.0, 60.0])
+"""Seconds: before the probes notice, before Swarm does, and after."""
+WELL_S = 120.0
+"""A replica that has been ready for so long is well: what the controller sees is never as old."""
 
 names = st.sampled_from(SERVICES)
 picks = st.integers(0, 20)
@@ -90,11 +99,14 @@ class ControllerMachine(RuleBasedStateMachine):
         self.removed: set[str] = set()
         """Services that the compose files do not have now."""
         self._count = 0
-        self.control = Timed.of(Path(self._directory.name), *self.specs.values())
-        self.control.clock = self.control.engine.clock = self._clock
-        self.control.engine.gpus = gpus(GPUS)
+        self.control = Timed.of(Path(self._directory.name), *self.specs.values(), engine=self.engine())
+        self.control.clock = self._clock
         self._life: asyncio.Task[None] | None = None
         self._end = asyncio.Event()
+
+    def engine(self) -> FakeEngine:
+        """The engine of this machine."""
+        return FakeEngine(self._clock, gpus=gpus(GPUS))
 
     def _clock(self) -> float:
         return 1_700_000_000.0 + self._loop.time()
@@ -385,7 +397,11 @@ class ControllerMachine(RuleBasedStateMachine):
         """How many replicas there are when everything is as it was asked for. The other one on GPUs has none then."""
         wanted, running = self.wanted(name), self.control.controller.deployer.state(name).stable
         each = self.gpu_counts.get(running or "", 1)
-        return min(wanted, GPUS // each) if name in ON_GPUS and each else wanted
+        return min(wanted, self.most(each)) if name in ON_GPUS and each else wanted
+
+    def most(self, each: int) -> int:
+        """How many replicas with so many GPUs each there can be."""
+        return GPUS // each
 
     def is_switched_off(self, name: str) -> bool:
         """Whether it shall have no replica, whatever the load."""
@@ -429,8 +445,103 @@ class StateInSwarm(ControllerMachine):
         self.run(self.until(lambda: not self.control.store.trouble, "the state is written again", 60.0))
 
 
+class OnNodes(ControllerMachine):
+    """The same on a Swarm: the engine chooses nodes, and nodes are lost, cut off, drained, doubted, and come back."""
+
+    @property
+    def swarm(self) -> FakeSwarmEngine:
+        found = self.control.engine
+        assert isinstance(found, FakeSwarmEngine)
+        return found
+
+    def engine(self) -> FakeEngine:
+        made = FakeSwarmEngine(self._clock)
+        for name in NODES:
+            made.add_node(name, GPUS_OF_A_NODE)
+        return made
+
+    @rule(name=st.sampled_from(ON_GPUS), count=st.integers(1, GPUS_OF_A_NODE))
+    def ask_for_gpus(self, name: str, count: int) -> None:
+        self._count += 1
+        self.edit(name, gpu=GpuRequest(count=count), definition_hash=f"m{self._count}")
+        self.gpu_counts[self.version(name)] = count
+
+    @rule(lost=st.sets(st.sampled_from(NODES), min_size=1, max_size=2), is_cut=st.booleans(), seconds=LOSSES)
+    def nodes_are_lost(self, lost: set[str], is_cut: bool, seconds: float) -> None:
+        for name in lost:
+            (self.swarm.cut_off if is_cut else self.swarm.power_off)(name)
+        self.run(asyncio.sleep(seconds))
+        self.revive()
+
+    @rule(name=st.sampled_from(NODES))
+    def node_comes_back(self, name: str) -> None:
+        self.swarm.power_on(name)
+
+    @rule(name=st.sampled_from(NODES), availability=st.sampled_from(["active", "pause", "drain"]))
+    def node_is_made_available(self, name: str, availability: Availability) -> None:
+        """`docker node update`, and not `pierhead node`."""
+        self.swarm.set_availability(name, availability)
+
+    @rule(seconds=st.sampled_from([0.5, 3.0, 20.0]), unsure_s=st.sampled_from([0.3, 2.0, 20.0]))
+    def leader_is_lost(self, seconds: float, unsure_s: float) -> None:
+        """Another manager leads, and has not heard of the nodes yet; the controller begins there."""
+        self.kill()
+        self.swarm.go_away()
+        self.run(asyncio.sleep(seconds))
+        self.doubt(NODES)
+        self.swarm.come_back()
+        self.start()
+        self.run(asyncio.sleep(unsure_s))
+        self.trust()
+        self.revive()
+
+    def doubt(self, names: Iterable[str]) -> None:
+        """A new leader has not heard of these nodes yet."""
+        for name in names:
+            if self.swarm.nodes[name].state == "ready":
+                self.swarm.set_state(name, "unknown")
+
+    def trust(self) -> None:
+        for name, node in self.swarm.nodes.items():
+            if node.state == "unknown":
+                self.swarm.set_state(name, "ready")
+
+    @rule(doubted=st.sets(st.sampled_from(NODES), min_size=1), seconds=st.sampled_from([0.5, 5.0, 60.0]))
+    def unknown_nodes_are_no_reason_to_act(self, doubted: set[str], seconds: float) -> None:
+        self.settle()
+        done = len(self.swarm.done)
+        self.doubt(doubted)
+        self.run(asyncio.sleep(seconds))
+        assert self.swarm.done[done:] == [], self.explained()
+        self.trust()
+
+    @invariant()
+    def no_gpu_has_two_owners(self) -> None:
+        """What waits for a node shows the GPUs that it was made for; it gets others."""
+        owners = [gpu for one in self.swarm.containers.values() if one.state.is_up for gpu in one.gpus]
+        assert len(owners) == len(set(owners)), owners
+
+    @invariant()
+    def nothing_that_has_been_well_for_long_is_retired_as_failed(self) -> None:
+        for one in self.swarm.containers.values():
+            mark = self.control.store.retirements.get(one.id)
+            if mark is not None and mark.failed and one.started_at is not None:
+                well_s = mark.draining_since - one.started_at
+                is_well = well_s > WELL_S and self.swarm.readiness(one.name) == "ready"
+                assert not is_well, f"{one.name}: {mark.cause}\n{self.explained()}"
+
+    def settle(self) -> None:
+        for name in NODES:
+            self.swarm.power_on(name)
+            self.swarm.set_availability(name, "active")
+        super().settle()
+
+    def most(self, each: int) -> int:
+        return len(NODES) * (GPUS_OF_A_NODE // each)
+
+
 @pytest.mark.timeout(240 + 2 * EXAMPLES)  # against what hangs; two cores with nothing else to do need a tenth
-@pytest.mark.parametrize("machine", [ControllerMachine, StateInSwarm])
+@pytest.mark.parametrize("machine", [ControllerMachine, StateInSwarm, OnNodes])
 def test_the_controller_against_chance(machine: type[ControllerMachine]) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
