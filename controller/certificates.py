@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from .errors import ControllerError
+from .errors import ControllerError, SettingsError
 
 Role = Literal["edge", "controller"]
 ROLE_NAMES = {"edge": "pierhead edge", "controller": "pierhead controller"}
@@ -93,12 +93,18 @@ def is_due(certificate: str, now: float) -> bool:
 
 
 def context(own: Path, authorities: Path, *, is_server: bool) -> ssl.SSLContext:
-    """TLS with this identity (`Identity.pem`), for peers that have a certificate of one of these authorities."""
+    """TLS with this identity (`Identity.pem`), for peers that have a certificate of one of these authorities.
+
+    Raises SettingsError.
+    """
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     made.verify_mode = ssl.CERT_REQUIRED
-    made.load_cert_chain(own)
-    made.load_verify_locations(authorities)
+    try:
+        made.load_cert_chain(own)
+        made.load_verify_locations(authorities)
+    except OSError as error:
+        raise SettingsError(f"{own}, {authorities}: {error}; `pierhead up` makes them, as secrets of Swarm") from error
     return made
 
 

@@ -49,8 +49,9 @@ class Settings:
 
     project: str
     """Compose project name (COMPOSE_PROJECT_NAME)."""
-    project_dir: Path
-    """The project's directory, at the same path as on the host (PIERHEAD_PROJECT_DIR)."""
+    project_dir: Path | None
+    """The project's directory, at the same path as on the host (PIERHEAD_PROJECT_DIR). None on a Swarm, which has the
+    compose files."""
     state_dir: Path = Path("/var/lib/pierhead")
     haproxy_run: Path = Path("/run/haproxy")
     gpu_cdi_kind: str = "nvidia.com/gpu"
@@ -61,7 +62,10 @@ class Settings:
     api_port: int = 8100
     discovery_port: int = 8101
     api_token: str | None = None
-    """Bearer token that allows changes from anywhere (PIERHEAD_API_TOKEN); None = changes from this machine only."""
+    """Bearer token that allows changes from anywhere (PIERHEAD_API_TOKEN); None = changes from this machine only. On a
+    Swarm there is always one."""
+    secrets_dir: Path = Path("/run/secrets")
+    """Where a Swarm puts the controller's certificate (PIERHEAD_SECRETS_DIR)."""
     log_level: str = "INFO"
     edge: EdgeLimits = DEFAULT_LIMITS
     """Bounds at HAProxy."""
@@ -76,9 +80,10 @@ class Settings:
     def from_env(cls, env: Mapping[str, str]) -> Settings:
         """Read the settings; raises SettingsError with every problem found, one a line."""
         reader = _Reader(env)
+        on_swarm = reader.choice("PIERHEAD_ENGINE", ENGINES, "DOCKER") == "SWARM"
         settings = cls(
             project=reader.matching("COMPOSE_PROJECT_NAME", PROJECT_NAME, "a Compose project name", None),
-            project_dir=reader.directory("PIERHEAD_PROJECT_DIR"),
+            project_dir=None if on_swarm else reader.directory("PIERHEAD_PROJECT_DIR"),
             state_dir=Path(env.get("PIERHEAD_STATE_DIR") or "/var/lib/pierhead"),
             haproxy_run=Path(env.get("PIERHEAD_HAPROXY_RUN") or "/run/haproxy"),
             gpu_cdi_kind=reader.matching("PIERHEAD_GPU_CDI_KIND", CDI_KIND, "<vendor>/<class>", "nvidia.com/gpu"),
@@ -87,7 +92,8 @@ class Settings:
             api_host=env.get("PIERHEAD_API_HOST") or "0.0.0.0",
             api_port=reader.port("PIERHEAD_API_PORT", 8100),
             discovery_port=reader.port("PIERHEAD_DISCOVERY_PORT", 8101),
-            api_token=env.get("PIERHEAD_API_TOKEN") or None,
+            api_token=reader.token("PIERHEAD_API_TOKEN", is_needed=on_swarm),
+            secrets_dir=Path(env.get("PIERHEAD_SECRETS_DIR") or "/run/secrets"),
             log_level=reader.choice("PIERHEAD_LOG_LEVEL", LOG_LEVELS, "INFO"),
             edge=EdgeLimits(
                 connections=reader.integer("PIERHEAD_MAX_CONNECTIONS", 1, 30_000, 10_000),
@@ -98,7 +104,7 @@ class Settings:
                 client_websockets=reader.integer("PIERHEAD_CLIENT_WEBSOCKETS", 0, 100_000, 0),
             ),
             haproxy_silence_s=reader.integer("PIERHEAD_HAPROXY_SILENCE_S", 1, 86_400, 10),
-            on_swarm=reader.choice("PIERHEAD_ENGINE", ENGINES, "DOCKER") == "SWARM",
+            on_swarm=on_swarm,
             is_manual=reader.choice("PIERHEAD_DEPLOY", ("AUTO", "MANUAL"), "AUTO") == "MANUAL",
         )
         if reader.problems:
@@ -129,6 +135,12 @@ class _Reader:
             found = repr(value) if value else "nothing"
             self.problems.append(f"{name}: expected the absolute path of the project's directory, found {found}")
         return path
+
+    def token(self, name: str, *, is_needed: bool) -> str | None:
+        value = self._env.get(name) or None
+        if is_needed and value is None:
+            self.problems.append(f"{name}: a Swarm's controller needs a token (`pierhead up` makes one)")
+        return value
 
     def port(self, name: str, default: int) -> int:
         return self.integer(name, 1, 65535, default, "a port")

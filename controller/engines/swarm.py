@@ -35,9 +35,11 @@ from .docker_errors import explanation, image_missing, refusal
 from .docker_images import Images
 from .labels import check_same, create_body
 from .swarm_nodes import change_node, holds_replicas, node_changes, nodes
-from .swarm_reader import STACK_LABEL, Listing, changes, gpus, replicas, start_of, strays
+from .swarm_reader import STACK_LABEL, Listing, changes, edges, gpus, replicas, start_of, strays
 from .swarm_spec import STOPPED_LABEL, not_carried, service_spec
 
+EDGE_SERVICE, EDGE_NETWORK = "haproxy", "edges"
+"""Of compose/swarm.yaml: the HAProxys, and the network on which only they and the controller are."""
 _POLL_S = 0.5
 _UPDATE_TRIES = 5
 """An update of a service that has changed since it was read is refused, and repeated with what it is now."""
@@ -123,6 +125,13 @@ class SwarmEngine:
                 yield event
             before = after
 
+    async def edges(self, project: str) -> Mapping[str, str]:
+        """The addresses of the stack's HAProxys in the controller's own network with them, each by its node's name.
+
+        Raises EngineUnreachable, EngineError.
+        """
+        return await self._calls.look("looking for the edges", partial(self._edges, project))
+
     async def close(self) -> None:
         """Close connections and end threads; calls in progress are not waited for."""
         self._closed.set()
@@ -147,6 +156,14 @@ class SwarmEngine:
 
     def _stack(self, project: str) -> list[Any]:
         return list(self._client.services({"label": f"{STACK_LABEL}={project}"}))  # type: ignore[no-untyped-call]
+
+    def _edges(self, project: str) -> Mapping[str, str]:
+        of_service = {"service": f"{project}_{EDGE_SERVICE}", "desired-state": "running"}
+        try:
+            tasks = self._client.tasks(of_service)  # type: ignore[no-untyped-call]
+        except docker.errors.NotFound:
+            return {}
+        return edges(tasks, self._client.nodes(), f"{project}_{EDGE_NETWORK}")
 
     def _create(self, action: CreateContainer, project: str) -> None:
         body = create_body(action.spec, action.target, action.version, action.number, action.gpus, project)

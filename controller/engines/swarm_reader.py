@@ -79,6 +79,18 @@ def gpus(listing: Listing, ours: Iterable[ReplicaContainer]) -> tuple[tuple[Gpu,
     return listed, holders | {uuid: name for uuid, name in held.items() if uuid not in taken}
 
 
+def edges(tasks: Iterable[Json], nodes: Iterable[Json], network: str) -> dict[str, str]:
+    """The address in that network of each node's task, also while its health is not known yet."""
+    names = {node["ID"]: _Node.of(node).name for node in nodes}
+    return {
+        names[task["NodeID"]]: str(given["Addresses"][0]).partition("/")[0]
+        for task in tasks
+        if task["Status"]["State"] in ("starting", "running") and task.get("NodeID") in names
+        for given in task.get("NetworksAttachments") or ()
+        if given["Network"]["Spec"]["Name"] == network and given.get("Addresses")
+    }
+
+
 def changes(before: Iterable[ReplicaContainer], after: Iterable[ReplicaContainer]) -> list[EngineEvent]:
     """The events between two readings of the replicas."""
     old = {one.id: one for one in before}

@@ -247,6 +247,8 @@ KINDS = frozenset(
         *map(action_name, Action.__subclasses__()),
         "adopted",
         "autoscale",
+        "edge_back",
+        "edge_differs",
         "engine_answers",
         "engine_silent",
         "gpu_marked",

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..certificates import DOMAIN
-from ..errors import RoutingError, RoutingUnreachable
+from ..errors import ControllerError, RoutingError, RoutingUnreachable
 from ..model.actions import AddServer, SetServerState, SetWaitingRoom, WriteRouting
 from ..model.spec import ServiceSpec, backend_name
 from ..model.world import RoutingState, ServerState
@@ -40,6 +40,8 @@ ANSWER_S = 1.0
 """An edge that takes longer to answer is away until it has answered once."""
 KEEP_SHARE_S = 5.0
 """An edge that has been away for longer has lost its shares to the others."""
+ODD_S = 3.0
+"""An edge that differs for a shorter time is not reported: each change reaches one edge before another."""
 ROUTES_WAIT_S = 20.0
 """How long a change of routes waits for the edges that answer."""
 ROUTES_LOOK_S = 0.1
@@ -48,7 +50,7 @@ COMMANDS = 100
 """At most so many commands on one connection: HAProxy reads no longer line than 16 kB."""
 
 Find = Callable[[], Awaitable[Mapping[str, str]]]
-"""The edges there are: the address of each by its name (its node)."""
+"""The edges there are: the address of each by its name (its node). May raise ControllerError."""
 
 
 def over_tls(tls: ssl.SSLContext, epoch: int) -> Callable[[str], HAProxyProcess]:
@@ -91,15 +93,11 @@ class EdgesRouter:
         connect: Callable[[str], HAProxyProcess],
         routes: PublishedRoutes,
         limits: EdgeLimits = DEFAULT_LIMITS,
-        report: Callable[[Mapping[str, str]], None] = lambda edges: None,
     ) -> None:
-        """`connect`: the HAProxy at an address. `report` gets the edges that are not as the others, each with the
-        reason, whenever these change.
-        """
+        """`connect`: the HAProxy at an address."""
         self._find = find
         self._connect = connect
         self._routes = routes
-        self._report = report
         self._texts = config.Rendered(limits, is_remote=True)
         self._edges: dict[str, _Edge] = {}
         self._specs: dict[str, ServiceSpec] = {}
@@ -109,15 +107,12 @@ class EdgesRouter:
         self._rooms: dict[str, bool] = {}
         """By backend: whether its waiting room was set to be open."""
         self._counts = Counts()
-        self._odd: Mapping[str, str] = {}
+        self._odd_since: Mapping[str, float] = {}
+        self.odd_edges: Mapping[str, str] = {}
+        """The edges that were not as the others when they were looked at last, each with the reason."""
         self._looking = asyncio.Lock()
         self._whole: tuple[str, Mapping[str, RoutingState], RoutingState] | None = None
         """The hash of the published routes, the edges' states, and what these are together."""
-
-    @property
-    def odd_edges(self) -> Mapping[str, str]:
-        """The edges that are not as the others, each with the reason."""
-        return self._odd
 
     async def close(self) -> None:
         """End the questions under way."""
@@ -141,7 +136,7 @@ class EdgesRouter:
         whole = self._counts.added_up(states, self._merged(states))
         self._adopt(whole)
         await self._tend(states)
-        return whole
+        return replace(whole, edges=self._reported())
 
     async def http_is_silent(self) -> bool:
         """False: the engine restarts an edge that hangs, by its health check."""
@@ -165,7 +160,7 @@ class EdgesRouter:
         try:
             async with asyncio.timeout(ANSWER_S):
                 found = await self._find()
-        except (TimeoutError, OSError) as error:
+        except (TimeoutError, ControllerError) as error:
             _log.warning("the edges cannot be listed, those known are kept: %s", error or "no answer")
             return
         for name in [name for name, edge in self._edges.items() if found.get(name) != edge.address]:
@@ -232,9 +227,15 @@ class EdgesRouter:
         if states:
             odd |= differences(states, self._merged(states))
         odd |= {name: why for name, why in self._routes.refusals().items() if name in self._edges}
-        if odd != self._odd:
-            self._odd = odd
-            self._report(odd)
+        now = asyncio.get_running_loop().time()
+        self._odd_since = {name: self._odd_since.get(name, now) for name in odd}
+        self.odd_edges = odd
+
+    def _reported(self) -> dict[str, str]:
+        """See `RoutingState.edges`."""
+        long_ago = asyncio.get_running_loop().time() - ODD_S
+        lasting = {name for name, since in self._odd_since.items() if since <= long_ago}
+        return {name: self.odd_edges[name] if name in lasting else "" for name in sorted(self._edges)}
 
     # ------------------------------------------------------------------------------- what the edges share, and rooms
 

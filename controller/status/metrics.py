@@ -202,3 +202,10 @@ def _stack(view: View | None) -> Iterator[Metric]:
         if value is not None:
             family.add_metric([], float(value))
         yield family
+    differs = GaugeMetricFamily(
+        "pierhead_edge_differs", "1 while a node's HAProxy does not answer, or is not as the others.", labels=["node"]
+    )
+    routing = view.observed.routing if view.observed else None
+    for node, why in routing.edges.items() if routing else ():
+        differs.add_metric([node], float(bool(why)))
+    yield differs

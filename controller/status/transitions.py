@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -44,6 +44,17 @@ def _edges(before: View, after: View) -> Iterator[Transition]:
     if was and now and (was.pid, was.started_at) != (now.pid, now.started_at):
         message = f"HAProxy was restarted or reloaded: process {was.pid} -> {now.pid}"
         yield Transition("haproxy_restarted", message, target="haproxy")
+    yield from _differing_edges(was.edges if was else {}, now.edges if now else {})
+
+
+def _differing_edges(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Transition]:
+    for node, why in now.items():
+        if why and why != was.get(node):
+            yield Transition("edge_differs", f"the HAProxy of {node}: {why}", target=node, outcome="warning")
+        elif not why and was and was.get(node) != "":
+            yield Transition("edge_back", f"the HAProxy of {node} is as the others", target=node, outcome="ok")
+    for node in (node for node, why in was.items() if not why and now and node not in now):
+        yield Transition("edge_differs", f"the HAProxy of {node}: it is gone", target=node, outcome="warning")
 
 
 def _reachability(kind: str, name: str, *, up: bool) -> Transition:

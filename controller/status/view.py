@@ -91,6 +91,8 @@ def notices(observed: Observed | None, refusals: Iterable[Refusal], unseen: str,
         found.append(f"{observed.router_problem}; nothing can be added to HAProxy or taken from it until this is over")
     elif observed is not None and observed.routing is None:
         found.append("HAProxy does not answer: nothing can be added to it or taken from it until it is back")
+    edges = observed.routing.edges if observed is not None and observed.routing else {}
+    found += [f"the HAProxy of {node}: {why}" for node, why in edges.items() if why]
     for uuid, reason in sorted(observed.gpu_faults.items()) if observed else ():
         found.append(f"GPU {uuid} is not used: {reason}; run `pierhead unmark {uuid}` when it works again")
     found += [_refusal_words(refusal, now) for refusal in refusals if not refusal.action.service]

@@ -17,8 +17,15 @@ def test_empty_means_default(tmp_path: Path) -> None:
     )
     assert settings == Settings.from_env(needed) == Settings(project="pierhead", project_dir=tmp_path)
     assert (settings.api_port, settings.discovery_port, settings.api_token) == (8100, 8101, None)
-    assert (settings.on_swarm, Settings.from_env({**needed, "PIERHEAD_ENGINE": "swarm"}).on_swarm) == (False, True)
     assert settings.cdi_dirs == (Path("/etc/cdi"), Path("/var/run/cdi"))
+
+
+def test_on_a_swarm_there_is_a_token_and_no_directory_of_the_project() -> None:
+    on_swarm = {"COMPOSE_PROJECT_NAME": "pierhead", "PIERHEAD_ENGINE": "swarm"}
+    with pytest.raises(SettingsError, match=r"^PIERHEAD_API_TOKEN: a Swarm's controller needs a token \(.*\)$"):
+        Settings.from_env(on_swarm)
+    settings = Settings.from_env(on_swarm | {"PIERHEAD_API_TOKEN": "a", "PIERHEAD_PROJECT_DIR": "/nowhere"})
+    assert (settings.on_swarm, settings.project_dir, settings.secrets_dir) == (True, None, Path("/run/secrets"))
 
 
 def test_every_wrong_value_is_named() -> None:
@@ -36,6 +43,7 @@ def test_every_wrong_value_is_named() -> None:
     with pytest.raises(SettingsError) as caught:
         Settings.from_env(env)
     assert str(caught.value).splitlines() == [
+        "PIERHEAD_ENGINE: expected one of DOCKER, SWARM, found 'PODMAN'",
         "COMPOSE_PROJECT_NAME: expected a Compose project name, found 'Pier Head'",
         "PIERHEAD_PROJECT_DIR: expected the absolute path of the project's directory, found 'relative'",
         "PIERHEAD_GPU_CDI_KIND: expected <vendor>/<class>, found 'nvidia'",
@@ -44,5 +52,4 @@ def test_every_wrong_value_is_named() -> None:
         "PIERHEAD_LOG_LEVEL: expected one of DEBUG, INFO, WARNING, ERROR, found 'LOUD'",
         "PIERHEAD_MAX_CONNECTIONS: expected an integer between 1 and 30000, found '0'",
         "PIERHEAD_CLIENT_CONNECTIONS: expected an integer between 0 and 100000, found '-1'",
-        "PIERHEAD_ENGINE: expected one of DOCKER, SWARM, found 'PODMAN'",
     ]

@@ -253,6 +253,10 @@ def test_each_change_is_one_event() -> None:
     )
     blocked = view(plan=Plan(pending=(PendingReplica("web", "no GPU", blocked=True),)))
     other = replace(routing(replica(WEB, 1)), pid=2)
+    both, one = {"n1": "", "n2": ""}, {"n1": "", "n2": "it is away"}
+    at_edges = [
+        view(replica(WEB, 1), routing=replace(routing(replica(WEB, 1)), edges=e)) for e in (both, one, {"n1": ""})
+    ]
     for before, after, expected in (
         (starting, starting, []),
         (blocked, blocked, []),
@@ -262,6 +266,10 @@ def test_each_change_is_one_event() -> None:
         (ready, view(replica(WEB, 1), routing=None), ["haproxy_silent"]),
         (view(replica(WEB, 1), routing=None), ready, ["haproxy_answers"]),
         (ready, view(replica(WEB, 1), routing=other), ["haproxy_restarted"]),
+        (at_edges[0], at_edges[1], ["edge_differs"]),
+        (at_edges[1], at_edges[0], ["edge_back"]),
+        (at_edges[0], at_edges[2], ["edge_differs"]),
+        (at_edges[1], at_edges[2], []),
     ):
         assert kinds(before, after) == expected
 

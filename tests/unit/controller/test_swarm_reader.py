@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.engines.labels import create_body
-from controller.engines.swarm_reader import Listing, changes, gpus, replicas, strays
+from controller.engines.swarm_reader import Listing, changes, edges, gpus, replicas, strays
 from controller.engines.swarm_spec import service_spec
 from controller.model.phases import Phase, phase_of
 from controller.model.spec import ProbeSpec, ServiceSpec
@@ -234,3 +234,17 @@ def test_what_changed_is_told_as_the_engine_of_one_machine_does(
     assert [(event.kind, event.container_id, event.name) for event in changes(was, now)] == [
         (kind, "s1", NAME) for kind in kinds
     ]
+
+
+def test_edges_are_found_by_their_node_in_the_network_that_replicas_are_not_on() -> None:
+    def edge(node: str, state: str, network: str = "shop_edges") -> dict[str, Any]:
+        given = [
+            {"Network": {"Spec": {"Name": name}}, "Addresses": [f"10.0.{place}.7/24"]}
+            for place, name in enumerate(("shop_default", network))
+        ]
+        return task(state, node=node) | {"NetworksAttachments": given}
+
+    tasks = [edge("n1", "running"), edge("n2", "starting"), edge("n3", "preparing"), edge("n4", "running")]
+    tasks.append(edge("n2", "running", "other") | {"NodeID": "n5"})
+    nodes = [node(name) for name in ("n1", "n2", "n3", "n5")]
+    assert edges(tasks, nodes, "shop_edges") == {"host-n1": "10.0.1.7", "host-n2": "10.0.1.7"}
