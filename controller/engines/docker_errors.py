@@ -55,8 +55,13 @@ def explanation(error: docker.errors.APIError) -> str:
 
 def refusal(what: str, message: str) -> str:
     """The text of an EngineError, with a hint where one is known."""
+    return f"{what} failed: the Docker Engine says: {with_hint(message)}"
+
+
+def with_hint(message: str) -> str:
+    """The engine's message, and in brackets what to do, where that is known."""
     hint = next((hint for pattern, hint in _HINTS if re.search(pattern, message)), "")
-    return f"{what} failed: the Docker Engine says: {message}" + (f" ({hint})" if hint else "")
+    return f"{message} ({hint})" if hint else message
 
 
 def image_missing(spec: ServiceSpec) -> ImageNotFound:

@@ -15,6 +15,7 @@ from ..model.world import ContainerState, Gpu, ReplicaContainer, StrayContainer
 from .base import EngineEvent
 from .docker_reader import timestamp
 from .labels import read_labels
+from .swarm_errors import end_explained, wait_explained
 from .swarm_nodes import node_name
 from .swarm_spec import GPU_KIND, STOPPED_LABEL
 
@@ -127,6 +128,7 @@ class _Node:
     condition: str
     """Why it takes no tasks; "" = it takes some. A node that is unknown keeps its tasks, and takes none for now."""
     gpus: tuple[str, ...]
+    raw: Json
 
     @classmethod
     def of(cls, node: Json) -> _Node:
@@ -136,7 +138,7 @@ class _Node:
         is_down = (node.get("Status") or {}).get("State") == "down"
         leaving = LEAVING_LABEL in ((node.get("Spec") or {}).get("Labels") or {}) and availability == "pause"
         condition = "down" if is_down else "leaving" if leaving else _CONDITIONS.get(str(availability), "")
-        return cls(node_name(node), condition, _named(resources))
+        return cls(node_name(node), condition, _named(resources), node)
 
 
 def _named(resources: Iterable[Json]) -> tuple[str, ...]:
@@ -236,7 +238,7 @@ def _ended(task: Json, nodes: Mapping[str, _Node]) -> _Standing:
         return _Standing(ContainerState.EXITED, task)
     node = nodes.get(task.get("NodeID", ""))
     where = f" on {node.name}" if node else ""
-    return _Standing(ContainerState.EXITED, task, f"could not be started{where}: {error}")
+    return _Standing(ContainerState.EXITED, task, f"could not be started{where}: {end_explained(error)}")
 
 
 def _ended_by_itself(task: Json, successor: Json) -> bool:
@@ -251,12 +253,12 @@ def _ended_by_itself(task: Json, successor: Json) -> bool:
 
 
 def _waits(task: Json, before: Json | None, nodes: Mapping[str, _Node]) -> str:
-    """Why a task does not run yet, in Swarm's words."""
+    """Why a task does not run yet."""
     lost = nodes.get(before.get("NodeID", "")) if before else None
     moved = f"{lost.name} is {lost.condition}; " if lost and lost.condition else ""
     status, node = task["Status"], nodes.get(task.get("NodeID", ""))
     if status.get("Err"):
-        return f"{moved}{status['Err']}"
+        return moved + wait_explained(str(status["Err"]), task, [one.raw for one in nodes.values()])
     return f"{moved}{node.name}: {status.get('Message', '')}" if node else f"{moved}{status.get('Message', '')}"
 
 

@@ -120,6 +120,8 @@ class GpuLedger:
     """Whether the memory in use is being read: a GPU that no container holds may still be in use."""
     awaits_memory: bool = False
     """Whether a replica was refused only for memory in use, or for want of a reading of it."""
+    _has_nodes: bool = False
+    """Whether the engine has several machines, which list their GPUs themselves."""
     _cards: dict[str, _Card] = field(default_factory=dict)
     _parts: dict[str, list[_Card]] = field(default_factory=dict)
     """GPU UUID -> its MIG devices."""
@@ -130,7 +132,7 @@ class GpuLedger:
     def of(cls, observed: Observed, now: float) -> GpuLedger:
         """Read the holders of GPUs from a snapshot, creations in progress included. `now` as in `plan`."""
         reading = observed.gpu_reading
-        ledger = cls(awaits_reading=reading is not None and now - reading.at > FRESH_S)
+        ledger = cls(reading is not None and now - reading.at > FRESH_S, _has_nodes=bool(observed.nodes))
         for order, gpu in enumerate(gpu for gpu in observed.gpus if gpu.uuid not in observed.gpu_faults):
             card = _Card(gpu, order, gpu.memory_bytes or GPU_PARTS)
             ledger._cards[gpu.uuid] = card
@@ -179,7 +181,7 @@ class GpuLedger:
         """A copy to try changes on; it waits for no reading of the memory in use."""
         cards = {uuid: card.copy() for uuid, card in self._cards.items()}
         parts = {uuid: [cards[card.gpu.uuid] for card in listed] for uuid, listed in self._parts.items()}
-        return GpuLedger(_cards=cards, _parts=parts)
+        return GpuLedger(_has_nodes=self._has_nodes, _cards=cards, _parts=parts)
 
     def fits(self, service: str, request: GpuRequest) -> bool:
         """Whether there is a place for one more replica."""
@@ -268,6 +270,10 @@ class GpuLedger:
 
     def _shortage(self, request: GpuRequest, pool: list[_Card]) -> Shortage:
         asked = asked_words(request)
+        if not self._cards and self._has_nodes:
+            return Shortage(
+                f"it asks for {asked} and no node lists any: repeat `pierhead node join` where there are some"
+            )
         if not self._cards:
             return Shortage(
                 f"it asks for {asked} and this machine offers none: check the driver and CDI (`docker info`)"
@@ -284,7 +290,9 @@ class GpuLedger:
                 f"it asks for {asked} and all here are MIG devices, of which software can use one at a time"
             )
         if request.slot is None:
-            free = _whole_free(pool)
+            free, most = _whole_free(pool), max(map(len, _by_node(pool).values()))
+            if request.count > most and len({card.gpu.node for card in pool}) > 1:
+                return Shortage(f"it asks for {asked} of one machine, and none has more than {most}: ask for fewer")
             words = f"it asks for {asked} and {len(free)} of {len(pool)} are free: {_who_is_in_the_way(pool)}"
             if len(free) >= request.count:
                 most = max(len(cards) for cards in _by_node(free).values())

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from controller.model.actions import CreateContainer
+from controller.model.nodes import Node
 from controller.model.observed import Observed
 from controller.model.plan import Plan
 from controller.model.spec import GpuRequest, GpuSlot, ServiceSpec
@@ -76,6 +77,16 @@ def test_whole_gpus_of_one_replica_are_of_one_machine() -> None:
     one_of_each = observed(*rankers, specs=(RANKER, pair), gpus=nodes)
     assert reasons(made(one_of_each, RANKER, pair, ranker=2, pair=1)) == [
         "it asks for 2 GPUs of one machine, and the most that one has free is 1 of 4"
+    ]
+    three = gpu_service("three", gpu=GpuRequest(3))
+    (pending,) = made(observed(specs=(three,), gpus=nodes), three, three=1).pending
+    assert (pending.reason, pending.blocked) == (
+        "it asks for 3 GPUs of one machine, and none has more than 2: ask for fewer",
+        True,
+    )
+    nowhere = replace(observed(specs=(RANKER,), gpus=()), nodes=(Node("n1"),))
+    assert reasons(made(nowhere, RANKER, ranker=1)) == [
+        "it asks for 1 GPU and no node lists any: repeat `pierhead node join` where there are some"
     ]
 
 

@@ -23,7 +23,7 @@ SPEC = ServiceSpec(
     "ranker", "shop/ranker", "http", 8080, 1, ProbeSpec(9100, "/readyz"), container={"Image": "shop/ranker"}
 )
 NAME = "shop-ranker-1a2b3c4d-1"
-NO_NODE = "no suitable node (insufficient resources on 3 nodes)"
+NO_NODE = "no suitable node (host-mode port already in use on 3 nodes)"
 
 
 def at(second: float) -> str:
@@ -91,6 +91,10 @@ def read(wanted: int, *tasks: Any, nodes: Any = READY, **labels: str) -> Replica
     return one
 
 
+NO_IMAGE = (
+    "could not be started on host-n1: No such image: a:1 (`docker pull a:1` on that node says why; PIERHEAD_REGISTRY "
+    "names a registry that all nodes reach and trust)"
+)
 STOPPED = {"pierhead.stopped": at(4)}
 CRASHED = task("failed", 1, 5, code=3, error="task: non-zero exit (3)")
 CASES: dict[str, tuple[ReplicaContainer, Any]] = {
@@ -106,7 +110,7 @@ CASES: dict[str, tuple[ReplicaContainer, Any]] = {
     "it ended by itself": (read(1, task("complete", 1, 5, code=0)), (EXITED, "host-n1", 1, 0, "")),
     "no such image": (
         read(1, task("rejected", 1, 5, error="No such image: a:1"), task("ready", 5, node="")),
-        (EXITED, "host-n1", 1, None, "could not be started on host-n1: No such image: a:1"),
+        (EXITED, "host-n1", 1, None, NO_IMAGE),
     ),
     "its node is unknown": (
         read(1, task("running", 1, 4), nodes=(node("n1", "unknown"),)),
@@ -153,7 +157,7 @@ def test_it_has_the_address_in_its_primary_network() -> None:
     [
         ("no node has room", Phase.STARTING, ""),
         ("it crashed", Phase.FAILED, "exited by itself with code 3"),
-        ("no such image", Phase.FAILED, "could not be started on host-n1: No such image: a:1"),
+        ("no such image", Phase.FAILED, NO_IMAGE),
         ("its node is down", Phase.STARTING, ""),
         ("created", Phase.CREATED, ""),
     ],
@@ -182,6 +186,43 @@ def test_any_history_is_one_replica_whatever_the_nodes_clocks_say(
         assert (one.state is RUNNING) == (states[-1] == "running")
     assert one.state is not CREATED
     assert (one.ip is not None, one.started_at is not None) >= (one.state.is_up, one.state.is_up)
+
+
+@pytest.mark.parametrize(
+    ("spec", "swarms", "words"),
+    [
+        ({}, "insufficient resources on 3 nodes", "it reserves something that no node has free: reserve less"),
+        (
+            {
+                "Reservations": {
+                    "NanoCPUs": 2_500_000_000,
+                    "MemoryBytes": 2**30,
+                    "GenericResources": [{"DiscreteResourceSpec": {"Kind": "NVIDIA-GPU", "Value": 2}}],
+                }
+            },
+            "insufficient resources on 3 nodes",
+            "it reserves 2 NVIDIA-GPU, 2.5 CPUs, 1024 MiB of memory: reserve less (deploy.resources.reservations)",
+        ),
+        (
+            ["node.labels.zone==x", "node.role == worker"],
+            "scheduling constraints not satisfied on 3 nodes",
+            "no node fulfils 'node.labels.zone==x': `pierhead node label NODE zone=x` gives a node that label",
+        ),
+        (
+            ["node.labels.zone!=a", "node.hostname==HOST-n1"],
+            "scheduling constraints not satisfied on 3 nodes",
+            "no node fulfils 'node.labels.zone!=a', 'node.hostname==HOST-n1': change deploy.placement.constraints",
+        ),
+        (["node.platform.arch==arm"], "unsupported platform on 3 nodes", "its image is of another architecture: build"),
+    ],
+)
+def test_why_no_node_takes_it_comes_with_what_to_do(spec: Any, swarms: str, words: str) -> None:
+    waiting = task("pending", node="", error=f"no suitable node ({swarms})")
+    waiting["Spec"] |= {"Placement": {"Constraints": spec}} if isinstance(spec, list) else {"Resources": spec}
+    nodes = [node("n1"), node("n2"), node("n3")]
+    for one, zone, role in zip(nodes, "aab", ("manager", "worker", "worker"), strict=True):
+        one["Spec"] |= {"Labels": {"zone": zone}, "Role": role}
+    assert words in read(1, waiting, nodes=nodes).engine_detail
 
 
 def test_gpus_of_all_nodes_and_who_holds_them() -> None:
