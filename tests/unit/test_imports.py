@@ -32,6 +32,7 @@ ROOMS = {
     "desired": {"model", "storage"},
     "plan": {"model"},
     "status": {"model", "storage", "engines", "routing", "spec", "observe", "desired", "plan"},
+    "stack": {"model", "storage", "spec"},
     "cli": {"model", "spec", "plan", "cli.simulate"},
     "cli.simulate": {"model", "spec", "plan", "desired", "storage"},
 }
@@ -50,6 +51,7 @@ PURE_MODULES = (
     "controller.routing.edge_shares",
     "controller.routing.edge_states",
     "controller.routing.haproxy_text",
+    "controller.stack.preflight",
     "controller.status.services",
     "controller.status.transitions",
     "controller.status.view",
