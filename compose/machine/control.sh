@@ -10,6 +10,8 @@ set -euo pipefail
 caller=$PWD
 # shellcheck source=compose/machine/stack.sh
 . "$(dirname "${BASH_SOURCE[0]}")/stack.sh"
+# shellcheck source=compose/machine/swarm.sh
+. "$here/swarm.sh"
 
 readonly UNREACHABLE=3
 # What a shell asks for completions with, and what decides how things are shown.
@@ -25,6 +27,7 @@ main() {
     has_program || refuse "PIERHEAD_API_URL is set, and this clone has no .venv with the program. Make one: compose/machine/venv.sh"
     run_here "$@"
   fi
+  if on_swarm; then hand_over_to_swarm "$@"; fi
   controller=$(container_of controller || true)
   if [ -n "$controller" ]; then elsewhere=$(clone_of "$controller"); fi
   if [ -n "$controller" ] && [ -z "$elsewhere" ]; then cover_what_runs "$controller" "$@"; fi
@@ -48,7 +51,25 @@ cover_what_runs() {
   exit "$wrong"
 }
 
-named_files() { setting COMPOSE_FILE compose/compose.yaml; }
+named_files() { for_engine "$(setting COMPOSE_FILE compose/compose.yaml)"; }
+
+# hand_over_to_swarm COMMAND...: does not return. A deployment first stores what files and images say now.
+hand_over_to_swarm() {
+  COMPOSE_FILE=$(named_files)
+  export COMPOSE_FILE
+  if needs_no_stack "$@"; then
+    if has_program; then run_here "$@"; fi
+    run_in_image "$@"
+  fi
+  if [ "${1:-}" = deploy ]; then
+    choose_registry
+    resolved_files | run_stack files >&2
+  fi
+  run_on_swarm "$@" || true
+  if [ -n "${_PIERHEAD_COMPLETE:-}" ]; then exit 0; fi
+  warn "pierhead: the controller of the stack \"$project\" does not run on this Swarm. Start it with: make up"
+  exit "$UNREACHABLE"
+}
 
 # hand_over CONTROLLER ELSEWHERE COMMAND...: does not return.
 hand_over() {

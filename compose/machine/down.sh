@@ -6,6 +6,8 @@ set -euo pipefail
 
 # shellcheck source=compose/machine/stack.sh
 . "$(dirname "${BASH_SOURCE[0]}")/stack.sh"
+# shellcheck source=compose/machine/swarm.sh
+. "$here/swarm.sh"
 
 main() {
   # Not with --remove-orphans: Compose and the controller would remove the same replicas at the same time.
@@ -21,6 +23,11 @@ main() {
   esac
   docker info >/dev/null 2>&1 ||
     refuse "the Docker Engine does not answer, and what is left of the stack cannot be seen. Start it with: make machine"
+  if on_swarm; then
+    export VOLUMES=${1:-} FORCE=${2:-}
+    run_stack down </dev/null || give_up "the stack was not removed; the lines above say why. Repeat \`make down\` when that is mended."
+    return
+  fi
   [ "${2:-}" = 1 ] || refuse_another_clones_stack
   choose_readable_files
   step "Stopping and removing the stack" docker compose --progress plain "${command[@]}" ||

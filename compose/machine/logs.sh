@@ -8,6 +8,15 @@ set -euo pipefail
 
 readonly TAIL=200
 choose_files '' ''
+if on_swarm; then
+  case ${1:-} in
+    '') set -- haproxy controller prometheus ;;
+    haproxy | controller | prometheus | registry) ;;
+    *) exec "$here/control.sh" logs "$1" ;;
+  esac
+  for service in "$@"; do docker service logs --tail "$TAIL" "${project}_$service" 2>&1; done
+  exit 0
+fi
 case ${1:-} in
   '') exec docker compose logs --tail "$TAIL" haproxy controller prometheus ;;
   haproxy | controller | prometheus | grafana) exec docker compose logs --tail "$TAIL" "$1" ;;

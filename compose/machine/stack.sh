@@ -30,6 +30,17 @@ _value_as_compose_reads_it() {
 
 project=$(setting COMPOSE_PROJECT_NAME pierhead)
 
+on_swarm() { [ "$(setting PIERHEAD_ENGINE docker)" = swarm ]; }
+
+# for_engine FILES: of a COMPOSE_FILE, with the stack's own file for the engine that is chosen.
+for_engine() {
+  if on_swarm; then
+    tr ':' '\n' <<<"$1" | sed -E "s#^(\./|$root/)?compose/compose\.yaml\$#compose/swarm.yaml#" | paste -sd : -
+  else
+    printf '%s' "$1"
+  fi
+}
+
 # choose_files APPS GPU: sets COMPOSE_FILE. No APPS: the files that the shell or .env names. GPU = 1: what gives GPUs to the
 # chosen apps, each app's own file: an override of a service that is not among the files would be an error of Compose's.
 choose_files() {
@@ -58,7 +69,8 @@ choose_files() {
       ;;
     *) refuse "GPU: expected 1 or nothing, found \"$2\"." ;;
   esac
-  export COMPOSE_FILE=$files
+  COMPOSE_FILE=$(for_engine "$files")
+  export COMPOSE_FILE
 }
 
 known_apps() {

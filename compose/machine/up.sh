@@ -5,6 +5,8 @@ set -euo pipefail
 
 # shellcheck source=compose/machine/stack.sh
 . "$(dirname "${BASH_SOURCE[0]}")/stack.sh"
+# shellcheck source=compose/machine/swarm.sh
+. "$here/swarm.sh"
 
 readonly READY_S=${PIERHEAD_UP_TIMEOUT_S:-300}
 readonly CONTROLLER_S=30
@@ -13,17 +15,16 @@ main() {
   choose_files "${1:-}" "${2:-}"
   "$here/engine.sh"
   one_up_at_a_time
-  refuse_another_clones_stack
+  on_swarm || refuse_another_clones_stack
   refuse_taken_ports
-  warn_about_missing_gpus
-  "$here/base-images.sh"
-  choose_grafana
+  on_swarm || warn_about_missing_gpus
+  ! builds || "$here/base-images.sh"
+  if on_swarm; then choose_registry; else choose_grafana; fi
   choose_build_inputs
   refuse_unusable_files
-  build_images
-  tell_what_goes
-  step "Starting the stack" docker compose --progress plain up --detach --no-build ||
-    give_up "the stack did not start; the lines above say why."
+  ! builds || build_images
+  on_swarm || tell_what_goes
+  start
   step "Waiting for the controller" wait_for_controller || explain_controller
   ready=$(mktemp "${TMPDIR:-/tmp}/pierhead.XXXXXX")
   wait_for_services || explain_services "$?"
@@ -33,6 +34,17 @@ main() {
   advise_against_proxy
   "$here/control.sh" status || true
 }
+
+start() {
+  if on_swarm; then
+    resolved_files | run_stack up || give_up "the stack was not started; the lines above say why."
+    return
+  fi
+  step "Starting the stack" docker compose --progress plain up --detach --no-build ||
+    give_up "the stack did not start; the lines above say why."
+}
+
+builds() { [ "$(setting PIERHEAD_BUILD 1)" != 0 ]; }
 
 # Two `make up` of the same clone: the second waits. The lock is on the clone's own directory and leaves no file.
 one_up_at_a_time() {
@@ -57,8 +69,12 @@ refuse_another_clones_stack() {
 refuse_unusable_files() {
   local said status=0
   refuse_broken_files
-  step "Building the controller" docker compose --progress plain build controller ||
+  ! builds || step "Building the controller" docker compose --progress plain build controller ||
     give_up "the controller's image could not be built; the lines above say why. What runs already was not touched."
+  if on_swarm; then
+    resolved_files | run_stack check || give_up "Nothing was started; what runs goes on as it was."
+    return
+  fi
   said=$(docker compose run --rm --no-deps --no-TTY controller pierhead validate 2>/dev/null </dev/null) || status=$?
   [ "$status" -ne 2 ] || [ -z "$said" ] || refuse "the compose files cannot be used:"$'\n'"$said" \
     "Correct them and repeat. Nothing was started; what runs goes on as it was."
@@ -78,17 +94,19 @@ tell_what_goes() {
 # --- ports ---------------------------------------------------------------------------------------------------------
 
 port_settings() {
-  printf '%s\n' 'PIERHEAD_HTTP_PORT 8000' 'PIERHEAD_GRPC_PORT 9000' 'PIERHEAD_API_PORT 8100' \
-    'PIERHEAD_STATS_PORT 8404' 'PIERHEAD_PROMETHEUS_PORT 9090'
+  printf '%s\n' 'PIERHEAD_HTTP_PORT 8000' 'PIERHEAD_GRPC_PORT 9000'
+  on_swarm && return
+  printf '%s\n' 'PIERHEAD_API_PORT 8100' 'PIERHEAD_STATS_PORT 8404' 'PIERHEAD_PROMETHEUS_PORT 9090'
   [ "$(setting COMPOSE_PROFILES '')" != grafana ] || echo 'PIERHEAD_GRAFANA_PORT 3000'
 }
 
 refuse_taken_ports() {
-  local name default port first='' taken=()
+  local name default port first='' taken=() ours=com.docker.compose.project
+  if on_swarm; then ours=com.docker.stack.namespace; fi
   while read -r name default; do
     port=$(setting "$name" "$default")
     if listens "$port" && [ -z "$(docker ps -q --filter "publish=$port" \
-      --filter "label=com.docker.compose.project=$project")" ]; then
+      --filter "label=$ours=$project")" ]; then
       first=${first:-$name}
       taken+=("port $port ($name) is taken by $(listener "$port").")
     fi
@@ -222,14 +240,19 @@ wait_for_apps() {
 wait_for_controller() {
   local port began=$SECONDS
   port=$(setting PIERHEAD_API_PORT 8100)
-  until [ "$(http_status "$port" /healthz)" = 200 ]; do
+  until if on_swarm; then controller_runs; else [ "$(http_status "$port" /healthz)" = 200 ]; fi; do
     [ "$((SECONDS - began))" -lt "$CONTROLLER_S" ] || return 1
     sleep 0.5
   done
 }
 
 explain_controller() {
-  docker compose logs --no-log-prefix --tail 5 controller >&2 || true
+  if on_swarm; then
+    docker service ps --no-trunc "${project}_controller" >&2 || true
+    docker service logs --raw --tail 5 "${project}_controller" >&2 || true
+  else
+    docker compose logs --no-log-prefix --tail 5 controller >&2 || true
+  fi
   give_up "the controller does not answer after $CONTROLLER_S s; above are the last lines of its log (make logs SERVICE=controller)." \
     "What runs goes on serving; nothing is scaled or healed meanwhile."
 }
@@ -258,7 +281,12 @@ print_addresses() {
     [ -z "$gateway" ] || path=${route%/}/v1/models
     printf '  %-12s %s\n' "$service" "$http${path:-$route}"
   done < <(routes)
-  printf '  %-12s %s\n' gRPC "127.0.0.1:$(setting PIERHEAD_GRPC_PORT 9000)" \
+  printf '  %-12s %s\n' gRPC "127.0.0.1:$(setting PIERHEAD_GRPC_PORT 9000)"
+  if on_swarm; then
+    say '  and the same at every other node'
+    return
+  fi
+  printf '  %-12s %s\n' \
     API "http://127.0.0.1:$(setting PIERHEAD_API_PORT 8100)" \
     HAProxy "http://127.0.0.1:$(setting PIERHEAD_STATS_PORT 8404)" \
     Prometheus "http://127.0.0.1:$(setting PIERHEAD_PROMETHEUS_PORT 9090)"

@@ -14,7 +14,8 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from tests.harness.haproxy_container import docker
 from tests.harness.waiting import eventually
 
 HERE = Path(__file__).parent / "swarm_node"
-IMAGE = "pierhead-test/swarm-node"
+ROOT = Path(__file__).resolve().parents[2]
+IMAGE = f"pierhead-test/swarm-node:{zlib.crc32((HERE / 'Dockerfile').read_bytes()):08x}"
 LABEL = "pierhead.test=swarm-rig"
 STARTED_WITHIN_S = 60.0
 GPU_KIND = "NVIDIA-GPU"
@@ -71,6 +73,7 @@ class Node:
             "hosts": ["unix:///var/run/docker.sock", "unix:///rig/docker.sock"],
             "exec-opts": ["native.cgroupdriver=cgroupfs"],
             "node-generic-resources": [f"{GPU_KIND}={uuid}" for uuid in self.gpus],
+            "insecure-registries": [f"{self._rig.nodes[0].ip}:5000"],
         }
         (self.directory / "daemon.json").write_text(json.dumps(settings))
         docker("volume", "create", *self._rig.labels, self.container)
@@ -78,7 +81,8 @@ class Node:
             *("run", "--detach", "--privileged", "--name", self.container, "--hostname", self.name, *self._rig.labels),
             *("--network", self._rig.name, "--ip", self.ip, "--tmpfs", "/run"),
             *("--volume", f"{self.container}:/var/lib/docker", "--volume", f"{self.directory}:/rig"),
-            *("--volume", f"{self.directory}/daemon.json:/etc/docker/daemon.json:ro", IMAGE),
+            *("--volume", f"{self.directory}/daemon.json:/etc/docker/daemon.json:ro"),
+            *("--volume", f"{ROOT}:{ROOT}:ro", IMAGE),
         )
 
     @contextlib.contextmanager
@@ -94,12 +98,25 @@ class Node:
         """What a docker command on it says."""
         return docker("--host", self.url, *arguments)
 
+    def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command on it in the clone, which every node has at its own path."""
+        variables = [word for name, value in environment.items() for word in ("--env", f"{name}={value}")]
+        return subprocess.run(
+            ["docker", "exec", "--workdir", str(ROOT), *variables, self.container, *command],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+
     def wait_until_up(self) -> None:
         """Wait until its engine answers."""
         eventually(lambda: self.cli("version"), f"the engine of {self.name} answers", STARTED_WITHIN_S)
 
-    def load(self, images: Iterable[str]) -> None:
+    def load(self, images: Collection[str]) -> None:
         """Bring images over from the machine's own engine."""
+        if not images:
+            return
         with subprocess.Popen(["docker", "save", *images], stdout=subprocess.PIPE) as saving:
             load = ["docker", "--host", self.url, "load", "--quiet"]
             subprocess.run(load, stdin=saving.stdout, stdout=subprocess.DEVNULL, check=True, timeout=600)
@@ -164,15 +181,15 @@ class SwarmRig:
         self.managers = self.nodes[:managers]
 
     @contextlib.contextmanager
-    def running(self, images: Iterable[str]) -> Iterator[SwarmRig]:
-        """Start it, with these images of this machine on every node; remove it at the end."""
+    def running(self, images: Iterable[str], only_first: Iterable[str] = ()) -> Iterator[SwarmRig]:
+        """Start it, with these images of this machine on every node, and those on the first; remove it at the end."""
         try:
             docker("network", "create", *self.labels, "--subnet", f"{self.subnet}.0/24", self.name)
             for node in self.nodes:
                 node.create()
             for node in self.nodes:
                 node.wait_until_up()
-                node.load(images)
+                node.load([*images, *(only_first if node is self.nodes[0] else ())])
             self._join()
             yield self
         finally:

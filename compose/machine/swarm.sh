@@ -1,0 +1,53 @@
+# shellcheck shell=bash
+# The stack on a Docker Swarm (PIERHEAD_ENGINE=swarm). To be sourced after stack.sh.
+
+# run_stack COMMAND: what controller/stack/ does with the Swarm that this machine is a manager of; `up`, `check` and `files`
+# read the resolved compose files from standard input. The program runs in the controller's image.
+run_stack() {
+  local name options=() image login=${DOCKER_CONFIG:-${HOME:-}/.docker}/config.json
+  image=pierhead/controller:$(setting PIERHEAD_TAG latest)
+  docker image inspect "$image" >/dev/null 2>&1 || image=$(controllers_image) ||
+    refuse "this needs the program, and this machine does not have the image $image. Build it: make build"
+  [ ! -r "$login" ] || options=(--volume "$login:/root/.docker/config.json:ro")
+  for name in COMPOSE_PROFILES PIERHEAD_REGISTRY PIERHEAD_HTTP_PORT PIERHEAD_GRPC_PORT; do
+    options+=(--env "$name=$(setting "$name" '')")
+  done
+  docker run --rm --interactive --init --network host --volume /var/run/docker.sock:/var/run/docker.sock \
+    --volume "$root:$root:ro" "${options[@]}" --env "COMPOSE_PROJECT_NAME=$project" --env "PIERHEAD_PROJECT_DIR=$root" \
+    --env "VOLUMES=${VOLUMES:-}" --env "FORCE=${FORCE:-}" "$image" python -m controller.stack "$1"
+}
+
+# resolved_files: what Compose makes of all files, with the services of all profiles.
+resolved_files() { docker compose --profile '*' config; }
+
+# choose_registry: the stack's own registry is one of its services, where it is asked for.
+choose_registry() {
+  [ "$(setting PIERHEAD_REGISTRY '')" = here ] || return 0
+  COMPOSE_PROFILES=$(setting COMPOSE_PROFILES '')
+  export COMPOSE_PROFILES=${COMPOSE_PROFILES:+$COMPOSE_PROFILES,}registry
+}
+
+# controllers_image: of the running stack's controller; fails where there is none.
+controllers_image() {
+  docker service inspect --format '{{.Spec.TaskTemplate.ContainerSpec.Image}}' "${project}_controller" 2>/dev/null
+}
+
+# controller_runs: also its API is open then: its health check has been passed.
+controller_runs() {
+  [ "$(docker service ls --filter "name=${project}_controller" --format '{{.Replicas}}' 2>/dev/null)" = 1/1 ]
+}
+
+# run_on_swarm COMMAND...: the command, beside the controller on its network, whichever manager that is on. Does not return.
+run_on_swarm() {
+  local image token options=()
+  image=$(controllers_image) || return 1
+  token=$(docker service inspect --format '{{range .Spec.TaskTemplate.ContainerSpec.Env}}{{println .}}{{end}}' \
+    "${project}_controller" | sed -n 's/^PIERHEAD_API_TOKEN=//p')
+  if [ -t 0 ] && [ -t 1 ]; then options=(--interactive --tty); fi
+  for name in "${PASSED_ON[@]}"; do
+    [ -z "${!name+set}" ] || options+=(--env "$name=${!name}")
+  done
+  exec env PIERHEAD_API_TOKEN="$token" docker run --rm --init --network "${project}_default" ${options[@]+"${options[@]}"} \
+    --env PIERHEAD_API_URL=http://controller:8100 --env PIERHEAD_PROMETHEUS_URL=http://prometheus:9090 \
+    --env PIERHEAD_API_TOKEN "$image" pierhead "$@"
+}

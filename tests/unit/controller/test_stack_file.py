@@ -1,0 +1,149 @@
+"""The stack on a Swarm: its file, its images' names, its certificates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.certificates import DAYS
+from controller.errors import SpecError
+from controller.stack.images import place_of, with_digests
+from controller.stack.secrets import CA, CONTROLLER, EDGE, Kept, Set, steps
+from controller.stack.stack_file import Given, stack_file
+
+GIVEN = Given("/srv/clone", ["metrics"], {"db": "registry/db:1@sha256:00"}, {"edge.pem": "shop_edge-1"}, "token")
+NOW = 1_900_000_000.0
+DAY_S = 86_400
+
+
+def config(**db: Any) -> dict[str, Any]:
+    """What Compose prints of files with a service of the user's, one with x-serve, and one of another profile."""
+    services = {
+        "db": {"image": "postgres:17", "networks": {"default": None}, **db},
+        "ranker": {"image": "ranker", "x-serve": {}},
+        "debug": {"image": "debug", "profiles": ["debug"]},
+    }
+    return {
+        "name": "shop",
+        "services": services,
+        "networks": {"default": {"name": "shop_default"}},
+        "volumes": {"data": {"name": "shop_data"}, "unused": {"name": "shop_unused"}},
+        "configs": {"settings": {"name": "shop_settings-1", "external": True}},
+        "secrets": {"edge.pem": {"name": "edge.pem", "external": True}},
+    }
+
+
+def test_a_service_without_x_serve_is_in_the_file_with_what_swarm_has_in_place_of_composes_keys() -> None:
+    made = stack_file(
+        config(
+            command=["postgres"],
+            environment={"HELLO": "{{.Node.ID}}"},
+            restart="unless-stopped",
+            mem_limit="1073741824",
+            shm_size="268435456",
+            extra_hosts=["ldap=10.0.0.1"],
+            ports=[{"mode": "ingress", "target": 5432, "published": "5432", "protocol": "tcp"}],
+            volumes=[{"type": "volume", "source": "data", "target": "/var/lib/postgresql", "volume": {}}],
+            secrets=[{"source": "edge.pem", "target": "/run/secrets/edge.pem"}],
+            configs=[{"source": "settings", "target": "/etc/settings"}],
+            deploy={"placement": {"constraints": ["node.hostname == n1"]}},
+            depends_on={"ranker": {"condition": "service_started"}},
+        ),
+        GIVEN,
+    )
+    assert made["services"] == {
+        "db": {
+            "image": "registry/db:1@sha256:00",
+            "command": ["postgres"],
+            "environment": {"HELLO": '{{"{{"}}.Node.ID}}'},
+            "deploy": {
+                "placement": {"constraints": ["node.hostname == n1"]},
+                "restart_policy": {"condition": "any"},
+                "endpoint_mode": "dnsrr",
+                "labels": {"pierhead.clone": "/srv/clone"},
+                "resources": {"limits": {"memory": "1073741824"}},
+            },
+            "extra_hosts": ["ldap:10.0.0.1"],
+            "ports": [{"target": 5432, "published": 5432, "mode": "host", "protocol": "tcp"}],
+            "networks": {"default": None},
+            "volumes": [
+                {"type": "volume", "source": "data", "target": "/var/lib/postgresql"},
+                {"type": "tmpfs", "target": "/dev/shm", "tmpfs": {"size": 268435456}},
+            ],
+            "secrets": [{"source": "edge.pem", "target": "/run/secrets/edge.pem"}],
+            "configs": [{"source": "settings", "target": "/etc/settings"}],
+        }
+    }
+    assert made["networks"] == {"default": {"external": True, "name": "shop_default"}}
+    assert made["volumes"] == {"data": {"name": "shop_data"}}
+    assert made["secrets"] == {"edge.pem": {"external": True, "name": "shop_edge-1"}}
+    assert made["configs"] == {"settings": {"external": True, "name": "shop_settings-1"}}
+
+
+@pytest.mark.parametrize(
+    ("definition", "told"),
+    [
+        ({"privileged": True}, "services.db.privileged: not possible on a Swarm: write cap_add"),
+        ({"network_mode": "host"}, "services.db.network_mode: not possible on a Swarm: remove it, and write networks"),
+        ({"invented": 1}, "services.db.invented: `docker stack deploy` has no such key"),
+        ({"gpus": "all"}, "services.db.gpus: not possible on a Swarm: write x-serve"),
+        ({"networks": {"default": {"ipv4_address": "10.0.0.9"}}}, "services.db.networks.default.ipv4_address: not po"),
+        (
+            {"ports": [{"target": 1, "published": "1", "host_ip": "127.0.0.1"}]},
+            "services.db.ports[0].host_ip: not possi",
+        ),
+        ({"ports": [{"target": 1, "published": "1-9"}]}, "services.db.ports[0].published: expected one port"),
+        ({"deploy": {"endpoint_mode": "vip"}}, "services.db.deploy.endpoint_mode: expected dnsrr"),
+        (
+            {"volumes": [{"type": "bind", "source": "/srv/clone/db/init.sql", "target": "/init"}]},
+            "services.db.volumes[0].source: /srv/clone/db/init.sql is only on this machine: write it as configs",
+        ),
+        (
+            {"volumes": [{"type": "volume", "source": "data", "target": "/data"}]},
+            "services.db.volumes[0].source: volume data is on one node, and Swarm may start the service on another one",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_would_be_lost_on_the_way_is_refused_by_name(definition: dict[str, Any], told: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        stack_file(config(**definition), GIVEN)
+    assert [problem[: len(told)] for problem in caught.value.problems] == [told]
+
+
+def test_images_have_their_own_names_in_the_registry_and_their_digests_in_the_files() -> None:
+    assert place_of("pierhead/echo:1", "10.0.0.1:5000") == ("10.0.0.1:5000/pierhead/echo", "1")
+    assert place_of("ghcr.io/team/app", "registry.internal/a") == ("registry.internal/a/team/app", "latest")
+    files = {"services": {"db": {"image": "a", "build": {}}, "other": {"image": "b", "build": {}}}}
+    assert with_digests(files, {"db": "a@sha256:00"})["services"] == {
+        "db": {"image": "a@sha256:00"},
+        "other": {"image": "b", "build": {}},
+    }
+
+
+def test_certificates_stay_until_they_are_due_and_a_new_authority_is_trusted_before_it_is_used() -> None:
+    (first,) = steps("shop", {}, NOW)
+    assert steps("shop", _there(first), NOW + DAY_S) == [_there(first)]
+
+    late = NOW + 0.7 * DAYS * DAY_S
+    trusted, renewed = steps("shop", _there(first), late)
+    assert (trusted[EDGE], trusted[CONTROLLER]) == (_there(first)[EDGE], _there(first)[CONTROLLER])
+    assert trusted[CA] == renewed[CA]
+    assert {one.labels["pierhead.authority"] in _text(trusted[CA]) for one in (first[EDGE], renewed[EDGE])} == {True}
+    assert len({one.name for one in (first[EDGE], first[CONTROLLER], renewed[EDGE], renewed[CONTROLLER])}) == 4
+    assert steps("shop", _there(renewed), late) == [_there(renewed)]
+
+    # A rollout that ended half-way: one service has the new certificate, the other one does not.
+    half = _there({CA: renewed[CA], EDGE: renewed[EDGE], CONTROLLER: first[CONTROLLER]})
+    both, _ = steps("shop", half, late)
+    assert all(one.labels["pierhead.authority"] in _text(both[CA]) for one in (first[EDGE], renewed[EDGE]))
+
+
+def _there(made: Set) -> Set:
+    """As Swarm lists them: without their content."""
+    return {key: Kept(one.name, one.labels) for key, one in made.items()}
+
+
+def _text(secret: Kept) -> str:
+    return secret.data.decode() if secret.data else ""
