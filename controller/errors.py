@@ -17,6 +17,7 @@ ControllerError                500  1
 |-- EngineError                502  1
 |   |-- EngineUnreachable      503  1
 |   |   `-- EngineSocketGone   503  1
+|   |-- EngineLeaderless       503  1
 |   `-- ImageNotFound          502  1
 |-- RoutingError               502  1
 |   `-- RoutingUnreachable     503  1
@@ -123,6 +124,12 @@ class EngineUnreachable(EngineError):
 
 class EngineSocketGone(EngineUnreachable):
     """The engine's socket file is deleted: only a controller that starts anew reaches the next engine."""
+
+
+class EngineLeaderless(EngineError):
+    """The engine answers, and its Swarm has no leader at the moment: nothing can be read or changed until it has."""
+
+    http_status = 503
 
 
 class ImageNotFound(EngineError):

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import docker.errors
 import requests
 
-from ..errors import EngineError, EngineUnreachable, ImageNotFound
+from ..errors import EngineError, EngineLeaderless, EngineUnreachable, ImageNotFound
 from ..model.spec import ServiceSpec
 
+_LEADERLESS = r"does not have a leader|code = DeadlineExceeded"
 # Pattern in the engine's message -> remedy. The first match counts.
 _HINTS = (
     (r"could not select device driver", "install the NVIDIA Container Toolkit, or switch CDI on in the engine"),
@@ -28,7 +29,7 @@ _HINTS = (
     (r"executable file not found", "correct the service's command or entrypoint"),
     (r"not a swarm manager", "with PIERHEAD_ENGINE=swarm the controller runs on a manager of the Swarm"),
     (
-        r"does not have a leader|code = DeadlineExceeded",
+        _LEADERLESS,
         "more than half of the Swarm's managers must be up: `docker node ls`",
     ),
 )
@@ -40,7 +41,9 @@ def translated(what: str) -> Iterator[None]:
     try:
         yield
     except docker.errors.APIError as error:
-        raise EngineError(refusal(what, explanation(error))) from error
+        words = explanation(error)
+        kind = EngineLeaderless if error.is_server_error() and re.search(_LEADERLESS, words) else EngineError
+        raise kind(refusal(what, words)) from error
     except (requests.RequestException, docker.errors.DockerException, OSError) as error:
         raise EngineUnreachable(
             f"{what}: the Docker Engine does not answer ({_root(error)}); check `docker info` on this machine and that "

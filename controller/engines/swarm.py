@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,7 @@ from .labels import check_same, create_body
 from .swarm_nodes import change_node, holds_replicas, node_changes, nodes
 from .swarm_reader import STACK_LABEL, Listing, changes, edges, gpus, replicas, start_of, strays
 from .swarm_spec import STOPPED_LABEL, not_carried, service_spec
+from .swarm_times import Times
 
 EDGE_SERVICE, EDGE_NETWORK = "haproxy", "edges"
 """Of compose/swarm.yaml: the HAProxys, and the network on which only they and the controller are."""
@@ -56,6 +58,7 @@ class SwarmEngine:
         self._client = client
         self._images = Images(client)
         self._calls = EngineCalls()
+        self._times = Times()
         self._closed = asyncio.Event()
 
     async def observe(self, project: str, service_names: Collection[str], images: Collection[str]) -> EngineState:
@@ -70,7 +73,9 @@ class SwarmEngine:
             others = strays(listing, project, service_names)
             return EngineState(ours, others, found, listed, holders, nodes(listing.nodes))
 
-        return await self._calls.look("reading services and tasks", read)
+        began = self._times.clock()
+        state = await self._calls.look("reading services and tasks", read)
+        return replace(state, containers=self._times.converted(state.containers, began))
 
     async def perform(self, action: EngineAction, project: str) -> None:
         """See `ClusterEngine.perform`."""

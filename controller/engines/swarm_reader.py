@@ -188,6 +188,7 @@ def _replica(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _Node], p
         started_at=_started_at(service, standing),
         exit_code=None if is_up else _exit_code(status),
         engine_detail=standing.words,
+        moved=_moved(tasks, nodes) if is_up else "",
         **read,
     )
 
@@ -207,7 +208,7 @@ def _started_at(service: Json, standing: _Standing) -> float | None:
 
 def _standing(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _Node]) -> _Standing:
     if _wanted(service) == 0:
-        return _not_wanted(service, tasks)
+        return _not_wanted(service, tasks, nodes)
     if not tasks:
         return _Standing(ContainerState.PENDING)
     newest = tasks[-1]
@@ -222,14 +223,21 @@ def _standing(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _Node]) 
     return _Standing(ContainerState.PENDING, newest, _waits(newest, before, nodes))
 
 
-def _not_wanted(service: Json, tasks: Sequence[Json]) -> _Standing:
-    """It was never started, or was sent its stop signal: Swarm forgets its task soon after the end."""
-    up = [task for task in tasks if task["Status"]["State"] == "running"]
+def _not_wanted(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _Node]) -> _Standing:
+    """It was never started, or was sent its stop signal: Swarm forgets its task soon after the end. On a node that is
+    down it is listed as running for a day.
+    """
+    up = [task for task in tasks if task["Status"]["State"] == "running" and not _is_lost(task, nodes)]
     if up:
         return _Standing(ContainerState.RUNNING, up[-1])
     if STOPPED_LABEL in (service["Spec"].get("Labels") or {}):
         return _Standing(ContainerState.EXITED, tasks[-1] if tasks else None)
     return _Standing(ContainerState.CREATED)
+
+
+def _is_lost(task: Json, nodes: Mapping[str, _Node]) -> bool:
+    node = nodes.get(task.get("NodeID", ""))
+    return node is None or node.condition == "down"
 
 
 def _ended(task: Json, nodes: Mapping[str, _Node]) -> _Standing:
@@ -260,6 +268,20 @@ def _waits(task: Json, before: Json | None, nodes: Mapping[str, _Node]) -> str:
     if status.get("Err"):
         return moved + wait_explained(str(status["Err"]), task, [one.raw for one in nodes.values()])
     return f"{moved}{node.name}: {status.get('Message', '')}" if node else f"{moved}{status.get('Message', '')}"
+
+
+def _moved(tasks: Sequence[Json], nodes: Mapping[str, _Node]) -> str:
+    """Where a running replica comes from and why, in words; "" where its last task has ended by itself, or was none."""
+    if len(tasks) < 2 or _ended_by_itself(tasks[-2], tasks[-1]):
+        return ""
+    was, now = (nodes.get(task.get("NodeID", "")) for task in tasks[-2:])
+    if was is None or now is None:
+        return "" if now is None else f"Swarm has moved it to {now.name}: its node is gone"
+    if was.name == now.name:
+        return f"Swarm has replaced it on {now.name}"
+    return f"Swarm has moved it from {was.name} to {now.name}" + (
+        f": {was.name} is {was.condition}" if was.condition else ""
+    )
 
 
 def _by_service(tasks: Iterable[Json]) -> dict[str, list[Json]]:

@@ -260,6 +260,7 @@ KINDS = frozenset(
         "policy_failed",
         "policy_works",
         "replica_failed",
+        "replica_moved",
         "replica_not_ready",
         "replica_pending",
         "replica_progress",

@@ -94,6 +94,8 @@ class ReplicaContainer:
     oom_killed: bool = False
     engine_detail: str = ""
     """Why it does not run, in the engine's words: it has no node for it, or could not start it. "" = nothing to add."""
+    moved: str = ""
+    """That the engine has moved or replaced it by itself, from where and why, in words; "" = it has not."""
     health: Health = Health.UNKNOWN
     health_detail: str = ""
     """The last probe's outcome in words: "503 from /readyz", "no answer within 2 s"."""

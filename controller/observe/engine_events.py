@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from ..engines.base import CONNECTED, OUT_OF_MEMORY, ClusterEngine
-from ..errors import EngineError, EngineSocketGone, EngineUnreachable
+from ..errors import EngineError, EngineLeaderless, EngineSocketGone, EngineUnreachable
 from ..storage.events import EventLog
 from .snapshot import Observer
 
@@ -69,7 +69,11 @@ class EngineEvents:
             self._observer.engine_changed()
 
     def _give_up_on(self, error: EngineError) -> None:
-        """Raise EngineUnreachable if the engine has been silent for too long."""
+        """Raise EngineUnreachable if the engine has been silent for too long. Another controller could do no more while
+        a Swarm has no leader.
+        """
+        if isinstance(error, EngineLeaderless):
+            self._heard_at = self._clock()
         gone = isinstance(error, EngineSocketGone)
         limit_s = min(SOCKET_GONE_S, self._lost_s) if gone else self._lost_s
         if self._clock() - self._heard_at > limit_s:

@@ -27,6 +27,7 @@ def transitions(before: View, after: View) -> tuple[Transition, ...]:
     return (
         *_edges(before, after),
         *_replicas(before, after),
+        *_moves(before, after),
         *_blocked(before, after),
         *_user_configs(before, after),
     )
@@ -76,6 +77,17 @@ def _replicas(before: View, after: View) -> Iterator[Transition]:
     if adopted:
         message = f"found {adopted} replicas of {sum(bool(s.replicas) for s in after.services)} services, adopted them"
         yield Transition("adopted", message)
+
+
+def _moves(before: View, after: View) -> Iterator[Transition]:
+    """Replicas that the engine has moved by itself, once they run again."""
+    if before.observed is None or after.observed is None or before.observed.containers is after.observed.containers:
+        return
+    old = {one.id: one for one in before.observed.containers}
+    for one in after.observed.containers:
+        was = old.get(one.id)
+        if one.moved and was is not None and (was.moved, was.started_at) != (one.moved, one.started_at):
+            yield Transition("replica_moved", f"{one.name}: {one.moved}", one.service, one.name, "warning")
 
 
 def _stage(replica: ReplicaStatus, view: View) -> str:

@@ -18,7 +18,7 @@ from typing import Literal
 
 from controller.engines.base import CONNECTED, OVERFLOW, EngineAction, EngineEvent, EngineState, Places
 from controller.engines.docker_errors import image_missing
-from controller.errors import EngineError, EngineSocketGone, EngineUnreachable, ImageNotFound
+from controller.errors import EngineError, EngineUnreachable, ImageNotFound
 from controller.model.actions import (
     CreateContainer,
     PullImage,
@@ -133,7 +133,8 @@ class FakeEngine:
     clock_set_by_s: float = 0.0
     """By how much the machine's wall clock was set forward (or back); what containers do goes on as it was."""
     reachable: bool = True
-    has_socket: bool = True
+    absence: type[EngineError] = EngineUnreachable
+    """How it fails while it is not reachable."""
     done: list[EngineAction] = field(default_factory=list)
     restart_router: Callable[[], None] = lambda: None
     """What becomes of HAProxy when its container is killed and started."""
@@ -295,9 +296,9 @@ class FakeEngine:
         """Forget the failures that `fail_next` has left."""
         self._failures.clear()
 
-    def go_away(self, *, with_its_socket: bool = False) -> None:
-        """The daemon stops answering, containers go on. With its socket: this client never reaches it again."""
-        self.reachable, self.has_socket = False, not with_its_socket
+    def go_away(self, absence: type[EngineError] = EngineUnreachable) -> None:
+        """The daemon stops answering, containers go on."""
+        self.reachable, self.absence = False, absence
         self._break_streams("the stream ended")
 
     def come_back(self) -> None:
@@ -375,8 +376,7 @@ class FakeEngine:
         """Every call yields to the event loop once, as a real one does, and fails while the daemon is away."""
         await asyncio.sleep(0)
         if not self.reachable:
-            error = EngineUnreachable if self.has_socket else EngineSocketGone
-            raise error("the Docker Engine does not answer (fake)")
+            raise self.absence("the Docker Engine does not answer (fake)")
         self._advance()
 
     def _advance(self) -> None:

@@ -99,6 +99,6 @@ async def test_an_engine_that_does_not_come_back_ends_the_removal(
     engine.go_away()
     await remove_replicas(engine, PROJECT, limit_s=0.5)
     assert "replicas were left behind" in caplog.text
-    engine.go_away(with_its_socket=True)
+    engine.go_away(EngineSocketGone)
     with pytest.raises(EngineSocketGone):
         await remove_replicas(engine, PROJECT)

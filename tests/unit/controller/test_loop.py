@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.errors import EngineError, EngineUnreachable, SpecError
+from controller.errors import EngineError, EngineLeaderless, EngineSocketGone, EngineUnreachable, SpecError
 from controller.model.plan import Plan
 from controller.model.spec import ProbeSpec
 from controller.model.world import Gpu
@@ -198,9 +198,24 @@ async def test_a_controller_whose_engine_stays_away_ends_and_leaves_everything_a
         async with control.running():
             await control.settled("web", 2)
             done = len(control.engine.done)
-            control.engine.go_away(with_its_socket=for_good)
+            control.engine.go_away(EngineSocketGone if for_good else EngineUnreachable)
             await until(lambda: False, within_s=10.0)
     assert (len(control.engine.done), len(control.router.ready("web"))) == (done, 2)
+
+
+async def test_while_a_swarm_has_no_leader_nothing_is_planned_and_the_controller_stays(control: Control) -> None:
+    control.engine_lost_s = 0.5
+    async with control.running() as controller:
+        await control.settled("web", 2)
+        done = len(control.engine.done)
+        control.engine.go_away(EngineLeaderless)
+        await until(lambda: controller.view.engine_reachable is False, within_s=15.0)
+        control.source.edit(service("web", replicas=3), service("api", replicas=1))
+        later = asyncio.get_running_loop().time() + 5
+        await until(lambda: asyncio.get_running_loop().time() > later, within_s=15.0)
+        assert (len(control.engine.done), controller.view.plan.steps) == (done, ())
+        control.engine.come_back()
+        await control.settled("web", 3)
 
 
 @pytest.mark.parametrize(

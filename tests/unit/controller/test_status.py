@@ -266,6 +266,7 @@ def test_each_change_is_one_event() -> None:
         (ready, view(replica(WEB, 1), routing=None), ["haproxy_silent"]),
         (view(replica(WEB, 1), routing=None), ready, ["haproxy_answers"]),
         (ready, view(replica(WEB, 1), routing=other), ["haproxy_restarted"]),
+        (ready, view(replica(WEB, 1, moved="Swarm has replaced it on n1")), ["replica_moved"]),
         (at_edges[0], at_edges[1], ["edge_differs"]),
         (at_edges[1], at_edges[0], ["edge_back"]),
         (at_edges[0], at_edges[2], ["edge_differs"]),

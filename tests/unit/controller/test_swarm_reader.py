@@ -180,8 +180,11 @@ def test_any_history_is_one_replica_whatever_the_nodes_clocks_say(
         return read(wanted, *tasks, nodes=[node(name, state_of_nodes) for name in ("n1", "n2")], **STOPPED)
 
     one, right = look(condition, skew), look("ready", 0)
-    assert one.state is right.state, "neither clocks nor a node's state make a replica end, or start"
-    assert (one.exit_code, one.node, one.gpus) == (right.exit_code, right.node, right.gpus)
+    if wanted or condition != "down":
+        assert one.state is right.state, "neither clocks nor a node's state make a replica end, or start"
+        assert (one.exit_code, one.node, one.gpus) == (right.exit_code, right.node, right.gpus)
+    else:
+        assert one.state is EXITED, "of one that was told to end nothing more is heard from a lost node"
     if wanted and states:
         assert (one.state is RUNNING) == (states[-1] == "running")
     assert one.state is not CREATED
@@ -223,6 +226,27 @@ def test_why_no_node_takes_it_comes_with_what_to_do(spec: Any, swarms: str, word
     for one, zone, role in zip(nodes, "aab", ("manager", "worker", "worker"), strict=True):
         one["Spec"] |= {"Labels": {"zone": zone}, "Role": role}
     assert words in read(1, waiting, nodes=nodes).engine_detail
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (
+            task("running", 1, node="n1"),
+            task("running", 20, node="n2"),
+            "Swarm has moved it from {0} to {1}: {0} is down",
+        ),
+        (task("shutdown", 1, node="n2"), task("running", 20, node="n3"), "Swarm has moved it from {0} to {1}"),
+        (task("shutdown", 1, node="n2"), task("running", 20, node="n2"), "Swarm has replaced it on {0}"),
+        (task("failed", 1, 20, node="n2", code=1), task("running", 20, node="n2"), ""),
+        (task("shutdown", 1, node="n1"), task("ready", 20, node="n2"), ""),
+    ],
+    ids=["its node is lost", "elsewhere", "on its node", "it had ended by itself", "not yet"],
+)
+def test_a_move_is_told_when_it_is_over(before: Any, after: Any, told: str) -> None:
+    nodes = (node("n1", "down"), node("n2"), node("n3"))
+    hosts = [f"host-{one['NodeID']}" for one in (before, after)]
+    assert read(1, before, after, nodes=nodes).moved == told.format(*hosts)
 
 
 def test_gpus_of_all_nodes_and_who_holds_them() -> None:
