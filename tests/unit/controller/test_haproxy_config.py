@@ -45,6 +45,13 @@ def test_the_image_carries_the_configuration_of_no_services(is_remote: bool) -> 
     )
 
 
+def test_an_edge_without_routes_is_not_healthy_so_that_balancers_leave_it_out() -> None:
+    for services, status in (([], 503), ([RANKER], 200), ([WEB], 503)):
+        lines = section(config.render(services, is_remote=True), "frontend http")
+        last = [line for line in lines if line.startswith("http-request return") and "/-/healthz" in line][-1]
+        assert f"return status {status} " in last
+
+
 def test_every_error_page_is_json_and_every_page_named_exists() -> None:
     pages = config.TEMPLATE.parent / "errors"
     text = config.render([WEB, replace(WEB, name="b", max_queued_requests=0)], EdgeLimits(client_requests_per_s=1))
