@@ -72,6 +72,12 @@ def _check_gpu(path: str, gpu: GpuRequest, problems: Problems) -> None:
             "a Swarm chooses the GPUs itself: write count in place of device_ids, and deploy.placement.constraints for "
             "the nodes",
         )
+    if gpu.kind:
+        problems.add(
+            at(path, "x-serve.llm.accelerator_type"),
+            "a Swarm does not know the names of its GPUs: label the nodes and write deploy.placement.constraints, such "
+            "as node.labels.gpu==H100",
+        )
 
 
 def _security_options(path: str, value: Any, problems: Problems) -> None:

@@ -17,6 +17,8 @@ AREAS = {
     "rollout": "Rollouts",
     "gpu": "GPUs",
     "edge": "HAProxy and metrics",
+    "swarm": "Docker Swarm",
+    "triton": "Triton",
     "runtime": "Runtime",
     "routing": "Routing of calls",
     "llm": "Language models",

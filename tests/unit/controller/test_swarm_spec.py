@@ -10,8 +10,10 @@ import yaml
 from controller.engines.labels import create_body
 from controller.engines.swarm_spec import not_carried, service_spec
 from controller.model.actions import replica_name
+from controller.model.spec import GpuRequest
 from controller.spec.parse import parse
-from controller.spec.swarm import NOT_ON_SWARM
+from controller.spec.problems import Problems, ServiceSource
+from controller.spec.swarm import NOT_ON_SWARM, check_swarm
 from controller.spec.swarm_files import files_of, in_swarm
 from controller.spec.translate import PLAIN, STRUCTURED
 from tests.unit.controller.compose_configs import config, problems, problems_of, ranker, read, service
@@ -199,6 +201,11 @@ REFUSED: dict[str, str] = {
     "{secrets: [word]}": "a secret from a file, or one that is in Swarm; write secrets.word.file, or create it "
     "(`docker secret create`) and write secrets.word.external: true",
 }
+
+
+def test_the_name_of_a_gpu_is_refused_as_no_node_tells_it() -> None:
+    check_swarm(ServiceSource("shop", "ranker", {}), None, GpuRequest(1, kind="H100"), found := Problems())
+    assert [line.partition(": ")[0] for line in found.lines] == ["services.ranker.x-serve.llm.accelerator_type"]
 
 
 @pytest.mark.parametrize("definition", REFUSED)
