@@ -35,13 +35,13 @@ class Node:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether an operator wants it without replicas."""
-        return LEAVING_LABEL in self.labels
+        """Whether an operator wants it without replicas. Where the engine places some there, nobody does any more."""
+        return LEAVING_LABEL in self.labels and self.availability != "active"
 
     @property
     def leaves_at_once(self) -> bool:
         """Whether replicas for which no other node has room go as well."""
-        return self.labels.get(LEAVING_LABEL) == LEAVING_AT_ONCE
+        return self.is_leaving and self.labels[LEAVING_LABEL] == LEAVING_AT_ONCE
 
     @property
     def takes_replicas(self) -> bool:

@@ -48,6 +48,8 @@ class Observed:
     """GPU UUID -> why no replica is to be placed on it."""
     nodes: tuple[Node, ...] = ()
     """None where the engine is one machine."""
+    brake: str = ""
+    """Why nothing that is there may be removed or moved now; "" = it may be."""
     in_progress: tuple[Action, ...] = ()
     """Actions of earlier plans that have not ended; the planner plans nothing for their targets."""
     _by_service: Mapping[str, tuple[ReplicaContainer, ...]] = field(init=False, repr=False, compare=False)

@@ -25,6 +25,7 @@ from ..storage.store import Store
 from .gpu_faults import struck
 from .gpu_marks import GpuMarks
 from .gpu_memory import GpuMemoryWatch
+from .node_losses import NodeLosses
 from .probe import Prober
 from .router_silence import SilenceWatch
 from .watch import Reading, Watch
@@ -85,6 +86,7 @@ class Observer:
         self._gpu_memory = gpu_memory
         self._gpu_marks = gpu_marks
         self._times = ContainerTimes(clock, wall)
+        self._losses, self._clock = NodeLosses(), clock
         self._asked_for: tuple[EngineReading, Spec, Mapping[str, Retirement]] | None = None
         """The input that the prober's list of replicas was last computed from."""
         self._marks: Mapping[str, Retirement] = {}
@@ -156,8 +158,9 @@ class Observer:
         await self._take(reading, spec)
         state, faults = reading.value.state, self._store.gpu_faults
         judged = (with_fault(second_opinion(self._prober.judged(one), routing), faults) for one in state.containers)
+        containers = self._times.brought_over(judged)
         observed = Observed(
-            containers=self._times.brought_over(judged),
+            containers=containers,
             strays=state.strays,
             images=state.images,
             gpus=state.gpus,
@@ -169,6 +172,9 @@ class Observer:
             failures=failures,
             gpu_faults={uuid: fault.reason for uuid, fault in faults.items()},
             nodes=state.nodes,
+            brake=self._losses.look(
+                state.nodes, (one for one in containers if one.id not in retirements), self._clock()
+            ),
             in_progress=in_progress,
         )
         return Sight(spec, observed, unseen)

@@ -21,6 +21,7 @@ from ..model.desired import Desired
 from ..model.observed import Observed
 from ..model.plan import Plan
 from .draft import Draft
+from .drain import drain_left_nodes
 from .leave import finish
 from .outlook import ServiceOutlook, bounds_of
 from .placement import GpuLedger
@@ -64,6 +65,7 @@ def plan(desired: Desired, observed: Observed, now: float) -> Plan:
         register(draft, outlook)
         configure(draft, outlook)
     delete_ghost_servers(draft)
+    drain_left_nodes(draft)
     return Plan(
         steps=tuple(draft.steps),
         pending=tuple(draft.pending),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ..model.actions import Action, DeleteServer, RemoveContainer, SetServerState, ShutdownSessions, WriteRouting
 from ..model.desired import Desired
+from ..model.nodes import Node
 from ..model.observed import Observed
 from ..model.plan import PendingReplica, Step
 from ..model.spec import backend_name
@@ -30,6 +31,10 @@ class Draft:
     """Targets of actions still in progress."""
     failed: list[RemoveContainer] = field(init=False)
     """Removals of failed replicas that are still in progress."""
+    leaving: dict[str, Node] = field(init=False)
+    """By name: nodes whose replicas are to go elsewhere."""
+    unknown: frozenset[str] = field(init=False)
+    """Names of the nodes of which nothing is known for the moment."""
     routing_usable: bool = field(init=False)
     """Whether HAProxy answers, and is not being reloaded."""
 
@@ -37,6 +42,8 @@ class Draft:
         in_progress = self.observed.in_progress
         self.busy = frozenset(action.target for action in in_progress)
         self.failed = [action for action in in_progress if isinstance(action, RemoveContainer) and action.failed]
+        self.leaving = {node.name: node for node in self.observed.nodes if node.is_leaving}
+        self.unknown = frozenset(node.name for node in self.observed.nodes if node.state == "unknown")
         reloading = any(isinstance(action, WriteRouting) for action in in_progress)
         self.routing_usable = self.observed.routing is not None and not reloading
 

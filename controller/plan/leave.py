@@ -26,7 +26,7 @@ DRAIN_LOOK_S = 0.1
 def finish(draft: Draft, outlook: ServiceOutlook) -> None:
     """Plan the next step for each replica that is retired, or has failed and exited."""
     for replica in outlook.replicas:
-        if replica.busy:
+        if not replica.may_change:
             continue
         match replica.phase:
             case Phase.DRAINING:

@@ -9,7 +9,7 @@ from ..model.actions import BeginRetirement, CreateContainer, RemoveContainer
 from ..model.desired import VersionGoal, goal_of
 from ..model.phases import Phase, gets_traffic, is_ready, phase_of
 from ..model.spec import ServiceSpec
-from ..model.world import ReplicaContainer, Retirement
+from ..model.world import ContainerState, ReplicaContainer, Retirement
 from .draft import Draft
 from .shares import Bounds, bounds
 
@@ -22,8 +22,14 @@ class ReplicaOutlook:
     phase: Phase
     detail: str
     retirement: Retirement | None
+    displaced: bool
+    """Whether it has to go elsewhere, because its node leaves."""
     outdated: bool
+    """Whether another one is to take its place: it is displaced, or of another version."""
     busy: bool
+    """Whether an action for it is in progress."""
+    is_kept: bool
+    """Whether it stays as it is, because what it is now cannot be known."""
     is_reached: bool
     """Whether requests from outside would reach it."""
 
@@ -41,6 +47,20 @@ class ReplicaOutlook:
     def serves(self) -> bool:
         """Ready, and requests reach it."""
         return self.is_ready and self.is_reached
+
+    @property
+    def may_change(self) -> bool:
+        """Whether anything may be planned for it."""
+        return not (self.busy or self.is_kept)
+
+    @property
+    def waits_for_node(self) -> bool:
+        """Whether the engine has no node for it so far."""
+        return self.container.state is ContainerState.PENDING and not self.container.node
+
+    def is_of(self, version: str | None) -> bool:
+        """Whether it counts as one of that version: a displaced one does not."""
+        return self.container.version == version and not self.displaced
 
 
 @dataclass(slots=True)
@@ -88,10 +108,16 @@ class ServiceOutlook:
         for container in draft.observed.containers_of(name):
             retirement = draft.observed.retirements.get(container.id)
             phase, detail = phase_of(container, spec, retirement, draft.now)
-            outdated = goal.version is not None and container.version != goal.version
+            displaced = container.node in draft.leaving
+            outdated = displaced or (goal.version is not None and container.version != goal.version)
             reached = gets_traffic(container, spec, draft.observed.routing)
+            is_kept = bool(draft.observed.brake) or container.node in draft.unknown
+            if is_kept and phase is Phase.FAILED and container.state.is_up:
+                phase = Phase.STARTING  # it may be as it was: what does not reach it may be on this side
             is_busy = container.name in busy
-            replicas.append(ReplicaOutlook(container, phase, detail, retirement, outdated, is_busy, reached))
+            replicas.append(
+                ReplicaOutlook(container, phase, detail, retirement, displaced, outdated, is_busy, is_kept, reached)
+            )
         # A replacement has the name of its predecessor: while that exists, the name is not the new container's.
         seen = {replica.name for replica in replicas if replica.phase.serves_or_will}
         creating = tuple(
@@ -126,8 +152,8 @@ class ServiceOutlook:
         return sum(replica.serves for replica in stay), sum(replica.is_ready for replica in stay)
 
     def made_as(self, version: str | None) -> int:
-        """Replicas of a version that exist and stay, or are being created."""
-        alive = sum(replica.container.version == version for replica in self.alive())
+        """Replicas of a version that exist and stay where they are, or are being created."""
+        alive = sum(replica.is_of(version) for replica in self.alive())
         return alive + sum(action.version == version for action in (*self.creating, *self.planned))
 
     def total(self) -> int:

@@ -18,12 +18,12 @@ from .swaps import Places, Swap, swap
 def retire(draft: Draft, outlook: ServiceOutlook) -> None:
     """Begin the retirement of failed replicas, and of replicas that are not needed."""
     for replica in outlook.replicas:
-        if replica.phase is Phase.FAILED and replica.container.state.is_up and not replica.busy:
+        if replica.phase is Phase.FAILED and replica.container.state.is_up and replica.may_change:
             if _serves_in_spite(replica) and not _has_gpu_elsewhere(draft, outlook):
                 continue
             _begin_retirement(draft, outlook, replica, replica.detail, failed=True)
     for replica, cause in _superfluous(draft, outlook):
-        if replica.busy:
+        if not replica.may_change:
             continue
         if replica.phase is Phase.CREATED:
             remove(draft, outlook, replica, cause, failed=False)
@@ -75,15 +75,21 @@ def _outdated(draft: Draft, outlook: ServiceOutlook) -> list[tuple[ReplicaOutloo
     else:
         names = {container.name for container in found.victims}
         chosen += [replica for replica in others if replica.name in names]
+    if not found.has_place or any(replica.waits_for_node for replica in outlook.alive()):
+        chosen += [one for one in others if _goes_at_once(draft, one) and one not in chosen]
     cause = _outdated_cause(outlook, limits)
-    return [(replica, cause) for replica in chosen]
+    return [(one, f"node {one.container.node} leaves" if one.displaced else cause) for one in chosen]
+
+
+def _goes_at_once(draft: Draft, replica: ReplicaOutlook) -> bool:
+    return replica.displaced and draft.leaving[replica.container.node].leaves_at_once
 
 
 def _may_go(outlook: ServiceOutlook, limits: Bounds) -> tuple[list[ReplicaOutlook], list[ReplicaOutlook]]:
     """(replicas that go in any case, replicas that may go to make room for a successor)."""
     outdated = [replica for replica in outlook.alive() if replica.outdated]
-    kept = [replica for replica in outdated if replica.container.version == outlook.goal.keep]
-    others = [replica for replica in outdated if replica.container.version != outlook.goal.keep]
+    kept = [replica for replica in outdated if replica.is_of(outlook.goal.keep)]
+    others = [replica for replica in outdated if not replica.is_of(outlook.goal.keep)]
     spare = max(0, len(kept) - limits.keep)
     sure: list[ReplicaOutlook] = []
     maybe: list[ReplicaOutlook] = []

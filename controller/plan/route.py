@@ -12,7 +12,7 @@ from ..model.actions import (
 )
 from ..model.phases import Phase
 from ..model.spec import ServiceSpec, backend_name
-from ..model.world import Server, ServerState, service_address
+from ..model.world import ContainerState, Server, ServerState, service_address
 from .draft import Draft
 from .outlook import ReplicaOutlook, ServiceOutlook
 from .shares import weights
@@ -26,7 +26,7 @@ MOST_DOUBLINGS = 5
 def restart_router(draft: Draft) -> None:
     """Restart a HAProxy that hangs, each time after twice as long."""
     silence = draft.observed.router_silence
-    if silence is None or ROUTER in draft.busy:
+    if silence is None or ROUTER in draft.busy or draft.observed.brake:
         return
     silent_s = draft.now - silence.since
     left_s = draft.desired.router_silence_s * 2 ** min(silence.restarts, MOST_DOUBLINGS) - silent_s
@@ -53,10 +53,22 @@ def register(draft: Draft, outlook: ServiceOutlook) -> None:
             # Docker may give the address to another container.
             draft.delete_server(server, outlook.name, "the replica has lost its network address", force=True)
         elif replica.phase is Phase.RUNNING:
-            _register_ready(draft, outlook, spec, replica, server, shares[int(replica.outdated)])
-        elif server and server.address != service_address(replica.container, spec):
+            _register_ready(draft, outlook, spec, replica, server, shares[int(_is_former(outlook, replica))])
+        elif server and _leads_elsewhere(draft, spec, replica, server):
             # The server is of an earlier container of that name, and its address may be another container's by now.
             draft.delete_server(server, outlook.name, "its replica is gone, another one has its name", force=True)
+
+
+def _leads_elsewhere(draft: Draft, spec: ServiceSpec, replica: ReplicaOutlook, server: Server) -> bool:
+    """Whether a server leads to another address than that of a replica that is not ready.
+
+    Of a node that is down perhaps the managers alone are cut off. What ran there may still answer, and the engine gives
+    nobody else its address meanwhile.
+    """
+    if replica.is_kept or server.address == service_address(replica.container, spec):
+        return False
+    may_be_lost = any(node.state == "down" for node in draft.observed.nodes)
+    return not (may_be_lost and server.up and replica.container.state is ContainerState.PENDING)
 
 
 def _register_ready(
@@ -96,11 +108,15 @@ def _register_ready(
         draft.add(SetServerWeight(**names, weight=weight))
 
 
+def _is_former(outlook: ServiceOutlook, replica: ReplicaOutlook) -> bool:
+    return outlook.version is not None and replica.container.version != outlook.version
+
+
 def _server_weights(outlook: ServiceOutlook) -> tuple[int, int]:
     """Weight of a server of the wanted version, and of one of any other."""
     if outlook.goal.keep is None:
         return 1, 1
-    serving = [replica.outdated for replica in outlook.alive() if replica.is_ready]
+    serving = [_is_former(outlook, replica) for replica in outlook.alive() if replica.is_ready]
     return weights(outlook.goal.weight, serving.count(False), serving.count(True))
 
 

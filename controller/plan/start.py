@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from ..model.actions import CreateContainer, PullImage, StartContainer, replica_name
 from ..model.phases import Phase
 from ..model.plan import PendingReplica
@@ -76,7 +79,17 @@ def start_rest(draft: Draft, outlook: ServiceOutlook) -> None:
     else:
         words = shortage.reason + _shortage_remedy(outlook) + _faults_words(draft)
         pending = PendingReplica(outlook.name, words, shortage.blocked, has_no_place=True)
-    draft.pending += [pending] * missing
+    draft.pending += _pending(outlook, pending, missing)
+
+
+def _pending(outlook: ServiceOutlook, pending: PendingReplica, count: int) -> Iterator[PendingReplica]:
+    """Yield it so many times; the last ones are for displaced replicas, which serve until there is room elsewhere."""
+    displaced = [one.container.node for one in outlook.alive() if one.displaced]
+    meanwhile = displaced[: max(0, count - max(0, outlook.target - outlook.total()))]
+    yield from [pending] * (count - len(meanwhile))
+    for node in meanwhile:
+        reason = f"{pending.reason}; the one on node {node}, which leaves, serves until then"
+        yield replace(pending, reason=reason, replaces=node)
 
 
 def _restore_kept(draft: Draft, outlook: ServiceOutlook, most: int) -> int:
@@ -93,7 +106,8 @@ def _restore_kept(draft: Draft, outlook: ServiceOutlook, most: int) -> int:
 
 
 def _shortage_remedy(outlook: ServiceOutlook) -> str:
-    spec, ready = outlook.spec, sum(replica.serves and replica.outdated for replica in outlook.alive())
+    former = [replica for replica in outlook.alive() if replica.container.version != outlook.version]
+    spec, ready = outlook.spec, sum(replica.serves for replica in former)
     if spec is None or outlook.has_place or not ready:
         return ""
     unavailable = spec.rollout.max_unavailable
@@ -134,9 +148,11 @@ def _obstacle(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec) -> str |
 
 def _start_cause(outlook: ServiceOutlook, failure: FailureRecord | None) -> str:
     cause = f"{len(outlook.alive()) + len(outlook.creating)} of {outlook.target} replicas exist"
-    former = sorted({replica.container.version for replica in outlook.alive() if replica.outdated})
+    former = {replica.container.version for replica in outlook.alive() if replica.outdated} - {outlook.version}
     if former:
-        return f"version {outlook.version} replaces {', '.join(former)}"
+        return f"version {outlook.version} replaces {', '.join(sorted(former))}"
+    if leaving := sorted({replica.container.node for replica in outlook.alive() if replica.displaced}):
+        return f"in place of one on node {', '.join(leaving)}, which leaves"
     if failure is not None:
         return f"{cause}; failure {failure.count}: {failure.detail}"
     return cause

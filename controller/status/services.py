@@ -71,7 +71,8 @@ def service_rows(
                 wanted=desired.targets.get(name, 0),
                 observed=observed,
                 containers=observed.containers_of(name),
-                pending=tuple(pending for pending in plan.pending if pending.service == name),
+                pending=tuple(one for one in plan.pending if one.service == name and not one.replaces),
+                staying=tuple(one for one in plan.pending if one.service == name and one.replaces),
                 creating=_creations(name, observed, plan),
                 refusals=tuple(refusal for refusal in refusals if refusal.action.service == name),
                 override=overrides.get(name) if name in desired.services else None,
@@ -122,6 +123,8 @@ class _Material:
     observed: Observed
     containers: tuple[ReplicaContainer, ...]
     pending: tuple[PendingReplica, ...]
+    staying: tuple[PendingReplica, ...]
+    """Successors of replicas that serve until there is room elsewhere."""
     creating: tuple[CreateContainer, ...]
     refusals: tuple[Refusal, ...]
     override: int | None
@@ -265,7 +268,11 @@ def _message(material: _Material, replicas: list[ReplicaStatus], ready: int) -> 
 
 
 def _obstacles(material: _Material, ready: int) -> list[str]:
-    found = [*_pending_words(material), *(_refusal_words(r, material.now) for r in material.refusals)]
+    found = [
+        *_pending_words(material),
+        *_staying_words(material),
+        *(_refusal_words(r, material.now) for r in material.refusals),
+    ]
     failure = _failure(material)
     if failure is None or ready >= material.wanted:
         return found
@@ -311,6 +318,11 @@ def _pending_words(material: _Material) -> list[str]:
     for reason in reasons:
         counts[reason] = counts.get(reason, 0) + 1
     return [f"{count} pending: {reason}" for reason, count in counts.items()]
+
+
+def _staying_words(material: _Material) -> list[str]:
+    reasons = dict.fromkeys(one.reason for one in material.staying)
+    return [f"has no room elsewhere: {reason}" for reason in reasons]
 
 
 def _refusal_words(refusal: Refusal, now: float) -> str:

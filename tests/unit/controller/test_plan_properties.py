@@ -35,6 +35,7 @@ from controller.model.world import (
     ContainerState,
     FailureKey,
     FailureRecord,
+    Gpu,
     Health,
     ReplicaContainer,
     Retirement,
@@ -73,6 +74,7 @@ class World:
     routing_hash: str = "old"
     haproxy_up: bool = True
     created: int = 0
+    gpus: tuple[Gpu, ...] = gpus(GPUS)
 
     def snapshot(self, in_progress: tuple[Action, ...] = ()) -> Observed:
         routing = RoutingState(
@@ -86,7 +88,7 @@ class World:
         return Observed(
             containers=tuple(self.containers.values()),
             images={spec.image: "sha256:1" for spec in self.specs.values()},
-            gpus=gpus(GPUS),
+            gpus=self.gpus,
             routing=routing if self.haproxy_up else None,
             retirements=self.retirements,
             failures=self.failures,
@@ -110,7 +112,12 @@ class World:
         spec, target = self.specs[name], self.targets[name]
         if spec.gpu is None:
             return target - spec.rollout.max_unavailable
-        return min(target, GPUS) - max(spec.rollout.max_unavailable, int(target > 1))
+        return min(target, len(self.gpus)) - max(spec.rollout.max_unavailable, int(target > 1))
+
+    def check_owners(self, actions: list[Action], removing: set[str]) -> None:
+        owners = [uuid for name, c in self.containers.items() if name not in removing for uuid in c.gpus]
+        owners += [gpu.uuid for action in actions if isinstance(action, CreateContainer) for gpu in action.gpus]
+        assert len(owners) == len(set(owners)), "no GPU has two owners"
 
     def reached(self) -> int:
         """How many servers get traffic."""
@@ -260,9 +267,7 @@ def check_safety(world: World, result: Plan) -> None:
         if world.specs[name].rollout.max_unavailable < target and ready:
             assert ready_staying, "the last ready replica stays while any is wanted"
 
-    owners = [uuid for name, c in by_name.items() if name not in removing for uuid in c.gpus]
-    owners += [gpu.uuid for action in actions if isinstance(action, CreateContainer) for gpu in action.gpus]
-    assert len(owners) == len(set(owners)), "no GPU has two owners"
+    world.check_owners(actions, removing)
 
     numbers = [step.number for step in result.steps]
     assert all(set(step.after) <= set(numbers[: step.number - 1]) for step in result.steps), (
@@ -331,7 +336,7 @@ def check_converged(world: World) -> None:
     result = world.plan()
     assert str(result).replace("pending ranker", "").count("#") == 0, str(result)
     for name, target in world.targets.items():
-        fits = min(target, GPUS) if name == "ranker" else target
+        fits = min(target, len(world.gpus)) if name == "ranker" else target
         running = [c for c in world.containers.values() if c.service == name and world.phase(c) is Phase.RUNNING]
         assert len(running) == fits
         assert {c.version for c in running} <= {version(world.specs[name])}, "everything is of the new version"

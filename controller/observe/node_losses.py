@@ -1,0 +1,51 @@
+"""Detects that half of the nodes or more seem to go at once: then this controller's own view is what is likely wrong.
+
+A node seems to go when the engine says that it is down, or when none of its replicas answers any more: the engine takes
+some seconds to find out. After a while the view is believed, however little is left. No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..model.nodes import Node
+from ..model.world import Health, ReplicaContainer
+
+DOWN_S = 300.0
+"""For how long it counts that a node went down."""
+SILENT_S = 20.0
+"""For how long it counts that a node's replicas stopped answering: the engine has found out by then."""
+
+
+class NodeLosses:
+    """Since when nodes are down, or silent."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, str], float] = {}
+
+    def look(self, nodes: Iterable[Node], staying: Iterable[ReplicaContainer], now: float) -> str:
+        """Return why nothing that is there may be removed or moved now; "" = it may be.
+
+        `staying`: the replicas that were not told to stop.
+        """
+        counted = {node.name: node for node in nodes if node.availability != "drain"}
+        if len(counted) < 2:
+            return ""
+        down = {name for name, node in counted.items() if node.state == "down"}
+        silent = _silent(staying) & counted.keys() - down
+        lost = {("down", name) for name in down} | {("silent", name) for name in silent}
+        self._since = {key: self._since.get(key, now) for key in lost}
+        limits = {"down": DOWN_S, "silent": SILENT_S}
+        going = sorted({name for (kind, name), since in self._since.items() if now - since < limits[kind]})
+        if 2 * len(going) < len(counted):
+            return ""
+        return (
+            f"{len(going)} of {len(counted)} nodes seem to have gone at once ({', '.join(going)}): nothing that is "
+            f"there is removed or moved, for {DOWN_S / 60:.0f} minutes at most"
+        )
+
+
+def _silent(replicas: Iterable[ReplicaContainer]) -> set[str]:
+    """The nodes on which replicas were ready, and none is now."""
+    up = [(one.node, one.health is Health.FAILED and not one.broken) for one in replicas if one.state.is_up]
+    return {node for node, has_failed in up if has_failed} - {node for node, has_failed in up if not has_failed}

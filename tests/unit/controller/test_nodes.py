@@ -1,0 +1,349 @@
+"""Replicas on several nodes, which leave, go down, come back and are not known for a while."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.model.actions import (
+    Action,
+    BeginRetirement,
+    CreateContainer,
+    DeleteServer,
+    RemoveContainer,
+    SetServerState,
+    SignalContainer,
+    StartContainer,
+    UpdateNode,
+)
+from controller.model.nodes import LEAVING_LABEL, Node
+from controller.model.observed import Observed
+from controller.model.phases import Phase
+from controller.model.plan import Plan
+from controller.model.spec import ServiceSpec
+from controller.model.world import ContainerState, Gpu, Health, ReplicaContainer, ServerState
+from controller.observe.node_losses import DOWN_S, SILENT_S, NodeLosses
+from controller.plan import plan
+from tests.unit.controller.test_plan_properties import World, check_safety
+from tests.unit.controller.worlds import NOW, desired, gpu_service, observed, replica, routing, server, service, version
+
+WEB = service()
+V = version(WEB)
+RANKER = gpu_service(replicas=3)
+RV = version(RANKER)
+NAMES = ("n1", "n2", "n3")
+LEAVES: dict[str, Any] = {"availability": "pause", "labels": {LEAVING_LABEL: "1"}}
+FORCED: dict[str, Any] = {"availability": "pause", "labels": {LEAVING_LABEL: "force"}}
+
+
+def nodes(**changes: Any) -> tuple[Node, ...]:
+    """Three; `n3={...}`: how that one is."""
+    return tuple(Node(name, f"id-{name}", version=7, **changes.get(name, {})) for name in NAMES)
+
+
+def card(number: int) -> Gpu:
+    """The GPUs of n1 are 1 and 2, and so on."""
+    return Gpu(f"GPU-{number}", "nvidia", node=NAMES[(number - 1) // 2])
+
+
+def on_gpu(number: int, spec: ServiceSpec = RANKER, **changes: Any) -> ReplicaContainer:
+    """The replica of that number has the GPU of that number."""
+    gpu = card(number)
+    return replica(spec, number, node=gpu.node, gpus=(gpu.uuid,), **changes)
+
+
+def on_gpus(*numbers: int, **changes: Any) -> Observed:
+    """Rankers on these GPUs of six; a node that leaves holds its own."""
+    these = nodes(**changes)
+    cards = tuple(card(number) for number in range(1, 7))
+    held = {
+        gpu.uuid: f"{gpu.node} (leaving)" for gpu in cards for node in these if gpu.node == node.name if node.labels
+    }
+    return observed(
+        *(on_gpu(number) for number in numbers), specs=(RANKER,), gpus=cards, foreign_gpu_holders=held, nodes=these
+    )
+
+
+def text(spec: ServiceSpec, target: int, world: Observed) -> str:
+    return str(plan(desired(spec, **{spec.name: target}), world, NOW))
+
+
+# ------------------------------------------------------------------------------------------------------------- examples
+
+ONE, TWO, THREE = (replica(WEB, number, node=name) for number, name in ((1, "n1"), (2, "n3"), (3, "n2")))
+INSTEAD = "in place of one on node n3, which leaves"
+STAYS = "pending ranker: it asks for 1 GPU and 0 of 6 are free: 6 held by ranker"
+
+
+@pytest.mark.parametrize(
+    ("spec", "target", "world", "expected"),
+    [
+        pytest.param(
+            WEB,
+            2,
+            observed(ONE, TWO, specs=(WEB,), nodes=nodes(n3=LEAVES)),
+            [f"#1 create p-web-{V}-3: {INSTEAD}", f"#2 after #1 start p-web-{V}-3: {INSTEAD}"],
+            id="another one comes first",
+        ),
+        pytest.param(
+            WEB,
+            2,
+            observed(ONE, TWO, THREE, specs=(WEB,), nodes=nodes(n3=LEAVES)),
+            [
+                f"#1 set server svc_web/p-web-{V}-2 to drain: node n3 leaves",
+                f"#2 drain p-web-{V}-2: node n3 leaves",
+            ],
+            id="then the one that leaves",
+        ),
+        pytest.param(
+            WEB,
+            2,
+            observed(ONE, THREE, specs=(WEB,), nodes=nodes(n3=LEAVES)),
+            ["#1 change node n3: drain: it leaves, and none of the replicas is there any more"],
+            id="then what else is there",
+        ),
+        pytest.param(
+            WEB,
+            2,
+            observed(ONE, THREE, specs=(WEB,), nodes=nodes(n3={**LEAVES, "availability": "drain"})),
+            ["nothing to do"],
+            id="it has left",
+        ),
+        pytest.param(
+            WEB,
+            2,
+            observed(ONE, TWO, specs=(WEB,), nodes=nodes(n3={"labels": {LEAVING_LABEL: "1"}})),
+            ["nothing to do"],
+            id="the engine was told otherwise meanwhile",
+        ),
+        pytest.param(
+            RANKER,
+            6,
+            on_gpus(1, 2, 3, 4, 5, 6, n3=LEAVES),
+            [STAYS],
+            id="no room elsewhere: it stays",
+        ),
+        pytest.param(
+            RANKER,
+            4,
+            on_gpus(1, 2, 3, 4, 5, 6, n3=LEAVES),
+            [f"#1 drain p-ranker-{RV}-6: node n3 leaves", f"#2 drain p-ranker-{RV}-5: node n3 leaves"],
+            id="the surplus is there",
+        ),
+        pytest.param(
+            RANKER,
+            6,
+            on_gpus(1, 2, 3, 4, 5, 6, n3=FORCED),
+            [f"#1 drain p-ranker-{RV}-6: node n3 leaves", f"#2 drain p-ranker-{RV}-5: node n3 leaves"],
+            id="no room elsewhere, at once",
+        ),
+        pytest.param(
+            RANKER,
+            5,
+            on_gpus(1, 2, 3, 5, 6, n3=FORCED),
+            [f"#1 create p-ranker-{RV}-4 on GPU-4: {INSTEAD}", f"#2 after #1 start p-ranker-{RV}-4: {INSTEAD}"],
+            id="room for one, also at once",
+        ),
+    ],
+)
+def test_replicas_leave_a_node(spec: ServiceSpec, target: int, world: Observed, expected: list[str]) -> None:
+    lines = dict.fromkeys(line.partition("; ")[0] for line in text(spec, target, world).splitlines())
+    assert [line for line in lines if expected[0].startswith("pending") or not line.startswith("pending")] == expected
+
+
+def test_a_replica_that_stays_for_want_of_room_is_not_one_that_is_missing() -> None:
+    found = plan(desired(RANKER, ranker=7), on_gpus(1, 2, 3, 4, 5, 6, n3=LEAVES), NOW).pending
+    assert [pending.replaces for pending in found] == ["", "n3"], "one at a time, as in a rolling update"
+
+
+FAILED = {"health": Health.FAILED, "health_detail": "no answer within 2 s"}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"nodes": nodes(n3={"state": "unknown"})}, {"brake": "half of the nodes are gone"}]
+)
+def test_what_cannot_be_known_is_left_as_it_is(changes: Any) -> None:
+    silent = replica(WEB, 2, node="n3", **FAILED)
+    for target, other in ((2, silent), (1, replica(WEB, 2, node="n3", ongoing=0)), (2, TWO)):
+        one = replica(WEB, 1, node="n1", ongoing=9)
+        world = observed(one, other, specs=(WEB,), routing=routing(server(one), server(other)), **changes)
+        assert text(WEB, target, world) == "nothing to do"
+    assert "drain p-web" in text(WEB, 2, observed(ONE, silent, specs=(WEB,), nodes=nodes()))
+
+
+def test_the_server_of_what_a_lost_node_had_stays_while_it_answers() -> None:
+    moved = replace(TWO, state=ContainerState.PENDING, ip=None, node="", health=Health.UNKNOWN)
+    for up, lost in ((True, "down"), (False, "down"), (True, "ready")):
+        servers = routing(server(ONE), server(TWO, up=up))
+        world = observed(ONE, moved, specs=(WEB,), routing=servers, nodes=nodes(n3={"state": lost}))
+        assert (text(WEB, 2, world) == "nothing to do") == (up and lost == "down")
+
+
+def test_half_of_the_nodes_at_once_are_not_believed_for_a_while() -> None:
+    losses = NodeLosses()
+    silent = [replica(WEB, number, node=name, **FAILED) for number, name in enumerate(NAMES, start=1)]
+    well = [replace(one, health=Health.READY) for one in silent]
+    down = {"state": "down"}
+    assert losses.look(nodes(), well, 0) == ""
+    assert losses.look(nodes(), [well[0], silent[1], well[2]], 1) == "", "one of three"
+    assert "2 of 3 nodes seem to have gone at once (n2, n3)" in losses.look(nodes(), [well[0], *silent[1:]], 2)
+    assert losses.look(nodes(), [well[0], *silent[1:]], 2 + SILENT_S) == "", "the engine would know by now"
+    assert "(n2, n3)" in losses.look(nodes(n2=down, n3=down), [well[0]], 30)
+    assert losses.look(nodes(n2=down, n3=down), [well[0]], 30 + DOWN_S) == "", "so it is"
+    assert NodeLosses().look(nodes(n2=down, n3={"state": "unknown"}), [well[0]], 0) == ""
+    assert NodeLosses().look(nodes(n2=down, n3={"availability": "drain"}), [], 0), "1 of 2 that are there"
+    assert NodeLosses().look((), silent, 0) == "", "one machine"
+
+
+# ----------------------------------------------------------------------------------------------------------- properties
+
+OPS = (
+    *("tick", "tick", "hang", "crash", "busy", "idle", "scale", "version", "pace", "trial", "trial over"),
+    *("leave", "leave", "activate", "down", "back", "unknown", "brake"),
+)
+KEPT = (BeginRetirement, SignalContainer, RemoveContainer, DeleteServer, SetServerState, UpdateNode)
+
+
+@dataclass
+class Cluster(World):
+    """The world of the planner's properties, on three nodes of two GPUs where the engine places."""
+
+    gpus: tuple[Gpu, ...] = tuple(card(number) for number in range(1, 7))
+    nodes: dict[str, Node] = field(default_factory=lambda: {node.name: node for node in nodes()})
+    brake: str = ""
+
+    def snapshot(self, in_progress: tuple[Action, ...] = ()) -> Observed:
+        shut = {name for name, node in self.nodes.items() if node.state == "down" or node.availability != "active"}
+        holders = {gpu.uuid: f"{gpu.node} (x)" for gpu in self.gpus if gpu.node in shut}
+        seen = super().snapshot(in_progress)
+        return replace(seen, nodes=tuple(self.nodes.values()), foreign_gpu_holders=holders, brake=self.brake)
+
+    def check_owners(self, actions: list[Action], removing: set[str]) -> None:
+        """Until the engine has placed it, a replica has only as many GPUs as it is to get."""
+        owners = [uuid for one in self.containers.values() if one.state.is_up for uuid in one.gpus]
+        assert len(owners) == len(set(owners))
+
+    def perform(self, action: Action) -> None:
+        match action:
+            case UpdateNode():
+                node = self.nodes[action.target]
+                assert (action.availability, action.version) == ("drain", node.version)
+                assert not self.on(node.name), "Swarm ends what is left"
+                self.nodes[node.name] = replace(node, availability="drain")
+            case StartContainer():
+                self.change(action.target, state=ContainerState.PENDING)
+                self.place()
+            case CreateContainer():
+                super().perform(action)
+                self.change(action.target, ip=None)
+            case _:
+                super().perform(action)
+                self.place()
+
+    def on(self, name: str) -> list[ReplicaContainer]:
+        return [one for one in self.containers.values() if one.state.is_up and one.node == name]
+
+    def place(self) -> None:
+        for one in [one for one in self.containers.values() if one.state is ContainerState.PENDING]:
+            for node in sorted(self.nodes.values(), key=lambda node: len(self.on(node.name))):
+                taken = {uuid for other in self.on(node.name) for uuid in other.gpus}
+                free = [gpu.uuid for gpu in self.gpus if gpu.node == node.name and gpu.uuid not in taken]
+                if node.takes_replicas and len(free) >= len(one.gpus):
+                    self.created += 1
+                    ip, given = f"10.1.{self.created // 250}.{self.created % 250}", tuple(free[: len(one.gpus)])
+                    running = {"state": ContainerState.RUNNING, "started_at": self.now}
+                    self.change(one.name, **running, node=node.name, gpus=given, ip=ip)
+                    break
+
+    def disturb(self, op: str, pick: int) -> None:
+        node = self.nodes[NAMES[pick % 3]]
+        match op:
+            case "leave" if sum(not other.labels for other in self.nodes.values()) > 1:
+                self.nodes[node.name] = replace(node, **LEAVES)
+            case "activate":
+                self.nodes[node.name] = replace(node, availability="active", labels={})
+            case "down":
+                self.nodes[node.name] = replace(node, state="down")
+                for one in self.on(node.name):
+                    ended = one.id in self.retirements
+                    away: dict[str, Any] = {"node": ""} if not ended else {}
+                    state = ContainerState.EXITED if ended else ContainerState.PENDING
+                    self.change(one.name, state=state, ip=None, started_at=None, health=Health.UNKNOWN, **away)
+            case "back" | "unknown" if op == "back" or node.state == "ready":
+                self.nodes[node.name] = replace(node, state="ready" if op == "back" else "unknown")
+            case "brake":
+                self.brake = "" if self.brake else "half of the nodes are gone"
+            case _:
+                super().disturb(op, pick)
+        self.place()
+
+
+def check_kept(world: Cluster, result: Plan) -> None:
+    """What is not known, or may be wrong as a whole, is left alone; only what is ready gets its server."""
+    unknown = {
+        one.name for one in world.containers.values() if world.nodes.get(one.node, nodes()[0]).state == "unknown"
+    }
+    adds = {step.action.target for step in result.steps if not isinstance(step.action, KEPT)}
+    for action in (step.action for step in result.steps if isinstance(step.action, KEPT)):
+        assert action.target not in unknown
+        moved = isinstance(action, DeleteServer | SetServerState) and action.target in adds
+        gone = action.target not in world.containers
+        assert not world.brake or moved or gone, action
+
+
+steps = st.tuples(st.sampled_from(OPS), st.integers(0, 40), st.sets(st.integers(1, 8), max_size=2))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(steps, max_size=60))
+def test_nodes_leave_and_are_lost_and_nothing_that_serves_is_given_away(ops: list[tuple[str, int, set[int]]]) -> None:
+    world = Cluster(specs={"web": service(), "ranker": gpu_service()}, targets={"web": 3, "ranker": 3})
+    for op, pick, fails in ops:
+        world.disturb(op, pick)
+        step(world, set(fails))
+
+    world.brake = ""
+    world.kept.clear()
+    for name in NAMES:
+        world.disturb("back", NAMES.index(name))
+    quiet = 0
+    for _ in range(400):
+        quiet = quiet + 1 if not step(world, set()) else 0
+        if quiet == 150:  # longer than any backoff, drain or start
+            break
+        for name in list(world.containers):
+            world.disturb("idle", sorted(world.containers).index(name))
+    check_where_they_are(world)
+
+
+def step(world: Cluster, fails: set[int]) -> bool:
+    """One plan and what comes of it; return whether there was something to do."""
+    result = world.plan()
+    check_safety(world, result)
+    check_kept(world, result)
+    world.apply(result, fails)
+    world.let_time_pass()
+    return bool(result.steps)
+
+
+def check_where_they_are(world: Cluster) -> None:
+    assert "#" not in str(world.plan())
+    leaving = {name for name, node in world.nodes.items() if node.labels}
+    for name, target in world.targets.items():
+        running = [
+            one for one in world.containers.values() if one.service == name and world.phase(one) is Phase.RUNNING
+        ]
+        there = [one for one in running if one.node in leaving]
+        room = target if name == "web" else min(target, 2 * (len(NAMES) - len(leaving)))
+        assert len(running) - len(there) == room
+        assert len(running) <= target
+        assert not there or room < target
+    for name in leaving:
+        assert (world.nodes[name].availability == "drain") == (not world.on(name))
+    assert {one.name for one in world.servers.values() if one.state is ServerState.READY} == {
+        one.name for one in world.containers.values() if one.service == "web"
+    }
