@@ -146,8 +146,11 @@ class SwarmEngine:
     # ------------------------------------------------------------------------------------- calls (in worker threads)
 
     async def _look(self, project: str) -> tuple[tuple[ReplicaContainer, ...], tuple[Node, ...]]:
-        listing = await self._calls.look("event stream", partial(self._list, project))
-        return replicas(listing, project), nodes(listing.nodes)
+        def read() -> tuple[tuple[ReplicaContainer, ...], tuple[Node, ...]]:
+            listing = self._list(project)
+            return replicas(listing, project), nodes(listing.nodes)
+
+        return await self._calls.look("event stream", read)
 
     def _list(self, project: str) -> Listing:
         nodes = self._client.nodes()

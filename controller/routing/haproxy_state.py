@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import operator
 import re
 from collections.abc import Mapping
@@ -25,6 +24,11 @@ _BACKEND_ROW = "BACKEND"
 # check_status of "show stat": a check that only connects has passed; the prefix during the next check.
 _CONNECTED = "L4OK"
 _CHECK_GOES_ON = "* "
+# Up to the last of these no column has a comma in it. More than half of the hundred columns come after it.
+_STAT_COLUMNS = (
+    *("pxname", "svname", "check_status", "scur", "qcur", "slim"),
+    *("hrsp_1xx", "hrsp_2xx", "hrsp_3xx", "hrsp_4xx", "hrsp_5xx"),
+)
 _HOLDS_END = ("served", "expired", "left", "refused")
 
 
@@ -99,15 +103,15 @@ def traffic(stat: str) -> Mapping[tuple[str, str], Traffic]:
     lines = [line for line in stat.removeprefix("# ").splitlines() if line]
     if len(lines) <= 1:
         return {}
-    header, *rows = csv.reader(lines)
-    columns = {name: number for number, name in enumerate(header)}
-    names = ("pxname", "svname", "scur", "qcur", "slim", "hrsp_1xx", "hrsp_2xx", "hrsp_3xx", "hrsp_4xx", "hrsp_5xx")
-    pick, check = operator.itemgetter(*(columns[name] for name in names)), columns["check_status"]
+    header, *rows = lines
+    columns = {name: number for number, name in enumerate(header.split(","))}
+    wanted = [columns[name] for name in _STAT_COLUMNS]
+    pick, most = operator.itemgetter(*wanted), max(wanted) + 1
     found = {}
     for row in rows:
-        backend, server, *numbers = pick(row)
+        backend, server, check, *numbers = pick(row.split(",", most))
         sessions, queued, limit, *responses = (int(number or 0) for number in numbers)
-        is_asked = row[check].removeprefix(_CHECK_GOES_ON) != _CONNECTED
+        is_asked = check.removeprefix(_CHECK_GOES_ON) != _CONNECTED
         found[backend, server] = Traffic(sessions, queued, sum(responses), responses[-1], is_asked, limit)
     return found
 

@@ -345,6 +345,7 @@ class FakeEngine:
         if one.state.is_up:
             self._end(one, 137)
         del self.containers[one.id], self._ids[one.name]
+        self._ending.discard(one.id)
         self._emit("destroy", one)
 
     def by_name(self, name: str) -> FakeContainer:

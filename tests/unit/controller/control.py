@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from controller.assembly import Controller, World, assemble
 from controller.desired.measurements import Query
@@ -139,7 +139,7 @@ class Control:
     store: Store = field(init=False)
 
     @classmethod
-    def of(cls, directory: Path, *services: ServiceSpec, engine: FakeEngine | None = None) -> Control:
+    def of(cls, directory: Path, *services: ServiceSpec, engine: FakeEngine | None = None) -> Self:
         engine = FakeEngine(wall_clock) if engine is None else engine
         for service in services:
             engine.add_image(service.image)
