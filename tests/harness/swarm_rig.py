@@ -66,9 +66,10 @@ class Node:
         self.url = f"unix://{self.directory}/docker.sock"
         self._rig = rig
 
-    def create(self) -> None:
-        """Start it for the first time."""
+    def create(self, *, bare: bool = False) -> None:
+        """Start it for the first time. Bare: without its engine."""
         self.directory.mkdir()
+        init, command = (("--init",), ("sleep", "infinity")) if bare else ((), ())
         settings = {
             "hosts": ["unix:///var/run/docker.sock", "unix:///rig/docker.sock"],
             "exec-opts": ["native.cgroupdriver=cgroupfs"],
@@ -81,9 +82,14 @@ class Node:
             *("run", "--detach", "--privileged", "--name", self.container, "--hostname", self.name, *self._rig.labels),
             *("--network", self._rig.name, "--ip", self.ip, "--tmpfs", "/run"),
             *("--volume", f"{self.container}:/var/lib/docker", "--volume", f"{self.directory}:/rig"),
-            *("--volume", f"{self.directory}/daemon.json:/etc/docker/daemon.json:ro"),
-            *("--volume", f"{ROOT}:{ROOT}:ro", IMAGE),
+            *("--volume", f"{self.directory}/daemon.json:/etc/docker/daemon.json"),
+            *("--volume", f"{ROOT}:{ROOT}:ro", *init, IMAGE, *command),
         )
+
+    def pierhead(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The command of the clone, typed on it."""
+        command = ["docker", "exec", self.container, f"{ROOT}/pierhead", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
     @contextlib.contextmanager
     def client(self) -> Iterator[APIClient]:
@@ -191,6 +197,17 @@ class SwarmRig:
                 node.wait_until_up()
                 node.load([*images, *(only_first if node is self.nodes[0] else ())])
             self._join()
+            yield self
+        finally:
+            self._remove()
+
+    @contextlib.contextmanager
+    def machines(self) -> Iterator[SwarmRig]:
+        """Start bare machines, which are in no Swarm; remove them at the end."""
+        try:
+            docker("network", "create", *self.labels, "--subnet", f"{self.subnet}.0/24", self.name)
+            for node in self.nodes:
+                node.create(bare=True)
             yield self
         finally:
             self._remove()
