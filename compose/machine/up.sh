@@ -32,6 +32,7 @@ main() {
   step "Waiting until every app answers" wait_for_apps || explain_silence
   print_addresses
   advise_against_proxy
+  ! on_swarm || run_stack clocks </dev/null || true
   "$here/control.sh" status || true
 }
 

@@ -1,6 +1,6 @@
-"""The stack on a Swarm: `python -m controller.stack up|check|files|down`, typed by the scripts in compose/machine/.
+"""The stack on a Swarm: `python -m controller.stack up|check|clocks|files|down`, called by compose/machine/swarm.sh.
 
-All but `down` read what `docker compose config` printed from standard input. Exit codes are those of
+`up`, `check` and `files` read what `docker compose config` printed from standard input. Exit codes are those of
 controller/errors.py.
 """
 
@@ -18,7 +18,7 @@ from ..spec.yaml import load_resolved
 from .down import down
 from .settings import StackSettings
 from .swarm import Swarm
-from .up import Up
+from .up import Up, tell_clocks
 
 SOCKET = "unix:///var/run/docker.sock"
 ANSWER_S = 600
@@ -33,13 +33,15 @@ def run(command: str, settings: StackSettings) -> None:
             case "up":
                 asyncio.run(_up(client, settings).deploy())
             case "check":
-                asyncio.run(_up(client, settings).check())
+                _up(client, settings).check()
+            case "clocks":
+                tell_clocks(client, _say)
             case "files":
                 asyncio.run(_up(client, settings).files())
             case "down":
                 down(Swarm(client, settings.project), settings, _say)
             case _:
-                raise InvalidRequest(f"expected up, check, files or down, found {command!r}")
+                raise InvalidRequest(f"expected up, check, clocks, files or down, found {command!r}")
     finally:
         client.close()
 

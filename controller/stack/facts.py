@@ -55,10 +55,11 @@ class Facts:
     """ "https", "http", or why it cannot be reached; "" = it was not asked, as the stack is to start it."""
 
 
-def gather(client: APIClient, project: str, ports: tuple[int, ...], registry: str, *, is_own: bool) -> Facts:
-    """Look at everything. `registry`: host:port[/path]; `is_own`: the stack is to start it. Raises DockerException."""
+def gather(
+    client: APIClient, project: str, ports: tuple[int, ...], registry: Callable[[], str], *, is_own: bool
+) -> Facts:
+    """Look at everything. `registry` gives host:port[/path]; `is_own`: the stack starts it. Raises DockerException."""
     info: Json = client.info()
-    host = registry.partition("/")[0]
     if not info.get("Swarm", {}).get("ControlAvailable"):
         return Facts(project, ports, info)
     try:
@@ -66,6 +67,7 @@ def gather(client: APIClient, project: str, ports: tuple[int, ...], registry: st
     except docker.errors.APIError as error:
         return Facts(project, ports, info, no_answer=str(error.explanation or error))
     me = info["Swarm"].get("NodeID")
+    host = registry().partition("/")[0]
     others = {address_of(node) for node in nodes if node["ID"] != me and node["Status"]["State"] == "ready"}
     return Facts(
         project,

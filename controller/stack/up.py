@@ -19,7 +19,9 @@ from ..spec.swarm_files import KINDS, Place, in_swarm
 from ..storage.holder import prepare
 from ..storage.swarm import SwarmConfigs, compose_files_of, state_of
 from ..storage.text import KeptText
+from .facts import address_of, gather
 from .images import OWN_REGISTRY_PORT, Image, Pusher, images_of, no_registry, with_digests
+from .preflight import check, clocks
 from .secrets import PROJECT_LABEL, Kept, Set, steps
 from .services import CLONE_LABEL
 from .settings import StackSettings
@@ -41,18 +43,29 @@ class Up:
         self._swarm = Swarm(client, settings.project)
         self._names = [name for name, _ in services_of(config, settings.profiles)]
 
-    async def check(self) -> None:
-        """Raise InvalidRequest with everything that is known to be in the way; nothing is changed."""
+    def check(self) -> None:
+        """Say what may go wrong, and raise InvalidRequest with what is in the way; nothing is changed."""
+        for warning in self._refuse():
+            self._say(f"Warning: {warning}.")
+
+    def _refuse(self) -> tuple[str, ...]:
+        """Return warnings."""
+        ports = self._settings.http_port, self._settings.grpc_port
+        is_own = self._settings.registry == "here"
+        found = check(gather(self._client, self._settings.project, ports, self._registry, is_own=is_own))
+        if found.problems:
+            raise InvalidRequest("\n".join(found.problems))
         refuse_another_clone(self._swarm, self._settings)
         parse(self._settings.project, self._config)
         stack_file(self._config, self._given({}, {}))
         if not self._settings.registry:
             built = {name: one for name, one in self._images().items() if one.is_built}
             raise SpecError([no_registry(name, image.name) for name, image in sorted(built.items())])
+        return found.warnings
 
     async def deploy(self) -> None:
         """Everything. Raises InvalidRequest before anything is changed; EngineError."""
-        await self.check()
+        self._refuse()
         with self._step("Making the networks"):
             for key, definition in (self._config.get("networks") or {}).items():
                 if not (definition or {}).get("external"):
@@ -160,6 +173,12 @@ class Up:
         self._say(f"{what}: done ({time.monotonic() - began:.1f} s)")
 
 
+def tell_clocks(client: APIClient, say: Say) -> None:
+    """Say which nodes' clocks are off: every node has tasks of the stack by now."""
+    for warning in clocks(client.nodes(), client.tasks({"desired-state": "running"})):  # type: ignore[no-untyped-call]
+        say(f"Warning: {warning}.")
+
+
 def refuse_another_clone(swarm: Swarm, settings: StackSettings) -> None:
     """Raise InvalidRequest where the stack of this name was started from another clone."""
     others = {one["Spec"]["Labels"].get(CLONE_LABEL, "") for one in swarm.stack()} - {settings.clone, ""}
@@ -205,8 +224,7 @@ def _place_of_registry(swarm: Swarm) -> tuple[str, str] | None:
         return None
     constraint = service["Spec"]["TaskTemplate"]["Placement"]["Constraints"][0]
     node = constraint.partition("==")[2].strip()
-    found = swarm.client.inspect_node(node)
-    return node, str(found["Status"]["Addr"])
+    return node, address_of(swarm.client.inspect_node(node))
 
 
 def _runs(client: APIClient, service: Any) -> bool:

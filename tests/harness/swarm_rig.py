@@ -86,11 +86,6 @@ class Node:
             *("--volume", f"{ROOT}:{ROOT}:ro", *init, IMAGE, *command),
         )
 
-    def pierhead(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The command of the clone, typed on it."""
-        command = ["docker", "exec", self.container, f"{ROOT}/pierhead", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-
     @contextlib.contextmanager
     def client(self) -> Iterator[APIClient]:
         """A client of its engine."""

@@ -33,7 +33,7 @@ def rig() -> Iterator[SwarmRig]:
 def typed(node: Node, *words: str) -> str:
     """What it prints; it must work."""
     began = time.monotonic()
-    done = node.pierhead("node", *words)
+    done = node.run("./pierhead", "node", *words)
     print(f"{node.name}: node {words[0]} took {time.monotonic() - began:.1f} s")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -41,7 +41,7 @@ def typed(node: Node, *words: str) -> str:
 
 def refused(node: Node, *words: str) -> str:
     """The one sentence of it, and what to do. The first command of all starts the engine, and says so."""
-    done = node.pierhead("node", *words)
+    done = node.run("./pierhead", "node", *words)
     assert done.returncode == 2, done.stdout + done.stderr
     return done.stderr
 
@@ -78,7 +78,7 @@ def test_three_bare_machines_become_a_swarm(rig: SwarmRig) -> None:
     assert "no manager of a Swarm" in refused(second, "token")
     assert "in a Swarm already" in refused(second, "init")
     with first.client() as client:
-        facts = gather(client, "shop", (18000,), f"{first.ip}:5000", is_own=True)
+        facts = gather(client, "shop", (18000,), lambda: f"{first.ip}:5000", is_own=True)
     found = check(facts)
     assert found.problems == ()
     assert [one.partition(" (")[0] for one in found.warnings] == ["the Swarm has 2 managers"]
