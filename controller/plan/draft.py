@@ -30,7 +30,7 @@ class Draft:
     busy: frozenset[str] = field(init=False)
     """Targets of actions still in progress."""
     failed: list[RemoveContainer] = field(init=False)
-    """Removals of failed replicas that are still in progress."""
+    """Removals of failed replicas that are in progress, or planned here: the store has not counted them yet."""
     leaving: dict[str, Node] = field(init=False)
     """By name: nodes whose replicas are to go elsewhere."""
     unknown: frozenset[str] = field(init=False)

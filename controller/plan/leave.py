@@ -189,6 +189,8 @@ def remove(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook, cause
         cause=cause,
     )
     step = draft.add(action, server_step)
+    if failed:
+        draft.failed.append(action)
     outlook.leaving.add(replica.container.id)
     outlook.removal_steps[replica.name] = step
     outlook.numbers = None

@@ -154,7 +154,7 @@ def hold_for_next_try(draft: Draft, outlook: ServiceOutlook) -> None:
     if spec is None:
         return
     missing = outlook.target - outlook.total()
-    begins = goal.keep is not None and not outlook.made_as(goal.version)
+    begins = goal.keep is not None and goal.spec is not None and not outlook.made_as(goal.version)
     if goal.version and backing_off(draft, outlook.name, goal.version) is not None:
         _hold(draft, outlook, goal.version, goal.spec or spec, max(missing, int(begins)))
     elif goal.keep and goal.keep_spec and backing_off(draft, outlook.name, goal.keep) is not None:

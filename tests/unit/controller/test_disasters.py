@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ from controller.errors import AnotherController, EngineError, StoreError
 from controller.model.actions import CreateContainer
 from controller.model.world import GpuFault
 from controller.storage.lease import HOLD_S
-from tests.fakes.fake_engine import Behaviour
+from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.fakes.fake_swarm_configs import FakeSwarm
+from tests.fakes.fake_swarm_engine import FakeSwarmEngine
+from tests.harness.virtual_time import wall_clock
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpus, service
 
@@ -216,13 +219,23 @@ async def test_the_kernels_kills_for_want_of_memory_are_named_in_a_replica_and_w
         assert control.row("web") == (1, 1, 1), "it lives on"
 
 
-async def test_a_service_in_a_crash_loop_says_so_and_touches_no_other(tmp_path: Path) -> None:
-    control = Control.of(tmp_path, service("web"), service("bad", replicas=2))
+@pytest.mark.parametrize("engine", [FakeEngine, FakeSwarmEngine])
+async def test_a_service_in_a_crash_loop_says_so_and_is_tried_ever_more_rarely(
+    tmp_path: Path, engine: type[FakeEngine]
+) -> None:
+    """Also where the engine itself starts again what has ended: the controller is faster."""
+    made = engine(wall_clock)
+    if isinstance(made, FakeSwarmEngine):
+        made.add_node("n1")
+    control = Control.of(tmp_path, service("web"), service("bad", replicas=1), engine=made)
     control.engine.behaviours["bad"] = Behaviour(exits_after_s=0.0, exit_code=1, output="loading\nno such model\n")
     async with control.running() as controller:
         await control.settled("web", 2)
         web = {container.id for container in control.engine.containers.values() if container.service == "web"}
-        await until(lambda: any(record.count >= 5 for record in control.store.failures.values()), within_s=20.0)
+        await until(lambda: any(record.count >= 6 for record in control.store.failures.values()), within_s=40.0)
+        failed = [event.at for event in control.events("replica_failed")]
+        waited = [round(later - earlier) for earlier, later in pairwise(failed)]
+        assert waited[-4:] == [1, 2, 4, 8]
 
         def is_reported() -> bool:
             row = next(row for row in controller.view.services if row.name == "bad")
