@@ -35,6 +35,7 @@ from .docker_calls import EngineCalls, end_of
 from .docker_errors import explanation, image_missing, refusal
 from .docker_images import Images
 from .labels import check_same, create_body
+from .swarm_lists import Lists
 from .swarm_nodes import change_node, holds_replicas, node_changes, nodes
 from .swarm_reader import STACK_LABEL, Listing, changes, edges, gpus, replicas, start_of, strays
 from .swarm_spec import STOPPED_LABEL, not_carried, service_spec
@@ -47,6 +48,7 @@ _UPDATE_TRIES = 5
 """An update of a service that has changed since it was read is refused, and repeated with what it is now."""
 
 Spec = dict[str, Any]
+Seen = tuple[tuple[ReplicaContainer, ...], tuple[Node, ...]]
 
 
 class SwarmEngine:
@@ -54,8 +56,11 @@ class SwarmEngine:
 
     places: Places = "the engine's"
 
-    def __init__(self, client: APIClient) -> None:
+    def __init__(self, client: APIClient, lists: Lists | None = None) -> None:
         self._client = client
+        self._lists = lists or Lists(client)
+        self._seen: tuple[Listing, Seen] | None = None
+        """The last listing of `events`, and what it says."""
         self._images = Images(client)
         self._calls = EngineCalls()
         self._times = Times()
@@ -70,7 +75,7 @@ class SwarmEngine:
             listed, holders = gpus(listing, ours)
             found = self._images.ids([image for image in images if not _has_digest(image)])
             found |= {image: image for image in images if _has_digest(image)}
-            others = strays(listing, project, service_names)
+            others = strays(self._stack(project), project, service_names)
             return EngineState(ours, others, found, listed, holders, nodes(listing.nodes))
 
         began = self._times.clock()
@@ -141,37 +146,38 @@ class SwarmEngine:
         """Close connections and end threads; calls in progress are not waited for."""
         self._closed.set()
         self._calls.close()
+        self._lists.close()
         self._client.close()
 
     # ------------------------------------------------------------------------------------- calls (in worker threads)
 
-    async def _look(self, project: str) -> tuple[tuple[ReplicaContainer, ...], tuple[Node, ...]]:
-        def read() -> tuple[tuple[ReplicaContainer, ...], tuple[Node, ...]]:
+    async def _look(self, project: str) -> Seen:
+        def read() -> Seen:
             listing = self._list(project)
-            return replicas(listing, project), nodes(listing.nodes)
+            if self._seen is None or not self._seen[0].is_same(listing):
+                self._seen = listing, (replicas(listing, project), nodes(listing.nodes))
+            return self._seen[1]
 
         return await self._calls.look("event stream", read)
 
     def _list(self, project: str) -> Listing:
-        nodes = self._client.nodes()
+        nodes = self._lists.get("nodes")
         has_gpus = any((node["Description"].get("Resources") or {}).get("GenericResources") for node in nodes)
         ours = {"label": f"pierhead.project={project}"}
         # Tasks of others matter only for the GPUs that they hold. Tasks before services: a service that is removed in
         # between would look as if it had lost its task.
-        tasks = self._client.tasks({} if has_gpus else ours)  # type: ignore[no-untyped-call]
-        services = self._client.services(ours)  # type: ignore[no-untyped-call]
-        return Listing(services, tasks, nodes, self._stack(project))
+        tasks = self._lists.get("tasks", **({} if has_gpus else ours))
+        return Listing(self._lists.get("services", **ours), tasks, nodes)
 
     def _stack(self, project: str) -> list[Any]:
-        return list(self._client.services({"label": f"{STACK_LABEL}={project}"}))  # type: ignore[no-untyped-call]
+        return self._lists.get("services", label=f"{STACK_LABEL}={project}")
 
     def _edges(self, project: str) -> Mapping[str, str]:
-        of_service = {"service": f"{project}_{EDGE_SERVICE}", "desired-state": "running"}
         try:
-            tasks = self._client.tasks(of_service)  # type: ignore[no-untyped-call]
+            tasks = self._lists.get("tasks", service=f"{project}_{EDGE_SERVICE}", desired_state="running")
         except docker.errors.NotFound:
             return {}
-        return edges(tasks, self._client.nodes(), f"{project}_{EDGE_NETWORK}")
+        return edges(tasks, self._lists.get("nodes"), f"{project}_{EDGE_NETWORK}")
 
     def _create(self, action: CreateContainer, project: str) -> None:
         body = create_body(action.spec, action.target, action.version, action.number, action.gpus, project)

@@ -33,12 +33,15 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a manager lists. `services` are those with our label, `stack` those of `docker stack deploy`."""
+    """What a manager lists. `services` are those with our label."""
 
     services: Sequence[Json]
     tasks: Sequence[Json]
     nodes: Sequence[Json]
-    stack: Sequence[Json] = ()
+
+    def is_same(self, other: Listing) -> bool:
+        """Whether the other one has the very same lists."""
+        return self.services is other.services and self.tasks is other.tasks and self.nodes is other.nodes
 
 
 def start_of(tasks: Iterable[Json]) -> str:
@@ -55,10 +58,10 @@ def replicas(listing: Listing, project: str) -> tuple[ReplicaContainer, ...]:
     return tuple(sorted((one for one in found if one is not None), key=lambda one: one.name))
 
 
-def strays(listing: Listing, project: str, service_names: Collection[str]) -> tuple[StrayContainer, ...]:
-    """Services of the stack that run what replicas run: `docker service scale` has given them tasks."""
+def strays(stack: Iterable[Json], project: str, service_names: Collection[str]) -> tuple[StrayContainer, ...]:
+    """Services of `docker stack deploy` that run what replicas run: `docker service scale` has given them tasks."""
     found = []
-    for service in listing.stack:
+    for service in stack:
         name = str(service["Spec"]["Name"])
         short = name.removeprefix(f"{project}_")
         if short in service_names and _wanted(service) > 0:

@@ -55,7 +55,7 @@ INFO = "Name: HAProxy\nVersion: 3.0.11\nPid: 11\nStart_time_sec: 1795251360\n"
 
 @dataclass
 class Manager:
-    """What a manager lists, as docker-py returns it."""
+    """What a manager lists."""
 
     swarm: FakeSwarmEngine
     calls: Counter[str]
@@ -63,13 +63,24 @@ class Manager:
     """By replica: the spec of its service."""
     _texts: dict[tuple[object, ...], tuple[str, str]] = field(default_factory=dict)
     """By what can change about a replica: its service and its task."""
+    _read: dict[tuple[object, ...], tuple[str, Any]] = field(default_factory=dict)
 
     def create(self, action: CreateContainer, project: str) -> None:
         """Know the service of a new replica."""
         body = create_body(action.spec, action.target, action.version, action.number, action.gpus, project)
         self.specs[action.target] = service_spec(action.target, body, len(action.gpus))
 
-    def nodes(self) -> Any:
+    def get(self, kind: str, **filters: str) -> Any:
+        """See `Lists.get`."""
+        text = self._nodes() if kind == "nodes" else self._tasks() if kind == "tasks" else self._services(**filters)
+        self.calls["manager"] += 1
+        self.calls["bytes"] += len(text)
+        key = kind, *filters.items()
+        if self._read.get(key, ("",))[0] != text:
+            self._read[key] = text, json.loads(text)
+        return self._read[key][1]
+
+    def _nodes(self) -> str:
         listed = [
             {
                 "ID": node.id,
@@ -82,22 +93,16 @@ class Manager:
             }
             for node in self.swarm.nodes.values()
         ]
-        return self._answer(json.dumps(listed))
+        return json.dumps(listed)
 
-    def tasks(self, filters: Any = None) -> Any:
-        return self._answer(f"[{','.join(task for _, task in self._all() if task)}]")
+    def _tasks(self) -> str:
+        return f"[{','.join(task for _, task in self._all() if task)}]"
 
-    def services(self, filters: Any = None) -> Any:
-        is_stack = "namespace" in filters["label"]
-        return self._answer("[]" if is_stack else f"[{','.join(service for service, _ in self._all())}]")
+    def _services(self, label: str) -> str:
+        return "[]" if "namespace" in label else f"[{','.join(service for service, _ in self._all())}]"
 
     def close(self) -> None:
         pass
-
-    def _answer(self, text: str) -> Any:
-        self.calls["manager"] += 1
-        self.calls["bytes"] += len(text)
-        return json.loads(text)
 
     def _all(self) -> list[tuple[str, str]]:
         return [self._text(one) for one in list(self.swarm.containers.values())]
@@ -143,7 +148,7 @@ class ListedSwarm:
 
     def __init__(self, swarm: FakeSwarmEngine, calls: Counter[str]) -> None:
         self.manager = Manager(swarm, calls)
-        self._real = SwarmEngine(self.manager)  # type: ignore[arg-type]
+        self._real = SwarmEngine(self.manager, self.manager)  # type: ignore[arg-type]
         self._swarm = swarm
 
     def __getattr__(self, name: str) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from controller.engines.swarm import SwarmEngine
+from controller.engines.swarm_lists import Lists
 from controller.errors import EngineError
 from controller.model.actions import CreateContainer, StartContainer
 from controller.model.spec import ProbeSpec, ServiceSpec
@@ -94,6 +95,26 @@ async def test_a_machine_that_is_no_manager_says_so(tmp_path: Path) -> None:
         daemon.answers["GET /nodes"] = (503, {"message": "This node is not a swarm manager."})
         with pytest.raises(EngineError, match="the controller runs on a manager of the Swarm"):
             await engine.observe("shop", (), ())
+
+
+def test_the_same_answer_is_the_same_list_also_over_a_connection_that_the_engine_has_ended(tmp_path: Path) -> None:
+    path, nodes = tmp_path / "docker.sock", [{"ID": "n1"}]
+
+    def hang_up(handler: Handler) -> None:
+        handler.reply(200, nodes)
+        handler.close_connection = True
+
+    with (
+        Daemon(str(path)).serving() as daemon,
+        contextlib.closing(client_of(path)) as client,
+        contextlib.closing(Lists(client)) as lists,
+    ):
+        daemon.answers["GET /nodes"] = hang_up
+        first = lists.get("nodes")
+        assert lists.get("nodes") is first
+        daemon.answers["GET /nodes"] = (200, [])
+        assert (first, lists.get("nodes")) == (nodes, [])
+        assert daemon.bodies == [{"filters": ["{}"]}] * 3
 
 
 async def test_secrets_are_found_by_their_names(tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ def test_a_service_of_the_stack_that_runs_what_replicas_run_is_a_stray() -> None
         {"ID": name, "Spec": {"Name": name, "Mode": {"Replicated": {"Replicas": count}}}}
         for name, count in (("shop_ranker", 1), ("shop_other", 1), ("shop_idle", 0))
     ]
-    found = strays(Listing([], [], [], stack), "shop", {"ranker", "idle"})
+    found = strays(stack, "shop", {"ranker", "idle"})
     assert [(one.name, one.service) for one in found] == [("shop_ranker", "ranker")]
 
 
