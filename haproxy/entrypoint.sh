@@ -11,7 +11,8 @@ config=/run/haproxy/haproxy.cfg
 if [ -d /usr/local/lib/pierhead ]; then
   baked_in=/usr/local/etc/haproxy/edge.cfg
   set -- -S /run/haproxy/master-look.sock,user,haproxy,group,haproxy,mode,600,level,user
-  (while :; do python3 -m controller.routing.edge_agent || sleep 1; done) &
+  # No child of the master, which would wait for it when it is to end (the container needs an init of its own for that).
+  ( (while :; do python3 -m controller.routing.edge_agent || sleep 1; done) &)
 fi
 
 # An interrupted reload may have left old states here; "1" alone is a state file without servers.

@@ -16,7 +16,7 @@ main() {
   "$here/engine.sh"
   one_up_at_a_time
   on_swarm || refuse_another_clones_stack
-  refuse_taken_ports
+  on_swarm || refuse_taken_ports
   on_swarm || warn_about_missing_gpus
   ! builds || "$here/base-images.sh"
   if on_swarm; then choose_registry; else choose_grafana; fi
@@ -95,19 +95,17 @@ tell_what_goes() {
 # --- ports ---------------------------------------------------------------------------------------------------------
 
 port_settings() {
-  printf '%s\n' 'PIERHEAD_HTTP_PORT 8000' 'PIERHEAD_GRPC_PORT 9000'
-  on_swarm && return
-  printf '%s\n' 'PIERHEAD_API_PORT 8100' 'PIERHEAD_STATS_PORT 8404' 'PIERHEAD_PROMETHEUS_PORT 9090'
+  printf '%s\n' 'PIERHEAD_HTTP_PORT 8000' 'PIERHEAD_GRPC_PORT 9000' 'PIERHEAD_API_PORT 8100' \
+    'PIERHEAD_STATS_PORT 8404' 'PIERHEAD_PROMETHEUS_PORT 9090'
   [ "$(setting COMPOSE_PROFILES '')" != grafana ] || echo 'PIERHEAD_GRAFANA_PORT 3000'
 }
 
 refuse_taken_ports() {
-  local name default port first='' taken=() ours=com.docker.compose.project
-  if on_swarm; then ours=com.docker.stack.namespace; fi
+  local name default port first='' taken=()
   while read -r name default; do
     port=$(setting "$name" "$default")
     if listens "$port" && [ -z "$(docker ps -q --filter "publish=$port" \
-      --filter "label=$ours=$project")" ]; then
+      --filter "label=com.docker.compose.project=$project")" ]; then
       first=${first:-$name}
       taken+=("port $port ($name) is taken by $(listener "$port").")
     fi

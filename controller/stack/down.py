@@ -6,6 +6,7 @@ Everything is found by labels and names, so neither the compose files nor a comp
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 
 import docker.errors
@@ -22,6 +23,7 @@ GONE_S = 120.0
 def down(swarm: Swarm, settings: StackSettings, say: Callable[[str], None]) -> None:
     """Remove the stack. Raises InvalidRequest for another clone's; EngineError for what is left."""
     refuse_another_clone(swarm, settings)
+    began = time.monotonic()
     stack = swarm.stack()
     controller = [one for one in stack if one["Spec"]["Name"] == f"{settings.project}_controller"]
     swarm.remove_services(controller)  # it would start replicas again
@@ -36,6 +38,7 @@ def down(swarm: Swarm, settings: StackSettings, say: Callable[[str], None]) -> N
     wait(lambda: not swarm.left(stack), "the stack's services end", GONE_S)
     _remove_kept(swarm, settings.project)
     wait(lambda: _remove_networks(swarm), "the networks are removed", GONE_S)
+    say(f"Nothing is left of {settings.project} on the Swarm but its volumes ({time.monotonic() - began:.0f} s).")
 
 
 def _remove_kept(swarm: Swarm, project: str) -> None:

@@ -16,7 +16,6 @@ from .secrets import AUTHORITY_LABEL, CA, PROJECT_LABEL, Kept, Set, read
 STACK_LABEL = "com.docker.stack.namespace"
 LOOK_S = 0.3
 Json = Mapping[str, Any]
-ENDED = ("complete", "failed", "rejected", "shutdown", "orphaned", "remove")
 
 
 class Swarm:
@@ -47,22 +46,44 @@ class Swarm:
                 self.client.remove_service(service["ID"])  # type: ignore[no-untyped-call]
 
     def left(self, services: Iterable[Json]) -> list[str]:
-        """The tasks of these services, removed or not, whose containers may still be on a node that can be reached."""
+        """The tasks of these services, removed or not, that Swarm still has; not those of a node that is down."""
         ids = {service["ID"] for service in services}
         down = {node["ID"] for node in self.client.nodes() if node["Status"]["State"] == "down"}
         tasks = self.client.tasks()  # type: ignore[no-untyped-call]
-        return [
-            str(task["ID"])
-            for task in tasks
-            if task["ServiceID"] in ids and task.get("NodeID") not in down and task["Status"]["State"] not in ENDED
-        ]
+        return [str(task["ID"]) for task in tasks if task["ServiceID"] in ids and task.get("NodeID") not in down]
 
-    def is_rolled_out(self) -> bool:
-        """Whether no service of the stack is being updated."""
-        return all((one.get("UpdateStatus") or {}).get("State") in (None, "completed") for one in self.stack())
+    def runs(self, *names: str) -> bool:
+        """Whether these services run everywhere as they were last deployed. Raises EngineError for one that cannot."""
+        return all(self._runs(self.service(name)) for name in names)
+
+    def _runs(self, service: Json | None) -> bool:
+        if service is None:
+            return False
+        name, update = service["Spec"]["Name"], service.get("UpdateStatus") or {}
+        if update.get("State") == "paused":
+            raise EngineError(f"{name}: {update.get('Message')}; `docker service ps --no-trunc {name}` says why")
+        tasks = self._tasks(name, "running")
+        new = [task for task in tasks if {**task["Spec"], "Runtime": "container"} == service["Spec"]["TaskTemplate"]]
+        up = [task for task in new if task["Status"]["State"] == "running"]
+        return len(up) == len(tasks) >= int(service["ServiceStatus"]["DesiredTasks"]) > 0
+
+    def trouble(self) -> str:
+        """What Swarm says about tasks of the stack that do not run."""
+        nodes = {node["ID"]: node["Description"]["Hostname"] for node in self.client.nodes()}
+        found = {
+            f"{one['Spec']['Name']} on {nodes.get(task.get('NodeID'), 'no node')}: {task['Status']['Err']}"
+            for one in self.stack()
+            for task in self._tasks(one["Spec"]["Name"])
+            if task["Status"].get("Err")
+        }
+        return "; ".join(sorted(found))
+
+    def _tasks(self, service: str, desired: str = "") -> list[Json]:
+        filters = {"service": service} | ({"desired-state": desired} if desired else {})
+        return list(self.client.tasks(filters))  # type: ignore[no-untyped-call]
 
     def _services(self, label: str) -> list[Json]:
-        return list(self.client.services({"label": label}))  # type: ignore[no-untyped-call]
+        return list(self.client.services({"label": label}, status=True))  # type: ignore[no-untyped-call]
 
     # ---------------------------------------------------------------------------------------------------- networks
 
@@ -126,10 +147,11 @@ class Swarm:
                 remove(name)
 
 
-def wait(condition: Callable[[], bool], what: str, within_s: float) -> None:
-    """Look until the condition holds. Raises EngineError."""
+def wait(condition: Callable[[], bool], what: str, within_s: float, why: Callable[[], str] = str) -> None:
+    """Look until the condition holds. Raises EngineError, with the reason that is known."""
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
-            raise EngineError(f"{what}: not after {within_s:g} s; `docker service ls` and `docker node ls` may say why")
+            told = why() or "`docker service ls` and `docker node ls` may say why"
+            raise EngineError(f"{what}: not after {within_s:g} s; {told}")
         time.sleep(LOOK_S)

@@ -28,8 +28,8 @@ from .settings import StackSettings
 from .stack_file import Given, Json, network_name, services_of, stack_file
 from .swarm import Swarm, wait
 
-REGISTRY_S = 120.0
-ROLLED_OUT_S = 300.0
+RUNS_S = 300.0
+"""Nodes pull the images meanwhile."""
 TOKEN = "PIERHEAD_API_TOKEN"  # noqa: S105  (a variable's name)
 Say = Callable[[str], None]
 
@@ -58,8 +58,8 @@ class Up:
         refuse_another_clone(self._swarm, self._settings)
         parse(self._settings.project, self._config)
         stack_file(self._config, self._given({}, {}))
-        if not self._settings.registry:
-            built = {name: one for name, one in self._images().items() if one.is_built}
+        built = {name: one for name, one in self._images().items() if one.is_built}
+        if built and not self._settings.registry:
             raise SpecError([no_registry(name, image.name) for name, image in sorted(built.items())])
         return found.warnings
 
@@ -76,13 +76,11 @@ class Up:
         with self._step("Storing the compose files"):
             await self._store(digests)
         rollout = steps(self._settings.project, self._swarm.used_secrets(), time.time())
-        for number, certificates in enumerate(rollout):
-            if number:
-                with self._step("Waiting until every edge trusts the new certificates"):
-                    wait(self._swarm.is_rolled_out, "the rollout to the edges", ROLLED_OUT_S)
+        for certificates in rollout:
             self._swarm.keep("secrets", certificates.values())
-            with self._step("Deploying the stack"):
+            with self._step("Deploying the stack, with HAProxy on every node"):
                 self._deploy(stack_file(self._config, self._given(digests, certificates)))
+                self._wait("controller", "haproxy")
         self._swarm.drop_certificates(rollout[-1])
 
     async def files(self) -> None:
@@ -122,8 +120,7 @@ class Up:
             image = images_of(self._config, ["registry"])["registry"].name
             only = {**self._config, "services": {"registry": self._config["services"]["registry"]}}
             self._deploy(stack_file(only, self._given({"registry": image}, {})), prune=False)
-            service = self._swarm.service("registry")
-            wait(lambda: _runs(self._client, service), "the registry runs", REGISTRY_S)
+            self._wait("registry")
 
     def _push(self) -> dict[str, str]:
         """By service, the image's name with its digest; the registry's own image is only on its node."""
@@ -164,6 +161,10 @@ class Up:
         """What versions of services have stays until `down`: they may come back."""
         for (kind, name), data in self._files.items():
             self._swarm.keep(kind, [Kept(name, {PROJECT_LABEL: self._settings.project}, data)])
+
+    def _wait(self, *services: str) -> None:
+        words = " and ".join(services)
+        wait(lambda: self._swarm.runs(*services), f"{words} run everywhere", RUNS_S, self._swarm.trouble)
 
     @contextmanager
     def _step(self, what: str) -> Iterator[None]:
