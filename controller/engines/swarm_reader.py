@@ -47,7 +47,7 @@ class Listing:
 def start_of(tasks: Iterable[Json]) -> str:
     """When the task of a service that is up began to run, as Swarm writes it; "" while none is up."""
     up = [task for task in tasks if task["Status"]["State"] == "running" and task["DesiredState"] == "running"]
-    return str(up[-1]["Status"]["Timestamp"]) if up else ""
+    return _began(up[-1]) if up else ""
 
 
 def replicas(listing: Listing, project: str) -> tuple[ReplicaContainer, ...]:
@@ -206,7 +206,13 @@ def _started_at(service: Json, standing: _Standing) -> float | None:
         return timestamp(noted)
     if standing.task is None or standing.state is ContainerState.PENDING:
         return None
-    return timestamp(standing.task["Status"]["Timestamp"] if standing.state.is_up else standing.task["CreatedAt"])
+    return timestamp(_began(standing.task) if standing.state.is_up else standing.task["CreatedAt"])
+
+
+def _began(task: Json) -> str:
+    """When a task that runs began to, by its node's clock; not before it was made, by the leader's."""
+    made, told = str(task["CreatedAt"]), str(task["Status"]["Timestamp"])
+    return max((made, told), key=lambda at: timestamp(at) or 0.0)
 
 
 def _standing(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _Node]) -> _Standing:

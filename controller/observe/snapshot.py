@@ -158,7 +158,7 @@ class Observer:
         await self._take(reading, spec)
         state, faults = reading.value.state, self._store.gpu_faults
         judged = (with_fault(second_opinion(self._prober.judged(one), routing), faults) for one in state.containers)
-        containers = self._times.brought_over(judged)
+        containers = self._times.brought_over(judged, reading.at)
         observed = Observed(
             containers=containers,
             strays=state.strays,

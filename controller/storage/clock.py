@@ -12,6 +12,7 @@ The engine's times of containers are by the wall clock; `ContainerTimes` convert
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -43,27 +44,36 @@ class SteadyClock:
 
 
 class ContainerTimes:
-    """The creation and start times of containers by the controller's clock. Each is converted once, when first seen."""
+    """The creation and start times of containers by the controller's clock. Each is converted once, when first seen.
+
+    What the reading before did not have came about after it began, whatever another machine's clock says.
+    """
 
     def __init__(self, now: Clock, wall: Clock) -> None:
         self._now = now
         self._wall = wall
         self._known: dict[tuple[str, float], float] = {}
+        self._readings = -math.inf, -math.inf
+        """When the last reading began, and the one before it."""
 
-    def brought_over(self, containers: Iterable[ReplicaContainer]) -> tuple[ReplicaContainer, ...]:
-        """The containers with converted times; forgets containers that are not among them."""
+    def brought_over(self, containers: Iterable[ReplicaContainer], read_at: float) -> tuple[ReplicaContainer, ...]:
+        """The containers of the reading that began then, with converted times; forgets those that are not there."""
         now, ahead = self._now(), self._wall() - self._now()
         ahead = ahead if abs(ahead) > SAME_S else 0.0
         known: dict[tuple[str, float], float] = {}
+        if read_at != self._readings[0]:
+            self._readings = read_at, self._readings[0]
+        before = self._readings[1]
 
-        def over(container_id: str, at: float) -> float:
+        def over(container_id: str, at: float, not_before: float) -> float:
             key = (container_id, at)
-            known[key] = self._known[key] if key in self._known else steady_time(at, now, ahead)
+            known[key] = self._known[key] if key in self._known else max(steady_time(at, now, ahead), not_before)
             return known[key]
 
         def steady(container: ReplicaContainer) -> ReplicaContainer:
-            created = over(container.id, container.created_at)
-            started = None if container.started_at is None else over(container.id, container.started_at)
+            created = over(container.id, container.created_at, before)
+            since = before if container.state.is_up else created
+            started = None if container.started_at is None else over(container.id, container.started_at, since)
             if (created, started) == (container.created_at, container.started_at):
                 return container  # the clock was not set: the usual case, without a copy of every replica
             return replace(container, created_at=created, started_at=started)

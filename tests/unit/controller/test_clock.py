@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from controller.model.spec import AutoscaleSpec
+from controller.model.world import ContainerState
 from controller.storage.clock import ContainerTimes, SteadyClock, steady_time
 from controller.storage.file import StateFile
 from controller.storage.store import Store
@@ -56,12 +57,36 @@ def test_what_was_brought_over_stays_when_the_clock_is_set_later() -> None:
     world = {"now": 2000.0, "wall": 2000.0}
     times = ContainerTimes(lambda: world["now"], lambda: world["wall"])
     one = replica(service(), 1, created_at=1990.0, started_at=1991.0)
-    assert times.brought_over([one]) == (one,)
+    assert times.brought_over([one], 2000.0) == (one,)
     world |= {"now": 2001.0, "wall": 2001.0 + HOUR}
     new = replica(service(), 2, created_at=2000.0 + HOUR, started_at=2000.5 + HOUR)
-    old, brought = times.brought_over([one, new])
+    old, brought = times.brought_over([one, new], 2001.0)
     assert old == one
     assert (brought.created_at, brought.started_at) == (2000.0, 2000.5)
+
+
+@pytest.mark.parametrize("behind", [0.0, 120.0, -120.0])
+def test_what_the_last_reading_did_not_have_is_no_older_than_it(behind: float) -> None:
+    """On a Swarm these are the times of another machine's clock."""
+    now = 2000.0
+    times = ContainerTimes(lambda: now, lambda: now)
+    times.brought_over([], 1990.0)
+    now = 2005.0
+    new = replica(service(), 1, created_at=2001.0 - behind, started_at=2002.0 - behind)
+    (seen,) = times.brought_over([new], 2004.0)
+    assert seen.started_at is not None
+    assert 1990.0 <= seen.created_at <= seen.started_at <= 2005.0
+    now = 2010.0
+    moved = replace(new, started_at=2009.0 - behind)
+    (again,) = times.brought_over([moved], 2009.5)
+    assert again.created_at == seen.created_at
+    assert again.started_at is not None
+    assert 2004.0 <= again.started_at <= 2010.0
+    ended = replace(new, state=ContainerState.EXITED, started_at=2001.5 - behind)  # Swarm's time of an ended task
+    (last,) = times.brought_over([ended], 2009.7)
+    assert last.created_at == seen.created_at
+    assert last.started_at is not None
+    assert last.started_at < 2004.0 or behind < 0
 
 
 @STEPS

@@ -103,7 +103,7 @@ CASES: dict[str, tuple[ReplicaContainer, Any]] = {
     "no node has room": (read(1, task("pending", node="", error=NO_NODE)), (PENDING, "", None, None, NO_NODE)),
     "its image is pulled": (read(1, task("preparing")), (PENDING, "host-n1", None, None, "host-n1: preparing")),
     "it runs": (read(1, task("running", 1, 4)), (RUNNING, "host-n1", 4, None, "")),
-    "its node's clock is behind": (read(1, task("running", 1, 4, told=-116)), (RUNNING, "host-n1", -116, None, "")),
+    "its node's clock is behind": (read(1, task("running", 1, 4, told=-116)), (RUNNING, "host-n1", 1, None, "")),
     "it crashed": (read(1, CRASHED), (EXITED, "host-n1", 1, 3, "")),
     "Swarm's next task waits": (read(1, CRASHED, task("ready", 5)), (EXITED, "host-n1", 1, 3, "")),
     "Swarm's next task runs": (read(1, CRASHED, task("running", 5, 8, node="n2")), (RUNNING, "host-n2", 8, None, "")),
