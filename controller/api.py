@@ -435,6 +435,7 @@ def _error(status: int, code: str, message: str, headers: Mapping[str, str] | No
 
 
 ROUTES = Path("/proc/net/route")
+_TOKEN_ONLY = "changes need the header `Authorization: Bearer <PIERHEAD_API_TOKEN>`"  # noqa: S105
 _REFUSED = (
     "changes are accepted from the machine itself (published at 127.0.0.1) or with the header "
     "`Authorization: Bearer <PIERHEAD_API_TOKEN>`"
@@ -467,9 +468,13 @@ def read_gateways() -> frozenset[str]:
 class Gatekeeper:
     """Decides which callers may change something."""
 
-    def __init__(self, token: str | None, gateways: Callable[[], frozenset[str]] = read_gateways) -> None:
+    def __init__(self, token: str | None, gateways: Callable[[], frozenset[str]] | None = read_gateways) -> None:
+        """`gateways`: the addresses of this machine as the controller's container sees it. None: only the token counts,
+        as where containers of others are on the controller's network.
+        """
         self._token = token
         self._gateways = gateways
+        self._refused = _TOKEN_ONLY if gateways is None else _REFUSED
 
     def admit(self, peer: str | None, headers: Mapping[str, str]) -> None:
         """Raise Forbidden unless the peer's address or its token allows changes."""
@@ -477,12 +482,12 @@ class Gatekeeper:
         if offered is not None and self._is_token(offered):
             return
         if offered is not None:
-            raise Forbidden(f"the token in `Authorization` is not PIERHEAD_API_TOKEN; {_REFUSED}")
+            raise Forbidden(f"the token in `Authorization` is not PIERHEAD_API_TOKEN; {self._refused}")
         if "Origin" in headers:
             # A browser on this machine sends requests for any web page; this header names the page.
-            raise Forbidden(f"web pages may not ask for changes without the token; {_REFUSED}")
+            raise Forbidden(f"web pages may not ask for changes without the token; {self._refused}")
         if not self._is_this_machine(peer):
-            raise Forbidden(f"{peer or 'an unknown address'} may not ask for changes: {_REFUSED}")
+            raise Forbidden(f"{peer or 'an unknown address'} may not ask for changes: {self._refused}")
 
     def _is_token(self, offered: str) -> bool:
         if self._token is None:
@@ -490,6 +495,8 @@ class Gatekeeper:
         return hmac.compare_digest(offered.encode(errors="replace"), f"Bearer {self._token}".encode())
 
     def _is_this_machine(self, peer: str | None) -> bool:
+        if self._gateways is None:
+            return False
         try:
             address = ipaddress.ip_address(peer or "")
         except ValueError:

@@ -50,7 +50,7 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
             source=KeptProject(settings.project, KeptText(compose_files_of(configs, settings.project))),
             store=Store(holder.rows),
             clock=holder.controller_clock,
-            gatekeeper=Gatekeeper(settings.api_token, gateways=frozenset),
+            gatekeeper=Gatekeeper(settings.api_token, gateways=None),
             acts=holder.acts,
         )
 

@@ -39,6 +39,14 @@ def test_other_addresses_may_with_the_token_only(peer: str | None) -> None:
     keeper("secret").admit(peer, RIGHT)
 
 
+def test_where_the_controller_has_no_machine_of_its_own_only_the_token_counts() -> None:
+    on_a_swarm = Gatekeeper("secret", None)
+    for peer in THIS_MACHINE:
+        with pytest.raises(Forbidden, match=r"may not ask for changes: changes need the header"):
+            on_a_swarm.admit(peer, {})
+        on_a_swarm.admit(peer, RIGHT)
+
+
 @pytest.mark.parametrize("offered", ["Bearer wrong", "secret", "Bearer ", "Basic c2VjcmV0", "Bearer sécret"])
 def test_a_wrong_token_may_not_even_from_this_machine(offered: str) -> None:
     for token in ("secret", None):

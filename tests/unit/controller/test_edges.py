@@ -96,6 +96,7 @@ async def test_a_refusal_names_the_edge_after_all_others_have_obeyed() -> None:
     with pytest.raises(RoutingUnreachable, match="edge n1: it is away; edge n2"):
         await router.perform(add("echo-2"))
     assert await router.observe() is None
+    assert not await router.http_is_silent(), "no restart of all edges is planned"
 
 
 @pytest.mark.virtual_time
