@@ -144,7 +144,8 @@ refuse_broken_membership() {
 
 with_port() {
   case $1 in
-    \[*\] | *[!:0-9]*:*:* | ::*) refuse "join: an IPv6 address is written [address]:$SWARM_PORT." ;;
+    \[*\]:*) printf '%s' "$1" ;;
+    \[*\] | *:*:*) refuse "join: an IPv6 address is written [address]:$SWARM_PORT." ;;
     *:*) printf '%s' "$1" ;;
     *) printf '%s:%s' "$1" "$SWARM_PORT" ;;
   esac
@@ -304,5 +305,5 @@ wait_until_live_restore_is_off() {
 }
 
 trap 'rm -rf "${written:-}"' EXIT
-trap 'warn "" "Interrupted. The same command goes on from here."; exit 130' INT TERM
+trap 'warn "Interrupted. The same command goes on from here."; exit 130' INT TERM
 main "$@"

@@ -98,7 +98,15 @@ def _late_words(container: ReplicaContainer, spec: ServiceSpec | None, now: floa
     waited = f"{limit_s:g} s after its start"
     if moved_at - started_at >= 1.0:
         waited = f"{now - started_at:.0f} s after its start and {limit_s:g} s after its last progress"
-    return f"not ready {waited} (startup.deadline_s): {container.health_detail or 'it never answered'}"
+    return f"not ready {waited} (startup.deadline_s): {_silence_words(container)}"
+
+
+def _silence_words(container: ReplicaContainer) -> str:
+    """What its readiness probe met. Packets that get lost on the way to another node are not told by anything else."""
+    met = container.health_detail or "it never answered"
+    if container.node and (met.startswith("no answer") or "No route to host" in met):
+        met += f" (if no replica on {container.node} answers: open 4789/udp, 7946/tcp and 7946/udp between all nodes)"
+    return met
 
 
 def _stalled_words(container: ReplicaContainer, spec: ServiceSpec | None, now: float) -> str:

@@ -647,8 +647,9 @@ def test_a_machine_with_gpus_joins_and_keeps_its_other_settings(machine: Machine
 
 
 def test_a_machine_without_gpus_joins_while_its_containers_go_on(machine: Machine, node: dict[str, str]) -> None:
-    joined = machine.run("node.sh", "join", "10.0.0.1:2377", TOKEN, **node, RUNNING="4f1d")
+    joined = machine.run("node.sh", "join", "[fd00::1]:2377", TOKEN, **node, RUNNING="4f1d")
     assert joined.returncode == 0, joined.stderr
+    assert machine.calls("docker swarm") == [f"docker swarm join --token {TOKEN} [fd00::1]:2377"]
     assert json.loads((machine.directory / "daemon.json").read_text()) == {"live-restore": False, "debug": True}
     engine = int((machine.directory / "pid").read_text())
     ended = os.waitid(os.P_PID, engine, os.WEXITED | os.WNOWAIT)
@@ -774,16 +775,16 @@ def test_force_removes_another_clones_stack_and_volumes_go_by_the_projects_label
     ]
 
 
-def test_ctrl_c_is_told_as_what_it_is(machine: Machine) -> None:
+def interrupted(machine: Machine, script: str, *arguments: str, **environment: str) -> str:
+    """What a script says to Ctrl-C while its docker, which has said so in the pipe `going`, does not end by itself."""
     going = machine.directory / "going"
-    os.mkfifo(going)
-    machine.has("docker", f"case $3 in plain) trap 'exit 130' INT; echo yes >'{going}'; sleep 60 & wait ;; esac")
+    own = {"PATH": str(machine.programs), "HOME": str(machine.directory), "TMPDIR": str(machine.directory)}
     # Python hands down that the signal is ignored, where pytest runs in the background of a shell.
-    command = ["env", "--default-signal=INT", str(MACHINE / "down.sh")]
     with subprocess.Popen(
-        command,
-        env={"PATH": str(machine.programs), "TMPDIR": str(machine.directory), "COMPOSE_PROJECT_NAME": "pierhead"},
+        ["env", "--default-signal=INT", str(MACHINE / script), *arguments],
+        env=own | {"COMPOSE_PROJECT_NAME": "pierhead"} | environment,
         start_new_session=True,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
@@ -792,10 +793,28 @@ def test_ctrl_c_is_told_as_what_it_is(machine: Machine) -> None:
         assert process.wait(timeout=60) == 130
         with suppress(ProcessLookupError):  # where the stand-in had not come to its sleep
             os.killpg(process.pid, signal.SIGKILL)
-        told = process.stderr.read() if process.stderr else ""
+        return process.stderr.read() if process.stderr else ""
+
+
+HANGS = "trap 'exit 130' INT; echo yes >\"$HOME/going\"; sleep 60 & wait"
+
+
+def test_ctrl_c_is_told_as_what_it_is(machine: Machine) -> None:
+    os.mkfifo(machine.directory / "going")
+    machine.has("docker", f"case $3 in plain) {HANGS} ;; esac")
+    told = interrupted(machine, "down.sh")
     assert "Interrupted: some of the stack may be left. `make down` again goes on from here." in told
     assert "was not removed" not in told
     assert "failed" not in told
+
+
+def test_so_is_ctrl_c_while_a_machine_joins(machine: Machine, node: dict[str, str]) -> None:
+    os.mkfifo(machine.directory / "going")
+    machine.has("docker", NODE.replace("'swarm '*)", f"'swarm join '*) {HANGS} ;;\n  'swarm '*)"))
+    assert interrupted(machine, "node.sh", *JOIN.split(), **node).split("\n")[-2:] == [
+        "Interrupted. The same command goes on from here.",
+        "",
+    ]
 
 
 def test_make_help_lists_every_target() -> None:

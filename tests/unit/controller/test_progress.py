@@ -51,6 +51,8 @@ def test_progress_extends_the_deadline_of_a_start() -> None:
         Phase.FAILED,
         f"not ready 600 s after its start and 60 s after its last progress (startup.deadline_s): {loading}",
     )
+    unheard = replace(slow, node="n3", health_detail="no answer from :9100/readyz within 2 s")
+    assert "(if no replica on n3 answers: open 4789/udp," in phase_of(unheard, spec, None, NOW)[1]
 
 
 async def test_a_replica_that_hangs_is_replaced_and_others_are_left_alone(tmp_path: Path) -> None:
