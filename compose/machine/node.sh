@@ -130,7 +130,14 @@ managers() { docker info --format '{{range .Swarm.RemoteManagers}}{{println .Add
 
 swarm_name() { docker info --format '{{.Name}}'; }
 
-own_registry() { printf '%s:%s' "$(swarm .NodeAddr)" "$REGISTRY_PORT"; }
+# own_registry: of the stack, on the node that `make up` has put it on, else on this one.
+own_registry() {
+  local node address=''
+  node=$(docker service inspect --format '{{index .Spec.TaskTemplate.Placement.Constraints 0}}' "${project}_registry" 2>/dev/null || true)
+  [ -z "$node" ] || address=$(docker node inspect --format '{{if .ManagerStatus}}{{.ManagerStatus.Addr}}{{else}}{{.Status.Addr}}:{{end}}' "${node##*= }" 2>/dev/null || true)
+  address=${address%:*}
+  printf '%s:%s' "${address:-$(swarm .NodeAddr)}" "$REGISTRY_PORT"
+}
 
 refuse_another_swarm() {
   refuse "this machine is in a Swarm already, whose managers are $(managers | paste -sd ' ')." \

@@ -727,6 +727,10 @@ def test_the_first_manager_prints_the_command_that_takes_in_the_next_machine(
     for_managers = machine.run("control.sh", "node", "token", "--manager", **node)
     assert for_managers.stdout == f"  ./pierhead node join 10.0.0.1:2377 {TOKEN}\n"
     assert machine.calls("docker swarm join-token")[-1] == "docker swarm join-token --quiet manager"
+    registry = "'service inspect '*) echo 'node.id == n7' ;; 'node inspect '*n7) echo 10.0.0.7:2377 ;;\n  'swarm init"
+    machine.has("docker", NODE.replace("'swarm '*)", f"{registry} '*) ;;\n  'swarm '*)"))
+    elsewhere = machine.run("node.sh", "token", **node, PIERHEAD_REGISTRY="here")
+    assert elsewhere.stdout.endswith(" --registry 10.0.0.7:5000\n")
 
 
 ROUTES = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n"
