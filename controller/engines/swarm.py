@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,7 +38,6 @@ from .swarm_lists import Lists
 from .swarm_nodes import change_node, holds_replicas, node_changes, nodes
 from .swarm_reader import STACK_LABEL, Listing, changes, edges, gpus, replicas, start_of, strays
 from .swarm_spec import STOPPED_LABEL, not_carried, service_spec
-from .swarm_times import Times
 
 EDGE_SERVICE, EDGE_NETWORK = "haproxy", "edges"
 """Of compose/swarm.yaml: the HAProxys, and the network on which only they and the controller are."""
@@ -63,7 +61,6 @@ class SwarmEngine:
         """The last listing of `events`, and what it says."""
         self._images = Images(client)
         self._calls = EngineCalls()
-        self._times = Times()
         self._closed = asyncio.Event()
 
     async def observe(self, project: str, service_names: Collection[str], images: Collection[str]) -> EngineState:
@@ -78,9 +75,7 @@ class SwarmEngine:
             others = strays(self._stack(project), project, service_names)
             return EngineState(ours, others, found, listed, holders, nodes(listing.nodes))
 
-        began = self._times.clock()
-        state = await self._calls.look("reading services and tasks", read)
-        return replace(state, containers=self._times.converted(state.containers, began))
+        return await self._calls.look("reading services and tasks", read)
 
     async def perform(self, action: EngineAction, project: str) -> None:
         """See `ClusterEngine.perform`."""
