@@ -83,6 +83,11 @@ class _Edge:
     def is_awaited(self) -> bool:
         return self.state is not None or self.is_new or self.has_answered_late
 
+    @property
+    def why_away(self) -> str:
+        """In words that stay the same; the log has each error."""
+        return "it does not answer" if isinstance(self.problem, RoutingUnreachable) else str(self.problem)
+
 
 class EdgesRouter:
     """A `Router` over the edges that `find` returns. `close` ends what it has under way."""
@@ -223,7 +228,7 @@ class EdgesRouter:
                 self._routes.publish(asked)
 
     def _name_odd_edges(self, states: Mapping[str, RoutingState]) -> None:
-        odd = {name: str(edge.problem) for name, edge in sorted(self._edges.items()) if edge.state is None}
+        odd = {name: edge.why_away for name, edge in sorted(self._edges.items()) if edge.state is None}
         if states:
             odd |= differences(states, self._merged(states))
         odd |= {name: why for name, why in self._routes.refusals().items() if name in self._edges}

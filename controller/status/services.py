@@ -176,7 +176,7 @@ def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
         case Phase.RUNNING if container.reported_draining:
             state, message = "DRAINING", "it was asked to stop: it finishes its requests in flight"
         case Phase.RUNNING if not gets_traffic(container, material.spec, material.observed.routing):
-            state, message = "STARTING", _unreached_words(material, container)
+            state, message = _unreached(material, container)
         case Phase.RUNNING if container.user_config is not None and container.user_config.error:
             message = f"goes on with its former user_config: {container.user_config.error}"
         case Phase.DRAINING | Phase.STOPPING | Phase.STOPPED:
@@ -220,12 +220,15 @@ def _is_crash_loop(material: _Material) -> bool:
     return failure is not None and failure.count >= CRASH_LOOP_FAILURES
 
 
-def _unreached_words(material: _Material, container: ReplicaContainer) -> str:
+def _unreached(material: _Material, container: ReplicaContainer) -> tuple[ReplicaState, str]:
+    """State and message of a ready replica that HAProxy does not send to, or not every HAProxy."""
     routing = material.observed.routing
     server = routing.server_of(material.name, container.name) if routing else None
     if server is not None and server.state is ServerState.READY:
-        return "ready, but HAProxy's own check of it fails, so HAProxy does not send to it"
-    return "ready, HAProxy does not send to it yet"
+        return "STARTING", "ready, but HAProxy's own check of it fails, so HAProxy does not send to it"
+    if server is not None and server.state is ServerState.PARTLY:
+        return "RUNNING", "ready; some nodes' HAProxys do not send to it yet"
+    return "STARTING", "ready, HAProxy does not send to it yet"
 
 
 def _is_outdated(material: _Material, container: ReplicaContainer) -> bool:

@@ -54,7 +54,7 @@ async def test_an_edge_that_is_away_fails_nothing_and_is_brought_up_when_it_is_b
     await router.perform(SetWaitingRoom(target="echo", backend=BACKEND, is_open=False))
     [one, two] = (await observe(router)).servers
     assert (one.state, two.state) == (DRAIN, READY)
-    assert router.odd_edges == {"n2": "it is away"}
+    assert router.odd_edges == {"n2": "it does not answer"}
     away.up = True
     for _ in range(3):
         state = await observe(router)
