@@ -88,3 +88,17 @@ def test_three_bare_machines_become_a_swarm(rig: SwarmRig) -> None:
         if "GenericResources" in node["Description"]["Resources"]
     )
     assert {one["NamedResourceSpec"]["Value"] for one in gpus} == {"GPU-a", "GPU-b"}
+
+
+def test_without_a_quorum_each_command_says_so(rig: SwarmRig) -> None:
+    """After the test above, in which two of the machines have become managers."""
+    first, second, third = rig.nodes
+    join = typed(first, "token").split()[2:]
+    third.power_off()
+    eventually(lambda: "no quorum" in first.run("./pierhead", "node", "token").stderr, "a token is refused", 60)
+    with first.client() as client:
+        (problem,) = check(gather(client, "shop", (18000,), str, is_own=False)).problems
+    assert "more than half of its managers must be up" in problem
+    second.cli("swarm", "leave")
+    assert "its Swarm has no quorum" in refused(second, *join)
+    assert second.cli("info", "--format", "{{.Swarm.LocalNodeState}}") == "inactive"
