@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import docker.errors
 
 from ..errors import EngineError
 from .settings import StackSettings
-from .swarm import Swarm, wait
+from .swarm import STACK_LABEL, Json, Swarm, wait
 from .up import refuse_another_clone
+from .volumes import remove_volumes
 
 GONE_S = 120.0
 """Longest wait for containers to end: replicas finish their requests."""
@@ -36,9 +37,34 @@ def down(swarm: Swarm, settings: StackSettings, say: Callable[[str], None]) -> N
         say("Removing the stack's services ...")
     swarm.remove_services(stack)
     wait(lambda: not swarm.left(stack), "the stack's services end", GONE_S)
+    if settings.has_volumes:
+        _remove_volumes(swarm, stack, say)
     _remove_kept(swarm, settings.project)
     wait(lambda: _remove_networks(swarm), "the networks are removed", GONE_S)
-    say(f"Nothing is left of {settings.project} on the Swarm but its volumes ({time.monotonic() - began:.0f} s).")
+    but = "" if settings.has_volumes else " but its volumes"
+    say(f"Nothing is left of {settings.project} on the Swarm{but} ({time.monotonic() - began:.0f} s).")
+
+
+def _remove_volumes(swarm: Swarm, stack: Iterable[Json], say: Callable[[str], None]) -> None:
+    """On every node, by the image of HAProxy from the stack that was just removed; on this one alone without it."""
+    edges = (one for one in stack if one["Spec"]["Name"] == f"{swarm.project}_haproxy")
+    image = next((one["Spec"]["TaskTemplate"]["ContainerSpec"]["Image"] for one in edges), "")
+    if image:
+        say("Removing its volumes on every node ...")
+        remove_volumes(swarm, image)
+        return
+    wait(lambda: _remove_own_volumes(swarm), "the volumes are removed", GONE_S)
+    shown = f"`docker volume ls --filter label={STACK_LABEL}={swarm.project}`"
+    say(f"No HAProxy ran, whose image removes volumes on other nodes: {shown} shows what a node has.")
+
+
+def _remove_own_volumes(swarm: Swarm) -> bool:
+    """Whether none is left. One whose container has just ended is busy for a moment yet."""
+    label = {"label": f"{STACK_LABEL}={swarm.project}"}
+    for volume in swarm.client.volumes(label)["Volumes"] or ():
+        with contextlib.suppress(docker.errors.APIError):
+            swarm.client.remove_volume(volume["Name"])
+    return not swarm.client.volumes(label)["Volumes"]
 
 
 def _remove_kept(swarm: Swarm, project: str) -> None:

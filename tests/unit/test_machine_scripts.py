@@ -828,3 +828,41 @@ def test_make_help_lists_every_target() -> None:
     assert targets == set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
     shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert set(re.findall(r"^  make (\S+)", shown, flags=re.MULTILINE)) == targets
+
+
+# ------------------------------------------------------------------------------------------------------------- a Swarm
+
+ON_SWARM = {"PIERHEAD_ENGINE": "swarm", "COMPOSE_FILE": "compose/compose.yaml:compose/apps/echo.yaml"}
+A_STACK = docker_with(
+    '*".ContainerSpec.Image}} pierhead_controller") echo registry/controller@sha256:00',
+    "'service inspect '*.ContainerSpec.Env*) echo PIERHEAD_API_TOKEN=secret",
+    "'run '*) echo \"TOKEN $PIERHEAD_API_TOKEN\"",
+)
+
+
+def test_commands_run_beside_the_controller_of_a_swarm_whichever_node_it_is_on(machine: Machine, clone: Path) -> None:
+    machine.has("docker", A_STACK)
+    status = machine.run(str(clone / "compose/machine/control.sh"), "status", **ON_SWARM)
+    ran = machine.calls("docker run")[-1]
+    assert "--network pierhead_default" in ran
+    assert ran.endswith("registry/controller@sha256:00 pierhead status")
+    assert ("TOKEN secret" in status.stdout, "secret" in ran) == (True, False), "other users see a program's arguments"
+
+    machine.run(str(clone / "compose/machine/control.sh"), "deploy", **ON_SWARM)
+    stored, deployed = (call.rpartition(" ")[2] for call in machine.calls("docker run")[-2:])
+    assert (stored, deployed) == ("files", "deploy"), "the controller is given the files before it is asked"
+
+    machine.has("docker", docker_with("'service '*) exit 1"))
+    gone = machine.run(str(clone / "compose/machine/control.sh"), "status", **ON_SWARM)
+    assert (gone.returncode, "does not run on this Swarm. Start it with: make up" in gone.stderr) == (3, True)
+
+
+def test_down_on_a_swarm_reads_no_compose_file_and_up_takes_the_file_for_swarms(machine: Machine, clone: Path) -> None:
+    machine.has("docker", A_STACK)
+    done = machine.run(str(clone / "compose/machine/down.sh"), "1", "1", **ON_SWARM)
+    assert done.returncode == 0, done.stderr
+    assert machine.calls("docker compose") == []
+    assert re.search(r"VOLUMES=1 --env FORCE=1 .* python -m controller.stack down$", machine.calls("docker run")[-1])
+
+    files = machine.run(str(clone / "compose/machine/control.sh"), "schema", **ON_SWARM)
+    assert "COMPOSE_FILE=compose/swarm.yaml:compose/apps/echo.yaml" in machine.calls("docker run")[-1], files.stderr
