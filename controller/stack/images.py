@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import docker.auth
 import docker.errors
 from docker import APIClient
 from docker.utils import parse_repository_tag
@@ -51,6 +54,23 @@ def place_of(image: str, registry: str) -> tuple[str, str]:
     if slash and (re.search(r"[.:]", first) or first == "localhost"):
         repository = rest
     return f"{registry}/{repository}", tag or "latest"
+
+
+def logins(images: Iterable[str]) -> bytes:
+    """What Docker's config.json says of these images' registries, for the controller; empty where nothing is needed.
+
+    Nodes pull with what the service was made with, and the controller makes those of replicas.
+    """
+    config, found = docker.auth.load_config(), {}
+    for image in images:
+        host, _ = docker.auth.resolve_repository_name(parse_repository_tag(image)[0])
+        known = docker.auth.resolve_authconfig(config, host) or {}
+        if known.get("username"):
+            pair = f"{known['username']}:{known['password']}"
+            found[docker.auth.INDEX_URL if host == docker.auth.INDEX_NAME else host] = {
+                "auth": base64.b64encode(pair.encode()).decode()
+            }
+    return json.dumps({"auths": found}, sort_keys=True).encode() if found else b""
 
 
 class Pusher:

@@ -21,6 +21,8 @@ from .. import certificates
 PROJECT_LABEL = "pierhead.project"
 CERTIFICATE_LABEL = "pierhead.certificate"
 AUTHORITY_LABEL = "pierhead.authority"
+OWN_LABEL = "pierhead.own"
+"""Of what the compose files do not have."""
 CA, EDGE, CONTROLLER = "ca.pem", "edge.pem", "controller.pem"
 """Keys of compose/swarm.yaml."""
 ROLES: Mapping[str, certificates.Role] = {EDGE: "edge", CONTROLLER: "controller"}
@@ -62,7 +64,7 @@ def kept(project: str, key: str, data: bytes, labels: Mapping[str, str] | None =
     """What is to be kept under a name with the hash of its content."""
     digest = hashlib.sha256(data).hexdigest()[:12]
     stem = re.sub(r"[^A-Za-z0-9_.-]", "-", f"{project}_{key.removesuffix('.pem')}")[: LONGEST_NAME - 13]
-    return Kept(f"{stem}-{digest}", {**(labels or {}), PROJECT_LABEL: project}, data)
+    return Kept(f"{stem}-{digest}", {**(labels or {}), PROJECT_LABEL: project, OWN_LABEL: key}, data)
 
 
 def read(found: Iterable[Mapping[str, Any]]) -> dict[str, Kept]:

@@ -11,6 +11,8 @@ from ..spec.problems import Problems, ServiceSource
 from .services import stack_service
 
 Json = dict[str, Any]
+LOGINS = "logins"
+"""Key of the secret with which the controller makes services whose images are in a private registry."""
 SECTIONS = ("networks", "volumes", "secrets", "configs")
 
 
@@ -24,7 +26,7 @@ class Given:
     """COMPOSE_PROFILES; services of other profiles are left out."""
     images: Mapping[str, str]
     """By service, the image's name with its digest."""
-    certificates: Mapping[str, str]
+    secrets: Mapping[str, str]
     """By key of the section secrets, the names in Swarm of the stack's own."""
     token: str = ""
     """For the controller's API."""
@@ -59,7 +61,7 @@ def stack_file(config: Mapping[str, Any], given: Given) -> Json:
         "networks": {name: {"external": True, "name": network_name(config, name)} for name in sorted(networks)},
         "volumes": {name: _volume(value) for name, value in sections["volumes"].items() if name in volumes},
         **{
-            kind: {key: _there(sections[kind][key], given.certificates.get(key)) for key in sorted(used[kind])}
+            kind: {key: _there(sections[kind].get(key), given.secrets.get(key)) for key in sorted(used[kind])}
             for kind in ("secrets", "configs")
         },
     }
@@ -74,13 +76,16 @@ def network_name(config: Mapping[str, Any], key: str) -> str:
 def _complete(services: Json, given: Given) -> None:
     if "controller" in services:
         services["controller"]["environment"]["PIERHEAD_API_TOKEN"] = given.token
+        if LOGINS in given.secrets:
+            login = {"source": LOGINS, "target": "/root/.docker/config.json", "mode": 0o400}
+            services["controller"]["secrets"].append(login)
     if "registry" in services:
         services["registry"]["deploy"]["placement"] = {"constraints": [f"node.id == {given.registry_node}"]}
 
 
-def _there(definition: Mapping[str, Any], name: str | None) -> Json:
+def _there(definition: Mapping[str, Any] | None, name: str | None) -> Json:
     """A secret or config that is in Swarm before the stack is deployed (controller/spec/swarm_files.py)."""
-    return {"external": True, "name": name or definition["name"]}
+    return {"external": True, "name": name or (definition or {})["name"]}
 
 
 def _volume(value: Any) -> Json:

@@ -11,7 +11,7 @@ import docker.errors
 from docker import APIClient
 
 from ..errors import EngineError
-from .secrets import AUTHORITY_LABEL, CA, PROJECT_LABEL, Kept, Set, read
+from .secrets import CA, OWN_LABEL, PROJECT_LABEL, ROLES, Kept, Set, read
 
 STACK_LABEL = "com.docker.stack.namespace"
 LOOK_S = 0.3
@@ -120,7 +120,7 @@ class Swarm:
             container = service["Spec"]["TaskTemplate"]["ContainerSpec"] if service else {}
             for one in container.get("Secrets") or ():
                 key = one["File"]["Name"].rpartition("/")[2]
-                if one["SecretName"] in known:
+                if key in (CA, *ROLES) and one["SecretName"] in known:
                     used[key] = known[one["SecretName"]]
                 if key == CA:
                     bundles.add(one["SecretName"])
@@ -134,9 +134,9 @@ class Swarm:
             if one.name not in there and one.data is not None:
                 create(one.name, one.data, dict(one.labels))
 
-    def drop_certificates(self, but: Set) -> None:
-        """Remove the certificates of earlier stacks."""
-        had = {name for name, one in self.kept("secrets").items() if AUTHORITY_LABEL in one.labels}
+    def drop_own(self, but: Set) -> None:
+        """Remove the stack's own secrets of before; those of the compose files stay, as old versions may come back."""
+        had = {name for name, one in self.kept("secrets").items() if OWN_LABEL in one.labels}
         self.drop("secrets", had - {one.name for one in but.values()})
 
     def drop(self, kind: str, names: Iterable[str]) -> None:

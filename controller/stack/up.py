@@ -20,12 +20,12 @@ from ..storage.holder import prepare
 from ..storage.swarm import SwarmConfigs, compose_files_of, state_of
 from ..storage.text import KeptText
 from .facts import address_of, gather
-from .images import OWN_REGISTRY_PORT, Image, Pusher, images_of, no_registry, with_digests
+from .images import OWN_REGISTRY_PORT, Image, Pusher, images_of, logins, no_registry, with_digests
 from .preflight import check, clocks
-from .secrets import PROJECT_LABEL, Kept, Set, steps
+from .secrets import PROJECT_LABEL, Kept, Set, kept, steps
 from .services import CLONE_LABEL
 from .settings import StackSettings
-from .stack_file import Given, Json, network_name, services_of, stack_file
+from .stack_file import LOGINS, Given, Json, network_name, services_of, stack_file
 from .swarm import Swarm, wait
 
 RUNS_S = 300.0
@@ -75,13 +75,16 @@ class Up:
         self._keep_files()
         with self._step("Storing the compose files"):
             await self._store(digests)
+        login = logins(digests.values())
+        more = {LOGINS: kept(self._settings.project, LOGINS, login)} if login else {}
         rollout = steps(self._settings.project, self._swarm.used_secrets(), time.time())
         for certificates in rollout:
-            self._swarm.keep("secrets", certificates.values())
+            secrets = {**certificates, **more}
+            self._swarm.keep("secrets", secrets.values())
             with self._step("Deploying the stack, with HAProxy on every node"):
-                self._deploy(stack_file(self._config, self._given(digests, certificates)))
+                self._deploy(stack_file(self._config, self._given(digests, secrets)))
                 self._wait("controller", "haproxy")
-        self._swarm.drop_certificates(rollout[-1])
+        self._swarm.drop_own({**rollout[-1], **more})
 
     async def files(self) -> None:
         """Push the images and store the compose files, so that the controller has what the files say now."""
@@ -94,13 +97,13 @@ class Up:
 
     # ------------------------------------------------------------------------------------------------------- parts
 
-    def _given(self, digests: Mapping[str, str], certificates: Set) -> Given:
+    def _given(self, digests: Mapping[str, str], secrets: Set) -> Given:
         where = _place_of_registry(self._swarm)
         return Given(
             self._settings.clone,
             self._settings.profiles,
             digests,
-            {key: one.name for key, one in certificates.items()},
+            {key: one.name for key, one in secrets.items()},
             self._token(),
             where[0] if where else _this_node(self._client)[0],
         )

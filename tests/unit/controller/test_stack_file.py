@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from controller.certificates import DAYS
 from controller.errors import SpecError
-from controller.stack.images import place_of, with_digests
+from controller.stack.images import logins, place_of, with_digests
 from controller.stack.secrets import CA, CONTROLLER, EDGE, Kept, Set, steps
 from controller.stack.stack_file import Given, stack_file
 
@@ -120,6 +124,26 @@ def test_images_have_their_own_names_in_the_registry_and_their_digests_in_the_fi
         "db": {"image": "a@sha256:00"},
         "other": {"image": "b", "build": {}},
     }
+
+
+def test_the_controller_is_given_the_logins_of_private_registries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = {"auth": base64.b64encode(b"ada:secret").decode()}
+    written = {"auths": {"registry.internal:5000": login, "other.internal": login}}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    assert logins(["10.0.0.1:5000/app:1@sha256:00"]) == b""
+    assert json.loads(logins(["registry.internal:5000/app:1@sha256:00"])) == {
+        "auths": {"registry.internal:5000": login}
+    }
+
+    files = {"name": "shop", "services": {"controller": {"environment": {}, "secrets": [{"source": "edge.pem"}]}}}
+    given = replace(GIVEN, secrets={"edge.pem": "shop_edge-1", "logins": "shop_logins-1"})
+    made = stack_file({**config(), **files}, given)
+    assert made["secrets"]["logins"] == {"external": True, "name": "shop_logins-1"}
+    targets = [one.get("target") for one in made["services"]["controller"]["secrets"]]
+    assert targets == [None, "/root/.docker/config.json"]
 
 
 def test_certificates_stay_until_they_are_due_and_a_new_authority_is_trusted_before_it_is_used() -> None:
