@@ -23,7 +23,7 @@ main() {
   choose_build_inputs
   refuse_unusable_files
   ! builds || build_images
-  on_swarm || tell_what_goes
+  tell_what_goes
   start
   step "Waiting for the controller" wait_for_controller || explain_controller
   ready=$(mktemp "${TMPDIR:-/tmp}/pierhead.XXXXXX")
@@ -43,6 +43,16 @@ start() {
   fi
   step "Starting the stack" docker compose --progress plain up --detach --no-build ||
     give_up "the stack did not start; the lines above say why."
+}
+
+replicated_services() {
+  if on_swarm; then
+    docker service ls --quiet --filter "label=pierhead.project=$project" | while read -r id; do
+      docker service inspect --format '{{index .Spec.Labels "pierhead.service"}}' "$id"
+    done
+    return
+  fi
+  docker ps --filter "label=pierhead.project=$project" --format '{{.Label "pierhead.service"}}'
 }
 
 builds() { [ "$(setting PIERHEAD_BUILD 1)" != 0 ]; }
@@ -86,7 +96,7 @@ refuse_unusable_files() {
 tell_what_goes() {
   local gone
   gone=$(comm -23 \
-    <(docker ps --filter "label=pierhead.project=$project" --format '{{.Label "pierhead.service"}}' | sort -u) \
+    <(replicated_services | sort -u) \
     <(docker compose --profile '*' config --services 2>/dev/null | sort -u) | tr '\n' ' ')
   [ -z "${gone// /}" ] || warn "These run and are not among the chosen files, so they are removed: ${gone% }." \
     "To keep them, name their files in COMPOSE_FILE (.env), or their apps: make up APPS=\"...\""
