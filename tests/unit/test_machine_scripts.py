@@ -800,7 +800,7 @@ def interrupted(machine: Machine, script: str, *arguments: str, **environment: s
         return process.stderr.read() if process.stderr else ""
 
 
-HANGS = "trap 'exit 130' INT; echo yes >\"$HOME/going\"; sleep 60 & wait"
+HANGS = "trap 'exit 130' INT; echo yes >\"$HOME/going\"; sleep 60 >/dev/null 2>&1 & wait"
 
 
 def test_ctrl_c_is_told_as_what_it_is(machine: Machine) -> None:
