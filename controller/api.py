@@ -9,6 +9,10 @@
     POST /api/v1/services/<name>/promote     {}
     POST /api/v1/deploy                      {"services": [name, ...]} or {} for all
     PUT  /api/v1/gpus/<uuid>                 {"fault": "why it is not to be used"} or {"fault": null}
+    GET  /api/v1/nodes                       none where the engine is one machine
+    POST /api/v1/nodes/<node>/drain          {"force": true} or {}
+    POST /api/v1/nodes/<node>/activate       {}
+    PUT  /api/v1/nodes/<node>/labels         {"labels": {"zone": "a", "old": null}}
     GET  /api/v1/plan                        ?format=text
     GET  /api/v1/routes                      what HAProxy sends where
     GET  /api/v1/events                      ?since= ?service= ?kind=a,b ?limit= ?wait=
@@ -105,6 +109,10 @@ class Api:
                 web.post("/api/v1/services/{name}/promote", self.promote),
                 web.post("/api/v1/deploy", self.deploy),
                 web.put("/api/v1/gpus/{uuid}", self.gpu),
+                web.get("/api/v1/nodes", self.nodes),
+                web.post("/api/v1/nodes/{node}/drain", self.drain_node),
+                web.post("/api/v1/nodes/{node}/activate", self.activate_node),
+                web.put("/api/v1/nodes/{node}/labels", self.label_node),
                 web.get("/api/v1/plan", self.plan),
                 web.get("/api/v1/routes", self.routes),
                 web.get("/api/v1/events", self.events),
@@ -134,6 +142,7 @@ class Api:
                 "at": view.wall_time(view.at),
                 "services": [service_json(row, view) for row in view.services],
                 "gpus": [dataclasses.asdict(gpu) for gpu in view.gpus],
+                "nodes": [dataclasses.asdict(node) for node in view.nodes],
                 "gpu_memory_problem": view.gpu_memory_problem,
                 "spec_problems": list(view.spec_problems),
                 "notices": list(view.notices),
@@ -220,6 +229,36 @@ class Api:
         else:
             self._commands.mark_gpu(uuid, fault)
         return web.json_response({"gpu": uuid, "fault": fault}, status=202)
+
+    async def nodes(self, request: web.Request) -> web.Response:
+        """The nodes, what is there and what is wrong with them."""
+        view = self._publisher.view
+        nodes = [dataclasses.asdict(node) for node in view.nodes]
+        return web.json_response(
+            {"at": view.wall_time(view.at), "nodes": nodes, "engine_reachable": view.engine_reachable}
+        )
+
+    async def drain_node(self, request: web.Request) -> web.Response:
+        """Have the replicas of a node go elsewhere, and then everything else."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        name, at_once = request.match_info["node"], force_in(await request.read())
+        message = await self._commands.nodes.drain(name, at_once=at_once)
+        return web.json_response({"node": self._commands.nodes.known(name).name, "message": message}, status=202)
+
+    async def activate_node(self, request: web.Request) -> web.Response:
+        """Use a node again."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        name = request.match_info["node"]
+        nothing_in(await request.read())
+        message = await self._commands.nodes.activate(name)
+        return web.json_response({"node": self._commands.nodes.known(name).name, "message": message}, status=202)
+
+    async def label_node(self, request: web.Request) -> web.Response:
+        """Set labels of a node, for placement constraints."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        name, labels = request.match_info["node"], labels_in(await request.read())
+        message = await self._commands.nodes.label(name, labels)
+        return web.json_response({"node": self._commands.nodes.known(name).name, "message": message}, status=202)
 
     async def logs(self, request: web.Request) -> web.Response:
         """The last log lines of a service's replicas."""
@@ -376,6 +415,25 @@ def fault_in(body: bytes) -> str | None:
     if fault is not None and not (isinstance(fault, str) and 0 < len(fault) <= LONGEST_FAULT):
         raise InvalidRequest(f"fault: expected null or 1 to {LONGEST_FAULT} characters, found {_shown(found)}")
     return fault
+
+
+def force_in(body: bytes) -> bool:
+    """Return the value of {"force": true}, False for {}; raises InvalidRequest."""
+    force = _document(body, "force", '{"force": true} or {}').get("force", False)
+    if not isinstance(force, bool):
+        raise InvalidRequest(f"force: expected true or false, found {_shown(force)}")
+    return force
+
+
+def labels_in(body: bytes) -> dict[str, str | None]:
+    """Return the labels of {"labels": {...}}; raises InvalidRequest."""
+    labels = _document(body, "labels", '{"labels": {"zone": "a", "old": null}}', is_required=True)["labels"]
+    if not isinstance(labels, dict) or not labels:
+        raise InvalidRequest(f"labels: expected at least one, found {_shown(labels)}")
+    for key, value in labels.items():
+        if value is not None and not isinstance(value, str):
+            raise InvalidRequest(f"labels.{key}: expected text or null, found {_shown(value)}")
+    return labels
 
 
 def nothing_in(body: bytes) -> None:

@@ -24,6 +24,7 @@ from .loop import Loop, Wakeup
 from .model.desired import Desired
 from .model.observed import Observed
 from .model.world import FailureKey
+from .node_commands import NodeCommands
 from .observe.engine_events import LOST_S, EngineEvents
 from .observe.gpu_marks import GpuMarks
 from .observe.gpu_memory import GpuMemoryWatch
@@ -169,8 +170,16 @@ def assemble(
     reporter = Reporter(events, metrics, observer, gpu_marks, wakeup.ring)
     executor = Executor(performer.perform, reporter.report, spawn, clock)
     loop = Loop(specs, observer, desirer, plan, executor, publisher, wakeup, may_act, clock)
+    nodes = NodeCommands(
+        lambda: observer.latest,
+        lambda: specs.current.services if specs.current else {},
+        performer.perform,
+        reporter.report,
+        loop.look_again,
+        clock,
+    )
     commands = Commands(
-        store, events, specs, deployer, world.engine, observer, gpu_marks, wakeup.ring, loop.look_again, clock
+        store, events, specs, deployer, world.engine, observer, gpu_marks, wakeup.ring, loop.look_again, nodes, clock
     )
     return Controller(
         loop=loop,

@@ -11,6 +11,7 @@ from .engines.base import ClusterEngine
 from .errors import InvalidRequest, NotYet, SpecError, UnknownService
 from .model.desired import Revision
 from .model.spec import ServiceSpec, Spec
+from .node_commands import NodeCommands
 from .observe.gpu_marks import GpuMarks
 from .observe.snapshot import Observer
 from .spec.watch import SpecWatch
@@ -35,6 +36,7 @@ class Commands:
         gpu_marks: GpuMarks,
         wake: Callable[[], None],
         look_again: Callable[[], Awaitable[None]],
+        nodes: NodeCommands,
         clock: Callable[[], float],
     ) -> None:
         self._store = store
@@ -46,6 +48,7 @@ class Commands:
         self._gpu_marks = gpu_marks
         self._wake = wake
         self._look_again = look_again
+        self.nodes = nodes
         self._clock = clock
 
     async def stored(self) -> None:

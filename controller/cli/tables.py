@@ -37,6 +37,10 @@ STYLES = {
     "UNHEALTHY": "red",
     "DEPLOY_FAILED": "red",
     "DOWN": "red",
+    "down": "red",
+    "unknown": "yellow",
+    "leaving": "yellow",
+    "paused": "yellow",
 }
 SHORT_GPU = 12
 """Characters of a GPU's UUID ("GPU-3f2c1b0a") on a narrow page."""
@@ -104,6 +108,9 @@ def status(document: Document, traffic: Reading, width: int) -> Iterator[Rendera
     if document["gpus"]:
         yield Text("")
         yield from gpus(document, width)
+    if document["nodes"]:
+        yield Text("")
+        yield from nodes(document, width)
 
 
 def complaints(document: Document) -> Iterator[RenderableType]:
@@ -150,13 +157,15 @@ def going_on(row: Document) -> str:
 
 def replicas(services: Sequence[Document], width: int) -> Listing:
     """Return the replicas of these services, one a row."""
-    columns = ("REPLICA", "STATE", "ADDRESS", "GPU", "IN FLIGHT")
+    has_nodes = any(replica["node"] for row in services for replica in row["replicas"])
+    columns = ("REPLICA", "STATE", *(["NODE"] if has_nodes else []), "ADDRESS", "GPU", "IN FLIGHT")
     listing = Listing(columns, "WHY", optional=("ADDRESS",))
     for row in services:
         for replica in row["replicas"]:
             listing.add(
                 replica["name"] or f"{row['name']} (none yet)",
                 replica["state"],
+                *([replica["node"] or "-"] if has_nodes else []),
                 replica["address"] or "-",
                 ", ".join(_gpu(uuid, width) for uuid in replica["gpus"]) or "-",
                 "-" if replica["ongoing"] is None else str(replica["ongoing"]),
@@ -175,13 +184,29 @@ def gpus(document: Document, width: int) -> Iterator[RenderableType]:
         return
     sizes = {"MEMORY": "memory_bytes", "IN USE": "used_bytes", "FREE": "free_bytes"}
     known = {title: key for title, key in sizes.items() if any(gpu[key] is not None for gpu in found)}
-    listing = Listing(("GPU", "KIND", *known, "HELD BY"))
+    has_nodes = any(gpu["node"] for gpu in found)
+    listing = Listing(("GPU", *(["NODE"] if has_nodes else []), "KIND", *known, "HELD BY"))
     for gpu in found:
         cells = [_size(gpu[key]) for key in known.values()]
-        listing.add(_gpu(gpu["uuid"], width), gpu["name"] or "-", *cells, _holders(gpu))
+        node = [gpu["node"] or "-"] if has_nodes else []
+        listing.add(_gpu(gpu["uuid"], width), *node, gpu["name"] or "-", *cells, _holders(gpu))
     yield from listing.render(width)
     if document["gpu_memory_problem"]:
         yield Text(str(document["gpu_memory_problem"]))
+
+
+def nodes(document: Document, width: int) -> Iterator[RenderableType]:
+    """Yield every node with what is there."""
+    if not document["nodes"]:
+        yield Text("this stack runs on one machine: nodes are those of a Docker Swarm (PIERHEAD_ENGINE=swarm)")
+        return
+    listing = Listing(("NODE", "ROLE", "STATE", "AVAILABILITY", "REPLICAS", "GPUS", "ADDRESS"), "WHAT IS GOING ON")
+    listing.optional = ("ADDRESS",)
+    for node in document["nodes"]:
+        gpus_used = f"{node['gpus_used']}/{node['gpus']}" if node["gpus"] else "-"
+        cells = (node["name"], node["role"], node["state"], node["availability"], str(node["replicas"]), gpus_used)
+        listing.add(*cells, node["address"] or "-", sentence=node["message"])
+    yield from listing.render(width)
 
 
 def routes(document: Document, width: int) -> Iterator[RenderableType]:

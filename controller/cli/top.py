@@ -29,7 +29,9 @@ def page(document: Document, traffic: Reading, width: int) -> Iterator[Renderabl
     ready, wanted = sum(row["ready"] for row in services), sum(row["wanted"] for row in services)
     held = sum(bool(gpu["holder"] or gpu["slots"]) for gpu in document["gpus"])
     gpus = f", {held} of {len(document['gpus'])} GPUs held" if document["gpus"] else ""
-    yield Text(f"{document['project']} at {at}: {ready} of {wanted} replicas ready{gpus}")
+    up = sum(node["state"] == "ready" for node in document["nodes"])
+    nodes = f", {up} of {len(document['nodes'])} nodes ready" if document["nodes"] else ""
+    yield Text(f"{document['project']} at {at}: {ready} of {wanted} replicas ready{gpus}{nodes}")
     yield from tables.complaints(document)
     if services:
         yield Text("")

@@ -195,6 +195,32 @@ class RolloutWait:
         return version(row) == version(before)
 
 
+class DrainWait:
+    """Waits until a node has no replica left, and the engine has drained it."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+
+    def judge(self, document: Document) -> Verdict:
+        """Judge /api/v1/nodes after the request, which was answered when it could be seen. Raises TargetMovedError."""
+        unseen = _unseen_world(document)
+        if unseen:
+            return unseen
+        name = self._node
+        row = next((row for row in document["nodes"] if row["name"] == name), None)
+        if row is None:
+            raise TargetMovedError(f"{name}: it was removed from the Swarm meanwhile")
+        if row["availability"] == "drained":
+            return Verdict(f"{name} is drained: it may be switched off", done=True)
+        if row["availability"] != "leaving":
+            raise TargetMovedError(f"{name}: another request made it {row['availability']} meanwhile")
+        message = f"{name}: {row['message'] or row['state']}"
+        if row["blocked"]:
+            step = f"`pierhead node drain {name} --force` ends them, `pierhead node activate {name}` keeps them."
+            return Verdict(message, hopeless=True, next_step=step)
+        return Verdict(message)
+
+
 def _untried(row: Document) -> str:
     """A clause for a version that became current while its service has no replicas, so it was not tried yet."""
     if not row["untried"] or row["wanted"]:

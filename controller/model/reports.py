@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .desired import ServiceRollout
+from .nodes import NodeState
 from .spec import DEFAULT_POLICY
 from .world import NO_STATS, PublishedStats
 
@@ -145,6 +146,30 @@ class AutoscaleStatus:
     """Why the policy gives no number, so that the target is held; "" when it gives one."""
 
 
+ShownAvailability = Literal["active", "paused", "leaving", "drained"]
+"""Paused: nothing new is placed there. Leaving: its replicas go elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One node as the status shows it."""
+
+    name: str
+    role: Literal["leader", "manager", "worker"]
+    state: NodeState
+    availability: ShownAvailability
+    address: str
+    labels: Mapping[str, str]
+    replicas: int
+    """Those that are there, in any state."""
+    gpus: int
+    gpus_used: int
+    message: str = ""
+    """What is wrong with it, or what to know of it; "" = nothing."""
+    blocked: str = ""
+    """Why it will not be drained by waiting; "" when it may."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
     """One replica as the status shows it."""
@@ -156,3 +181,5 @@ class ReplicaStatus:
     gpus: tuple[str, ...]
     ongoing: int | None
     message: str
+    node: str = ""
+    """Where it is; "" = on the only machine, or nowhere yet."""

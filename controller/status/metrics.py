@@ -12,6 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from ..model.actions import action_name
+from ..model.nodes import Quorum
 from ..model.plan import Outcome
 from ..model.spec import backend_name
 from ..model.world import Held
@@ -85,6 +86,7 @@ class ControllerMetrics(Collector):
         yield from _services(view)
         yield from _replicas(view)
         yield from _gpu_memory(view)
+        yield from _nodes(view)
         yield from _stack(view)
 
 
@@ -184,6 +186,22 @@ def _gpu_memory(view: View | None) -> Iterator[Metric]:
             if value is not None:
                 family.add_metric([gpu.uuid], value)
     yield from (total, used, free)
+
+
+def _nodes(view: View | None) -> Iterator[Metric]:
+    ready = GaugeMetricFamily("pierhead_node_ready", "1 while the node is ready.", labels=["node", "role"])
+    replicas = GaugeMetricFamily("pierhead_node_replicas", "Replicas on the node.", labels=["node"])
+    managers = GaugeMetricFamily("pierhead_managers_ready", "Managers of the Swarm that are not down.")
+    needed = GaugeMetricFamily("pierhead_managers_needed", "Managers without which nothing can be changed.")
+    for node in view.nodes if view else ():
+        role = "worker" if node.role == "worker" else "manager"
+        ready.add_metric([node.name, role], float(node.state == "ready"))
+        replicas.add_metric([node.name], node.replicas)
+    if view and view.observed and view.observed.nodes:
+        quorum = Quorum.of(view.observed.nodes)
+        managers.add_metric([], quorum.ready)
+        needed.add_metric([], quorum.needed)
+    yield from (ready, replicas, managers, needed)
 
 
 def _stack(view: View | None) -> Iterator[Metric]:

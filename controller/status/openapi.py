@@ -19,7 +19,11 @@ from . import schemas
 VERSION = "1"
 """The API's version, as in its paths."""
 _REF = "#/components/schemas/{model}"
-_SERVICE_OR_GPU = {"name": "A service's name.", "uuid": "A GPU's UUID, as `pierhead gpus` lists it."}
+_IN_PATHS = {
+    "name": "A service's name.",
+    "uuid": "A GPU's UUID, as `pierhead gpus` lists it.",
+    "node": "A node's name, as `pierhead nodes` lists it, or its id.",
+}
 _SECURITY: Sequence[Mapping[str, Sequence[str]]] = ({}, {"token": []})
 _WHO_MAY = (
     "Changes are accepted from the machine itself without a token, and from anywhere else with `PIERHEAD_API_TOKEN` as "
@@ -75,6 +79,10 @@ OPERATIONS: Mapping[str, Operation] = {
     "promote": Operation(schemas.Asked, schemas.Nothing),
     "deploy": Operation(schemas.Deployed, schemas.Deploy),
     "gpu": Operation(schemas.Marked, schemas.Mark),
+    "nodes": Operation(schemas.Nodes),
+    "drain_node": Operation(schemas.NodeAsked, schemas.Drain),
+    "activate_node": Operation(schemas.NodeAsked, schemas.Nothing),
+    "label_node": Operation(schemas.NodeAsked, schemas.Labels),
     "plan": Operation(
         schemas.PlanDocument,
         query=(Query("format", "text: what `make plan` prints.", {"enum": ["json", "text"], "default": "json"}),),
@@ -132,7 +140,7 @@ def _operation(handler: Any, path: str) -> dict[str, Any]:
     operation = OPERATIONS[handler.__name__]
     parameters = [
         {"name": name, "in": "path", "required": True, "description": words, "schema": {"type": "string"}}
-        for name, words in _SERVICE_OR_GPU.items()
+        for name, words in _IN_PATHS.items()
         if f"{{{name}}}" in path
     ]
     parameters += [

@@ -19,6 +19,7 @@ from ..storage.store import Store
 from .discovery import Board
 from .endpoints import endpoints, scrape_targets
 from .metrics import ControllerMetrics
+from .nodes import node_rows
 from .services import service_rows
 from .transitions import transitions
 from .view import View, gpu_uses, notices
@@ -118,6 +119,7 @@ class Publisher:
                 self._board.callers(),
             ),
             gpus=gpu_uses(observed),
+            nodes=node_rows(observed, plan),
             gpu_memory_problem=self._gpu_memory.problem,
             endpoints=endpoints(desired, observed, overrides),
             targets=scrape_targets(desired, observed),

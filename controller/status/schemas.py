@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..model.plan import PendingReplica
-from ..model.reports import AutoscaleStatus, EventOutcome, ReplicaStatus, ServiceState
+from ..model.reports import AutoscaleStatus, EventOutcome, NodeStatus, ReplicaStatus, ServiceState
 from ..model.world import Server
 from .view import GpuUse
 
@@ -136,6 +136,8 @@ class Services(Document):
     at: float
     services: list[Service]
     gpus: list[GpuUse]
+    nodes: list[NodeStatus]
+    """None where the engine is one machine."""
     gpu_memory_problem: str
     spec_problems: list[str]
     """The problems of the compose files; while there are any, the last good files are in force."""
@@ -337,6 +339,33 @@ class Marked(Mark):
     """The mark of a GPU."""
 
     gpu: str
+
+
+class Nodes(Document):
+    """The nodes, by name; none where the engine is one machine."""
+
+    at: float
+    nodes: list[NodeStatus]
+    engine_reachable: bool | None
+
+
+class Drain(Document):
+    """With `force`, replicas for which no other node has room end as well."""
+
+    force: bool = False
+
+
+class Labels(Document):
+    """Labels to set; null takes one away."""
+
+    labels: dict[str, str | None]
+
+
+class NodeAsked(Document):
+    """The change was made; the controller carries out what follows of it."""
+
+    node: str
+    message: str
 
 
 class ErrorBody(Document):

@@ -60,7 +60,7 @@ def service_rows(
     `user_configs`: the texts seen so far, by digest, to show a change as a difference. `callers`: the services that
     each replica watches in Discovery.
     """
-    refusals = tuple(refusals)
+    refusals, leaving = tuple(refusals), frozenset(node.name for node in observed.nodes if node.is_leaving)
     names = sorted({*desired.services, *observed.services})
     return tuple(
         _row(
@@ -75,6 +75,7 @@ def service_rows(
                 staying=tuple(one for one in plan.pending if one.service == name and one.replaces),
                 creating=_creations(name, observed, plan),
                 refusals=tuple(refusal for refusal in refusals if refusal.action.service == name),
+                leaving=leaving,
                 override=overrides.get(name) if name in desired.services else None,
                 autoscale=autoscaled.get(name),
                 rollout=rollouts.get(name),
@@ -127,6 +128,8 @@ class _Material:
     """Successors of replicas that serve until there is room elsewhere."""
     creating: tuple[CreateContainer, ...]
     refusals: tuple[Refusal, ...]
+    leaving: frozenset[str]
+    """Names of the nodes that leave."""
     override: int | None
     autoscale: AutoscaleStatus | None
     rollout: RolloutStatus | None
@@ -184,8 +187,11 @@ def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
         case _:
             pass
     address = service_address(container, material.spec) if material.spec else container.ip
+    node = container.node if material.observed.nodes else ""
+    if not message and node in material.leaving:
+        message = f"node {node} leaves: another one takes its place first"
     return ReplicaStatus(
-        container.name, state, container.version, address or "", container.gpus, container.ongoing, message
+        container.name, state, container.version, address or "", container.gpus, container.ongoing, message, node
     )
 
 

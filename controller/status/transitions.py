@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ..model.nodes import Quorum
 from ..model.reports import ReplicaStatus, UserConfigStatus
 from ..plan.user_config import progress_words
+from .nodes import quorum_words
 from .view import View
 
 
@@ -26,6 +28,8 @@ def transitions(before: View, after: View) -> tuple[Transition, ...]:
     """Return the changes of state that become events, in a fixed order."""
     return (
         *_edges(before, after),
+        *_nodes(before, after),
+        *_brake(before, after),
         *_replicas(before, after),
         *_moves(before, after),
         *_blocked(before, after),
@@ -62,6 +66,44 @@ def _reachability(kind: str, name: str, *, up: bool) -> Transition:
     if up:
         return Transition(f"{kind}_answers", f"{name} answers", target=kind, outcome="ok")
     return Transition(f"{kind}_silent", f"{name} does not answer", target=kind, outcome="warning")
+
+
+def _nodes(before: View, after: View) -> Iterator[Transition]:
+    """Nodes that went down, came back, joined, were removed or are drained; and what is left of the managers."""
+    if before.observed is None or after.observed is None or before.observed.nodes == after.observed.nodes:
+        return
+    then, now = ({node.id: node for node in seen.nodes} for seen in (before.observed, after.observed))
+    for key, node in now.items():
+        was = then.get(key)
+        if was is None:
+            yield Transition("node_joined", f"node {node.name} is there", target=node.name)
+        elif node.state == "down" and was.state != "down":
+            words = f"node {node.name} is down: what it had goes where there is room"
+            yield Transition("node_lost", words, target=node.name, outcome="warning")
+        elif was.state == "down" and node.state != "down":
+            yield Transition("node_back", f"node {node.name} is back", target=node.name, outcome="ok")
+        if was and node.is_leaving and (node.availability, was.availability) == ("drain", "pause"):
+            words = f"node {node.name} is drained: no replica is left there, and it may be switched off"
+            yield Transition("node_drained", words, target=node.name, outcome="ok")
+    for key in then.keys() - now.keys():
+        yield Transition("node_removed", f"node {then[key].name} was removed from the Swarm", target=then[key].name)
+    yield from _managers(Quorum.of(then.values()), Quorum.of(now.values()))
+
+
+def _managers(then: Quorum, now: Quorum) -> Iterator[Transition]:
+    if now.at_risk and not then.at_risk:
+        yield Transition("quorum_at_risk", quorum_words(now), target="managers", outcome="warning")
+    elif then.at_risk and not now.at_risk:
+        words = f"{now.ready} of {now.managers} managers are there, and {now.needed} are needed"
+        yield Transition("quorum_safe", words, target="managers", outcome="ok")
+
+
+def _brake(before: View, after: View) -> Iterator[Transition]:
+    then, now = (view.observed.brake if view.observed else "" for view in (before, after))
+    if now and not then:
+        yield Transition("nodes_doubted", now, target="nodes", outcome="warning")
+    elif then and not now:
+        yield Transition("nodes_believed", "what is seen of the nodes is acted on again", target="nodes", outcome="ok")
 
 
 def _replicas(before: View, after: View) -> Iterator[Transition]:
@@ -105,8 +147,9 @@ def _replica(
             yield Transition("replica_progress", f"{new.name}: {_stage(new, after)}", service, new.name)
         return
     if new.state == "RUNNING":
+        where = f" on {new.node}" if new.node else ""
         took = _start_time(new.name, after)
-        yield Transition("replica_ready", f"{new.name} is ready{took}", service, new.name, "ok")
+        yield Transition("replica_ready", f"{new.name} is ready{where}{took}", service, new.name, "ok")
     elif state == "RUNNING" and new.state in ("FAILED", "PENDING", "STARTING"):
         yield Transition("replica_not_ready", f"{new.name}: {new.message}", service, new.name, "warning")
 

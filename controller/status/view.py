@@ -9,10 +9,11 @@ from typing import Any
 from ..model.desired import Desired
 from ..model.observed import Observed
 from ..model.plan import Plan, Refusal
-from ..model.reports import ServiceEndpoints, ServiceStatus
+from ..model.reports import NodeStatus, ServiceEndpoints, ServiceStatus
 from ..model.spec import slot_words
 from ..model.world import Gpu, GpuReading
 from ..plan.placement import GpuLedger
+from .nodes import node_notices
 from .services import _refusal_words
 
 
@@ -41,6 +42,8 @@ class GpuUse:
     """Memory that is free for a new slot."""
     fault: str = ""
     """Why no replica is placed on it; "" when one may be."""
+    node: str = ""
+    """The machine that it is in; "" = there is only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class View:
     plan: Plan = field(default_factory=Plan)
     services: tuple[ServiceStatus, ...] = ()
     gpus: tuple[GpuUse, ...] = ()
+    nodes: tuple[NodeStatus, ...] = ()
+    """None where the engine is one machine."""
     gpu_memory_problem: str = ""
     """Why the memory in use is not known, in words."""
     endpoints: Mapping[str, ServiceEndpoints] = field(default_factory=dict)
@@ -95,6 +100,7 @@ def notices(observed: Observed | None, refusals: Iterable[Refusal], unseen: str,
     found += [f"the HAProxy of {node}: {why}" for node, why in edges.items() if why]
     for uuid, reason in sorted(observed.gpu_faults.items()) if observed else ():
         found.append(f"GPU {uuid} is not used: {reason}; run `pierhead unmark {uuid}` when it works again")
+    found += node_notices(observed) if observed else ()
     found += [_refusal_words(refusal, now) for refusal in refusals if not refusal.action.service]
     return tuple(found)
 
@@ -122,5 +128,7 @@ def gpu_uses(observed: Observed) -> tuple[GpuUse, ...]:
         holder = whole or ", ".join(share.replica for share in shares)
         used_bytes, free_bytes = reading.used_bytes.get(gpu.uuid), ledger.free_bytes(gpu.uuid)
         fault = observed.gpu_faults.get(gpu.uuid, "")
-        uses.append(GpuUse(gpu.uuid, gpu.name, holder, shares, gpu.memory_bytes, used_bytes, free_bytes, fault))
+        uses.append(
+            GpuUse(gpu.uuid, gpu.name, holder, shares, gpu.memory_bytes, used_bytes, free_bytes, fault, gpu.node)
+        )
     return tuple(uses)

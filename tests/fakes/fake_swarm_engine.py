@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from controller.engines.base import Places
+from controller.engines.base import EngineEvent, Places
 from controller.engines.swarm_nodes import change_node
 from controller.engines.swarm_spec import RESTART_DELAY_S
 from controller.errors import EngineError
 from controller.model.actions import SignalContainer, UpdateNode
 from controller.model.nodes import Availability, Node, NodeState
 from controller.model.world import ContainerState, Gpu
-from tests.fakes.fake_engine import FakeContainer, FakeEngine, Readiness
+from tests.fakes.fake_engine import FakeContainer, FakeEngine, Readiness, _put
 
 NOTICED_AFTER_S = 14.0
 """From the loss of a node until it is down, as Swarm takes it."""
@@ -193,3 +193,5 @@ class FakeSwarmEngine(FakeEngine):
     def _change(self, name: str, **changes: Any) -> None:
         node = self.nodes[name]
         self.nodes[name] = replace(node, **changes, version=node.version + 1)
+        for _, queue in self._subscribers:
+            _put(queue, EngineEvent("node", node.id, name))

@@ -18,7 +18,7 @@ RUNTIME = modules_of(ROOT / "services" / "runtime" / "pierhead", "pierhead")
 GROUND_FLOOR = {"build", "certificates", "docker_http", "errors", "settings", "log", "outlive"}
 """Modules of the root that every room may import. They import nothing of ours but each other."""
 TOP_FLOOR = {
-    *("__main__", "assembly", "api", "commands", "loop", "apply", "lease", "down"),
+    *("__main__", "assembly", "api", "commands", "loop", "apply", "lease", "down", "node_commands"),
     *("boundaries", "one_machine", "on_swarm"),
 }
 """Modules of the root that no room imports."""

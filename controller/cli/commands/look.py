@@ -1,4 +1,4 @@
-"""Commands that show the current state: status, why, gpus, routes, plan, revisions."""
+"""Commands that show the current state: status, why, gpus, nodes, routes, plan, revisions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .options import EVENTS_KEPT, Output, Service
 
 def register(app: typer.Typer) -> None:
     """Add these commands."""
-    for command in (status, why, gpus, routes, plan, revisions):
+    for command in (status, why, gpus, nodes, routes, plan, revisions):
         app.command()(command)
 
 
@@ -51,6 +51,13 @@ def gpus(output: Output = "text") -> None:
     document = Client.from_environment().get("/api/v1/services")
     found = {key: document[key] for key in ("at", "gpus", "gpu_memory_problem")}
     _show(as_json, found, lambda width: tables.gpus(document, width))
+
+
+def nodes(output: Output = "text") -> None:
+    """Show the nodes of a Swarm: role, state, replicas, GPUs, and what is wrong."""
+    as_json = out.is_json(output)
+    document = Client.from_environment().get("/api/v1/nodes")
+    _show(as_json, document, lambda width: tables.nodes(document, width))
 
 
 def routes(output: Output = "text") -> None:

@@ -11,7 +11,8 @@ UUID = "GPU-3f2c1b0a-4d5e-6f70-8192-a3b4c5d6e7f8"
 
 def replica(name: str, state: str = "RUNNING", **changes: Any) -> dict[str, Any]:
     running = {"address": "172.18.0.7:8080", "ongoing": 0} if name else {"address": "", "ongoing": None}
-    return {"name": name, "state": state, "version": "1a2b3c4d", "gpus": [], "message": "", **running, **changes}
+    rest = {"gpus": [], "message": "", "node": "", **running}
+    return {"name": name, "state": state, "version": "1a2b3c4d", **rest, **changes}
 
 
 def row(name: str = "web", **changes: Any) -> dict[str, Any]:
@@ -64,7 +65,14 @@ def _state(document: Mapping[str, Any]) -> str:
 def gpu(uuid: str, **changes: Any) -> dict[str, Any]:
     """A GPU whose memory is not known."""
     unknown = {"memory_bytes": None, "used_bytes": None, "free_bytes": None}
-    return {"uuid": uuid, "name": "", "holder": "", "slots": [], "fault": "", **unknown, **changes}
+    return {"uuid": uuid, "name": "", "holder": "", "slots": [], "fault": "", "node": "", **unknown, **changes}
+
+
+def node(name: str, **changes: Any) -> dict[str, Any]:
+    """A node that is well, with one of its two GPUs in use."""
+    plain = {"role": "worker", "state": "ready", "availability": "active", "address": "10.77.0.1", "labels": {}}
+    counts = {"replicas": 1, "gpus": 2, "gpus_used": 1}
+    return {"name": name, **plain, **counts, "message": "", "blocked": "", **changes}
 
 
 def rolling(name: str = "ranker", **changes: Any) -> dict[str, Any]:
@@ -84,7 +92,7 @@ def settled(name: str = "ranker", version: str = "9f8e7d6c", **changes: Any) -> 
 def document(*rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
     problems = {"spec_problems": [], "notices": [], "gpu_memory_problem": ""}
     seen = {"settled": True, "files_current": True, "engine_reachable": True}
-    return {"project": "p", "at": AT, "services": list(rows), "gpus": [], **problems, **seen, **changes}
+    return {"project": "p", "at": AT, "services": list(rows), "gpus": [], "nodes": [], **problems, **seen, **changes}
 
 
 def event(message: str, kind: str = "create_container", **changes: Any) -> dict[str, Any]:

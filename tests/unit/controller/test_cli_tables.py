@@ -17,7 +17,7 @@ from controller.cli.prometheus import Reading, Traffic
 from controller.cli.rows import age, rate, seconds, who_decides
 from controller.cli.why import Case
 from controller.cli.why import page as why_page
-from tests.unit.controller.cli_documents import AT, UUID, document, event, gpu, replica, rolling, row, settled
+from tests.unit.controller.cli_documents import AT, UUID, document, event, gpu, node, replica, rolling, row, settled
 
 SHORTAGE = "it asks for 1 GPU and 0 of 1 are free: 1 held by ranker"
 NOTHING = Reading()
@@ -249,6 +249,29 @@ def test_top_shows_traffic_and_without_prometheus_the_rest() -> None:
     text = shown(top.page(document(row()), Reading(problem="Prometheus does not answer"), 80), 80)
     assert "web      HEALTHY  2/2    0          0        -      -    -" in text
     assert "no rates and quantiles: Prometheus does not answer" in text
+
+
+def test_nodes_and_what_is_on_them() -> None:
+    nodes = [node("n1", role="leader", replicas=2), node("n2", state="down", replicas=0, message="down: it is away")]
+    here = row(ready=1, wanted=1, replicas=[replica("p-web-1a2b3c4d-1", node="n1"), replica("", "PENDING")])
+    cards = [gpu(UUID, name="H100", holder="p-web-1a2b3c4d-1", node="n1")]
+    assert shown(tables.status(document(here, gpus=cards, nodes=nodes), NOTHING, 100), 100) == picture("""
+        SERVICE  STATE    VERSION   READY  GPUS  IN FLIGHT  WAITING  P99
+        web      HEALTHY  1a2b3c4d  1/1    -     0          0        -
+
+        REPLICA           STATE    NODE  ADDRESS          GPU  IN FLIGHT
+        p-web-1a2b3c4d-1  RUNNING  n1    172.18.0.7:8080  -    0
+        web (none yet)    PENDING  -     -                -    -
+
+        GPU           NODE  KIND  HELD BY
+        GPU-3f2c1b0a  n1    H100  p-web-1a2b3c4d-1
+
+        NODE  ROLE    STATE  AVAILABILITY  REPLICAS  GPUS  ADDRESS    WHAT IS GOING ON
+        n1    leader  ready  active        2         1/2   10.77.0.1
+        n2    worker  down   active        0         1/2   10.77.0.1  down: it is away
+        """)
+    assert ", 1 of 2 nodes ready\n" in shown(top.page(document(here, nodes=nodes), NOTHING, 100), 100)
+    assert "this stack runs on one machine" in shown(tables.nodes(document(), 80), 80)
 
 
 def test_gpus_with_memory_and_slots_where_they_are_known() -> None:

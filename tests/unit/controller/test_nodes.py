@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controller.api import Gatekeeper
+from controller.cli.wait import DrainWait, TargetMovedError
 from controller.model.actions import (
     Action,
     BeginRetirement,
@@ -28,6 +31,11 @@ from controller.model.spec import ServiceSpec
 from controller.model.world import ContainerState, Gpu, Health, ReplicaContainer, ServerState
 from controller.observe.node_losses import DOWN_S, SILENT_S, NodeLosses
 from controller.plan import plan
+from tests.fakes.fake_swarm_engine import FakeSwarmEngine
+from tests.harness.virtual_time import wall_clock
+from tests.unit.controller.cli_documents import node
+from tests.unit.controller.control import Control, until
+from tests.unit.controller.test_api import Client, serving
 from tests.unit.controller.test_plan_properties import World, check_safety
 from tests.unit.controller.worlds import NOW, desired, gpu_service, observed, replica, routing, server, service, version
 
@@ -199,6 +207,127 @@ def test_half_of_the_nodes_at_once_are_not_believed_for_a_while() -> None:
     assert NodeLosses().look((), silent, 0) == "", "one machine"
 
 
+# ------------------------------------------------------------------------------------- a controller, and its commands
+
+
+def swarm() -> FakeSwarmEngine:
+    """Three managers with two GPUs each."""
+    made = FakeSwarmEngine(wall_clock)
+    for name in NAMES:
+        made.add_node(name)
+    return made
+
+
+async def change(client: Client, method: str, path: str, **body: Any) -> str:
+    """The API's answer to a change, or its refusal."""
+    response = await client.request(method, f"/api/v1/nodes/{path}", json=body)
+    document = await response.json()
+    return str(document["message"] if response.status == 202 else document["error"]["message"])
+
+
+@pytest.mark.virtual_time
+async def test_a_node_is_drained_and_used_again(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, service("web", replicas=3), gpu_service(replicas=3), engine=swarm())
+    engine = cast(FakeSwarmEngine, control.engine)
+    async with serving(control) as client:
+        await control.settled("web", 3)
+        await control.settled("ranker", 3)
+        least = {"web": 3, "ranker": 3}
+
+        def drained() -> bool:
+            for row in control.view.services:
+                least[row.name] = min(least[row.name], row.ready)
+            return engine.nodes["n3"].availability == "drain"
+
+        message = await change(client, "POST", "n3/drain")
+        assert message == "n3 leaves: 1 of ranker, 1 of web go elsewhere, new ones first"
+        await until(drained, within_s=60)
+        assert least == {"web": 3, "ranker": 3}, "never fewer than before"
+        assert {one.node for one in engine.containers.values()} == {"n1", "n2"}
+        await until(lambda: control.said("node_drained"))
+        assert control.kinds("failed") == []
+        assert "is drained already" in await change(client, "POST", "n3/drain")
+        [row] = [row for row in control.view.nodes if row.name == "n3"]
+        assert (row.availability, row.replicas, row.gpus_used) == ("drained", 0, 0)
+
+        await change(client, "POST", "n3/activate")
+        await until(lambda: "has room: no replica is here and 3 are on n" in control.view.nodes[2].message)
+        engine.power_off("n2")
+        await until(lambda: control.said("node_lost"), within_s=60)
+        assert any(notice.startswith("2 of 3 managers are there and 2 are needed") for notice in control.view.notices)
+        await until(lambda: {one.node for one in engine.containers.values()} == {"n1", "n3"}, within_s=60)
+        engine.power_on("n2")
+        await until(lambda: control.said("node_back"))
+        await until(lambda: control.said("quorum_safe"))
+
+
+@pytest.mark.virtual_time
+async def test_what_has_no_room_elsewhere_stays_until_it_is_forced(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, gpu_service(replicas=6), engine=swarm())
+    engine = cast(FakeSwarmEngine, control.engine)
+    async with serving(control) as client:
+        await control.settled("ranker", 6)
+        message = await change(client, "POST", "n3/drain")
+        assert "no other node has room for 2 of ranker: they serve on n3 until one has" in message
+        await until(lambda: control.view.nodes[2].blocked, within_s=60)
+        assert control.row("ranker")[:2] == (6, 6)
+        assert "2 replicas left, and no other node has room: ranker: it asks for 1 GPU" in control.view.nodes[2].message
+        assert "PENDING from then on" in await change(client, "POST", "n3/drain", force=True)
+        await until(lambda: engine.nodes["n3"].availability == "drain", within_s=60)
+        assert control.row("ranker")[:2] == (6, 4)
+        await change(client, "POST", "n3/activate")
+        await until(lambda: control.row("ranker") == (6, 6, 6), within_s=60)
+
+
+async def test_what_is_refused(tmp_path: Path) -> None:
+    spec = service("web", replicas=1, container={"Placement": {"Constraints": ["node.labels.zone==a"]}})
+    control = Control.of(tmp_path, spec, engine=swarm())
+    engine = cast(FakeSwarmEngine, control.engine)
+    engine.add_node("n4", is_manager=False, labels={"zone": "a"})
+    for name in ("n2", "n3"):
+        engine.forget(name)
+    async with serving(control, Gatekeeper(None, frozenset)) as client:
+        await control.settled("web", 1)
+        assert await change(client, "POST", "n44/drain") == "there is no node 'n44'; did you mean 'n4'? Nodes: n1, n4"
+        assert "n1 is the only manager that takes tasks" in await change(client, "POST", "n1/drain")
+        assert "force: expected true or false" in await change(client, "POST", "n4/drain", force=1)
+        engine.containers[next(iter(engine.containers))].node = "n4"
+        await until(lambda: control.view.nodes[1].replicas)
+        for labels, words in (
+            ({"zone": "b"}, "runs on n4 and has the constraint node.labels.zone==a: Swarm would end it at once"),
+            ({"zone": None}, "has the constraint node.labels.zone==a"),
+            ({"pierhead.leaving": "1"}, "pierhead.leaving is Pierhead's own"),
+            ({"a b": "1"}, "expected a key of letters"),
+            ({"rack": "{}"}, "expected a value of letters"),
+            ({"rack": 1}, "labels.rack: expected text or null"),
+            ({}, "labels: expected at least one"),
+        ):
+            assert words in await change(client, "PUT", "n4/labels", labels=labels)
+        assert await change(client, "PUT", "n4/labels", labels={"rack": "7"}) == "n4 has the labels rack=7, zone=a"
+        assert "no other node has room for 1 of web" in await change(client, "POST", "id-n4/drain")
+    one = Control.of(tmp_path / "one", service("web"))
+    (tmp_path / "one").mkdir()
+    async with serving(one) as client:
+        assert "this stack runs on one machine" in await change(client, "POST", "n1/drain")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (node("n3", availability="leaving", message="2 replicas left to go elsewhere"), "2 replicas left"),
+        (node("n3", availability="leaving", message="no room", blocked="ranker: no GPU"), "--force"),
+        (node("n3", availability="drained"), "is drained"),
+    ],
+)
+def test_waiting_for_a_drain(row: Any, words: str) -> None:
+    verdict = DrainWait("n3").judge({"nodes": [node("n1"), row], "engine_reachable": True})
+    assert words in f"{verdict.message} {verdict.next_step}"
+    assert (verdict.done, verdict.hopeless) == (row["availability"] == "drained", bool(row["blocked"]))
+    for others in ([], [node("n3")]):
+        with pytest.raises(TargetMovedError):
+            DrainWait("n3").judge({"nodes": others, "engine_reachable": True})
+
+
 # ----------------------------------------------------------------------------------------------------------- properties
 
 OPS = (
@@ -249,14 +378,14 @@ class Cluster(World):
 
     def place(self) -> None:
         for one in [one for one in self.containers.values() if one.state is ContainerState.PENDING]:
-            for node in sorted(self.nodes.values(), key=lambda node: len(self.on(node.name))):
-                taken = {uuid for other in self.on(node.name) for uuid in other.gpus}
-                free = [gpu.uuid for gpu in self.gpus if gpu.node == node.name and gpu.uuid not in taken]
-                if node.takes_replicas and len(free) >= len(one.gpus):
+            for place in sorted(self.nodes.values(), key=lambda place: len(self.on(place.name))):
+                taken = {uuid for other in self.on(place.name) for uuid in other.gpus}
+                free = [gpu.uuid for gpu in self.gpus if gpu.node == place.name and gpu.uuid not in taken]
+                if place.takes_replicas and len(free) >= len(one.gpus):
                     self.created += 1
                     ip, given = f"10.1.{self.created // 250}.{self.created % 250}", tuple(free[: len(one.gpus)])
                     running = {"state": ContainerState.RUNNING, "started_at": self.now}
-                    self.change(one.name, **running, node=node.name, gpus=given, ip=ip)
+                    self.change(one.name, **running, node=place.name, gpus=given, ip=ip)
                     break
 
     def disturb(self, op: str, pick: int) -> None:

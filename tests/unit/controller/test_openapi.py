@@ -15,6 +15,7 @@ from controller.status import openapi, schemas
 from controller.status.openapi import OPERATIONS
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.test_api import serving
+from tests.unit.controller.test_nodes import swarm
 from tests.unit.controller.worlds import gpu_service, gpus, service
 
 PREFIX = "#/components/schemas/"
@@ -87,6 +88,19 @@ async def test_changes_and_what_follows_them_have_its_shapes(control: Control) -
         await until(lambda: not is_rolling())
         listed = await checked(await client.get("/api/v1/services"), "services")
         assert [each["name"] for each in listed["services"] if each["rejected"]] == ["web"]
+
+
+async def test_nodes_and_their_changes_have_its_shapes(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, service("web"), engine=swarm())
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        await checked(
+            await client.put("/api/v1/nodes/n1/labels", json={"labels": {"zone": "a", "old": None}}), "label_node"
+        )
+        await checked(await client.post("/api/v1/nodes/n3/drain", json={}), "drain_node")
+        assert len((await checked(await client.get("/api/v1/nodes"), "nodes"))["nodes"]) == 3
+        await checked(await client.get("/api/v1/services"), "services")
+        await checked(await client.post("/api/v1/nodes/n3/activate"), "activate_node")
 
 
 async def test_the_bounds_of_parameters_are_the_real_ones(control: Control) -> None:

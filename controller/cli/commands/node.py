@@ -1,0 +1,91 @@
+"""`pierhead node ...`: has replicas leave a node of a Swarm, uses it again, sets its labels."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from .. import completion
+from .. import output as out
+from ..client import Client, segment
+from ..errors import BadInput
+from ..patience import wait
+from ..wait import DrainWait
+from .options import NoWait, Output, Timeout
+
+DRAIN_S = 1800.0
+
+Name = Annotated[
+    str, typer.Argument(metavar="NODE", help="as `pierhead nodes` lists it", autocompletion=completion.nodes)
+]
+Force = Annotated[bool, typer.Option("--force", help="also end replicas for which no other node has room")]
+Labels = Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="KEY- takes a label away")]
+
+group = typer.Typer(name="node", help="Drain nodes of a Swarm, use them again, label them.", rich_markup_mode=None)
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    for command in (drain, activate, label):
+        group.command()(command)
+    app.add_typer(group, name="node")
+
+
+def drain(
+    node: Name, force: Force = False, timeout: Timeout = DRAIN_S, no_wait: NoWait = False, output: Output = "text"
+) -> None:
+    """Have a node's replicas go elsewhere, new ones first, and then drain it in the engine.
+
+    Waits until nothing is left there. What finds no room elsewhere stays and serves; this ends with 1 then.
+    """
+    as_json, api = out.is_json(output), Client.from_environment()
+    answer = _ask(api.post(_path(node, "drain"), {"force": force}), as_json=as_json)
+    if no_wait:
+        _end(answer, "", as_json=as_json)
+        return
+    stays = f"The drain goes on; `pierhead nodes` shows how, `pierhead node activate {node}` ends it."
+    waiting = DrainWait(answer["node"])
+    verdict = wait(lambda: waiting.judge(api.get("/api/v1/nodes")), timeout, stays)
+    _end(answer, verdict.message, as_json=as_json)
+
+
+def activate(node: Name, output: Output = "text") -> None:
+    """Use a node again that was drained."""
+    as_json = out.is_json(output)
+    answer = _ask(Client.from_environment().post(_path(node, "activate"), {}), as_json=as_json)
+    _end(answer, "", as_json=as_json)
+
+
+def label(node: Name, labels: Labels, output: Output = "text") -> None:
+    """Set the engine's labels of a node, which placement constraints name as node.labels.KEY."""
+    as_json = out.is_json(output)
+    wanted = {"labels": dict(map(_label, labels))}
+    _end(_ask(Client.from_environment().put(_path(node, "labels"), wanted), as_json=as_json), "", as_json=as_json)
+
+
+def _label(text: str) -> tuple[str, str | None]:
+    key, equals, value = text.partition("=")
+    if equals and value:
+        return key, value
+    if not equals and key.endswith("-") and key != "-":
+        return key[:-1], None
+    raise BadInput(f"KEY=VALUE: expected zone=a, or zone- to take it away, found {text!r}")
+
+
+def _path(node: str, below: str) -> str:
+    return f"/api/v1/nodes/{segment(node)}/{below}"
+
+
+def _ask(answer: Any, *, as_json: bool) -> Any:
+    if not as_json:
+        out.say(answer["message"])
+    return answer
+
+
+def _end(answer: Any, message: str, *, as_json: bool) -> None:
+    """Print the end of a wait; the API's sentence was printed already."""
+    if as_json:
+        out.print_json({**answer, **({"done": True, "message": message} if message else {})})
+    elif message:
+        out.say(message)
