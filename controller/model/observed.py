@@ -48,6 +48,8 @@ class Observed:
     """GPU UUID -> why no replica is to be placed on it."""
     nodes: tuple[Node, ...] = ()
     """None where the engine is one machine."""
+    unreached: frozenset[str] = frozenset()
+    """Nodes on which nothing answers, although the engine hears of them: what runs there may be well."""
     brake: str = ""
     """Why nothing that is there may be removed or moved now; "" = it may be."""
     in_progress: tuple[Action, ...] = ()

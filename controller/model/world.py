@@ -238,6 +238,8 @@ class RoutingState:
     """Backends whose waiting room is closed: without a server their requests are refused at once."""
     edges: Mapping[str, str] = field(default_factory=dict)
     """Where there are several HAProxys, by the node of each: why it is not as the others; "" = it is."""
+    away: frozenset[str] = frozenset()
+    """Of several HAProxies: the nodes of those that do not answer."""
     by_place: Mapping[tuple[str, str], Server] = field(init=False, repr=False, compare=False)
     """The servers by backend and name."""
 

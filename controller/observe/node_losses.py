@@ -6,13 +6,15 @@ some seconds to find out. After a while the view is believed, however little is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..model.nodes import Node
-from ..model.world import Health, ReplicaContainer
+from ..model.world import Health, ReplicaContainer, RoutingState
 
 DOWN_S = 300.0
 """For how long it counts that a node went down."""
+FOUND_OUT_S = 15.0
+"""From the first failed probe of a node's replicas until those of all have failed."""
 SILENT_S = 20.0
 """For how long it counts that a node's replicas stopped answering: the engine has found out by then."""
 
@@ -22,6 +24,27 @@ class NodeLosses:
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, str], float] = {}
+        self._failing_since: dict[str, float] = {}
+        """By node whose HAProxy does not answer: since when a replica there has failed."""
+
+    def unreached(
+        self,
+        nodes: Iterable[Node],
+        staying: Sequence[ReplicaContainer],
+        routing: RoutingState | None,
+        now: float,
+    ) -> frozenset[str]:
+        """The nodes that the engine hears of, and whose replicas and HAProxy both do not answer.
+
+        Then the network between nodes is what does not work. Callers and other HAProxies do without these replicas, and
+        their own node's need not. `routing` is None while no HAProxy answers.
+        """
+        away = {node.name for node in nodes if node.state == "ready" and (routing is None or node.name in routing.away)}
+        failing = {one.node for one in staying if _has_failed(one)} & away
+        self._failing_since = {name: self._failing_since.get(name, now) for name in failing}
+        # Of a node's replicas, some are found out later than others.
+        new = {name for name, since in self._failing_since.items() if now - since < FOUND_OUT_S}
+        return frozenset(new | (failing & _silent(staying)))
 
     def look(self, nodes: Iterable[Node], staying: Iterable[ReplicaContainer], now: float) -> str:
         """Return why nothing that is there may be removed or moved now; "" = it may be.
@@ -47,5 +70,10 @@ class NodeLosses:
 
 def _silent(replicas: Iterable[ReplicaContainer]) -> set[str]:
     """The nodes on which replicas were ready, and none is now."""
-    up = [(one.node, one.health is Health.FAILED and not one.broken) for one in replicas if one.state.is_up]
+    up = [(one.node, _has_failed(one)) for one in replicas if one.state.is_up]
     return {node for node, has_failed in up if has_failed} - {node for node, has_failed in up if not has_failed}
+
+
+def _has_failed(replica: ReplicaContainer) -> bool:
+    """Whether it runs, was ready and does not answer any more."""
+    return replica.state.is_up and replica.health is Health.FAILED and not replica.broken

@@ -43,7 +43,8 @@ class Draft:
         self.busy = frozenset(action.target for action in in_progress)
         self.failed = [action for action in in_progress if isinstance(action, RemoveContainer) and action.failed]
         self.leaving = {node.name: node for node in self.observed.nodes if node.is_leaving}
-        self.unknown = frozenset(node.name for node in self.observed.nodes if node.state == "unknown")
+        unknown = (node.name for node in self.observed.nodes if node.state == "unknown")
+        self.unknown = self.observed.unreached.union(unknown)
         reloading = any(isinstance(action, WriteRouting) for action in in_progress)
         self.routing_usable = self.observed.routing is not None and not reloading
 

@@ -141,7 +141,7 @@ class EdgesRouter:
         whole = self._counts.added_up(states, self._merged(states))
         self._adopt(whole)
         await self._tend(states)
-        return replace(whole, edges=self._reported())
+        return replace(whole, edges=self._reported(), away=frozenset(self._edges.keys() - states.keys()))
 
     async def http_is_silent(self) -> bool:
         """False: the engine restarts an edge that hangs, by its health check."""

@@ -44,6 +44,7 @@ class FakeRouter:
     held: dict[str, Held] = field(default_factory=dict)
     """By backend. With the first server that takes traffic nothing is held any more."""
     closed: set[str] = field(default_factory=set)
+    away: frozenset[str] = frozenset()
     ill: dict[str, Callable[[], bool]] = field(default_factory=dict)
     """Names of servers that its own check has found down, and whether that would pass again."""
 
@@ -61,7 +62,9 @@ class FakeRouter:
         taking = {server.backend for server in servers if server.state is ServerState.READY and server.up}
         held = {backend: Held() if backend in taking else held for backend, held in self.held.items()}
         pid, closed = self.pid, frozenset(self.closed)
-        return RoutingState(pid, float(pid), "3.0.11", self.hash, servers, self.backends, held=held, closed=closed)
+        return RoutingState(
+            pid, float(pid), "3.0.11", self.hash, servers, self.backends, held=held, closed=closed, away=self.away
+        )
 
     async def http_is_silent(self) -> bool:
         await self._hang(2.0)

@@ -506,13 +506,27 @@ class OnNodes(ControllerMachine):
             if node.state == "unknown":
                 self.swarm.set_state(name, "ready")
 
-    @rule(doubted=st.sets(st.sampled_from(NODES), min_size=1), seconds=st.sampled_from([0.5, 5.0, 60.0]))
-    def unknown_nodes_are_no_reason_to_act(self, doubted: set[str], seconds: float) -> None:
+    @rule(
+        names=st.sets(st.sampled_from(NODES), min_size=1),
+        is_cut=st.booleans(),
+        seconds=st.sampled_from([0.5, 5.0, 60.0, 600.0]),
+    )
+    def what_is_not_known_of_nodes_is_no_reason_to_act(self, names: set[str], is_cut: bool, seconds: float) -> None:
+        """Managers do not hear of some nodes, or the overlay network loses what goes to them: all runs well there."""
         self.settle()
         done = len(self.swarm.done)
-        self.doubt(doubted)
+        there = {one.name for one in self.swarm.containers.values() if one.node in names}
+        if is_cut:
+            self.control.silent |= there
+            self.control.router.away = frozenset(names)
+            for name in there:
+                self.control.router.mark_down(name, until=lambda: not self.control.silent)
+        else:
+            self.doubt(names)
         self.run(asyncio.sleep(seconds))
         assert self.swarm.done[done:] == [], self.explained()
+        self.control.silent.clear()
+        self.control.router.away = frozenset()
         self.trust()
 
     @invariant()

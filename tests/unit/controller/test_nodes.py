@@ -172,7 +172,12 @@ FAILED = {"health": Health.FAILED, "health_detail": "no answer within 2 s"}
 
 
 @pytest.mark.parametrize(
-    "changes", [{"nodes": nodes(n3={"state": "unknown"})}, {"brake": "half of the nodes are gone"}]
+    "changes",
+    [
+        {"nodes": nodes(n3={"state": "unknown"})},
+        {"brake": "half of the nodes are gone"},
+        {"unreached": frozenset({"n3"})},
+    ],
 )
 def test_what_cannot_be_known_is_left_as_it_is(changes: Any) -> None:
     silent = replica(WEB, 2, node="n3", **FAILED)
