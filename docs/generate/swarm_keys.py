@@ -17,7 +17,7 @@ ABOUT = """\
 
 With `PIERHEAD_ENGINE=swarm` each of these is an error of the compose files: `make up`, `pierhead deploy` and `pierhead
 validate` name it and what to do, and nothing is changed. (Swarm's own API accepts most of them and drops them without a
-word.) [Compose files on a Swarm](../how-to/compose-on-swarm.md) says what the other keys mean there.
+word.) [Run on many machines](../how-to/many-machines.md#compose-files) says what the other keys mean there.
 
 | key | what to do |
 |---|---|

@@ -49,9 +49,9 @@ def missing() -> str:
     return f"this kernel has no overlay networks: {done.stderr.strip()}" if done.returncode else ""
 
 
-def build() -> None:
+def build(image: str = IMAGE, directory: Path = HERE) -> None:
     """Build the image of a node (a cached build takes a second)."""
-    docker("build", "--network", "host", "--label", LABEL, "-t", IMAGE, str(HERE))
+    docker("build", "--network", "host", "--label", LABEL, "-t", image, str(directory))
 
 
 class Node:
@@ -83,7 +83,7 @@ class Node:
             *("--network", self._rig.name, "--ip", self.ip, "--tmpfs", "/run"),
             *("--volume", f"{self.container}:/var/lib/docker", "--volume", f"{self.directory}:/rig"),
             *("--volume", f"{self.directory}/daemon.json:/etc/docker/daemon.json"),
-            *("--volume", f"{ROOT}:{ROOT}:ro", *init, IMAGE, *command),
+            *("--volume", f"{ROOT}:{ROOT}:ro", *init, self._rig.image, *command),
         )
 
     @contextlib.contextmanager
@@ -173,8 +173,9 @@ class Node:
 class SwarmRig:
     """See the module. `nodes` are in the order of their names, managers first."""
 
-    def __init__(self, nodes: int = 1, managers: int = 1, gpus: int = 2) -> None:
+    def __init__(self, nodes: int = 1, managers: int = 1, gpus: int = 2, image: str = IMAGE) -> None:
         self.name = f"pierhead-test-swarm-{secrets.token_hex(3)}"
+        self.image = image
         self.labels = ("--label", LABEL, "--label", f"pierhead.test.rig={self.name}")
         self.work = Path(tempfile.mkdtemp(prefix="pierhead-swarm-"))
         self.subnet = f"10.{random.randrange(200, 250)}.{random.randrange(256)}"
