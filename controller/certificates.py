@@ -104,7 +104,7 @@ def context(own: Path, authorities: Path, *, is_server: bool) -> ssl.SSLContext:
         made.load_cert_chain(own)
         made.load_verify_locations(authorities)
     except OSError as error:
-        raise SettingsError(f"{own}, {authorities}: {error}; `pierhead up` makes them, as secrets of Swarm") from error
+        raise SettingsError(f"{own}, {authorities}: {error}; `make up` makes them, as secrets of Swarm") from error
     return made
 
 

@@ -139,7 +139,7 @@ class _Reader:
     def token(self, name: str, *, is_needed: bool) -> str | None:
         value = self._env.get(name) or None
         if is_needed and value is None:
-            self.problems.append(f"{name}: a Swarm's controller needs a token (`pierhead up` makes one)")
+            self.problems.append(f"{name}: a Swarm's controller needs a token (`make up` makes one)")
         return value
 
     def port(self, name: str, default: int) -> int:

@@ -9,8 +9,8 @@
 #          --registry HOST:PORT       a registry without TLS, as PIERHEAD_REGISTRY=here runs one
 #          --address-pool CIDR        init: where overlay networks get their addresses from
 #          --restart                  the engine may be restarted although containers run
-# A token makes whoever has it a machine of the Swarm, a manager's the master of them all: it is asked for here, of the
-# engine itself, and the controller's API has no way to give one out.
+# With a token any machine can join the Swarm, and as a manager it controls all the others. So this script asks the engine for
+# the token, and the controller's API does not give one out.
 set -euo pipefail
 
 # shellcheck source=compose/machine/stack.sh
@@ -146,7 +146,7 @@ refuse_another_swarm() {
 
 refuse_broken_membership() {
   refuse "this machine is in a Swarm whose managers it does not reach: $(swarm .LocalNodeState) $(swarm .Error)" \
-    "See to those managers, or leave that Swarm (docker swarm leave --force) and repeat. Nothing was changed."
+    "Bring those managers up, or leave that Swarm (docker swarm leave --force) and repeat. Nothing was changed."
 }
 
 with_port() {
@@ -293,7 +293,7 @@ restart_engine() {
   else
     pid=$(as_root cat "$ENGINE_PID")
     as_root kill "$pid"
-    while as_root test -e "/proc/$pid/exe"; do # of a process that has ended, and that nobody waited for, it is gone too
+    while as_root test -e "/proc/$pid/exe"; do # gone also where the process has ended and its parent has not waited for it
       [ "$SECONDS" -lt "$deadline" ] || return 1
       sleep 0.2
     done

@@ -133,7 +133,7 @@ another_clone() {
     --filter label=com.docker.compose.oneoff=False --format '{{.Label "com.docker.compose.project.working_dir"}}')
 }
 
-# clone_of CONTAINER: the clone that it was started from, where that is not this one; nothing where it is, or nobody knows.
+# clone_of CONTAINER: the clone that it was started from, where that is not this one; nothing where it is, or where that is not known.
 clone_of() {
   local directory
   directory=$(docker inspect --format '{{index .Config.Labels "com.docker.compose.project.working_dir"}}' "$1" 2>/dev/null || true)

@@ -91,7 +91,7 @@ refuse_unusable_files() {
     "Correct them and repeat. Nothing was started; what runs goes on as it was."
 }
 
-# The controller removes what the files do not have any more, whatever profile is chosen. Whoever forgot to name an app
+# The controller removes what the files do not have any more, whatever profile is chosen. A user who forgot to name an app
 # reads it here first.
 tell_what_goes() {
   local gone
@@ -146,7 +146,7 @@ choose_grafana() {
   fi
 }
 
-# Of all files in use, whoever wrote them, before minutes and gigabytes go into images for GPUs.
+# Of all files in use, also the user's own, before minutes and gigabytes go into images for GPUs.
 warn_about_missing_gpus() {
   local services
   if has_gpus; then return; fi

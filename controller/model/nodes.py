@@ -1,4 +1,4 @@
-"""The nodes of an engine that has several, as a Swarm does, and what they are worth together. Pure."""
+"""The nodes of an engine that has several, as a Swarm does, and how many managers a decision needs. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Node:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether an operator wants it without replicas. Where the engine places some there, nobody does any more."""
+        """Whether an operator wants it without replicas. Not where the engine places some there."""
         return LEAVING_LABEL in self.labels and self.availability != "active"
 
     @property

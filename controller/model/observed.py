@@ -49,9 +49,9 @@ class Observed:
     nodes: tuple[Node, ...] = ()
     """None where the engine is one machine."""
     unreached: frozenset[str] = frozenset()
-    """Nodes on which nothing answers, although the engine hears of them: what runs there may be well."""
+    """Nodes on which nothing answers, although the engine hears of them: their replicas may work."""
     brake: str = ""
-    """Why nothing that is there may be removed or moved now; "" = it may be."""
+    """Why no replica may be removed or moved now; "" = it may be."""
     in_progress: tuple[Action, ...] = ()
     """Actions of earlier plans that have not ended; the planner plans nothing for their targets."""
     _by_service: Mapping[str, tuple[ReplicaContainer, ...]] = field(init=False, repr=False, compare=False)

@@ -1,7 +1,7 @@
-"""Detects that half of the nodes or more seem to go at once: then this controller's own view is what is likely wrong.
+"""Detects that half of the nodes or more seem to be lost at once: more likely the controller is cut off then.
 
-A node seems to go when the engine says that it is down, or when none of its replicas answers any more: the engine takes
-some seconds to find out. After a while the view is believed, however little is left. No I/O.
+A node seems to be lost when the engine says that it is down, or when none of its replicas answers any more: the engine
+takes some seconds to find out. After a while this counts no more, however few nodes are left. No I/O.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class NodeLosses:
         return frozenset(new | (failing & _silent(staying)))
 
     def look(self, nodes: Iterable[Node], staying: Iterable[ReplicaContainer], now: float) -> str:
-        """Return why nothing that is there may be removed or moved now; "" = it may be.
+        """Return why no replica may be removed or moved now; "" = it may be.
 
         `staying`: the replicas that were not told to stop.
         """
@@ -63,8 +63,8 @@ class NodeLosses:
         if 2 * len(going) < len(counted):
             return ""
         return (
-            f"{len(going)} of {len(counted)} nodes seem to have gone at once ({', '.join(going)}): nothing that is "
-            f"there is removed or moved, for {DOWN_S / 60:.0f} minutes at most"
+            f"{len(going)} of {len(counted)} nodes seem to be lost at once ({', '.join(going)}): no replica is "
+            f"removed or moved, for {DOWN_S / 60:.0f} minutes at most"
         )
 
 

@@ -63,7 +63,7 @@ def _leads_elsewhere(draft: Draft, spec: ServiceSpec, replica: ReplicaOutlook, s
     """Whether a server leads to another address than that of a replica that is not ready.
 
     Of a node that is down perhaps the managers alone are cut off. What ran there may still answer, and the engine gives
-    nobody else its address meanwhile.
+    no other container its address meanwhile.
     """
     if replica.is_kept or server.address == service_address(replica.container, spec):
         return False

@@ -51,8 +51,8 @@ def _membership(facts: Facts) -> Iterator[str]:
         yield "this machine is in no Swarm: `./pierhead node init` makes it the first manager of one"
     elif state != "active":
         yield (
-            f"this machine's part in its Swarm is {state} ({swarm.get('Error') or 'no reason given'}): see to its "
-            "managers (`docker info`), or leave it with `docker swarm leave --force`"
+            f"this machine's membership of its Swarm is {state} ({swarm.get('Error') or 'no reason given'}): bring its "
+            "managers up (`docker info`), or leave it with `docker swarm leave --force`"
         )
     elif not swarm.get("ControlAvailable"):
         yield (
@@ -61,7 +61,7 @@ def _membership(facts: Facts) -> Iterator[str]:
         )
     elif facts.no_answer:
         yield (
-            f"the Swarm decides nothing ({facts.no_answer}): more than half of its managers must be up "
+            f"nothing can be changed in the Swarm ({facts.no_answer}): more than half of its managers must be up "
             f"({', '.join(managers)}); what runs goes on"
         )
 
@@ -107,7 +107,7 @@ def _names(facts: Facts) -> Iterator[str]:
         gone = [node["ID"] for node in nodes if node["Status"]["State"] == "down"]
         if len(nodes) > 1:
             remedy = (
-                f"`docker node rm {' '.join(gone)}` removes what has left"
+                f"`docker node rm {' '.join(gone)}` removes those that are down"
                 if gone
                 else "`hostnamectl set-hostname` on one of them, and restart its engine"
             )
@@ -234,7 +234,7 @@ def _registry(facts: Facts) -> Iterator[str]:
         )
     elif host and says != "https" and not _is_trusted(facts.info, host):
         yield (
-            f"PIERHEAD_REGISTRY: {host} has no TLS, and this engine takes that for a mistake: "
+            f"PIERHEAD_REGISTRY: {host} has no TLS, so this engine refuses it: "
             f"`./pierhead node init --registry {host}` here, and --registry with `node join` on every other node"
         )
 

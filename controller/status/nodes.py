@@ -58,7 +58,7 @@ def node_notices(observed: Observed) -> Iterator[str]:
         yield quorum_words(quorum)
     for node in observed.nodes:
         if node.state == "down" and node.availability != "drain":
-            yield f"node {node.name} is down: what it had goes where there is room"
+            yield f"node {node.name} is down: its replicas go where there is room"
 
 
 def quorum_words(quorum: Quorum) -> str:
@@ -82,9 +82,9 @@ def _words(node: Node, replicas: int, reasons: Sequence[str]) -> str:
         case "down", "drained":
             return ""
         case "down", _:
-            return "down: what it had goes where there is room"
+            return "down: its replicas go where there is room"
         case "unknown", _:
-            return "the managers have not heard of it yet: what it has stays as it is"
+            return "the managers do not know its state yet: its replicas stay as they are"
         case _, "leaving" if reasons:
             return f"{_counted(replicas)} left, and no other node has room: {'; '.join(reasons)}"
         case _, "leaving":

@@ -189,7 +189,7 @@ def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
     address = service_address(container, material.spec) if material.spec else container.ip
     node = container.node if material.observed.nodes else ""
     if not message and node in material.leaving:
-        message = f"node {node} leaves: another one takes its place first"
+        message = f"node {node} leaves: another replica takes its place first"
     return ReplicaStatus(
         container.name, state, container.version, address or "", container.gpus, container.ongoing, message, node
     )

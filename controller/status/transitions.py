@@ -76,9 +76,9 @@ def _nodes(before: View, after: View) -> Iterator[Transition]:
     for key, node in now.items():
         was = then.get(key)
         if was is None:
-            yield Transition("node_joined", f"node {node.name} is there", target=node.name)
+            yield Transition("node_joined", f"node {node.name} has joined the Swarm", target=node.name)
         elif node.state == "down" and was.state != "down":
-            words = f"node {node.name} is down: what it had goes where there is room"
+            words = f"node {node.name} is down: its replicas go where there is room"
             yield Transition("node_lost", words, target=node.name, outcome="warning")
         elif was.state == "down" and node.state != "down":
             yield Transition("node_back", f"node {node.name} is back", target=node.name, outcome="ok")
@@ -103,7 +103,7 @@ def _brake(before: View, after: View) -> Iterator[Transition]:
     if now and not then:
         yield Transition("nodes_doubted", now, target="nodes", outcome="warning")
     elif then and not now:
-        yield Transition("nodes_believed", "what is seen of the nodes is acted on again", target="nodes", outcome="ok")
+        yield Transition("nodes_believed", "replicas are removed and moved again", target="nodes", outcome="ok")
 
 
 def _replicas(before: View, after: View) -> Iterator[Transition]:

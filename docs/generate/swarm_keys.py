@@ -16,8 +16,8 @@ ABOUT = """\
 # Compose keys that a Swarm does not have
 
 With `PIERHEAD_ENGINE=swarm` each of these is an error of the compose files: `make up`, `pierhead deploy` and `pierhead
-validate` name it and what to do, and nothing is changed. (Swarm's own API accepts most of them and drops them without a
-word.) [Run on many machines](../how-to/many-machines.md#compose-files) says what the other keys mean there.
+validate` name it and what to do, and nothing is changed. (Swarm's own API accepts most of them and drops them
+silently.) [Run on many machines](../how-to/many-machines.md#compose-files) says what the other keys mean there.
 
 | key | what to do |
 |---|---|
@@ -32,7 +32,7 @@ VALUES: Mapping[str, Any] = {
         {"type": "volume", "source": "data", "target": "/more", "volume": {"subpath": "a"}},
     ],
 }
-"""Keys that a Swarm has, with values that it has not."""
+"""Keys that a Swarm has, with values that it does not have."""
 GPU = GpuRequest(1, device_ids=("GPU-1",), slot=GpuSlot(fraction=0.5), kind="H100")
 
 

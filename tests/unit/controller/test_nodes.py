@@ -203,7 +203,7 @@ def test_half_of_the_nodes_at_once_are_not_believed_for_a_while() -> None:
     down = {"state": "down"}
     assert losses.look(nodes(), well, 0) == ""
     assert losses.look(nodes(), [well[0], silent[1], well[2]], 1) == "", "one of three"
-    assert "2 of 3 nodes seem to have gone at once (n2, n3)" in losses.look(nodes(), [well[0], *silent[1:]], 2)
+    assert "2 of 3 nodes seem to be lost at once (n2, n3)" in losses.look(nodes(), [well[0], *silent[1:]], 2)
     assert losses.look(nodes(), [well[0], *silent[1:]], 2 + SILENT_S) == "", "the engine would know by now"
     assert "(n2, n3)" in losses.look(nodes(n2=down, n3=down), [well[0]], 30)
     assert losses.look(nodes(n2=down, n3=down), [well[0]], 30 + DOWN_S) == "", "so it is"

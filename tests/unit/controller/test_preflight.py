@@ -75,8 +75,8 @@ def with_registry(says: str, host: str = "192.0.2.1:5000", **config: Any) -> Fac
 PROBLEMS: dict[str, Facts] = {
     "this machine is in no Swarm: `./pierhead node init`": swarm(LocalNodeState="inactive"),
     "n1, is a worker of its Swarm: type this on a manager (192.0.2.1:2377)": swarm(),
-    "this machine's part in its Swarm is error (no reason given)": swarm(LocalNodeState="error"),
-    "the Swarm decides nothing (no leader): more than half of its managers must be up": replace(
+    "this machine's membership of its Swarm is error (no reason given)": swarm(LocalNodeState="error"),
+    "nothing can be changed in the Swarm (no leader): more than half of its managers must be up": replace(
         FINE, nodes=(), no_answer="no leader"
     ),
     "live-restore is on in this engine": replace(FINE, info=INFO | {"LiveRestoreEnabled": True}),
@@ -160,7 +160,7 @@ def test_nothing_is_said_without_a_reason(facts: Facts) -> None:
 
 def test_a_node_that_left_is_named_for_removal() -> None:
     found = check(replace(FINE, nodes=(*FINE.nodes, node(3, ID="id4", **WORKER | {"Status": DOWN["Status"]}))))
-    assert "`docker node rm id4` removes what has left" in found.problems[0]
+    assert "`docker node rm id4` removes those that are down" in found.problems[0]
 
 
 def test_networks_are_read_as_linux_lists_them() -> None:
