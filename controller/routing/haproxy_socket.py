@@ -34,7 +34,7 @@ _WORST_NON_ERROR = 4
 """Severities as in syslog: 0 to 3 are errors; 4 and above are warnings and information."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TlsPeer:
     """A socket of HAProxy on another machine."""
 
@@ -43,6 +43,8 @@ class TlsPeer:
     context: ssl.SSLContext
     name: str
     """The server name that the handshake asks for."""
+    session: ssl.SSLSession | None = None
+    """Of the last connection: the next one need not check the certificates again."""
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
@@ -180,6 +182,8 @@ def _talk(address: Address, line: bytes, deadline: float, given_up: threading.Ev
                     raise
                 continue
             if not chunk:
+                if isinstance(address, TlsPeer) and isinstance(connection, ssl.SSLSocket):
+                    address.session = connection.session
                 return bytes(answer)
             answer += chunk
             if answer.startswith(_NO_WORKER) and answer.endswith(b"\n"):  # after it the master goes on to wait
@@ -213,8 +217,9 @@ def _connected(address: Address, deadline: float, patience_s: float, given_up: t
 
 def _opened(address: Address, deadline: float) -> socket.socket:
     if isinstance(address, TlsPeer):
-        connection = socket.create_connection((address.host, address.port), _left_s(deadline))
-        return address.context.wrap_socket(connection, server_hostname=address.name)  # closes it when it fails
+        plain = socket.create_connection((address.host, address.port), _left_s(deadline))
+        # It closes the connection when it fails.
+        return address.context.wrap_socket(plain, server_hostname=address.name, session=address.session)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(_left_s(deadline))

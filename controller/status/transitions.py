@@ -128,7 +128,7 @@ def _moves(before: View, after: View) -> Iterator[Transition]:
     old = {one.id: one for one in before.observed.containers}
     for one in after.observed.containers:
         was = old.get(one.id)
-        if one.moved and was is not None and (was.moved, was.started_at) != (one.moved, one.started_at):
+        if one.moved and was is not None and (was.started_at != one.started_at or not was.state.is_up):
             yield Transition("replica_moved", f"{one.name}: {one.moved}", one.service, one.name, "warning")
 
 
