@@ -1,4 +1,4 @@
-"""What the daemon stands on: the engine, the router, the state and the compose files, as `one_machine.py` and
+"""What the daemon needs: the engine, the router, the state and the compose files, as `one_machine.py` and
 `on_swarm.py` open them.
 """
 

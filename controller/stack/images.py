@@ -145,7 +145,6 @@ def no_registry(service: str, image: str) -> str:
 def _not_pushed(image: str, registry: str, said: str) -> str:
     remedy = "check PIERHEAD_REGISTRY, and `docker login`"
     if "HTTPS" in said or "x509" in said:
-        remedy = (
-            f'the nodes need {{"insecure-registries": ["{registry.partition("/")[0]}"]}} in /etc/docker/daemon.json'
-        )
+        host = registry.partition("/")[0]
+        remedy = f"`./pierhead node init --registry {host}` here, and --registry with `node join` on every other node"
     return f"image {image} could not be pushed to {registry}: {said}; {remedy}"
