@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from functools import partial
 from typing import Any
@@ -36,12 +37,16 @@ from .docker_images import Images
 from .labels import check_same, create_body
 from .swarm_lists import Lists
 from .swarm_nodes import change_node, holds_replicas, node_changes, nodes
+from .swarm_placing import EVERY_NODE, narrowing, waits_in_vain
 from .swarm_reader import STACK_LABEL, Listing, changes, edges, gpus, replicas, start_of, strays
-from .swarm_spec import STOPPED_LABEL, not_carried, service_spec
+from .swarm_spec import LIMIT_LABEL, STOPPED_LABEL, not_carried, service_spec
 
 EDGE_SERVICE, EDGE_NETWORK = "haproxy", "edges"
 """Of compose/swarm.yaml: the HAProxys, and the network on which only they and the controller are."""
 _POLL_S = 0.5
+_PLACED_WITHIN_S, _PLACED_LOOK_S = 5.0, 0.05
+"""How long Swarm may take to choose a node. It takes 0.1 s; while it elects a leader, any time."""
+_NO_ROOM = "no node that it may be on has room for it and fewer than {} replicas of the service (max_replicas_per_node)"
 _UPDATE_TRIES = 5
 """An update of a service that has changed since it was read is refused, and repeated with what it is now."""
 
@@ -62,6 +67,8 @@ class SwarmEngine:
         self._images = Images(client)
         self._calls = EngineCalls()
         self._closed = asyncio.Event()
+        self._placing: dict[str, asyncio.Lock] = {}
+        """By service."""
 
     async def observe(self, project: str, service_names: Collection[str], images: Collection[str]) -> EngineState:
         """See `ClusterEngine.observe`. The id of an image that is named by its digest is that name."""
@@ -85,8 +92,10 @@ class SwarmEngine:
             case CreateContainer():
                 await self._calls.call(f"create of replica {action.target}", partial(self._create, action, project))
             case StartContainer():
-                start = partial(self._update, action.target, _start)
-                await self._calls.call(f"start of replica {action.target}", start)
+                # One replica of a service after the other: where one goes counts for the next.
+                async with self._placing.setdefault(action.service, asyncio.Lock()):
+                    start = partial(self._start, action, project)
+                    await self._calls.call(f"start of replica {action.target}", start)
             case SignalContainer():
                 await self._calls.call(f"{action.signal} to replica {action.target}", partial(self._signal, action))
             case RemoveContainer():
@@ -183,6 +192,8 @@ class SwarmEngine:
             )
         image = self._image_for_nodes(action)
         spec = service_spec(action.target, body, len(action.gpus), image, self._file_ids(action.spec.name, body))
+        if action.spec.max_replicas_per_node is not None:
+            spec["Labels"][LIMIT_LABEL] = str(action.spec.max_replicas_per_node)
         try:
             docker_http.post(self._client, "/services/create", spec, self._images.credentials(image))
         except docker.errors.APIError as error:
@@ -230,6 +241,38 @@ class SwarmEngine:
         except docker.errors.NotFound as error:  # it was just being removed; the next plan creates it again
             raise EngineError(refusal(f"create of replica {name}", message)) from error
         check_same(name, labels, existing, "service", "docker service rm")
+
+    def _start(self, action: StartContainer, project: str) -> None:
+        """Give the service its task, on one of the nodes that `narrowing` leaves."""
+        name, listing = action.target, self._list(project)
+        spec = next((one["Spec"] for one in listing.services if one["Spec"]["Name"] == name), None)
+        if spec is None or spec["Mode"]["Replicated"].get("Replicas"):  # it is gone, or started
+            self._update(name, _start)
+            return
+        left = narrowing(spec, listing.nodes, listing.tasks)
+        if left == EVERY_NODE:
+            self._update(name, _start)
+            return
+        constraints = list((spec["TaskTemplate"].get("Placement") or {}).get("Constraints") or ())
+        for added in dict.fromkeys(((*left.bound, *left.preference), left.bound)):
+            self._update(name, partial(_start, constraints=[*constraints, *added]))
+            if not added:
+                return
+            if self._has_node(name):
+                self._update(name, partial(_start, constraints=constraints))
+                return
+        self._update(name, partial(_start, constraints=constraints, tasks=0))
+        raise EngineError(f"start of replica {name}: {_NO_ROOM.format(spec['Labels'][LIMIT_LABEL])}")
+
+    def _has_node(self, service: str) -> bool:
+        """Whether Swarm finds a node for a service that was just started."""
+        until = time.monotonic() + _PLACED_WITHIN_S
+        while time.monotonic() < until:
+            found = waits_in_vain(self._client.tasks({"service": service}))  # type: ignore[no-untyped-call]
+            if found is not None:
+                return not found
+            time.sleep(_PLACED_LOOK_S)
+        return False
 
     def _signal(self, action: SignalContainer) -> None:
         """Have its task ended: Swarm sends the stop signal, and kills what is left after the grace period.
@@ -326,10 +369,15 @@ def _output(stream: bytes) -> bytes:
 # ---------------------------------------------------------------------------------------------------- changes of a spec
 
 
-def _start(spec: Spec) -> bool:
-    """One task; Swarm starts another one by itself where the last has ended."""
+def _start(spec: Spec, constraints: Collection[str] | None = None, tasks: int = 1) -> bool:
+    """One task; Swarm starts another one by itself where the last has ended. `constraints`: others than it has.
+
+    A task that is on a node which fulfils them stays as it is.
+    """
     spec["Labels"].pop(STOPPED_LABEL, None)
-    return _set_tasks(spec, 1)
+    if constraints is not None:
+        spec["TaskTemplate"].setdefault("Placement", {})["Constraints"] = list(constraints)
+    return _set_tasks(spec, tasks) or constraints is not None
 
 
 def _stop(started_at: str, spec: Spec) -> bool:

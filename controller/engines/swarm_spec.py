@@ -16,6 +16,8 @@ GPU_KIND = "NVIDIA-GPU"
 STOPPED_LABEL = "pierhead.stopped"
 """A label of a service that was sent its stop signal, with the time of its task's start: Swarm forgets the tasks of a
 service with 0 replicas."""
+LIMIT_LABEL = "pierhead.max_replicas_per_node"
+"""A label of a service whose replica is started only where a node has fewer replicas than that."""
 RESTART_DELAY_S = 2.0
 """How long Swarm waits before it starts an ended replica again: the controller has replaced it by then. (With the
 condition "none" Swarm would not move the replicas of a lost node either.)"""

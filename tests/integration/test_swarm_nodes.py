@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,7 +53,10 @@ class World:
         self.seen: dict[str, list[ReplicaContainer]] = {}
         """What each replica was, in the order of the readings."""
 
-    async def start(self, service: str, number: int, gpus: int = 0, **host: Any) -> str:
+    async def start(
+        self, service: str, number: int, gpus: int = 0, most: int | None = None, body: Any = None, **host: Any
+    ) -> str:
+        """`most`: max_replicas_per_node; `body` and `host`: more of the create body, and of its HostConfig."""
         name = replica_name(PROJECT, service, VERSION, number)
         container = {
             "Image": self.image,
@@ -59,9 +64,11 @@ class World:
             "Labels": {},
             "HostConfig": {"NetworkMode": NETWORK, **host},
             "NetworkingConfig": {"EndpointsConfig": {NETWORK: {"Aliases": [service]}}},
+            **(body or {}),
         }
         probe = ProbeSpec(9100, "/readyz")
         spec = ServiceSpec(service, self.image, "http", 8080, 1, probe, gpu=GpuRequest(gpus), container=container)
+        spec = replace(spec, max_replicas_per_node=most)
         claimed = tuple(Gpu(f"GPU-{number}-{index}") for index in range(gpus))
         create = CreateContainer(target=name, service=service, version=VERSION, number=number, gpus=claimed, spec=spec)
         await self.engine.perform(create, PROJECT)
@@ -190,3 +197,64 @@ async def test_what_a_node_cannot_start_says_why_and_what_a_swarm_has_not_is_ref
     assert "bind source path does not exist: /nowhere (make /nowhere on all nodes" in found[name].engine_detail
     with pytest.raises(EngineError, match=r"a Swarm service has no HostConfig\.IpcMode"):
         await world.start("shared", 1, IpcMode="host")
+
+
+async def test_replicas_are_spread_over_nodes_and_zones_and_bounded_on_each_node(world: World) -> None:
+    """Also while another service fills a node: Swarm alone would take the node with the fewest tasks of all."""
+    manager = world.rig.nodes[0]
+    for node, zone in {"n1": "a", "n2": "a", "n3": "b"}.items():
+        await asyncio.to_thread(manager.cli, "node", "update", "--label-add", f"zone={zone}", node)
+    only = {"Placement": {"Constraints": ["node.hostname==n1"]}}
+    for number in range(1, 4):
+        await world.start("ballast", number, body=only)
+    for number in range(1, 4):
+        await world.start("web", number, most=1)
+    zones = {"Placement": {"Preferences": [{"Spread": {"SpreadDescriptor": "node.labels.zone"}}]}}
+    for number in range(1, 5):
+        await world.start("zoned", number, body=zones)
+    found = await world.until("all run", lambda found: len(up(found)) == 10)
+
+    def nodes_of(service: str) -> Counter[str]:
+        return Counter(one.node for one in found.values() if one.service == service)
+
+    assert nodes_of("web") == {"n1": 1, "n2": 1, "n3": 1}
+    assert nodes_of("zoned") == {"n1": 1, "n2": 1, "n3": 2}
+    with pytest.raises(EngineError, match="fewer than 1 replicas of the service"):
+        await world.start("web", 4, most=1)
+    refused = (await world.look())[replica_name(PROJECT, "web", VERSION, 4)]
+    assert refused.state is ContainerState.CREATED
+    services = {one["Spec"]["Name"]: one for one in await asyncio.to_thread(world.engine._client.services)}
+    for name, one in found.items():
+        task = services[name]["Spec"]["TaskTemplate"]
+        assert (task.get("Placement") or {}).get("Constraints", []) == (
+            ["node.hostname==n1"] if one.service == "ballast" else []
+        )
+        assert len(world.rig.tasks(service=name)) == 1, "no task was replaced when the constraints went"
+
+
+async def test_each_node_has_the_volume_with_its_options_and_the_secret(world: World) -> None:
+    manager = world.rig.nodes[0]
+    (world.rig.work / "token").write_text("told")
+    secret = (
+        await asyncio.to_thread(manager.cli, "secret", "create", "shop_token", str(world.rig.work / "token"))
+    ).strip()
+    options = {"type": "tmpfs", "device": "tmpfs", "o": "mode=1777,size=1m,nosuid,nodev,noexec"}
+    volume = {"NoCopy": True, "DriverConfig": {"Name": "local", "Options": options}}
+    mount = {"Type": "volume", "Source": "shop_memory", "Target": "/memory", "VolumeOptions": volume}
+    place = {"Name": "shop_token", "Target": "/run/secrets/token", "UID": "0", "GID": "0", "Mode": 0o400}
+    try:
+        for number in (1, 2, 3):
+            await world.start("sharing", number, most=1, body={"Secrets": [place]}, Mounts=[mount])
+        await world.until("three run", lambda found: len(up(found)) == 3)
+        for node in world.rig.nodes:
+            here = node.cli("ps", "--quiet", "--filter", "label=pierhead.service=sharing").strip()
+            said = node.cli(
+                "exec", here, "sh", "-c", "grep ' /memory ' /proc/mounts; stat -c %a /memory /run/secrets/token"
+            )
+            assert "tmpfs" in said, said
+            assert "size=1024k" in said, said
+            assert said.split()[-2:] == ["1777", "400"]
+            assert node.cli("exec", here, "cat", "/run/secrets/token") == "told"
+    finally:
+        await world.clear()
+        await asyncio.to_thread(manager.cli, "secret", "rm", secret)

@@ -12,10 +12,11 @@ import pytest
 
 from controller.engines.swarm import SwarmEngine
 from controller.engines.swarm_lists import Lists
+from controller.engines.swarm_spec import LIMIT_LABEL
 from controller.errors import EngineError
 from controller.model.actions import CreateContainer, StartContainer
 from controller.model.spec import ProbeSpec, ServiceSpec
-from tests.unit.controller.docker_daemon import Daemon, Handler, client_of
+from tests.unit.controller.docker_daemon import Answer, Daemon, Handler, client_of
 
 IMAGE = "shop/ranker:1"
 SPEC = ServiceSpec("ranker", IMAGE, "http", 8080, 1, ProbeSpec(9100, "/readyz"), container={"Image": IMAGE})
@@ -23,6 +24,9 @@ NAME = "shop-ranker-0a1b2c3d-1"
 CREATE = CreateContainer(target=NAME, service="ranker", version="0a1b2c3d", number=1, spec=SPEC)
 START = StartContainer(target=NAME, service="ranker")
 INSPECT, UPDATE, NEW = f"GET /services/{NAME}", "POST /services/s1/update", "POST /services/create"
+
+
+LISTS: dict[str, Answer] = {call: (200, []) for call in ("GET /nodes", "GET /services", "GET /tasks")}
 
 
 @contextlib.asynccontextmanager
@@ -51,7 +55,7 @@ async def test_an_update_is_repeated_while_others_change_the_service(tmp_path: P
             stale = (500, {"message": "rpc error: code = Unknown desc = update out of sequence"})
             handler.reply(*(stale if left >= 0 else (200, {"Warnings": None})))
 
-        daemon.answers |= {INSPECT: (200, service(0)), UPDATE: update}
+        daemon.answers |= LISTS | {INSPECT: (200, service(0)), UPDATE: update}
         if changes > 4:
             with pytest.raises(EngineError, match="was changed 5 times while it was to be changed once"):
                 await engine.perform(START, "shop")
@@ -81,7 +85,7 @@ async def test_every_node_gets_the_image_that_the_version_is_of(tmp_path: Path, 
 async def test_an_image_named_by_its_digest_is_looked_up_nowhere(tmp_path: Path) -> None:
     image = "reg:5000/shop/ranker@sha256:7"
     async with manager(tmp_path) as (daemon, engine):
-        daemon.answers |= {call: (200, []) for call in ("GET /nodes", "GET /services", "GET /tasks")}
+        daemon.answers |= LISTS
         daemon.answers[NEW] = (201, {"ID": "s1"})
         assert (await engine.observe("shop", (), (image,))).images == {image: image}
         assert await engine.has_image(image)
@@ -128,3 +132,53 @@ async def test_secrets_are_found_by_their_names(tmp_path: Path) -> None:
         daemon.answers["GET /secrets"] = (200, [{"ID": "x2", "Spec": {"Name": "shop_token"}}])
         await engine.perform(create, "shop")
         assert daemon.bodies[-1]["TaskTemplate"]["ContainerSpec"]["Secrets"][0]["SecretID"] == "x2"
+
+
+NO_NODE = "no suitable node (scheduling constraints not satisfied on 2 nodes)"
+
+
+@pytest.mark.parametrize(
+    ("limit", "errors", "steps"),
+    [
+        (0, [""], [(1, ["node.id!=n1"]), (1, [])]),
+        (0, [NO_NODE], [(1, ["node.id!=n1"]), (1, [])]),
+        (1, [""], [(1, ["node.id!=n1"]), (1, [])]),
+        (1, [NO_NODE], [(1, ["node.id!=n1"]), (0, [])]),
+    ],
+    ids=["preferred", "where there is room", "within the bound", "beyond the bound"],
+)
+async def test_a_start_leads_swarm_to_the_nodes_with_the_fewest_replicas(
+    tmp_path: Path, limit: int, errors: list[str], steps: list[Any]
+) -> None:
+    """By constraints that are gone once the task has its node, or has found none."""
+    ours = {"pierhead.project": "shop", "pierhead.service": "ranker"}
+    spec = {
+        "Name": NAME,
+        "Labels": ours | ({LIMIT_LABEL: str(limit)} if limit else {}),
+        "Mode": {"Replicated": {"Replicas": 0}},
+        "TaskTemplate": {"ContainerSpec": {"Labels": ours}},
+    }
+    there = {"DesiredState": "running", "Status": {"State": "running"}, "Spec": spec["TaskTemplate"], "NodeID": "n1"}
+    waits = {"CreatedAt": "1", "DesiredState": "running", "Status": {"State": "pending"}, "Spec": spec["TaskTemplate"]}
+    answers = [[there], [{**waits, "DesiredState": "ready"}]]
+    answers += [
+        [{**waits, "Status": {"State": "pending", "Err": one}} if one else {**waits, "NodeID": "n2"}] for one in errors
+    ]
+    async with manager(tmp_path) as (daemon, engine):
+        nodes = [{"ID": one, "Status": {"State": "ready"}, "Spec": {"Availability": "active"}} for one in ("n1", "n2")]
+        services = [{"ID": "s1", "Version": {"Index": 1}, "Spec": spec}]
+        daemon.answers |= {"GET /nodes": (200, [{**node, "Description": {}} for node in nodes])}
+        daemon.answers |= {"GET /services": (200, services), INSPECT: (200, services[0]), UPDATE: (200, {})}
+        daemon.answers["GET /tasks"] = lambda handler: handler.reply(200, answers.pop(0))
+        if limit and errors == [NO_NODE]:
+            with pytest.raises(
+                EngineError, match=r"no node .* fewer than 1 replicas of the service \(max_replicas_per"
+            ):
+                await engine.perform(START, "shop")
+        else:
+            await engine.perform(START, "shop")
+        bodies = [body for call, body in zip(daemon.calls, daemon.bodies, strict=True) if call == UPDATE]
+        seen = [
+            (one["Mode"]["Replicated"]["Replicas"], one["TaskTemplate"]["Placement"]["Constraints"]) for one in bodies
+        ]
+        assert (seen, answers) == (steps, [])
