@@ -12,7 +12,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import docker.errors
 from docker import APIClient
@@ -37,7 +37,7 @@ from .docker_images import Images
 from .labels import check_same, create_body
 from .swarm_lists import Lists
 from .swarm_nodes import change_node, holds_replicas, node_changes, nodes
-from .swarm_placing import EVERY_NODE, narrowing, waits_in_vain
+from .swarm_placing import EVERY_NODE, has_node, is_undecided, narrowing
 from .swarm_reader import STACK_LABEL, Listing, changes, edges, gpus, replicas, start_of, strays
 from .swarm_spec import LIMIT_LABEL, STOPPED_LABEL, not_carried, service_spec
 
@@ -52,6 +52,7 @@ _UPDATE_TRIES = 5
 
 Spec = dict[str, Any]
 Seen = tuple[tuple[ReplicaContainer, ...], tuple[Node, ...]]
+T = TypeVar("T")
 
 
 class SwarmEngine:
@@ -244,13 +245,11 @@ class SwarmEngine:
 
     def _start(self, action: StartContainer, project: str) -> None:
         """Give the service its task, on one of the nodes that `narrowing` leaves."""
-        name, listing = action.target, self._list(project)
-        spec = next((one["Spec"] for one in listing.services if one["Spec"]["Name"] == name), None)
-        if spec is None or spec["Mode"]["Replicated"].get("Replicas"):  # it is gone, or started
-            self._update(name, _start)
-            return
-        left = narrowing(spec, listing.nodes, listing.tasks)
-        if left == EVERY_NODE:
+        name = action.target
+        listing = self._until(lambda: self._list(project), lambda seen: not is_undecided(_spec_of(name, seen), seen))
+        spec = _spec_of(name, listing)
+        left = narrowing(spec, listing) if spec else EVERY_NODE
+        if left == EVERY_NODE or spec["Mode"]["Replicated"].get("Replicas"):
             self._update(name, _start)
             return
         constraints = list((spec["TaskTemplate"].get("Placement") or {}).get("Constraints") or ())
@@ -258,21 +257,21 @@ class SwarmEngine:
             self._update(name, partial(_start, constraints=[*constraints, *added]))
             if not added:
                 return
-            if self._has_node(name):
+            if has_node(self._until(partial(self._tasks, name), lambda tasks: has_node(tasks) is not None)):
                 self._update(name, partial(_start, constraints=constraints))
                 return
         self._update(name, partial(_start, constraints=constraints, tasks=0))
         raise EngineError(f"start of replica {name}: {_NO_ROOM.format(spec['Labels'][LIMIT_LABEL])}")
 
-    def _has_node(self, service: str) -> bool:
-        """Whether Swarm finds a node for a service that was just started."""
+    def _until(self, look: Callable[[], T], is_settled: Callable[[T], bool]) -> T:
+        """Look until Swarm has placed what it was told to, or for as long as that may take."""
         until = time.monotonic() + _PLACED_WITHIN_S
-        while time.monotonic() < until:
-            found = waits_in_vain(self._client.tasks({"service": service}))  # type: ignore[no-untyped-call]
-            if found is not None:
-                return not found
+        while not is_settled(seen := look()) and time.monotonic() < until:
             time.sleep(_PLACED_LOOK_S)
-        return False
+        return seen
+
+    def _tasks(self, service: str) -> list[Any]:
+        return list(self._client.tasks({"service": service}))  # type: ignore[no-untyped-call]
 
     def _signal(self, action: SignalContainer) -> None:
         """Have its task ended: Swarm sends the stop signal, and kills what is left after the grace period.
@@ -350,6 +349,11 @@ class SwarmEngine:
 
     def _inspect(self, service: str) -> dict[str, Any]:
         return self._client.inspect_service(service)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _spec_of(name: str, listing: Listing) -> Spec:
+    """Of a replica's service; {} = it is gone."""
+    return next((one["Spec"] for one in listing.services if one["Spec"]["Name"] == name), {})
 
 
 def _has_digest(image: str) -> bool:

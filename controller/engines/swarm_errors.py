@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..model.constraints import fits
 from .docker_errors import with_hint
+from .swarm_nodes import nodes as listed
 
 Json = Mapping[str, Any]
 
@@ -70,7 +72,7 @@ def _reserved(task: Json) -> str:
 def _unmet(task: Json, nodes: Sequence[Json]) -> str:
     """The constraints that no node fulfils, each by itself; all of them where it is their combination."""
     wanted = ((task.get("Spec") or {}).get("Placement") or {}).get("Constraints") or ()
-    nowhere = [one for one in wanted if not any(_fulfils(node, one) for node in nodes)]
+    nowhere = [one for one in wanted if not any(fits(node, [one]) for node in listed(nodes))]
     named = ", ".join(map(repr, nowhere or wanted))
     if not named:
         return ""
@@ -80,28 +82,3 @@ def _unmet(task: Json, nodes: Sequence[Json]) -> str:
         key, _, value = (part.strip() for part in label.removeprefix("node.labels.").partition("=="))
         remedy = f"`pierhead node label NODE {key}={value}` gives a node that label, or {remedy}"
     return f"no node fulfils {named}: {remedy}"
-
-
-def _fulfils(node: Json, constraint: str) -> bool:
-    """Swarm's own rule: equal but for upper and lower case; a label that is not there is empty."""
-    key, operator, value = constraint.partition("!=" if "!=" in constraint else "==")
-    is_same = _attribute(node, key.strip()).lower() == value.strip().lower()
-    return is_same != (operator == "!=")
-
-
-def _attribute(node: Json, key: str) -> str:
-    spec, described = node.get("Spec") or {}, node.get("Description") or {}
-    if key.startswith("node.labels."):
-        return str((spec.get("Labels") or {}).get(key.removeprefix("node.labels."), ""))
-    if key.startswith("engine.labels."):
-        return str(((described.get("Engine") or {}).get("Labels") or {}).get(key.removeprefix("engine.labels."), ""))
-    platform = described.get("Platform") or {}
-    known = {
-        "node.id": node.get("ID"),
-        "node.hostname": described.get("Hostname"),
-        "node.role": spec.get("Role"),
-        "node.ip": (node.get("Status") or {}).get("Addr"),
-        "node.platform.os": platform.get("OS"),
-        "node.platform.arch": platform.get("Architecture"),
-    }
-    return str(known.get(key) or "")

@@ -21,7 +21,7 @@ from .swarm_spec import GPU_KIND, STOPPED_LABEL
 
 STACK_LABEL = "com.docker.stack.namespace"
 _BY_ITSELF = ("complete", "failed", "rejected")
-_ENDED = (*_BY_ITSELF, "shutdown", "orphaned", "remove")
+ENDED = (*_BY_ITSELF, "shutdown", "orphaned", "remove")
 _ONLY_A_CODE = "task: non-zero exit"
 """The beginning of Swarm's text on a process that ended with a code, which is told by the code itself."""
 _SAME_STEP_S = 1.0
@@ -78,8 +78,8 @@ def gpus(listing: Listing, ours: Iterable[ReplicaContainer]) -> tuple[tuple[Gpu,
     listed = tuple(Gpu(uuid, "nvidia", node=node.name) for node in nodes for uuid in node.gpus)
     holders = {uuid: f"{node.name} ({node.condition})" for node in nodes if node.condition for uuid in node.gpus}
     taken = {*holders, *(uuid for one in ours for uuid in one.gpus)}
-    running = (task for task in listing.tasks if task["Status"]["State"] not in _ENDED)
-    held = {uuid: _task_name(task) for task in running for uuid in _gpus_of(task)}
+    running = (task for task in listing.tasks if task["Status"]["State"] not in ENDED)
+    held = {uuid: _task_name(task) for task in running for uuid in gpus_of(task)}
     return listed, holders | {uuid: name for uuid, name in held.items() if uuid not in taken}
 
 
@@ -136,12 +136,11 @@ class _Node:
     @classmethod
     def of(cls, node: Json) -> _Node:
         description = node.get("Description") or {}
-        resources = (description.get("Resources") or {}).get("GenericResources") or ()
         availability = (node.get("Spec") or {}).get("Availability", "active")
         is_down = (node.get("Status") or {}).get("State") == "down"
         leaving = LEAVING_LABEL in ((node.get("Spec") or {}).get("Labels") or {}) and availability == "pause"
         condition = "down" if is_down else "leaving" if leaving else _CONDITIONS.get(str(availability), "")
-        return cls(node_name(node), condition, _named(resources), node)
+        return cls(node_name(node), condition, gpus_of(description.get("Resources")), node)
 
 
 def _named(resources: Iterable[Json]) -> tuple[str, ...]:
@@ -149,8 +148,9 @@ def _named(resources: Iterable[Json]) -> tuple[str, ...]:
     return tuple(str(one["Value"]) for one in named if one.get("Kind") == GPU_KIND)
 
 
-def _gpus_of(task: Json) -> tuple[str, ...]:
-    return _named(task.get("GenericResources") or ())
+def gpus_of(one: Json | None) -> tuple[str, ...]:
+    """The GPUs among the `GenericResources` of a task, or of a node's resources."""
+    return _named((one or {}).get("GenericResources") or ())
 
 
 def _task_name(task: Json) -> str:
@@ -182,7 +182,7 @@ def _replica(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _Node], p
     node = nodes.get(task.get("NodeID", "")) if task else None
     read["node"] = node.name if node else ""
     # Before it has a node it holds what it was made for: as many are taken wherever it goes.
-    read["gpus"] = (_gpus_of(task) if task else ()) or read["gpus"]
+    read["gpus"] = (gpus_of(task) if task else ()) or read["gpus"]
     return ReplicaContainer(
         id=service["ID"],
         state=standing.state,
@@ -224,7 +224,7 @@ def _standing(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _Node]) 
     state = newest["Status"]["State"]
     if state == "running":
         return _Standing(ContainerState.RUNNING, newest)
-    if state in _ENDED:
+    if state in ENDED:
         return _ended(newest, nodes)
     before = tasks[-2] if len(tasks) > 1 else None
     if before is not None and _ended_by_itself(before, newest):
@@ -310,7 +310,7 @@ def _wanted(service: Json) -> int:
 
 def _exit_code(status: Json) -> int | None:
     container = status.get("ContainerStatus") or {}
-    has_ended = container.get("ContainerID") and status["State"] in _ENDED
+    has_ended = container.get("ContainerID") and status["State"] in ENDED
     return int(container.get("ExitCode") or 0) if has_ended else None
 
 

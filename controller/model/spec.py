@@ -94,6 +94,8 @@ class GpuRequest:
     """Whether slots go onto as few GPUs as possible, or onto as many."""
     kind: str = ""
     """Only GPUs whose name contains this, such as "H100"; "" = any."""
+    constraints: tuple[str, ...] = ()
+    """Only GPUs of nodes that fulfil these (the service's placement constraints on a Swarm)."""
 
     def takes(self, gpu_name: str) -> bool:
         """Whether a GPU of that name fits the request. A GPU without a known name does."""

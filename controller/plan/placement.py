@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..model.actions import CreateContainer
+from ..model.constraints import fits
+from ..model.nodes import Node
 from ..model.observed import Observed
 from ..model.spec import GPU_PARTS, GpuRequest, GpuSlot, _number, size_words, slot_words
 from ..model.world import Gpu, ReplicaContainer
@@ -120,8 +122,8 @@ class GpuLedger:
     """Whether the memory in use is being read: a GPU that no container holds may still be in use."""
     awaits_memory: bool = False
     """Whether a replica was refused only for memory in use, or for want of a reading of it."""
-    _has_nodes: bool = False
-    """Whether the engine has several machines, which list their GPUs themselves."""
+    nodes: tuple[Node, ...] = ()
+    """Of an engine that has several."""
     _cards: dict[str, _Card] = field(default_factory=dict)
     _parts: dict[str, list[_Card]] = field(default_factory=dict)
     """GPU UUID -> its MIG devices."""
@@ -132,7 +134,7 @@ class GpuLedger:
     def of(cls, observed: Observed, now: float) -> GpuLedger:
         """Read the holders of GPUs from a snapshot, creations in progress included. `now` as in `plan`."""
         reading = observed.gpu_reading
-        ledger = cls(reading is not None and now - reading.at > FRESH_S, _has_nodes=bool(observed.nodes))
+        ledger = cls(awaits_reading=reading is not None and now - reading.at > FRESH_S, nodes=observed.nodes)
         for order, gpu in enumerate(gpu for gpu in observed.gpus if gpu.uuid not in observed.gpu_faults):
             card = _Card(gpu, order, gpu.memory_bytes or GPU_PARTS)
             ledger._cards[gpu.uuid] = card
@@ -181,7 +183,7 @@ class GpuLedger:
         """A copy to try changes on; it waits for no reading of the memory in use."""
         cards = {uuid: card.copy() for uuid, card in self._cards.items()}
         parts = {uuid: [cards[card.gpu.uuid] for card in listed] for uuid, listed in self._parts.items()}
-        return GpuLedger(_has_nodes=self._has_nodes, _cards=cards, _parts=parts)
+        return GpuLedger(nodes=self.nodes, _cards=cards, _parts=parts)
 
     def fits(self, service: str, request: GpuRequest) -> bool:
         """Whether there is a place for one more replica."""
@@ -246,11 +248,13 @@ class GpuLedger:
         """The GPUs that may be given to a request, free or not. Software can use one MIG device at a time."""
         pool = self._pools.get(request)
         if pool is None:
+            others = {node.name for node in self.nodes if not fits(node, request.constraints)}
             pool = [
                 card
                 for uuid, card in self._cards.items()
                 if (not request.device_ids or uuid in request.device_ids)
                 and request.takes(card.gpu.name)
+                and card.gpu.node not in others
                 and not (request.count > 1 and card.gpu.is_mig)
             ]
             self._pools[request] = pool
@@ -270,10 +274,9 @@ class GpuLedger:
 
     def _shortage(self, request: GpuRequest, pool: list[_Card]) -> Shortage:
         asked = asked_words(request)
-        if not self._cards and self._has_nodes:
-            return Shortage(
-                f"it asks for {asked} and no node lists any: repeat `pierhead node join` where there are some"
-            )
+        largest = max((len(cards) for cards in _by_node(pool).values()), default=0)
+        if self.nodes and largest < request.count:
+            return Shortage(f"it asks for {asked} {self._never_words(request, largest)}")
         if not self._cards:
             return Shortage(
                 f"it asks for {asked} and this machine offers none: check the driver and CDI (`docker info`)"
@@ -300,6 +303,16 @@ class GpuLedger:
             freed = sum(not card.owners and not card.slots for card in pool)
             return Shortage(words, blocked=freed < request.count)
         return _slot_shortage(request.slot, pool)
+
+    def _never_words(self, request: GpuRequest, largest: int) -> str:
+        """Why no node can ever have a replica, in words that go on after what it asks for."""
+        if not self._cards:
+            return "and no node lists any: repeat `pierhead node join` where there are some"
+        where = f"that fulfils {', '.join(request.constraints)}" if request.constraints else ""
+        if not largest:
+            return f"and no node {where} has any: change deploy.placement.constraints, or the nodes' labels"
+        nodes = f"a node {where}".rstrip()
+        return f"of one machine, and the most that {nodes} has is {largest}: ask for fewer, or add a node that has more"
 
 
 def asked_words(request: GpuRequest) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..errors import SpecError
@@ -157,6 +158,8 @@ def _service(
     log = access_log(block.logging, stack_log) if block else stack_log
     environment = managed_environment(source, block, drain_s, memory, log) if block and block.is_managed else {}
     container = translate(with_sockets(source) if memory.size else source, image, environment, grace_s, problems)
+    constraints = tuple((container.get("Placement") or {}).get("Constraints") or ())
+    gpu = replace(gpu, constraints=constraints) if gpu else None
     check_memory_limit(at(path, _BLOCK), memory, container, problems)
     if block is None or probe is None or len(problems.lines) > before:
         return block, None

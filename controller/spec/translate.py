@@ -283,7 +283,7 @@ _LIMITS: Mapping[str, tuple[str, Callable[[Problems, str, Any], Any]]] = {
 }
 
 
-_NODE_LABEL = re.compile(r"(node|engine)\.labels\.[A-Za-z0-9][A-Za-z0-9._-]*")
+_NODE_LABEL = re.compile(r"node\.labels\.[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def _deploy(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:

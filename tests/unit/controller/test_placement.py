@@ -90,6 +90,31 @@ def test_whole_gpus_of_one_replica_are_of_one_machine() -> None:
     ]
 
 
+def test_what_no_node_can_ever_have_says_so() -> None:
+    gpus = tuple(Gpu(f"GPU-{node}{index}", node=f"n{node}") for node in (1, 2) for index in range(2 * node))
+    nodes = (Node("n1", labels={"zone": "a"}), Node("n2"))
+
+    def reason(count: int, *constraints: str) -> str:
+        big = gpu_service("big", gpu=GpuRequest(count, constraints=constraints))
+        world = replace(observed(specs=(big,), gpus=gpus), nodes=nodes)
+        plan = made(world, big, big=1)
+        assert places(plan) or plan.pending[0].blocked
+        return "; ".join(reasons(plan))
+
+    assert reason(4) == reason(2, "node.labels.zone==a") == ""
+    assert reason(8) == (
+        "it asks for 8 GPUs of one machine, and the most that a node has is 4: ask for fewer, or add a node that has "
+        "more"
+    )
+    assert reason(4, "node.labels.zone==a").startswith(
+        "it asks for 4 GPUs of one machine, and the most that a node that fulfils node.labels.zone==a has is 2: "
+    )
+    assert reason(1, "node.hostname==n9") == (
+        "it asks for 1 GPU and no node that fulfils node.hostname==n9 has any: change deploy.placement.constraints, or "
+        "the nodes' labels"
+    )
+
+
 # --------------------------------------------------------------------------------------------------------------- slots
 
 

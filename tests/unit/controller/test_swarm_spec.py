@@ -180,6 +180,9 @@ def test_where_swarm_may_place_a_replica() -> None:
         "Constraints": ["node.labels.zone == a"],
         "Preferences": [{"Spread": {"SpreadDescriptor": "node.labels.rack"}}],
     }
+    gpus = {"placement": placement, "resources": {"reservations": {"devices": [{"capabilities": ["gpu"], "count": 2}]}}}
+    whole = read(controller=STACK, ranker=service(FOREIGN, deploy=gpus))
+    assert whole.services["ranker"].gpu == GpuRequest(2, constraints=("node.labels.zone == a",))
     assert problems(FOREIGN, deploy={"placement": placement}) == [
         "services.ranker.deploy.placement: is for Swarm, Compose and Pierhead do not use it; remove it"
     ]
@@ -196,6 +199,10 @@ REFUSED: dict[str, str] = {
     ),
     "{x-serve: {autoscale: {max: 2, policy: 'night:wanted'}}}": (
         "x-serve.autoscale.policy: not possible on a Swarm: a function is a file of the project"
+    ),
+    "{x-serve: {protocol: null, health: {}, llm: {model_loading: {model_id: m}, accelerator_type: H100}}, "
+    "deploy: {resources: {reservations: {devices: [{capabilities: [gpu], count: 1}]}}}}": (
+        "x-serve.llm.accelerator_type: a Swarm does not tell the names of its GPUs"
     ),
     "{networks: {local: null, default: null}}": 'networks.local.driver: "bridge" ends at its node',
     "{secrets: [word]}": "a secret from a file, or one that is in Swarm; write secrets.word.file, or create it "
