@@ -298,8 +298,10 @@ class Api:
         return web.json_response({"events": [event_json(stored) for stored in chosen], "next": following})
 
     async def targets(self, request: web.Request) -> web.Response:
-        """The replicas to scrape, as Prometheus's http_sd reads them."""
-        return web.json_response([dict(group) for group in self._publisher.view.targets])
+        """The targets of one job, as Prometheus's http_sd reads them."""
+        job = request.query.get("job", "replicas")
+        found = [dict(group) for group in self._publisher.view.targets if group["labels"]["job"] == job]
+        return web.json_response(found)
 
     async def openapi(self, request: web.Request) -> web.Response:
         """This API, as an OpenAPI document."""

@@ -150,8 +150,9 @@ EDGE = Section(
         ),
         Panel(
             "Servers up",
-            (Query(f"sum by (service) (haproxy_backend_active_servers{{{S}}})", "{{service}}"),),
-            "Replicas that get new requests from HAProxy: registered, healthy, not draining.",
+            (Query(f"max by (service) (haproxy_backend_active_servers{{{S}}})", "{{service}}"),),
+            "Replicas that get new requests from HAProxy: registered, healthy, not draining. With an HAProxy on each "
+            "node, as the one sees it that has the most.",
         ),
         Panel(
             "Retries and redispatches/s",
@@ -557,7 +558,47 @@ CONTROL = Section(
     ),
 )
 
-SECTIONS = (AT_A_GLANCE, EDGE, SERVICES, CALLS, BATCHES, LARGE_TENSORS, TRITON, INSIDE, CHANGES, CONTROL)
+NODES = Section(
+    "Nodes: each with an HAProxy (a Swarm)",
+    (
+        Panel(
+            "Nodes",
+            (
+                Query("sum(pierhead_node_ready) or vector(1)", "ready"),
+                Query("count(pierhead_node_ready) or vector(1)", "nodes"),
+                Query("sum(pierhead_edge_differs) or vector(0)", "HAProxys that differ"),
+            ),
+            "Nodes that are ready, all nodes, and HAProxys that do not answer or are not as the others. One machine is "
+            "one node.",
+            width=6,
+        ),
+        Panel(
+            "Replicas",
+            (Query(f'sum by (node) (up{{job="replicas", {S}}})', "{{node}}"),),
+            "Replicas that answer Prometheus, by node.",
+            width=6,
+            stacked=True,
+        ),
+        Panel(
+            "Requests/s at HAProxy",
+            (Query(rate("haproxy_backend_http_requests_total", "node"), "{{node}}"),),
+            "Requests that clients sent, by the node whose HAProxy took them.",
+            unit="reqps",
+            width=6,
+            stacked=True,
+        ),
+        Panel(
+            "In flight at HAProxy",
+            (Query(f"sum by (node) (haproxy_server_current_sessions{{{S}}})", "{{node}}"),),
+            "Requests from HAProxy in replicas, by the node whose HAProxy sent them.",
+            width=6,
+            stacked=True,
+        ),
+    ),
+    collapsed=True,
+)
+
+SECTIONS = (AT_A_GLANCE, EDGE, SERVICES, CALLS, BATCHES, LARGE_TENSORS, TRITON, INSIDE, CHANGES, CONTROL, NODES)
 
 PAGE = Page(
     uid="pierhead-overview",

@@ -42,7 +42,7 @@ from .swarm_reader import STACK_LABEL, Listing, changes, edges, gpus, replicas, 
 from .swarm_spec import LIMIT_LABEL, STOPPED_LABEL, not_carried, service_spec
 
 EDGE_SERVICE, EDGE_NETWORK = "haproxy", "edges"
-"""Of compose/swarm.yaml: the HAProxys, and the network on which only they and the controller are."""
+"""Of compose/swarm.yaml: the HAProxys, and the network that replicas are not on."""
 _POLL_S = 0.5
 _PLACED_WITHIN_S, _PLACED_LOOK_S = 5.0, 0.05
 """How long Swarm may take to choose a node. It takes 0.1 s; while it elects a leader, any time."""
@@ -271,7 +271,7 @@ class SwarmEngine:
         return seen
 
     def _tasks(self, service: str) -> list[Any]:
-        return list(self._client.tasks({"service": service}))  # type: ignore[no-untyped-call]
+        return self._lists.get("tasks", service=service)
 
     def _signal(self, action: SignalContainer) -> None:
         """Have its task ended: Swarm sends the stop signal, and kills what is left after the grace period.

@@ -240,6 +240,8 @@ class RoutingState:
     """Where there are several HAProxys, by the node of each: why it is not as the others; "" = it is."""
     away: frozenset[str] = frozenset()
     """Of several HAProxies: the nodes of those that do not answer."""
+    edge_addresses: Mapping[str, str] = field(default_factory=dict)
+    """The address of each of them."""
     by_place: Mapping[tuple[str, str], Server] = field(init=False, repr=False, compare=False)
     """The servers by backend and name."""
 

@@ -141,7 +141,9 @@ class EdgesRouter:
         whole = self._counts.added_up(states, self._merged(states))
         self._adopt(whole)
         await self._tend(states)
-        return replace(whole, edges=self._reported(), away=frozenset(self._edges.keys() - states.keys()))
+        away = frozenset(self._edges.keys() - states.keys())
+        addresses = {name: edge.address for name, edge in sorted(self._edges.items())}
+        return replace(whole, edges=self._reported(), away=away, edge_addresses=addresses)
 
     async def http_is_silent(self) -> bool:
         """False: the engine restarts an edge that hangs, by its health check."""

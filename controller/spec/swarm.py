@@ -66,12 +66,6 @@ def _check_gpu(path: str, gpu: GpuRequest, problems: Problems) -> None:
         problems.add(
             at(path, "x-serve.gpu"), "a Swarm gives out whole GPUs only: write count in place of memory or fraction"
         )
-    if gpu.kind:
-        problems.add(
-            at(path, "x-serve.llm.accelerator_type"),
-            "a Swarm does not tell the names of its GPUs: give nodes a label (`pierhead node label n1 gpu=h100`) and "
-            "write deploy.placement.constraints: [node.labels.gpu==h100]",
-        )
     if gpu.device_ids:
         problems.add(
             at(path, "deploy.resources.reservations.devices"),

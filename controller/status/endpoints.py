@@ -63,13 +63,20 @@ def _weighed(listed: list[Endpoint], goal: VersionGoal) -> list[Endpoint]:
     return [replace(one, weight=of_new if one.version == goal.version else of_old) for one in listed]
 
 
+METRICS_PORT = 8404
+"""Of HAProxy."""
+
+
 def scrape_targets(desired: Desired, observed: Observed) -> tuple[Mapping[str, Any], ...]:
     """Return Prometheus http_sd groups: every replica that is up and exports metrics, from its start on.
 
     Prometheus needs some seconds to pick up a new target. A replica that is listed while it starts is scraped as soon
-    as it is ready.
+    as it is ready. Where there are nodes, each target has the label of its node, and their HAProxys are targets, too.
     """
-    groups = []
+    groups = [
+        {"targets": [socket_address(ip, METRICS_PORT)], "labels": {"job": "haproxy", "node": node, "instance": node}}
+        for node, ip in (observed.routing.edge_addresses.items() if observed.routing else ())
+    ]
     for container in sorted(observed.containers, key=lambda container: container.name):
         spec = desired.services.get(container.service)
         if spec is None or spec.metrics_port is None:
@@ -82,6 +89,7 @@ def scrape_targets(desired: Desired, observed: Observed) -> tuple[Mapping[str, A
                 "version": container.version,
                 "gpu": ",".join(container.gpus),
                 "__metrics_path__": spec.metrics_path,
+                **({"node": container.node} if observed.nodes else {}),
             }
             groups.append({"targets": [socket_address(container.ip, spec.metrics_port)], "labels": labels})
     return tuple(groups)

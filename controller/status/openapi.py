@@ -98,7 +98,10 @@ OPERATIONS: Mapping[str, Operation] = {
             _text("kind", "Only events of these kinds, separated by commas."),
         ),
     ),
-    "targets": Operation(list[schemas.Target]),
+    "targets": Operation(
+        list[schemas.Target],
+        query=(_text("job", "replicas (the default), or haproxy: those of the nodes of a Swarm."),),
+    ),
     "healthz": Operation(schemas.Health),
     "metrics": Operation(media_type="text/plain"),
     "openapi": Operation(dict[str, Any]),

@@ -334,6 +334,7 @@ async def test_targets_health_and_metrics(control: Control) -> None:
         await control.settled("web", 2)
         groups = await (await client.get("/api/v1/targets")).json()
         assert {group["labels"]["replica"] for group in groups} == set(control.router.ready("web"))
+        assert await (await client.get("/api/v1/targets?job=haproxy")).json() == [], "Prometheus knows the one there is"
         health = await (await client.get("/healthz")).json()
         assert (health["status"], health["engine_reachable"], health["haproxy_reachable"]) == ("ok", True, True)
         metrics = await (await client.get("/metrics")).text()

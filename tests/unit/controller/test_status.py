@@ -9,6 +9,7 @@ import pytest
 from controller.errors import EngineError, ImageNotFound
 from controller.model.actions import PullImage
 from controller.model.desired import Desired
+from controller.model.nodes import Node
 from controller.model.observed import Observed
 from controller.model.plan import PendingReplica, Plan, Refusal
 from controller.model.reports import AutoscaleStatus, ServiceStatus
@@ -210,6 +211,12 @@ def test_targets() -> None:
     labels |= {"replica": f"p-ranker-{version(RANKER)}-1", "__metrics_path__": "/metrics"}
     (target,) = scrape_targets(desired(RANKER, service("web")), world)
     assert target == {"targets": ["10.0.0.1:9100"], "labels": labels}
+    edges = replace(routing(), edge_addresses={"n1": "10.0.1.1", "n2": "fd00::1"})
+    on_swarm = replace(world, routing=edges, nodes=(Node("n1"), Node("n2")))
+    *haproxys, replica_ = scrape_targets(desired(RANKER), on_swarm)
+    assert [one["targets"] for one in haproxys] == [["10.0.1.1:8404"], ["[fd00::1]:8404"]]
+    assert haproxys[0]["labels"] == {"job": "haproxy", "node": "n1", "instance": "n1"}
+    assert replica_["labels"] == {**target["labels"], "node": world.containers[0].node}
 
 
 def test_gpus_their_holders_and_their_memory() -> None:

@@ -200,10 +200,6 @@ REFUSED: dict[str, str] = {
     "{x-serve: {autoscale: {max: 2, policy: 'night:wanted'}}}": (
         "x-serve.autoscale.policy: not possible on a Swarm: a function is a file of the project"
     ),
-    "{x-serve: {protocol: null, health: {}, llm: {model_loading: {model_id: m}, accelerator_type: H100}}, "
-    "deploy: {resources: {reservations: {devices: [{capabilities: [gpu], count: 1}]}}}}": (
-        "x-serve.llm.accelerator_type: a Swarm does not tell the names of its GPUs"
-    ),
     "{networks: {local: null, default: null}}": 'networks.local.driver: "bridge" ends at its node',
     "{secrets: [word]}": "a secret from a file, or one that is in Swarm; write secrets.word.file, or create it "
     "(`docker secret create`) and write secrets.word.external: true",

@@ -23,7 +23,7 @@ PANELS = [
     for section in page.sections
     for panel in section.panels
 ]
-NOT_OF_ONE_SERVICE = re.compile(r"ALERTS|up|pierhead_gpu_.*|pierhead_controller_.*")
+NOT_OF_ONE_SERVICE = re.compile(r"ALERTS|up|pierhead_gpu_.*|pierhead_(controller|node|edge_differs).*")
 CHOICE = re.compile(r'(service|target)=~"\$service\|?"')
 """On the gateways' metrics the LLM service is the target."""
 
