@@ -27,7 +27,7 @@ HEALTHY, UNHEALTHY = "status 200 content-type", "status 503 content-type"
 
 
 class Requests:
-    """One after the other, each on a connection of its own, until it is left."""
+    """One after the other, each on a connection of its own, until it is left and one more is answered."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -40,8 +40,12 @@ class Requests:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
+        left = time.monotonic()
+        try:
+            eventually(lambda: any(began > left and ok for began, _, ok in self._seen), "the address answers", 30)
+        finally:
+            self._over.set()
+            self._thread.join()
 
     def _run(self) -> None:
         while not self._over.is_set():
