@@ -598,7 +598,7 @@ def node(machine: Machine) -> Iterator[dict[str, str]]:
     machine.has("sudo", 'exec "$@"')
     machine.has("systemctl")
     machine.has("timeout", "exit ${UNREACHABLE:-0}")
-    with subprocess.Popen(["sleep", "60"]) as engine:
+    with subprocess.Popen(["env", "--default-signal=HUP", "sleep", "60"]) as engine:
         (machine.directory / "pid").write_text(str(engine.pid))
         yield {
             "TOKEN": TOKEN,
