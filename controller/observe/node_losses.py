@@ -14,7 +14,7 @@ from ..model.world import Health, ReplicaContainer, RoutingState
 DOWN_S = 300.0
 """For how long it counts that a node went down."""
 FOUND_OUT_S = 15.0
-"""From the first failed probe of a node's replicas until those of all have failed."""
+"""From the first failed probe of a node's replicas until those of all have failed, or pass again."""
 SILENT_S = 20.0
 """For how long it counts that a node's replicas stopped answering: the engine has found out by then."""
 
@@ -26,6 +26,8 @@ class NodeLosses:
         self._since: dict[tuple[str, str], float] = {}
         self._failing_since: dict[str, float] = {}
         """By node whose HAProxy does not answer: since when a replica there has failed."""
+        self._kept_until: dict[str, float] = {}
+        """By node with failed replicas: until when these are left as they are."""
 
     def unreached(
         self,
@@ -33,18 +35,22 @@ class NodeLosses:
         staying: Sequence[ReplicaContainer],
         routing: RoutingState | None,
         now: float,
+        brake: str = "",
     ) -> frozenset[str]:
         """The nodes that the engine hears of, and whose replicas and HAProxy both do not answer.
 
         Then the network between nodes is what does not work. Callers and other HAProxies do without these replicas, and
-        their own node's need not. `routing` is None while no HAProxy answers.
+        their own node's need not. `routing` is None while no HAProxy answers. When packets arrive again, some answers
+        come sooner than others, so a node counts as unreached for a moment longer; so it does after a `brake`.
         """
         away = {node.name for node in nodes if node.state == "ready" and (routing is None or node.name in routing.away)}
-        failing = {one.node for one in staying if _has_failed(one)} & away
-        self._failing_since = {name: self._failing_since.get(name, now) for name in failing}
-        # Of a node's replicas, some are found out later than others.
+        failing = {one.node for one in staying if _has_failed(one)}
+        self._failing_since = {name: self._failing_since.get(name, now) for name in failing & away}
         new = {name for name, since in self._failing_since.items() if now - since < FOUND_OUT_S}
-        return frozenset(new | (failing & _silent(staying)))
+        doubtful = failing if brake else new | (failing & away & _silent(staying))
+        until = self._kept_until | dict.fromkeys(doubtful, now + FOUND_OUT_S)
+        self._kept_until = {name: end for name, end in until.items() if name in failing and now < end}
+        return frozenset(self._kept_until)
 
     def look(self, nodes: Iterable[Node], staying: Iterable[ReplicaContainer], now: float) -> str:
         """Return why no replica may be removed or moved now; "" = it may be.

@@ -160,6 +160,7 @@ class Observer:
         judged = (with_fault(second_opinion(self._prober.judged(one), routing), faults) for one in state.containers)
         containers = self._times.brought_over(judged, reading.at)
         staying = [one for one in containers if one.id not in retirements]
+        brake = self._losses.look(state.nodes, staying, self._clock())
         observed = Observed(
             containers=containers,
             strays=state.strays,
@@ -173,8 +174,8 @@ class Observer:
             failures=failures,
             gpu_faults={uuid: fault.reason for uuid, fault in faults.items()},
             nodes=state.nodes,
-            unreached=self._losses.unreached(state.nodes, staying, routing, self._clock()),
-            brake=self._losses.look(state.nodes, staying, self._clock()),
+            unreached=self._losses.unreached(state.nodes, staying, routing, self._clock(), brake),
+            brake=brake,
             in_progress=in_progress,
         )
         return Sight(spec, observed, unseen)

@@ -28,7 +28,8 @@ def mends(draft: Draft, outlook: ServiceOutlook) -> bool:
 def start_created(draft: Draft, outlook: ServiceOutlook) -> None:
     """Start containers that an earlier controller created and did not start."""
     for replica in outlook.alive() if outlook.spec else ():
-        if replica.phase is Phase.CREATED and not replica.busy:
+        is_spare = replica.is_kept and len(outlook.alive()) > outlook.target  # it would go, if it could be removed now
+        if replica.phase is Phase.CREATED and not replica.busy and not is_spare:
             cause = "created and never started"
             draft.add(StartContainer(target=replica.name, service=outlook.name, cause=cause))
 

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from controller.errors import RoutingError
 from controller.model.actions import (
@@ -40,7 +41,7 @@ class FakeRouter:
     done: list[RoutingAction] = field(default_factory=list)
     failing: dict[type[RoutingAction], RoutingError] = field(default_factory=dict)
     answers: Callable[[str], bool] = lambda name: True
-    """Whether the replica of that name passes HAProxy's own check at the time it is added."""
+    """Whether the replica of that name passes HAProxy's own check: asked when it is added, and until it does."""
     held: dict[str, Held] = field(default_factory=dict)
     """By backend. With the first server that takes traffic nothing is held any more."""
     closed: set[str] = field(default_factory=set)
@@ -90,8 +91,7 @@ class FakeRouter:
             case SetWaitingRoom():
                 (self.closed.discard if action.is_open else self.closed.add)(action.backend)
             case AddServer():
-                up, ready = self.answers(action.target), ServerState.READY
-                self._put(Server(action.backend, action.target, action.address, ready, up=up, weight=action.weight))
+                self._put(self._new(action))
             case SetServerWeight():
                 self._put(replace(self._known(action), weight=action.weight))
             case SetServerState():
@@ -122,6 +122,12 @@ class FakeRouter:
         for name in [name for name, is_well in self.ill.items() if is_well()]:
             del self.ill[name]
             self._set_up(name, up=True)
+
+    def _new(self, action: AddServer) -> Server:
+        up = self.answers(action.target)
+        if not up:
+            self.ill[action.target] = partial(self.answers, action.target)
+        return Server(action.backend, action.target, action.address, ServerState.READY, up=up, weight=action.weight)
 
     def _set_up(self, name: str, *, up: bool) -> None:
         for server in [server for server in self.servers.values() if server.name == name]:

@@ -62,7 +62,8 @@ class FakeSwarmEngine(FakeEngine):
     def power_on(self, name: str) -> None:
         """It is back, with nothing on it that went elsewhere meanwhile."""
         self._advance()
-        self._off_since.pop(name, None)
+        if self._off_since.pop(name, None) is None:
+            return
         if name not in self._cut:
             for one in self._on(name):  # it was back before its loss was noticed
                 self._end(one, 255)
@@ -75,9 +76,9 @@ class FakeSwarmEngine(FakeEngine):
         self._change(name, state=state)
 
     def set_availability(self, name: str, availability: Availability) -> None:
-        """`docker node update --availability`: draining ends what is there at once."""
+        """`docker node update --availability`: draining ends what is there at once. An active one leaves no more."""
         self._advance()
-        self._change(name, availability=availability)
+        self._change(name, availability=availability, **({"labels": {}} if availability == "active" else {}))
         self._advance()
 
     def forget(self, name: str) -> None:

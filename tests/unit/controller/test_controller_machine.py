@@ -482,6 +482,13 @@ class OnNodes(ControllerMachine):
         """`docker node update`, and not `pierhead node`."""
         self.swarm.set_availability(name, availability)
 
+    @rule(name=st.sampled_from(NODES), ask=st.sampled_from(["drain", "drain", "force", "activate"]))
+    def node_is_to_leave(self, name: str, ask: str) -> None:
+        """`pierhead node`."""
+        nodes = self.control.controller.commands.nodes
+        with contextlib.suppress(ControllerError):
+            self.run(nodes.activate(name) if ask == "activate" else nodes.drain(name, at_once=ask == "force"))
+
     @rule(seconds=st.sampled_from([0.5, 3.0, 20.0]), unsure_s=st.sampled_from([0.3, 2.0, 20.0]))
     def leader_is_lost(self, seconds: float, unsure_s: float) -> None:
         """Another manager leads, and has not heard of the nodes yet; the controller begins there."""

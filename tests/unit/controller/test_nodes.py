@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -28,8 +29,8 @@ from controller.model.observed import Observed
 from controller.model.phases import Phase
 from controller.model.plan import Plan
 from controller.model.spec import ServiceSpec
-from controller.model.world import ContainerState, Gpu, Health, ReplicaContainer, ServerState
-from controller.observe.node_losses import DOWN_S, SILENT_S, NodeLosses
+from controller.model.world import ContainerState, Gpu, Health, ReplicaContainer, RoutingState, ServerState
+from controller.observe.node_losses import DOWN_S, FOUND_OUT_S, SILENT_S, NodeLosses
 from controller.plan import plan
 from tests.fakes.fake_swarm_engine import FakeSwarmEngine
 from tests.harness.virtual_time import wall_clock
@@ -210,6 +211,26 @@ def test_half_of_the_nodes_at_once_are_not_believed_for_a_while() -> None:
     assert NodeLosses().look(nodes(n2=down, n3={"state": "unknown"}), [well[0]], 0) == ""
     assert NodeLosses().look(nodes(n2=down, n3={"availability": "drain"}), [], 0), "1 of 2 that are there"
     assert NodeLosses().look((), silent, 0) == "", "one machine"
+
+
+def test_what_nothing_reaches_is_left_as_it_is_until_all_of_it_is_known_to_answer_again() -> None:
+    losses, away = NodeLosses(), replace(routing(), away=frozenset({"n3"}))
+    failed = [replica(WEB, 1, node="n3", **FAILED), replica(WEB, 2, node="n3", **FAILED)]
+    well = [replace(one, health=Health.READY) for one in failed]
+
+    def unreached(replicas: Sequence[ReplicaContainer], seen: RoutingState | None, now: float) -> set[str]:
+        return set(losses.unreached(nodes(), replicas, seen, now))
+
+    assert unreached([failed[0], well[1]], routing(), 0) == set(), "one that hangs"
+    assert unreached([failed[0], well[1]], away, 1) == {"n3"}, "the others may be found out later"
+    assert unreached([failed[0], well[1]], away, 1 + 2 * FOUND_OUT_S) == set(), "the other one answers"
+    assert unreached(failed, away, 100) == unreached(failed, None, 1000) == {"n3"}, "for however long"
+    assert unreached(failed, routing(), 1001) == {"n3"}, "HAProxy was asked first"
+    assert unreached(failed, routing(), 1000 + FOUND_OUT_S) == set(), "they were asked again since"
+    assert unreached(failed, away, 2000) == {"n3"}
+    assert unreached(well, routing(), 2001) == unreached(failed, routing(), 2002) == set(), "all was well meanwhile"
+    assert losses.unreached(nodes(), failed, routing(), 3000, "half of the nodes are gone") == {"n3"}
+    assert unreached(failed, routing(), 3001) == {"n3"}
 
 
 # ------------------------------------------------------------------------------------- a controller, and its commands
