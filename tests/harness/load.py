@@ -2,6 +2,7 @@
 
 Every connection sends one GET after the other and never retries: a reset, a short read or any status but 200 is a
 failure with its time and first bytes. Bounded in time; SIGTERM ends it early. The result goes to stdout as JSON.
+`--pause-s` bounds the rate: each connection rests so long between two requests.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Failure:
     at: float
     url: str
     what: str
+    begun_at: float = 0.0
 
 
 @dataclass
@@ -51,7 +53,7 @@ class FailureCount:
 class LoadResult:
     """What a load saw: counts, failures, latencies in milliseconds.
 
-    `failures` are the first MAX_FAILURES_KEPT; `last_failed_begun_at`, `counts` and `kinds` speak of all.
+    `failures` are the first ones; `last_failed_begun_at`, `counts` and `kinds` speak of all.
     """
 
     requests: int = 0
@@ -64,6 +66,8 @@ class LoadResult:
     last_failed_begun_at: float = 0.0
     """Unix time at which the youngest request began that failed (when it ended depends on this process); 0 = none."""
     counts: list[FailureCount] = field(default_factory=list)
+    keeps: int = MAX_FAILURES_KEPT
+    """How many failures are kept."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -77,8 +81,8 @@ class LoadResult:
         """Count a request that began and failed at these unix times; failures come in the order of the latter."""
         self.failed += 1
         self.last_failed_begun_at = max(self.last_failed_begun_at, begun_at)
-        if len(self.failures) < MAX_FAILURES_KEPT:
-            self.failures.append(Failure(at, url, what))
+        if len(self.failures) < self.keeps:
+            self.failures.append(Failure(at, url, what, begun_at))
         key = (int(at), url, kind)
         for found in reversed(self.counts):
             if found.second != key[0]:
@@ -103,9 +107,18 @@ class Load:
     """Runs the load process around a block of a test; `result` is there when the block has ended."""
 
     def __init__(
-        self, urls: Sequence[str], connections: int = 50, limit_s: float = 300.0, *, reuse: bool = True
+        self,
+        urls: Sequence[str],
+        connections: int = 50,
+        limit_s: float = 300.0,
+        *,
+        reuse: bool = True,
+        pause_s: float = 0.0,
+        answer_s: float = ANSWER_S,
+        keeps: int = MAX_FAILURES_KEPT,
     ) -> None:
         self._arguments = [*urls, "--connections", str(connections), "--limit-s", str(limit_s)]
+        self._arguments += ["--pause-s", str(pause_s), "--answer-s", str(answer_s), "--keeps", str(keeps)]
         self._arguments += [] if reuse else ["--no-reuse"]
         self.result = LoadResult()
 
@@ -130,7 +143,16 @@ class Load:
         assert self.result.failed == 0, f"{self.result}\n" + "\n".join(map(str, self.result.failures[:20]))
 
 
-async def run(urls: Sequence[str], connections: int, limit_s: float, *, reuse: bool = True) -> LoadResult:
+async def run(
+    urls: Sequence[str],
+    connections: int,
+    limit_s: float,
+    *,
+    reuse: bool = True,
+    pause_s: float = 0.0,
+    answer_s: float = ANSWER_S,
+    keeps: int = MAX_FAILURES_KEPT,
+) -> LoadResult:
     """Load `urls` in turn over that many connections until SIGTERM or the limit; without `reuse`, each request opens a
     new one.
     """
@@ -139,12 +161,13 @@ async def run(urls: Sequence[str], connections: int, limit_s: float, *, reuse: b
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.call_later(limit_s, stop.set)
-    result = LoadResult()
+    result = LoadResult(keeps=keeps)
     latencies: list[float] = []
     started = time.monotonic()
     async with asyncio.TaskGroup() as group:
         for index in range(connections):
-            group.create_task(_user(urls[index % len(urls)], stop, result, latencies, reuse=reuse))
+            url = urls[index % len(urls)]
+            group.create_task(_user(url, stop, result, latencies, reuse=reuse, pause_s=pause_s, answer_s=answer_s))
         print("running", file=sys.stderr, flush=True)
     result.seconds = time.monotonic() - started
     latencies.sort()
@@ -155,7 +178,16 @@ async def run(urls: Sequence[str], connections: int, limit_s: float, *, reuse: b
     return result
 
 
-async def _user(url: str, stop: asyncio.Event, result: LoadResult, latencies: list[float], *, reuse: bool) -> None:
+async def _user(
+    url: str,
+    stop: asyncio.Event,
+    result: LoadResult,
+    latencies: list[float],
+    *,
+    reuse: bool,
+    pause_s: float,
+    answer_s: float,
+) -> None:
     parts = urlsplit(url)
     target = f"{parts.path}?{parts.query}" if parts.query else parts.path
     connection = "keep-alive" if reuse else "close"
@@ -165,7 +197,7 @@ async def _user(url: str, stop: asyncio.Event, result: LoadResult, latencies: li
     while not stop.is_set():
         begun, begun_at = time.monotonic(), time.time()
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(answer_s):
                 if writer is None or reader is None:
                     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
                 writer.write(request)
@@ -182,6 +214,8 @@ async def _user(url: str, stop: asyncio.Event, result: LoadResult, latencies: li
         if not keep and writer is not None:
             writer.close()
             writer = reader = None
+        if pause_s:
+            await asyncio.sleep(pause_s)
     if writer is not None:
         writer.close()
 
@@ -203,8 +237,12 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=50)
     parser.add_argument("--limit-s", type=float, default=60.0)
     parser.add_argument("--no-reuse", action="store_true", help="a new connection for each request")
-    arguments = parser.parse_args()
-    running = run(arguments.urls, arguments.connections, arguments.limit_s, reuse=not arguments.no_reuse)
+    parser.add_argument("--pause-s", type=float, default=0.0)
+    parser.add_argument("--answer-s", type=float, default=ANSWER_S)
+    parser.add_argument("--keeps", type=int, default=MAX_FAILURES_KEPT, help="how many failures are told one by one")
+    given = vars(parser.parse_args())
+    reuse = not given.pop("no_reuse")
+    running = run(**given, reuse=reuse)
     print(json.dumps(asdict(asyncio.run(running))))
 
 

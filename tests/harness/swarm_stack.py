@@ -1,0 +1,207 @@
+"""A stack on the tests' Swarm: `make up` typed on the first node, then commands on whichever manager answers.
+
+`Lost` says of each request that failed whether it had begun on what a fault took away, so that a load (load.py, without
+retries) can be judged afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.harness import swarm_rig
+from tests.harness.load import Failure, Load
+from tests.harness.stack import Answer, request
+from tests.harness.swarm_rig import Node, SwarmRig
+from tests.harness.waiting import eventually
+
+TAG = os.environ.get("PIERHEAD_TAG", "latest")
+FILES = "compose/compose.yaml:tests/e2e/apps/nodes.yaml"
+IMAGES = [f"pierhead/{name}:{TAG}" for name in ("haproxy-node", "controller", "prometheus", "registry", "echo")]
+PATHS = ("/echo?message=hi", "/faulty")
+BUILT = ("controller", "haproxy", "registry", "prometheus")
+CONNECTIONS_OF_AN_EDGE = 4
+ANSWER_S = 30.0
+CLEAN_AFTER_S = 5.0
+"""A node's power goes off: so long afterwards, requests at other edges may still be given to its replicas."""
+BEFORE_S = 2.0
+"""A request that was begun so long before a fault may still have been in progress."""
+QUIET_WITHIN_S = 240.0
+
+
+@dataclass
+class Lost:
+    """A fault at a node: requests begun around its beginning, at any edge, and later at its own edge, may be lost."""
+
+    kind: str
+    edge: str
+    """The address of its node."""
+    begun_at: float
+    over_at: float = float("inf")
+    others_for_s: float = CLEAN_AFTER_S
+    """For how long after its beginning other edges may lose requests."""
+
+    def explains(self, failure: Failure) -> bool:
+        """Whether the request had begun on what was lost."""
+        late_s = failure.begun_at - self.begun_at
+        if f"//{self.edge}:" in failure.url:
+            return late_s >= -BEFORE_S and failure.begun_at <= self.over_at + CLEAN_AFTER_S
+        return -BEFORE_S <= late_s <= self.others_for_s
+
+
+def unexplained(failures: Sequence[Failure], faults: Sequence[Lost]) -> list[Failure]:
+    """The failures of requests that had not begun on anything that was lost."""
+    return [one for one in failures if not any(fault.explains(one) for fault in faults)]
+
+
+class SwarmStack:
+    """See the module. A test takes the nodes that cannot be asked out of `managers`."""
+
+    def __init__(self, rig: SwarmRig, project: str = "nodes") -> None:
+        self.rig, self.project = rig, project
+        self.managers = list(rig.managers)
+        self.variables = {
+            "PIERHEAD_ENGINE": "swarm",
+            "PIERHEAD_REGISTRY": "here",
+            "PIERHEAD_TAG": TAG,
+            "PIERHEAD_BUILD": "0",
+            "COMPOSE_PROJECT_NAME": project,
+            "COMPOSE_FILE": FILES,
+            "COMPOSE_PROFILES": "",
+        }
+
+    @staticmethod
+    def build() -> None:
+        """Build what a stack on a Swarm needs beside the images of `make build`."""
+        swarm_rig.build()
+        files = {"COMPOSE_FILE": "compose/swarm.yaml", "COMPOSE_PROFILES": "registry", "PIERHEAD_TAG": TAG}
+        build = ["docker", "compose", "build", "--quiet", *BUILT]
+        subprocess.run(build, cwd=swarm_rig.ROOT, env={**os.environ, **files}, check=True, timeout=900)
+
+    @classmethod
+    @contextlib.contextmanager
+    def running(cls, nodes: int = 5, managers: int = 3) -> Iterator[SwarmStack]:
+        """A rig with the stack on it, whose controller can start on every manager."""
+        with SwarmRig(nodes=nodes, managers=managers).running([], only_first=IMAGES) as rig:
+            stack = cls(rig)
+            stack.make("up")
+            stack.spread_images()
+            for node in rig.nodes:
+                for path in PATHS:
+                    eventually(lambda node=node, path=path: stack.get(node, path).status == 200, f"{node.name} answers")  # type: ignore[misc]
+            yield stack
+
+    def spread_images(self) -> None:
+        """Have the images on every node that may need them: their registry is on the first one, which may be lost."""
+        first = self.rig.nodes[0]
+        controller = first.cli("service", "inspect", "--format", _IMAGE, f"{self.project}_controller")
+        registry, _, _ = controller.partition("/")
+        for node in self.rig.managers:
+            node.cli("pull", "--quiet", controller)
+        names = first.cli("service", "ls", "--filter", f"label=pierhead.project={self.project}", "--quiet").split()
+        images = {first.cli("service", "inspect", "--format", _IMAGE, name) for name in names}
+        for node in self.rig.nodes:
+            for image in sorted(image for image in images if image.startswith(registry)):
+                node.cli("pull", "--quiet", image)
+
+    # ------------------------------------------------------------------------------------------------- as a user does
+
+    def make(self, script: str, *arguments: str, **more: str) -> str:
+        """What `make` does for a target, on a manager that answers."""
+        done = self.run(script, *arguments, **more)
+        assert done.returncode == 0, f"{script} {' '.join(arguments)}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def run(self, script: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """The same, also where it fails."""
+        return self.managers[0].run(f"compose/machine/{script}.sh", *arguments, **{**self.variables, **more})
+
+    def control(self, *arguments: str) -> Any:
+        """The JSON document that a command of the program prints."""
+        return json.loads(self.make("control", *arguments, "--output", "json"))
+
+    def get(self, node: Node, path: str) -> Answer:
+        """What a client gets at a node."""
+        return request(f"http://{node.ip}:8000{path}")
+
+    def roll(self, name: str, breaks: str = "") -> None:
+        """Deploy another version of the service `faulty`, which may be a bad one: that ends with another code."""
+        self.variables |= {"NODES_NAME": name, "NODES_BREAK": breaks}
+        done = self.run("control", "deploy", "faulty")
+        assert bool(done.returncode) == bool(breaks), done.stdout + done.stderr
+
+    def drain(self, node: Node) -> None:
+        """Have its replicas go elsewhere, and wait until Swarm has taken the rest from it."""
+        self.make("control", "node", "drain", node.name, "--timeout", f"{QUIET_WITHIN_S:g}")
+
+    def activate(self, node: Node) -> None:
+        """Use it again."""
+        self.make("control", "node", "activate", node.name)
+
+    # --------------------------------------------------------------------------------------------------- what is there
+
+    def story(self, lines: int = 60) -> str:
+        """The last events."""
+        return "\n".join(self.make("control", "events").splitlines()[-lines:])
+
+    def others(self, *nodes: Node) -> list[Node]:
+        """The nodes that are not these."""
+        return [node for node in self.rig.nodes if node not in nodes]
+
+    def services(self) -> dict[str, Any]:
+        """The rows of the services, by name."""
+        return {row["name"]: row for row in self.control("status")["services"]}
+
+    def replicas(self) -> dict[str, Any]:
+        """The replicas that the controller knows, by name."""
+        return {one["name"]: one for row in self.services().values() for one in row["replicas"] if one["name"]}
+
+    def tasks_of(self, node: Node) -> list[str]:
+        """The replicas that run on a node, by what its own engine says."""
+        label = '{{.Label "pierhead.replica"}}'
+        mine = f"label=pierhead.project={self.project}"
+        return [name for name in node.cli("ps", "--filter", mine, "--format", label).split() if name]
+
+    def started(self) -> dict[str, str]:
+        """The task of each replica that runs, as the managers see it: another one has another id."""
+        with self.managers[0].client() as client:
+            tasks = client.tasks({"desired-state": "running"})  # type: ignore[no-untyped-call]
+        labels = [(task["Spec"]["ContainerSpec"].get("Labels") or {}, task) for task in tasks]
+        mine = [(one, task) for one, task in labels if one.get("pierhead.project") == self.project]
+        return {one["pierhead.replica"]: task["ID"] for one, task in mine if task["Status"]["State"] == "running"}
+
+    def is_quiet(self) -> bool:
+        """Whether nothing is to do, and every replica that is wanted serves."""
+        plan = self.control("plan")
+        rows = self.services().values()
+        has_all = all(row["ready"] == row["wanted"] == len(row["replicas"]) for row in rows)
+        return not plan["steps"] and not plan["pending"] and has_all
+
+    def settle(self, within_s: float = QUIET_WITHIN_S) -> float:
+        """Wait until nothing is to do; return how many seconds that took."""
+        began = time.monotonic()
+        eventually(self.is_quiet, "nothing is to do", within_s, every_s=1.0)
+        return time.monotonic() - began
+
+    def orphans(self) -> list[str]:
+        """What runs on any node, and is no replica that the controller knows, or is one twice."""
+        known = set(self.replicas())
+        running = Counter((name, node.name) for node in self.rig.nodes for name in self.tasks_of(node))
+        times = Counter(name for name, _ in running.elements())
+        return sorted(f"{name} on {node}" for name, node in running if name not in known or times[name] > 1)
+
+    def load(self, limit_s: float, pause_s: float = 0.1, nodes: Sequence[Node] = ()) -> Load:
+        """A load on every edge: as many new connections a second as the pause says, and no retry."""
+        urls = [f"http://{node.ip}:8000{path}" for node in nodes or self.rig.nodes for path in PATHS]
+        connections = CONNECTIONS_OF_AN_EDGE * len(nodes or self.rig.nodes)
+        return Load(urls, connections, limit_s, reuse=False, pause_s=pause_s, answer_s=ANSWER_S, keeps=100_000)
+
+
+_IMAGE = "{{.Spec.TaskTemplate.ContainerSpec.Image}}"
