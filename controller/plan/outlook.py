@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..model.actions import BeginRetirement, CreateContainer, RemoveContainer
+from ..model.constraints import fits
 from ..model.desired import VersionGoal, goal_of
 from ..model.phases import Phase, gets_traffic, is_ready, phase_of
 from ..model.spec import ServiceSpec
@@ -259,4 +261,21 @@ def _room(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec) -> int:
     room = max(present, outlook.target + spec.rollout.max_surge)
     if spec.gpu is not None and spec.gpu.count:
         room = present + draft.gpus.room(outlook.name, spec.gpu, room - present)
-    return room if spec.max_replicas_per_node is None else min(room, spec.max_replicas_per_node)
+    left = places_left(draft, outlook, spec, outlook.here())
+    return room if left is None else min(room, outlook.here() + left)
+
+
+def places_left(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec, here: int) -> int | None:
+    """How many more replicas max_replicas_per_node allows; None = any number. `here`: replicas on this machine."""
+    most = spec.max_replicas_per_node
+    if most is None or not draft.observed.nodes:
+        return None if most is None else most - here
+    on = Counter(one.container.node for one in outlook.replicas if one.name not in outlook.removal_steps)
+    without_node = on[""] + len(outlook.creating) + len(outlook.planned)
+    return sum(max(0, most - on[name]) for name in open_nodes(draft, spec)) - without_node
+
+
+def open_nodes(draft: Draft, spec: ServiceSpec) -> list[str]:
+    """The nodes on which replicas of a service may be started."""
+    constraints = (spec.container.get("Placement") or {}).get("Constraints") or ()
+    return [node.name for node in draft.observed.nodes if node.takes_replicas and fits(node, constraints)]

@@ -10,7 +10,7 @@ from ..model.spec import ServiceSpec
 from ..model.world import Health, ServerState
 from .draft import Draft
 from .leave import DRAIN_LOOK_S, remove
-from .outlook import ReplicaOutlook, ServiceOutlook, bounds_of
+from .outlook import ReplicaOutlook, ServiceOutlook, bounds_of, open_nodes, places_left
 from .shares import Bounds
 from .swaps import Places, Swap, swap
 
@@ -139,9 +139,10 @@ def _swap(
         return Swap((), has_place=False)
     if not count and not candidates:
         return Swap((), has_place=True)
-    left = None if spec.max_replicas_per_node is None else spec.max_replicas_per_node - outlook.here()
+    left = places_left(draft, outlook, spec, outlook.here())
     leaving = [replica.container for replica in (*outlook.going(), *gone)]
-    places = Places.after(draft.gpus, outlook.name, leaving, left)
+    closed = {node.name for node in draft.observed.nodes} - {*open_nodes(draft, spec)}
+    places = Places.after(draft.gpus, outlook.name, leaving, left, closed)
     return swap(
         places,
         [replica.container for replica in candidates],

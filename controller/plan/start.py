@@ -12,7 +12,7 @@ from ..model.spec import ServiceSpec
 from ..model.world import FailureRecord, Gpu
 from .draft import Draft
 from .failures import backing_off
-from .outlook import Numbers, ServiceOutlook
+from .outlook import Numbers, ServiceOutlook, open_nodes, places_left
 from .placement import Shortage
 from .swaps import hold_for_successors
 
@@ -167,10 +167,10 @@ def _create(
         raise AssertionError("internal: a replica is created without a version")
     if outlook.numbers is None:
         outlook.numbers = Numbers.of(outlook)
-    here, most = outlook.numbers.here, spec.max_replicas_per_node
-    if most is not None and here >= most:
-        there = "1 replica is" if here == 1 else f"{here} replicas are"
-        return Shortage(f"{there} on this machine and max_replicas_per_node is {most}: raise it, or ask for fewer")
+    here = outlook.numbers.here
+    left = places_left(draft, outlook, spec, here)
+    if left is not None and left <= 0:
+        return Shortage(_full_words(draft, spec, here))
     number, predecessors = outlook.numbers.lowest_free()
     after = [outlook.removal_steps[replica.name] for replica in predecessors]
     gpus: tuple[Gpu, ...] = ()
@@ -196,3 +196,13 @@ def _create(
     outlook.planned.append(create)
     draft.add(StartContainer(target=name, service=outlook.name, cause=cause), created)
     return None
+
+
+def _full_words(draft: Draft, spec: ServiceSpec, here: int) -> str:
+    most = spec.max_replicas_per_node
+    if draft.observed.nodes:
+        usable = len(open_nodes(draft, spec))
+        there = "1 node takes" if usable == 1 else f"{usable} nodes take"
+        return f"{there} its replicas and max_replicas_per_node is {most}: raise it, add a node, or ask for fewer"
+    there = "1 replica is" if here == 1 else f"{here} replicas are"
+    return f"{there} on this machine and max_replicas_per_node is {most}: raise it, or ask for fewer"

@@ -5,7 +5,7 @@ Each choice is tried on a copy of the GPU ledger.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..model.spec import GpuRequest, ServiceSpec
@@ -25,13 +25,20 @@ class Places:
     """A trial's copy: it is written to."""
     left: int | None = None
     """How many more replicas max_replicas_per_node allows; None = any number."""
+    closed: Collection[str] = ()
+    """The nodes where no replica is started, so that one which leaves them makes no room in that bound."""
 
     @classmethod
     def after(
-        cls, ledger: GpuLedger, service: str, leaving: Iterable[ReplicaContainer], left: int | None = None
+        cls,
+        ledger: GpuLedger,
+        service: str,
+        leaving: Iterable[ReplicaContainer],
+        left: int | None = None,
+        closed: Collection[str] = (),
     ) -> Places:
         """The places once the leaving replicas are gone; `left`: before that."""
-        places = cls(service, ledger.trial(), left)
+        places = cls(service, ledger.trial(), left, closed)
         for container in leaving:
             places.free(container)
         return places
@@ -39,12 +46,16 @@ class Places:
     def free(self, container: ReplicaContainer) -> None:
         """Count a replica as gone."""
         self.ledger.free_after(container)
-        self.left = None if self.left is None else self.left + 1
+        self._add(container, 1)
 
     def keep(self, container: ReplicaContainer) -> None:
         """Take `free` back."""
         self.ledger.hold(container.service, container.gpus, container.gpu_slot)
-        self.left = None if self.left is None else self.left - 1
+        self._add(container, -1)
+
+    def _add(self, container: ReplicaContainer, places: int) -> None:
+        if self.left is not None and container.node not in self.closed:
+            self.left += places
 
     def take(self, request: GpuRequest | None) -> bool:
         """Take a place for one replica; False when there is none."""
@@ -71,7 +82,7 @@ class Places:
         fewest: list[ReplicaContainer] = []
         tried = set()
         for first in candidates:
-            kind = (first.gpus, first.gpu_slot)
+            kind = (first.gpus, first.gpu_slot, first.node in self.closed)
             if kind in tried:
                 continue  # it would free the same as a candidate that was tried
             tried.add(kind)

@@ -88,6 +88,44 @@ INSTEAD = "in place of one on node n3, which leaves"
 STAYS = "pending ranker: it asks for 1 GPU and 0 of 6 are free: 6 held by ranker"
 
 
+FEW = replace(WEB, max_replicas_per_node=1)
+TWO_NODES = "2 nodes take its replicas and max_replicas_per_node is 1"
+
+
+@pytest.mark.parametrize(
+    ("spec", "world", "target", "creates", "drains", "pending"),
+    [
+        (FEW, observed(specs=(FEW,), nodes=nodes()), 4, 3, 0, TWO_NODES.replace("2", "3")),
+        (FEW, observed(ONE, specs=(FEW,), nodes=nodes(n3={"state": "down"})), 3, 1, 0, TWO_NODES),
+        (FEW, observed(ONE, TWO, THREE, specs=(FEW,), nodes=nodes(n3=LEAVES)), 3, 0, 0, TWO_NODES),
+        (FEW, observed(ONE, TWO, THREE, specs=(FEW,), nodes=nodes(n3=FORCED)), 3, 0, 1, TWO_NODES),
+        (FEW, observed(ONE, TWO, specs=(FEW,), nodes=nodes(n3=LEAVES)), 2, 1, 0, ""),
+        (
+            replace(FEW, container={"Placement": {"Constraints": ["node.labels.zone==a"]}}),
+            observed(specs=(FEW,), nodes=nodes(n1={"labels": {"zone": "a"}})),
+            2,
+            1,
+            0,
+            "1 node takes its replicas and max_replicas_per_node is 1",
+        ),
+    ],
+    ids=["as many as nodes", "one is down", "it stays where it is", "unless at once", "there is room", "constraints"],
+)
+def test_max_replicas_per_node_counts_each_node(
+    spec: ServiceSpec, world: Observed, target: int, creates: int, drains: int, pending: str
+) -> None:
+    found = plan(desired(spec, **{spec.name: target}), world, NOW)
+    kinds = [type(step.action) for step in found.steps]
+    assert (kinds.count(CreateContainer), kinds.count(BeginRetirement)) == (creates, drains), found
+    assert [one.reason.partition(": ")[0] for one in found.pending] == ([pending] if pending else [])
+
+
+def test_a_new_version_takes_the_places_of_the_old_one_node_after_node() -> None:
+    old = [replica(FEW, number, version="0ld", node=name) for number, name in enumerate(NAMES, 1)]
+    found = plan(desired(FEW, web=3), observed(*old, specs=(FEW,), nodes=nodes()), NOW)
+    assert [step.action.target for step in found.steps if isinstance(step.action, BeginRetirement)] == [old[2].name]
+
+
 @pytest.mark.parametrize(
     ("spec", "target", "world", "expected"),
     [
