@@ -90,6 +90,7 @@ def test_large_tensors_travel_in_memory_that_only_these_services_share(tensors: 
 @contextmanager
 def held(stack: Stack) -> Iterator[None]:
     """Within: the back works on a request with a large tensor. How it ends does not count."""
+    eventually(partial(went_by_memory, stack, "lane"), "the two have met on this connection")
     before = in_use()
 
     def ask() -> None:
