@@ -30,6 +30,7 @@ from ..model.actions import (
 )
 from ..model.nodes import Node
 from ..model.world import ReplicaContainer
+from ..swarm_api import STACK_LABEL
 from .base import CONNECTED, EngineAction, EngineEvent, EngineState, Places
 from .docker_calls import EngineCalls, end_of
 from .docker_errors import explanation, image_missing, refusal
@@ -38,7 +39,7 @@ from .labels import check_same, create_body
 from .swarm_lists import Lists
 from .swarm_nodes import change_node, holds_replicas, node_changes, nodes
 from .swarm_placing import EVERY_NODE, has_node, is_undecided, narrowing
-from .swarm_reader import STACK_LABEL, Listing, changes, edges, gpus, replicas, start_of, strays
+from .swarm_reader import Listing, changes, edges, gpus, replicas, start_of, strays
 from .swarm_spec import LIMIT_LABEL, STOPPED_LABEL, not_carried, service_spec
 
 EDGE_SERVICE, EDGE_NETWORK = "haproxy", "edges"

@@ -7,9 +7,8 @@ from typing import Any
 
 from ..model.actions import UpdateNode
 from ..model.nodes import Availability, Node, NodeState
+from ..swarm_api import Json, node_address, node_name
 from .base import EngineEvent
-
-Json = Mapping[str, Any]
 
 _STATES: Mapping[str, NodeState] = {"ready": "ready", "down": "down"}
 """Every other word says that the manager does not know: after a change of leader, or while a node looks for one."""
@@ -23,7 +22,6 @@ def nodes(listed: Iterable[Json]) -> tuple[Node, ...]:
 
 def _node(raw: Json) -> Node:
     spec, status, manager = (raw.get(part) or {} for part in ("Spec", "Status", "ManagerStatus"))
-    address = str(manager.get("Addr") or "").rpartition(":")[0] or str(status.get("Addr") or "")
     return Node(
         name=node_name(raw),
         id=raw["ID"],
@@ -32,7 +30,7 @@ def _node(raw: Json) -> Node:
         state=_STATES.get(str(status.get("State")), "unknown"),
         availability=_AVAILABILITIES.get(str(spec.get("Availability")), "active"),
         labels=dict(spec.get("Labels") or {}),
-        address=address,
+        address=node_address(raw),
         version=int((raw.get("Version") or {}).get("Index") or 0),
     )
 
@@ -42,11 +40,6 @@ def node_changes(before: Iterable[Node], after: Iterable[Node]) -> list[EngineEv
     old, new = ({node.id: node for node in nodes} for nodes in (before, after))
     names = {**old, **new}
     return [EngineEvent("node", key, node.name) for key, node in names.items() if old.get(key) != new.get(key)]
-
-
-def node_name(raw: Json) -> str:
-    """Its hostname."""
-    return str((raw.get("Description") or {}).get("Hostname") or raw["ID"])
 
 
 def change_node(action: UpdateNode, spec: dict[str, Any]) -> bool:

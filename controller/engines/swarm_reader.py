@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..model.nodes import LEAVING_LABEL
 from ..model.world import ContainerState, Gpu, ReplicaContainer, StrayContainer
+from ..swarm_api import Json, node_name
 from .base import EngineEvent
 from .docker_reader import timestamp
 from .labels import read_labels
 from .swarm_errors import end_explained, wait_explained
-from .swarm_nodes import node_name
 from .swarm_spec import GPU_KIND, STOPPED_LABEL
 
-STACK_LABEL = "com.docker.stack.namespace"
 _BY_ITSELF = ("complete", "failed", "rejected")
 ENDED = (*_BY_ITSELF, "shutdown", "orphaned", "remove")
 _ONLY_A_CODE = "task: non-zero exit"
@@ -27,8 +25,6 @@ _ONLY_A_CODE = "task: non-zero exit"
 _SAME_STEP_S = 1.0
 """Swarm makes the next task in the step in which it takes note of the end of the last one. A node that comes back
 reports the ends of its former tasks long after their successors were made."""
-
-Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..swarm_api import LONGEST_NAME
+
 KINDS = ("secrets", "configs")
-_LONGEST = 64
 _DIGITS = 12
 
 Place = tuple[str, str]
@@ -48,4 +49,4 @@ def _definitions(config: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str
 
 def _name(name: str, content: bytes) -> str:
     digits = hashlib.sha256(content).hexdigest()[:_DIGITS]
-    return f"{name[: _LONGEST - _DIGITS - 1]}-{digits}"
+    return f"{name[: LONGEST_NAME - _DIGITS - 1]}-{digits}"

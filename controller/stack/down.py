@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable
 import docker.errors
 
 from ..errors import EngineError
+from ..swarm_api import STACK_LABEL, Json
 from .settings import StackSettings
-from .swarm import STACK_LABEL, Json, Swarm, wait
+from .swarm import Swarm, wait
 from .up import refuse_another_clone
 from .volumes import remove_volumes
 

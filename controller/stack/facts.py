@@ -7,20 +7,21 @@ import ipaddress
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import docker.errors
 from docker import APIClient
+
+from ..swarm_api import Json, node_address
 
 GOSSIP_PORT = 7946
 ANSWER_S = 2.0
 ROUTES = Path("/proc/net/route")
 
-Json = Mapping[str, Any]
 _One = TypeVar("_One")
 
 
@@ -68,7 +69,7 @@ def gather(
         return Facts(project, ports, info, no_answer=str(error.explanation or error))
     me = info["Swarm"].get("NodeID")
     host = registry().partition("/")[0]
-    others = {address_of(node) for node in nodes if node["ID"] != me and node["Status"]["State"] == "ready"}
+    others = {node_address(node) for node in nodes if node["ID"] != me and node["Status"]["State"] == "ready"}
     return Facts(
         project,
         ports,
@@ -132,9 +133,3 @@ def _connects(address: str, port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def address_of(node: Json) -> str:
-    """Where the other nodes reach a node. A manager's own entry says 0.0.0.0 in its status."""
-    manager = str((node.get("ManagerStatus") or {}).get("Addr") or "").rpartition(":")[0]
-    return manager or str(node["Status"].get("Addr") or "")

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from .facts import GOSSIP_PORT, Facts, address_of
+from ..swarm_api import STACK_LABEL, node_address, node_name
+from .facts import GOSSIP_PORT, Facts
 
 LONGEST_PROJECT = 34
 """Swarm allows 63 characters for the name of a service; a replica's has service, version and number after this one."""
 CLOCK_OFF_S = 60.0
 RECENT_S = 24 * 3600.0
-STACK_LABEL = "com.docker.stack.namespace"
 TASK_LABEL = "com.docker.swarm.task"
 
 Json = Mapping[str, Any]
@@ -85,7 +85,7 @@ def _settings(facts: Facts) -> Iterator[str]:
 def _managers(nodes: Sequence[Json]) -> Iterator[str]:
     managers = [node for node in nodes if node["Spec"].get("Role") == "manager"]
     up = [node for node in managers if (node.get("ManagerStatus") or {}).get("Reachability") == "reachable"]
-    names = ", ".join(sorted(map(_name, managers)))
+    names = ", ".join(sorted(map(node_name, managers)))
     if len(managers) < 3:
         losing = "it is lost" if len(managers) == 1 else "one of them is lost"
         yield (
@@ -94,7 +94,7 @@ def _managers(nodes: Sequence[Json]) -> Iterator[str]:
             "(`./pierhead node token --manager`, `docker node promote`)"
         )
     elif len(up) < len(managers) and len(up) <= len(managers) // 2 + 1:
-        away = ", ".join(sorted(_name(node) for node in managers if node not in up))
+        away = ", ".join(sorted(node_name(node) for node in managers if node not in up))
         yield f"{away} is not reachable: when one more of the managers ({names}) is lost, nothing can be changed"
 
 
@@ -102,7 +102,7 @@ def _names(facts: Facts) -> Iterator[str]:
     """Edges, events and the status tell nodes apart by their hostnames."""
     by_name: dict[str, list[Json]] = {}
     for node in facts.nodes:
-        by_name.setdefault(_name(node), []).append(node)
+        by_name.setdefault(node_name(node), []).append(node)
     for name, nodes in sorted(by_name.items()):
         gone = [node["ID"] for node in nodes if node["Status"]["State"] == "down"]
         if len(nodes) > 1:
@@ -116,18 +116,18 @@ def _names(facts: Facts) -> Iterator[str]:
 
 
 def _absent(nodes: Sequence[Json]) -> Iterator[str]:
-    for name in sorted(_name(node) for node in nodes if node["Status"]["State"] == "down"):
+    for name in sorted(node_name(node) for node in nodes if node["Status"]["State"] == "down"):
         yield f"{name} is down: it gets no replicas and takes no requests until it is back"
 
 
 def _closed(facts: Facts) -> Iterator[str]:
     for node in facts.nodes:
-        address = address_of(node)
+        name, address = node_name(node), node_address(node)
         if address in facts.closed and node["Spec"].get("Availability") == "active":
             yield (
-                f"{_name(node)} takes no connection at {address}, port {GOSSIP_PORT}, so replicas there would not be "
+                f"{name} takes no connection at {address}, port {GOSSIP_PORT}, so replicas there would not be "
                 "reached: open 2377/tcp, 7946/tcp and udp, 4789/udp between all nodes, or keep replicas off it "
-                f"with `docker node update --availability drain {_name(node)}`"
+                f"with `docker node update --availability drain {name}`"
             )
 
 
@@ -147,7 +147,7 @@ def clocks(nodes: Sequence[Json], tasks: Iterable[Json]) -> Iterator[str]:
         off, words = max((ahead, "ahead of"), (behind, "behind"))
         if off > CLOCK_OFF_S:
             yield (
-                f"the clock of {_name(node)} is {off:.0f} s {words} that of the Swarm's leader: certificates and "
+                f"the clock of {node_name(node)} is {off:.0f} s {words} that of the Swarm's leader: certificates and "
                 "measurements go by it; set it (timedatectl set-ntp true)"
             )
 
@@ -185,9 +185,9 @@ def _overlapping(subnet: str, facts: Facts) -> Iterator[str]:
     own = [ipaddress.ip_network(network) for network in facts.own_networks]
     yield from (f"this machine's network {one}" for one in own if one.version == whole.version and one.overlaps(whole))
     for node in facts.nodes:
-        address = _parsed(address_of(node))
+        address = _parsed(node_address(node))
         if address is not None and address in whole and not any(address in network for network in own):
-            yield f"{_name(node)}'s address {address}"
+            yield f"{node_name(node)}'s address {address}"
 
 
 def _ports(facts: Facts) -> Iterator[str]:
@@ -250,10 +250,6 @@ def _is_trusted(info: Json, host: str) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------------------- parts
-
-
-def _name(node: Json) -> str:
-    return str((node.get("Description") or {}).get("Hostname") or node["ID"])
 
 
 def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import certificates
+from ..swarm_api import LONGEST_NAME
 
 PROJECT_LABEL = "pierhead.project"
 CERTIFICATE_LABEL = "pierhead.certificate"
@@ -26,7 +27,6 @@ OWN_LABEL = "pierhead.own"
 CA, EDGE, CONTROLLER = "ca.pem", "edge.pem", "controller.pem"
 """Keys of compose/swarm.yaml."""
 ROLES: Mapping[str, certificates.Role] = {EDGE: "edge", CONTROLLER: "controller"}
-LONGEST_NAME = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import docker.errors
 from docker import APIClient
 
 from ..errors import EngineError
+from ..swarm_api import STACK_LABEL, Json, node_name
 from .secrets import CA, OWN_LABEL, PROJECT_LABEL, ROLES, Kept, Set, read
 
-STACK_LABEL = "com.docker.stack.namespace"
 LOOK_S = 0.3
-Json = Mapping[str, Any]
 
 
 class Swarm:
@@ -69,7 +67,7 @@ class Swarm:
 
     def trouble(self) -> str:
         """What Swarm says about tasks of the stack that do not run."""
-        nodes = {node["ID"]: node["Description"]["Hostname"] for node in self.client.nodes()}
+        nodes = {node["ID"]: node_name(node) for node in self.client.nodes()}
         found = {
             f"{one['Spec']['Name']} on {nodes.get(task.get('NodeID'), 'no node')}: {task['Status']['Err']}"
             for one in self.stack()

@@ -19,7 +19,8 @@ from ..spec.swarm_files import KINDS, Place, in_swarm
 from ..storage.holder import prepare
 from ..storage.swarm import SwarmConfigs, compose_files_of, state_of
 from ..storage.text import KeptText
-from .facts import address_of, gather
+from ..swarm_api import node_address
+from .facts import gather
 from .images import OWN_REGISTRY_PORT, Image, Pusher, images_of, logins, no_registry, with_digests
 from .preflight import check, clocks
 from .secrets import PROJECT_LABEL, Kept, Set, kept, steps
@@ -228,7 +229,7 @@ def _place_of_registry(swarm: Swarm) -> tuple[str, str] | None:
         return None
     constraint = service["Spec"]["TaskTemplate"]["Placement"]["Constraints"][0]
     node = constraint.partition("==")[2].strip()
-    return node, address_of(swarm.client.inspect_node(node))
+    return node, node_address(swarm.client.inspect_node(node))
 
 
 def _runs(client: APIClient, service: Any) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from .. import docker_http
-from .swarm import STACK_LABEL, Json, Swarm, wait
+from ..swarm_api import STACK_LABEL, Json
+from .swarm import Swarm, wait
 
 JOB = "pierhead-remove-volumes"
 DONE_S = 60.0

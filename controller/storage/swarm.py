@@ -22,6 +22,7 @@ import requests
 
 from .. import docker_http
 from ..errors import StateChanged, StateTooLarge, StateUnreachable, StoreError
+from ..swarm_api import LONGEST_NAME
 from .document import Head
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ T = TypeVar("T")
 
 LIMIT = 500 * 1024
 """Most bytes of a config's data that every version of Swarm accepts."""
-LONGEST_NAME = 64
 CONTENT = "pierhead.content"
 """Label of a head: the name of its content."""
 DOCUMENT = "pierhead.document"
