@@ -65,7 +65,7 @@ class SwarmEngine:
         self._client = client
         self._lists = lists or Lists(client)
         self._seen: tuple[Listing, Seen] | None = None
-        """The last listing of `events`, and what it says."""
+        """The last listing, and what it says."""
         self._images = Images(client)
         self._calls = EngineCalls()
         self._closed = asyncio.Event()
@@ -76,13 +76,12 @@ class SwarmEngine:
         """See `ClusterEngine.observe`. The id of an image that is named by its digest is that name."""
 
         def read() -> EngineState:
-            listing = self._list(project)
-            ours = replicas(listing, project)
+            listing, (ours, known) = self._read(project)
             listed, holders = gpus(listing, ours)
             found = self._images.ids([image for image in images if not _has_digest(image)])
             found |= {image: image for image in images if _has_digest(image)}
             others = strays(self._stack(project), project, service_names)
-            return EngineState(ours, others, found, listed, holders, nodes(listing.nodes))
+            return EngineState(ours, others, found, listed, holders, known)
 
         return await self._calls.look("reading services and tasks", read)
 
@@ -158,13 +157,14 @@ class SwarmEngine:
     # ------------------------------------------------------------------------------------- calls (in worker threads)
 
     async def _look(self, project: str) -> Seen:
-        def read() -> Seen:
-            listing = self._list(project)
-            if self._seen is None or not self._seen[0].is_same(listing):
-                self._seen = listing, (replicas(listing, project), nodes(listing.nodes))
-            return self._seen[1]
+        return (await self._calls.look("event stream", partial(self._read, project)))[1]
 
-        return await self._calls.look("event stream", read)
+    def _read(self, project: str) -> tuple[Listing, Seen]:
+        """The lists and what they say, which is computed again only when they have changed."""
+        listing, last = self._list(project), self._seen
+        if last is None or not last[0].is_same(listing):
+            last = self._seen = listing, (replicas(listing, project), nodes(listing.nodes))
+        return last
 
     def _list(self, project: str) -> Listing:
         nodes = self._lists.get("nodes")
@@ -272,7 +272,8 @@ class SwarmEngine:
         return seen
 
     def _tasks(self, service: str) -> list[Any]:
-        return self._lists.get("tasks", service=service)
+        """Of one service, and so not by `Lists`, which keeps an answer to each question."""
+        return list(self._client.tasks({"service": service}))  # type: ignore[no-untyped-call]
 
     def _signal(self, action: SignalContainer) -> None:
         """Have its task ended: Swarm sends the stop signal, and kills what is left after the grace period.
@@ -281,8 +282,7 @@ class SwarmEngine:
         """
         if action.signal == "SIGTERM":
             with contextlib.suppress(docker.errors.NotFound):
-                tasks = self._client.tasks({"service": action.container_id})  # type: ignore[no-untyped-call]
-                self._update(action.container_id, partial(_stop, start_of(tasks)))
+                self._update(action.container_id, partial(_stop, start_of(self._tasks(action.container_id))))
 
     def _remove(self, action: RemoveContainer, project: str) -> None:
         """Remove a service. Swarm ends a task that still runs, as `_signal` does."""
@@ -295,8 +295,11 @@ class SwarmEngine:
 
     def _logs(self, service_id: str, tail: int, after: float | None, timed: bool) -> str:
         try:
-            tasks = self._client.tasks({"service": service_id})  # type: ignore[no-untyped-call]
-            ran = [task for task in tasks if (task["Status"].get("ContainerStatus") or {}).get("ContainerID")]
+            ran = [
+                task
+                for task in self._tasks(service_id)
+                if (task["Status"].get("ContainerStatus") or {}).get("ContainerID")
+            ]
             if not ran:
                 return ""
             newest = max(ran, key=lambda task: str(task["CreatedAt"]))

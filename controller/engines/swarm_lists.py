@@ -19,7 +19,10 @@ from docker import APIClient
 
 
 class Lists:
-    """The lists that the engine of a client gives. Raises what docker-py raises."""
+    """The lists that the engine of a client gives. Each question's last answer is kept, so the questions must be few.
+
+    Raises what docker-py raises.
+    """
 
     def __init__(self, client: APIClient) -> None:
         self._client = client
