@@ -14,7 +14,7 @@ Json = Mapping[str, Any]
 
 _UNFIT = "scheduling constraints not satisfied"
 _FULL = "insufficient resources"
-_FULL_TODO = "reserve less (deploy.resources.reservations), or add a node: `pierhead node token`"
+_FULL_REMEDY = "reserve less (deploy.resources.reservations), or add a node: `pierhead node token`"
 _PLATFORM = "unsupported platform"
 
 # Pattern in the error of a node -> remedy, with the pattern's group as {0}. The first match counts.
@@ -49,7 +49,7 @@ def wait_explained(words: str, task: Json, nodes: Sequence[Json]) -> str:
     if _UNFIT in words and (unmet := _unmet(task, nodes)):
         reasons.append(unmet)
     if _FULL in words:
-        reasons.append(f"it reserves {_reserved(task)}: {_FULL_TODO}")
+        reasons.append(f"it reserves {_reserved(task)}: {_FULL_REMEDY}")
     if _PLATFORM in words:
         reasons.append("its image is of another architecture: build it for that of the nodes")
     return ": ".join([words, "; ".join(reasons)]) if reasons else words

@@ -12,7 +12,7 @@ from ..model.reports import NodeStatus, ShownAvailability
 from ..model.world import ReplicaContainer
 
 CROWD = 2
-"""A node without replicas is told of when another one has at least so many."""
+"""From so many replicas on one node, `status` names the nodes that have room and none."""
 
 
 def node_rows(observed: Observed, plan: Plan) -> tuple[NodeStatus, ...]:
