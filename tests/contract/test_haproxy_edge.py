@@ -272,9 +272,10 @@ async def test_haproxy_logs_failures_slow_requests_the_sample_and_where_all_are_
     edge: Edge,
 ) -> None:
     """The sample is that of the replicas: the ids whose zlib.crc32 is below its share. Each request has one line."""
-    log, every = AccessLog(slow_request_s=1.2), AccessLog("all")
+    log, every = AccessLog(slow_request_s=60), AccessLog("all")
     await edge.route(
         service("echo", access_log=log),
+        service("slow", access_log=AccessLog(slow_request_s=1.2)),
         service("echo-all", access_log=every),
         service("foreign", managed=False, access_log=log),
         service("foreign-all", managed=False, access_log=every),
@@ -295,7 +296,7 @@ async def test_haproxy_logs_failures_slow_requests_the_sample_and_where_all_are_
         pass
     async with edge.http.post("/echo-all/sample", headers={"x-request-id": ids[69]}):
         pass
-    for path in ("/echo/slow", "/echo/missing", "/echo-all/x", "/foreign/missing", "/foreign/x", "/foreign-all/x"):
+    for path in ("/slow/slow", "/echo/missing", "/echo-all/x", "/foreign/missing", "/foreign/x", "/foreign-all/x"):
         async with edge.http.post(path, headers={"x-request-id": "other"}):
             pass
     async with edge.http.get("/end"):
@@ -312,11 +313,11 @@ async def test_haproxy_logs_failures_slow_requests_the_sample_and_where_all_are_
         ("/echo-all/die", "echo-all", "echo-all-1", 502),
         ("/echo-all/sample", "echo-all", "echo-all-1", 200),
         ("/echo/die", "echo", "echo-1", 502),
-        ("/echo/slow", "echo", "echo-1", 200),
         ("/end", "", "<NOSRV>", 404),
         ("/foreign-all/x", "foreign-all", "foreign-all-1", 200),
         ("/foreign/missing", "foreign", "foreign-1", 404),
         ("/full/refused", "full", "<NOSRV>", 429),
+        ("/slow/slow", "slow", "slow-1", 200),
     ]
 
 
