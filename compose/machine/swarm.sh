@@ -32,10 +32,8 @@ controllers_image() {
   docker service inspect --format '{{.Spec.TaskTemplate.ContainerSpec.Image}}' "${project}_controller" 2>/dev/null
 }
 
-# controller_runs: also its API is open then: its health check has been passed.
-controller_runs() {
-  [ "$(docker service ls --filter "name=${project}_controller" --format '{{.Replicas}}' 2>/dev/null)" = 1/1 ]
-}
+# controller_answers: one of them has the lease of the state, and its API is open.
+controller_answers() { (run_on_swarm nodes) >/dev/null 2>&1; }
 
 # run_on_swarm COMMAND...: the command, beside the controller on its network, whichever manager that is on. Does not return.
 run_on_swarm() {

@@ -249,7 +249,7 @@ wait_for_apps() {
 wait_for_controller() {
   local port began=$SECONDS
   port=$(setting PIERHEAD_API_PORT 8100)
-  until if on_swarm; then controller_runs; else [ "$(http_status "$port" /healthz)" = 200 ]; fi; do
+  until if on_swarm; then controller_answers; else [ "$(http_status "$port" /healthz)" = 200 ]; fi; do
     [ "$((SECONDS - began))" -lt "$CONTROLLER_S" ] || return 1
     sleep 0.5
   done

@@ -20,6 +20,9 @@ CHANGE_TIMEOUT_S = 150.0
 """The timeout of changes. Longer than the longest answer of `deploy`: it waits for a current reading of the compose
 files, reads them itself, and waits for a tick."""
 
+CONNECT_S = 5.0
+"""For each address of the controller's name: on a Swarm the next one may be that of the controller that acts."""
+
 _BAD_INPUT = (400, 403, 404, 405, 413)
 
 
@@ -38,7 +41,7 @@ class Client:
         self._timeout_s = timeout_s
         self._change_timeout_s = change_timeout_s
         # The controller is reached directly, never through a proxy of the environment.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Http())
 
     @classmethod
     def from_environment(cls, timeout_s: float = TIMEOUT_S) -> Client:
@@ -100,6 +103,18 @@ class Client:
         if not isinstance(document, dict):  # every document that a command asks for is an object
             raise CommandError(f"{self._url} is not Pierhead's API: its answer is no JSON object")
         return document
+
+
+class _Connection(http.client.HTTPConnection):
+    def connect(self) -> None:
+        answer_s, self.timeout = self.timeout, CONNECT_S
+        super().connect()
+        self.sock.settimeout(answer_s)
+
+
+class _Http(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Connection, req)
 
 
 def is_address(url: str) -> bool:

@@ -63,6 +63,17 @@ def test_a_controller_that_has_just_started_is_asked_again(monkeypatch: pytest.M
         assert not isinstance(caught.value, NotYet), "nobody said that it passes"
 
 
+def test_an_address_that_nothing_answers_at_takes_seconds_and_not_as_long_as_an_answer_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The network drops what is sent to a node that was lost, as the kernel does where a backlog is full."""
+    monkeypatch.setattr("controller.cli.client.CONNECT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        address = server.getsockname()
+        with socket.create_connection(address), pytest.raises(Unreachable, match="timed out"):
+            Client(f"http://127.0.0.1:{address[1]}", timeout_s=3600).get("/services")
+
+
 def test_a_change_that_is_not_answered_may_have_been_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"

@@ -126,7 +126,7 @@ def test_images_have_their_own_names_in_the_registry_and_their_digests_in_the_fi
     }
 
 
-def test_the_controller_is_given_the_logins_of_private_registries(
+def test_the_controller_is_given_its_token_its_number_and_the_logins_of_private_registries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     login = {"auth": base64.b64encode(b"ada:secret").decode()}
@@ -139,11 +139,13 @@ def test_the_controller_is_given_the_logins_of_private_registries(
     }
 
     files = {"name": "shop", "services": {"controller": {"environment": {}, "secrets": [{"source": "edge.pem"}]}}}
-    given = replace(GIVEN, secrets={"edge.pem": "shop_edge-1", "logins": "shop_logins-1"})
+    given = replace(GIVEN, secrets={"edge.pem": "shop_edge-1", "logins": "shop_logins-1"}, controllers=2)
     made = stack_file({**config(), **files}, given)
     assert made["secrets"]["logins"] == {"external": True, "name": "shop_logins-1"}
-    targets = [one.get("target") for one in made["services"]["controller"]["secrets"]]
-    assert targets == [None, "/root/.docker/config.json"]
+    controller = made["services"]["controller"]
+    assert [one.get("target") for one in controller["secrets"]] == [None, "/root/.docker/config.json"]
+    assert controller["environment"]["PIERHEAD_API_TOKEN"] == "token"
+    assert controller["deploy"]["replicas"] == 2
 
 
 def test_certificates_stay_until_they_are_due_and_a_new_authority_is_trusted_before_it_is_used() -> None:
