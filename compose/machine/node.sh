@@ -64,7 +64,7 @@ read_options() {
 # --- the three commands --------------------------------------------------------------------------------------------
 
 init() {
-  local said
+  local said size=()
   "$here/engine.sh" engine-only
   case $(swarm .LocalNodeState) in
     inactive) ;;
@@ -74,7 +74,10 @@ init() {
   prepare
   if ! is_manager; then
     pool=${pool:-$(settings pool)}
-    said=$(docker swarm init --default-addr-pool "$pool" ${advertise:+--advertise-addr "$advertise"} 2>&1) ||
+    case $pool in # with room for several networks of 4094 addresses; Swarm's own size, 254, is soon the number of replicas
+      */[1-9] | */1[0-6]) size=(--default-addr-pool-mask-length 20) ;;
+    esac
+    said=$(docker swarm init --default-addr-pool "$pool" ${size[@]+"${size[@]}"} ${advertise:+--advertise-addr "$advertise"} 2>&1) ||
       refuse "$(explained "$said" '')"
   fi
   if [ -z "$registry" ] && [ "$(setting PIERHEAD_REGISTRY '')" = here ]; then

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 import docker.errors
 from docker import APIClient
+from docker.types import IPAMConfig, IPAMPool
 
 from ..errors import EngineError
 from ..swarm_api import STACK_LABEL, Json, node_name
@@ -100,6 +101,7 @@ class Swarm:
             attachable=True,
             scope="swarm",
             internal=bool(definition.get("internal")),
+            ipam=addresses(definition),
             options=dict(definition.get("driver_opts") or {}),
             labels={STACK_LABEL: self.project},
         )
@@ -148,6 +150,13 @@ class Swarm:
         for name in names:
             with contextlib.suppress(docker.errors.APIError):  # it is in use, or gone
                 remove(name)
+
+
+def addresses(definition: Json) -> IPAMConfig | None:
+    """The subnets that the compose files name for a network; None = Swarm chooses one of its address pool."""
+    subnets = [one["subnet"] for one in (definition.get("ipam") or {}).get("config") or () if "subnet" in one]
+    pools = [IPAMPool(subnet=subnet) for subnet in subnets]
+    return IPAMConfig(pool_configs=pools) if pools else None
 
 
 def wait(condition: Callable[[], bool], what: str, within_s: float, why: Callable[[], str] = str) -> None:

@@ -723,7 +723,7 @@ def test_the_first_manager_prints_the_command_that_takes_in_the_next_machine(
     assert made.returncode == 0, made.stderr
     assert f"  ./pierhead node join 10.0.0.1:2377 {TOKEN} --registry 10.0.0.1:5000" in made.stdout.splitlines()
     assert json.loads((machine.directory / "daemon.json").read_text())["insecure-registries"] == ["10.0.0.1:5000"]
-    assert len(machine.calls("docker swarm init --default-addr-pool [0-9./]+$")) == 1
+    assert len(machine.calls("docker swarm init --default-addr-pool [0-9./]+ --default-addr-pool-mask-length 20$")) == 1
     for_managers = machine.run("control.sh", "node", "token", "--manager", **node)
     assert for_managers.stdout == f"  ./pierhead node join 10.0.0.1:2377 {TOKEN}\n"
     assert machine.calls("docker swarm join-token")[-1] == "docker swarm join-token --quiet manager"

@@ -15,6 +15,7 @@ from controller.errors import SpecError
 from controller.stack.images import logins, place_of, with_digests
 from controller.stack.secrets import CA, CONTROLLER, EDGE, Kept, Set, steps
 from controller.stack.stack_file import Given, stack_file
+from controller.stack.swarm import addresses
 
 GIVEN = Given("/srv/clone", ["metrics"], {"db": "registry/db:1@sha256:00"}, {"edge.pem": "shop_edge-1"}, "token")
 NOW = 1_900_000_000.0
@@ -146,6 +147,13 @@ def test_the_controller_is_given_its_token_its_number_and_the_logins_of_private_
     assert [one.get("target") for one in controller["secrets"]] == [None, "/root/.docker/config.json"]
     assert controller["environment"]["PIERHEAD_API_TOKEN"] == "token"
     assert controller["deploy"]["replicas"] == 2
+
+
+def test_a_network_has_the_subnets_that_the_files_name() -> None:
+    made = addresses({"ipam": {"config": [{"subnet": "10.1.0.0/16", "gateway": "10.1.0.1"}]}})
+    assert made is not None
+    assert [one["Subnet"] for one in made["Config"]] == ["10.1.0.0/16"]
+    assert addresses({"ipam": {}}) is None
 
 
 def test_certificates_stay_until_they_are_due_and_a_new_authority_is_trusted_before_it_is_used() -> None:
