@@ -94,7 +94,8 @@ class Deployer:
         self._asleep: frozenset[str] = frozenset()
         """Services without any replica that also want none."""
         self._ended: dict[str, tuple[FailureKey, float]] = {}
-        """By container id, replicas that have just exited by themselves: service and version, and when last seen."""
+        """By container id, replicas that have just exited by themselves: service and version, and when last seen. By
+        node, edges that are away there, without a service."""
         self._user_configs: dict[tuple[str, str], str] = {}
         """By service and version: the user_config that is known to be recorded."""
         self.directions = Directions()
@@ -442,7 +443,10 @@ def _counts(spec: ServiceSpec, observed: Observed, now: float) -> Mapping[str, C
 
 
 def _ended(observed: Observed) -> Mapping[str, FailureKey]:
-    """Service and version, by container id, of replicas that exited by themselves, including those being removed."""
+    """Service and version, by container id, of replicas that exited by themselves, including those being removed.
+
+    Beside them, by its node, an edge that is away where one exited: an engine that restarts ends both.
+    """
     found = {
         container.id: (container.service, container.version)
         for container in observed.containers
@@ -451,7 +455,9 @@ def _ended(observed: Observed) -> Mapping[str, FailureKey]:
     for action in observed.in_progress:
         if isinstance(action, RemoveContainer) and action.failed:
             found[action.container_id] = action.service, action.version
-    return found
+    away = observed.routing.away if observed.routing else frozenset()
+    nodes = {container.node for container in observed.containers if container.id in found and container.node in away}
+    return found | {node: ("", node) for node in nodes}
 
 
 def _no_place(name: str, state: ServiceRollout, look: _Look) -> str:

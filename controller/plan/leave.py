@@ -35,13 +35,22 @@ def finish(draft: Draft, outlook: ServiceOutlook) -> None:
                 _await_exit(draft, outlook, replica)
             case Phase.STOPPED:
                 cause = replica.retirement.cause if replica.retirement else "it was sent a signal to stop"
-                failed = bool(replica.retirement and replica.retirement.failed)
+                failed = bool(replica.retirement and replica.retirement.failed) and not _is_lost(draft, replica)
                 remove(draft, outlook, replica, cause, failed=failed)
             case Phase.FAILED if not replica.container.state.is_up:
                 if replica.container.state is not ContainerState.REMOVING:
                     remove(draft, outlook, replica, replica.detail, failed=True)
             case _:
                 pass
+
+
+def _is_lost(draft: Draft, replica: ReplicaOutlook) -> bool:
+    """Whether its node was lost: it failed with the node then, which says nothing of its version.
+
+    The engine finds that out seconds after the probes have failed: it has moved the replica since, or its node is down.
+    """
+    down = {node.name for node in draft.observed.nodes if node.state == "down"}
+    return replica.container.state is ContainerState.PENDING or replica.container.node in down
 
 
 def _drain(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,8 +30,16 @@ from controller.model.nodes import LEAVING_LABEL, Node
 from controller.model.observed import Observed
 from controller.model.phases import Phase
 from controller.model.plan import Plan
-from controller.model.spec import ServiceSpec
-from controller.model.world import ContainerState, Gpu, Health, ReplicaContainer, RoutingState, ServerState
+from controller.model.spec import RolloutSpec, ServiceSpec
+from controller.model.world import (
+    ContainerState,
+    Gpu,
+    Health,
+    ReplicaContainer,
+    RoutingState,
+    ServerState,
+    current_version,
+)
 from controller.observe.node_losses import DOWN_S, FOUND_OUT_S, SILENT_S, NodeLosses
 from controller.plan import plan
 from tests.fakes.fake_swarm_engine import FakeSwarmEngine
@@ -341,6 +351,34 @@ async def test_what_has_no_room_elsewhere_stays_until_it_is_forced(tmp_path: Pat
         assert control.row("ranker")[:2] == (6, 4)
         await change(client, "POST", "n3/activate")
         await until(lambda: control.row("ranker") == (6, 6, 6), within_s=60)
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(("edge_is_missed", "off_s"), [(True, 60.0), (False, 60.0), (True, 5.0)])
+async def test_what_failed_with_its_node_is_no_failure_of_the_version_that_bakes(
+    tmp_path: Path, edge_is_missed: bool, off_s: float
+) -> None:
+    """Replicas fail their probes before the engine calls the node down, and maybe before its edge is missed."""
+    old = service("web", rollout=RolloutSpec(bake_s=30.0))
+    control = Control.of(tmp_path, old, engine=swarm())
+    engine = cast(FakeSwarmEngine, control.engine)
+    async with control.running() as controller:
+        await control.settled("web", 2)
+        control.source.edit(replace(old, definition_hash="d2"))
+        await until(lambda: "watched for" in control.view.services[0].message, within_s=20)
+        made = current_version(control.source.services["web"], engine.images)
+        [new] = [one for one in engine.containers.values() if one.version == made]
+        node = new.node
+        engine.power_off(node)
+        control.router.mark_down(new.name, partial(control.router.answers, new.name))
+        control.router.away = frozenset({node}) if edge_is_missed else frozenset()
+        await asyncio.sleep(off_s)
+        engine.power_on(node)
+        await asyncio.sleep(1)  # the node's edge comes back later than its engine
+        control.router.away = frozenset()
+        await until(lambda: control.said("rolled_out") or control.said("rollback"), within_s=200)
+        assert control.said("rollback") == []
+        assert not controller.deployer.state("web").rejected
 
 
 async def test_what_is_refused(tmp_path: Path) -> None:
