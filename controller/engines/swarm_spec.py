@@ -69,16 +69,16 @@ def service_spec(
     task: dict[str, Any] = {
         "ContainerSpec": container,
         "Networks": _networks(body, host),
-        "Resources": _resources(host, gpus),
+        "Resources": _resources(body, host, gpus),
         "RestartPolicy": {"Condition": "any", "Delay": int(RESTART_DELAY_S * _NS)},
     }
     if body.get("Placement"):
         task["Placement"] = body["Placement"]
-    if (log := host.get("LogConfig")) and log.get("Type"):
+    if (log := host.get("LogConfig")) and (log.get("Type") or log.get("Config")):
         task["LogDriver"] = {"Name": log["Type"], "Options": log.get("Config") or {}}
     return {
         "Name": name,
-        "Labels": dict(body.get("Labels") or {}),
+        "Labels": {**(body.get("ServiceLabels") or {}), **(body.get("Labels") or {})},
         "TaskTemplate": task,
         "Mode": {"Replicated": {"Replicas": 0}},
         "EndpointSpec": {"Mode": "dnsrr"},  # the address of a replica is its container's own
@@ -118,7 +118,7 @@ _LIMITS = {"Memory": "MemoryBytes", "NanoCpus": "NanoCPUs", "PidsLimit": "Pids"}
 _OF_THE_BODY = frozenset(
     {
         *("Cmd", "Entrypoint", "Env", "Healthcheck", "HostConfig", "Image", "Labels", "NetworkingConfig", "Placement"),
-        "StopTimeout",
+        *("Reservations", "ServiceLabels", "StopTimeout"),
         *FILES,
         *_PLAIN,
     }
@@ -201,9 +201,9 @@ def _networks(body: Mapping[str, Any], host: Mapping[str, Any]) -> list[dict[str
     ]
 
 
-def _resources(host: Mapping[str, Any], gpus: int) -> dict[str, Any]:
+def _resources(body: Mapping[str, Any], host: Mapping[str, Any], gpus: int) -> dict[str, Any]:
     limits = {there: host[here] for here, there in _LIMITS.items() if host.get(here)}
-    reservations: dict[str, Any] = {}
+    reservations: dict[str, Any] = dict(body.get("Reservations") or {})
     if host.get("MemoryReservation"):
         reservations["MemoryBytes"] = host["MemoryReservation"]
     if gpus:

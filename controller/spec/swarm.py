@@ -72,6 +72,12 @@ def _check_gpu(path: str, gpu: GpuRequest, problems: Problems) -> None:
             "a Swarm chooses the GPUs itself: write count in place of device_ids, and deploy.placement.constraints for "
             "the nodes",
         )
+    if others := [one for one in gpu.capabilities if one != "gpu"]:
+        problems.add(
+            at(path, "deploy.resources.reservations.devices"),
+            "a Swarm gives out GPUs without capabilities: write capabilities: [gpu], and "
+            f"environment.NVIDIA_DRIVER_CAPABILITIES: {','.join(others)}",
+        )
     if gpu.kind:
         problems.add(
             at(path, "x-serve.llm.accelerator_type"),

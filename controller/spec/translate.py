@@ -155,12 +155,15 @@ def _command(name: str) -> Callable[..., None]:
     return put
 
 
-def _labels(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
-    labels = problems.text_map(path, value) or {}
-    for label in labels:
-        if label.startswith((LABEL_PREFIX, COMPOSE_LABEL_PREFIX)):
-            problems.add(at(path, label), "the controller sets labels of this name itself; choose another prefix")
-    body["Labels"] = labels
+def _labels(name: str) -> Callable[..., None]:
+    def put(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
+        labels = problems.text_map(path, value) or {}
+        for label in labels:
+            if label.startswith((LABEL_PREFIX, COMPOSE_LABEL_PREFIX)):
+                problems.add(at(path, label), "the controller sets labels of this name itself; choose another prefix")
+        body[name] = labels
+
+    return put
 
 
 def _extra_hosts(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
@@ -266,17 +269,25 @@ def _healthcheck(source: ServiceSource, path: str, value: Any, body: dict[str, A
     body["Healthcheck"] = health
 
 
-def _cpus(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
-    cpus = problems.number(path, value)
-    if cpus is not None and cpus <= 1_000_000:
-        _put(body, "HostConfig", "NanoCpus", round(cpus * 1_000_000_000))
-    elif cpus is not None:
-        problems.expected(path, "a number of CPUs up to 1000000", value)
+def _cpus(section: str, name: str) -> Callable[..., None]:
+    def put(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
+        cpus = problems.number(path, value)
+        if cpus is not None and cpus <= 1_000_000:
+            _put(body, section, name, round(cpus * 1_000_000_000))
+        elif cpus is not None:
+            problems.expected(path, "a number of CPUs up to 1000000", value)
+
+    return put
+
+
+_limit_of_cpus = _cpus("HostConfig", "NanoCpus")
 
 
 # -------------------------------------------------------------------------------------------------------- deploy
 
 _DEPLOY_IGNORED = frozenset({"replicas", "labels", "restart_policy"})  # read by parse.py; Swarm's own; see `restart`
+_deploy_labels = _labels("ServiceLabels")
+_reserved_cpus = _cpus("Reservations", "NanoCPUs")
 _LIMITS: Mapping[str, tuple[str, Callable[[Problems, str, Any], Any]]] = {
     "memory": ("Memory", Problems.size),
     "pids": ("PidsLimit", Problems.whole),
@@ -293,6 +304,8 @@ def _deploy(source: ServiceSource, path: str, value: Any, body: dict[str, Any], 
             problems.expected(at(path, key), '"replicated"', item)
         elif key == "placement" and source.on_swarm:
             _placement(at(path, key), item, body, problems)
+        elif key == "labels" and source.on_swarm:
+            _deploy_labels(source, at(path, key), item, body, problems)
         elif key not in (*_DEPLOY_IGNORED, "mode", "resources"):
             problems.add(at(path, str(key)), "is for Swarm, Compose and Pierhead do not use it; remove it")
     resources = problems.mapping(at(path, "resources"), deploy.get("resources"))
@@ -301,7 +314,7 @@ def _deploy(source: ServiceSource, path: str, value: Any, body: dict[str, Any], 
         if key == "limits":
             _limits(source, item_path, item, body, problems)
         elif key == "reservations":
-            _reservations(item_path, item, body, problems)
+            _reservations(source, item_path, item, body, problems)
         else:
             problems.unknown_key(at(path, "resources"), key, ("limits", "reservations"))
 
@@ -335,7 +348,7 @@ def _limits(source: ServiceSource, path: str, value: Any, body: dict[str, Any], 
     for key, item in problems.mapping(path, value).items():
         item_path = at(path, str(key))
         if key == "cpus":
-            _cpus(source, item_path, item, body, problems)
+            _limit_of_cpus(source, item_path, item, body, problems)
         elif key in _LIMITS:
             name, read = _LIMITS[key]
             _put(body, "HostConfig", name, read(problems, item_path, item))
@@ -343,18 +356,20 @@ def _limits(source: ServiceSource, path: str, value: Any, body: dict[str, Any], 
             problems.add(item_path, "not supported with x-serve; remove it")
 
 
-def _reservations(path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
+def _reservations(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
     for key, item in problems.mapping(path, value).items():
         if key == "memory":
             _put(body, "HostConfig", "MemoryReservation", problems.size(at(path, key), item))
-        elif key not in ("cpus", "devices"):  # cpus: neither the engine nor Compose can reserve CPUs; devices: GPUs
+        elif key == "cpus" and source.on_swarm:
+            _reserved_cpus(source, at(path, key), item, body, problems)
+        elif key not in ("cpus", "devices"):  # cpus: Compose and the engine of one machine cannot; devices: GPUs
             problems.add(at(path, str(key)), "not supported with x-serve; remove it")
 
 
 STRUCTURED: Mapping[str, Callable[[ServiceSource, str, Any, dict[str, Any], Problems], None]] = {
     "command": _command("Cmd"),
     "configs": lambda *_: None,  # attachments.py
-    "cpus": _cpus,
+    "cpus": _limit_of_cpus,
     "deploy": _deploy,
     "devices": _devices,
     "entrypoint": _command("Entrypoint"),
@@ -362,7 +377,7 @@ STRUCTURED: Mapping[str, Callable[[ServiceSource, str, Any, dict[str, Any], Prob
     "extra_hosts": _extra_hosts,
     "healthcheck": _healthcheck,
     "ipc": _namespace("IpcMode", "private", "shareable", "host", "none"),
-    "labels": _labels,
+    "labels": _labels("Labels"),
     "logging": _logging,
     "networks": lambda *_: None,  # attachments.py
     "pid": _namespace("PidMode", "host"),

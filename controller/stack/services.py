@@ -45,6 +45,13 @@ REFUSED: Mapping[str, str] = {
     "security_opt": "remove it",
     "volumes_from": "write volumes",
 }
+_NO_KEY = "`docker stack deploy` has no such key; remove it"
+_MOUNT_OPTIONS: Mapping[str, frozenset[str]] = {
+    "bind": frozenset({"create_host_path", "propagation", "selinux"}),
+    "tmpfs": frozenset({"size"}),
+    "volume": frozenset({"nocopy", "subpath"}),
+}
+"""The options of each kind of mount that are kept, need nothing, or are refused by `check_swarm`."""
 _RESTART = {"always": "any", "unless-stopped": "any", "on-failure": "on-failure", "no": "none"}
 
 
@@ -63,7 +70,7 @@ def stack_service(source: ServiceSource, image: str, clone: str, problems: Probl
         elif (
             key not in IGNORED and key not in NOT_ON_SWARM and key not in _INTO_DEPLOY and not str(key).startswith("x-")
         ):
-            problems.add(path, "`docker stack deploy` has no such key; remove it")
+            problems.add(path, _NO_KEY)
     made["networks"] = _networks(source, problems)
     mounts = [*_volumes(source, clone, problems), *_tmpfs(source, problems)]
     return made | ({"volumes": mounts} if mounts else {})
@@ -82,7 +89,9 @@ def _deploy(source: ServiceSource, clone: str, problems: Problems) -> Json:
         deploy.setdefault("restart_policy", {"condition": condition})
     deploy["labels"] = {**(problems.text_map(at(path, "labels"), deploy.get("labels")) or {}), CLONE_LABEL: clone}
     if deploy.setdefault("endpoint_mode", "dnsrr") != "dnsrr":
-        problems.expected(at(path, "endpoint_mode"), "dnsrr (a virtual address needs IPVS in the kernel)", deploy)
+        problems.expected(
+            at(path, "endpoint_mode"), "dnsrr (a virtual address needs IPVS in the kernel)", deploy["endpoint_mode"]
+        )
     resources = {key: dict(value) for key, value in (deploy.get("resources") or {}).items()}
     if "devices" in resources.get("reservations", {}):
         problems.add(at(path, "resources.reservations.devices"), f"not possible on a Swarm: {REFUSED['gpus']}")
@@ -146,6 +155,9 @@ def _volumes(source: ServiceSource, clone: str, problems: Problems) -> list[Json
             _check_bind(item_path, str(item.get("source", "")), clone, problems)
         elif item.get("type") == "volume" and source.name not in OWN:
             _check_volume(source, item_path, item, problems)
+        for key, known in _MOUNT_OPTIONS.items():
+            for option in (item.get(key) or {}).keys() - known:
+                problems.add(at(item_path, f"{key}.{option}"), _NO_KEY)
         kept = {key: item[key] for key in ("type", "source", "target", "read_only") if key in item}
         if (item.get("volume") or {}).get("nocopy"):
             kept["volume"] = {"nocopy": True}
@@ -189,6 +201,8 @@ def _tmpfs(source: ServiceSource, problems: Problems) -> list[Json]:
     for entry in problems.texts(at(source.path, "tmpfs"), source.definition.get("tmpfs") or []) or ():
         target, _, options = entry.partition(":")
         size = next((part[5:] for part in options.split(",") if part.startswith("size=")), None)
+        if mode := next((part for part in options.split(",") if part.startswith("mode=")), None):
+            problems.add(at(source.path, "tmpfs"), f"not possible on a Swarm: {mode}; it has size")
         bytes_ = problems.size(at(source.path, "tmpfs"), size) if size else None
         made.append({"type": "tmpfs", "target": target} | ({"tmpfs": {"size": bytes_}} if bytes_ else {}))
     shm = source.definition.get("shm_size")

@@ -33,7 +33,7 @@ VALUES: Mapping[str, Any] = {
     ],
 }
 """Keys that a Swarm has, with values that it does not have."""
-GPU = GpuRequest(1, device_ids=("GPU-1",), slot=GpuSlot(fraction=0.5), kind="H100")
+GPU = GpuRequest(1, device_ids=("GPU-1",), capabilities=("gpu", "video"), slot=GpuSlot(fraction=0.5), kind="H100")
 
 
 def page(root: Path) -> str:

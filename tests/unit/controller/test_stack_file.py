@@ -108,6 +108,15 @@ def test_a_service_without_x_serve_is_in_the_file_with_what_swarm_has_in_place_o
             {"volumes": [{"type": "volume", "source": "data", "target": "/data"}]},
             "services.db.volumes[0].source: volume data is on one node, and Swarm may start the service on another one",
         ),
+        (
+            {"volumes": [{"type": "tmpfs", "target": "/t", "tmpfs": {"size": "1024", "mode": 448}}]},
+            "services.db.volumes[0].tmpfs.mode: `docker stack deploy` has no such key; remove it",
+        ),
+        (
+            {"volumes": [{"type": "bind", "source": "/d", "target": "/d", "bind": {"recursive": "disabled"}}]},
+            "services.db.volumes[0].bind.recursive: `docker stack deploy` has no such key; remove it",
+        ),
+        ({"tmpfs": ["/t:size=1m,mode=700"]}, "services.db.tmpfs: not possible on a Swarm: mode=700; it has size"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

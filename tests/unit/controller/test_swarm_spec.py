@@ -94,8 +94,48 @@ def test_what_a_task_gets() -> None:
         "Reservations": {"MemoryBytes": 1048576},
     }
     assert made["LogDriver"] == {"Name": "json-file", "Options": {"max-size": "1m"}}
+    assert task(logging={"options": {"max-size": "1m"}})["LogDriver"] == {"Name": "", "Options": {"max-size": "1m"}}
     assert made["RestartPolicy"] == {"Condition": "any", "Delay": 2_000_000_000}
     assert made["Networks"] == [{"Target": "shop_default", "Aliases": ["ranker"]}]
+
+
+# Of `deploy`, what has no effect: the controller decides about restarts.
+RESTART_POLICY = "restart_policy: {condition: none}"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *("endpoint_mode: vip", "labels: {a: '1'}", "labels: {pierhead.x: '1'}", "mode: global", RESTART_POLICY),
+        *("placement: {constraints: [node.role==worker]}", "placement: {preferences: [{spread: node.labels.a}]}"),
+        *("rollback_config: {order: stop-first}", "update_config: {parallelism: 2}"),
+        *(f"resources: {{limits: {{{limit}}}}}" for limit in ("cpus: '0.5'", "memory: '1048576'", "pids: 9")),
+        *(f"resources: {{reservations: {{{key}}}}}" for key in ("cpus: 0.5", "memory: '1048576'", "pids: 9")),
+        "resources: {reservations: {generic_resources: [{discrete_resource_spec: {kind: a, value: 1}}]}}",
+        "resources: {reservations: {devices: [{capabilities: [gpu, video], count: 1}]}}",
+    ],
+)
+def test_every_key_of_deploy_changes_the_service_or_is_refused_by_name(written: str) -> None:
+    deploy = yaml.safe_load(written)
+    whole = config(controller=STACK, ranker=service(FOREIGN, deploy=deploy))
+    (key,) = deploy
+    refused = [line for line in problems_of(whole) if line.startswith(f"services.ranker.deploy.{key}")]
+    if not refused:
+        assert not not_carried(read_whole(whole))
+        with_key = read_spec(whole)
+        del whole["services"]["ranker"]["deploy"]
+        assert (read_spec(whole) == with_key) == (written == RESTART_POLICY)
+
+
+def test_cpus_are_reserved_where_swarm_places_a_replica_and_nothing_has_changed_on_one_machine() -> None:
+    definition = service(FOREIGN, deploy={"resources": {"reservations": {"cpus": "0.5"}}, "labels": {"a": "1"}})
+    whole = config(controller=STACK, ranker=definition)
+    made = read_spec(whole)
+    assert made["TaskTemplate"]["Resources"] == {"Limits": {}, "Reservations": {"NanoCPUs": 500_000_000}}
+    assert made["Labels"] == {"a": "1"}
+    assert "a" not in made["TaskTemplate"]["ContainerSpec"]["Labels"]
+    whole["services"]["controller"] = STACK | {"environment": {}}
+    assert read_whole(whole) == ranker(FOREIGN).container
 
 
 def test_a_replica_is_a_service_that_is_not_started_and_swarm_says_where_it_is() -> None:
