@@ -130,7 +130,7 @@ def assemble(
     scaler = Scaler(store, events, Policies(calls.wanted, measurements.value).ask)
 
     gpu_memory = GpuMemoryWatch(world.engine, spawn, wakeup.ring, clock)
-    gpu_marks = GpuMarks(store, events, deployer.proven, wakeup.ring)
+    gpu_marks = GpuMarks(store, events, deployer.proven, wakeup.ring, world.engine.places)
     publisher = Publisher(world.project, store, events, specs, scaler, deployer, gpu_memory, board, clock, wall)
     metrics = publisher.metrics
 

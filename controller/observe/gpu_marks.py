@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ..engines.base import Places
 from ..errors import InvalidRequest
 from ..model.actions import Action, RemoveContainer
 from ..model.observed import Observed
@@ -16,7 +17,7 @@ from .gpu_faults import GpuWatch, Mark, Unmark
 class GpuMarks:
     """Keeps the marks in the store and records each change as an event.
 
-    `proven`: the version of each service that is known to work.
+    `proven`: the version of each service that is known to work. No GPU is marked where the engine places.
     """
 
     def __init__(
@@ -25,7 +26,9 @@ class GpuMarks:
         events: EventLog,
         proven: Callable[[], Mapping[str, str]],
         wake: Callable[[], None],
+        places: Places = "ours",
     ) -> None:
+        self._places = places
         self._store = store
         self._events = events
         self._proven = proven
@@ -36,6 +39,8 @@ class GpuMarks:
 
     def look(self, observed: Observed, now: float) -> None:
         """Mark GPUs that are gone or on which replicas fail, and remove outdated marks."""
+        if self._places != "ours":
+            return
         for change in self._watch.look(observed, self._store.gpu_faults, now, self._proven()):
             self._change(change)
 

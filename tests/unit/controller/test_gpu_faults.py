@@ -15,6 +15,8 @@ from controller.model.world import Gpu, GpuFault, Health, ReplicaContainer
 from controller.observe.gpu_faults import GONE_AFTER_S, STRIKES, GpuWatch, Mark, Unmark, struck
 from controller.plan import plan
 from tests.fakes.fake_engine import Behaviour, FakeEngine
+from tests.fakes.fake_swarm_engine import FakeSwarmEngine
+from tests.harness.virtual_time import wall_clock
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import NOW, desired, gpu_service, gpus, observed, replica
 
@@ -214,3 +216,16 @@ async def test_an_operator_marks_gpus_and_removes_the_marks(tmp_path: Path) -> N
         controller.commands.unmark_gpu("GPU-1")
         controller.commands.unmark_gpu("GPU-0")
         await control.settled("ranker", 2)
+
+
+async def test_no_gpu_is_marked_where_the_engine_chooses_gpus(tmp_path: Path) -> None:
+    engine = FakeSwarmEngine(wall_clock)
+    for name in ("n1", "n2"):
+        engine.add_node(name, 1)
+    engine.bad_gpus = {"GPU-n1-1": Behaviour(exits_after_s=0.0, exit_code=1)}
+    control = Control.of(tmp_path, gpu_service(replicas=1), engine=engine)
+    async with control.running() as controller:
+        await until(lambda: len(control.said("replica_failed")) > STRIKES, within_s=60.0)
+        with pytest.raises(InvalidRequest, match=r"GPU-n1-1 cannot be marked on a Swarm.* `pierhead node drain n1`"):
+            controller.commands.mark_gpu("GPU-n1-1", "loud fan")
+        assert dict(control.store.gpu_faults) == {}
