@@ -99,6 +99,8 @@ _OF_THE_LAST_GOOD = "the compose files cannot be used; what follows is the plan 
 
 def plan_words(view: View, in_progress: tuple[Action, ...]) -> str:
     """Return the plan as text, actions in progress first."""
+    if view.desired is None and not view.spec_problems:
+        return "no plan yet: the compose files have not been read"
     if view.desired is None:
         return "\n".join(["no plan: the compose files cannot be used", *view.spec_problems])
     unusable = [_OF_THE_LAST_GOOD, *view.spec_problems] if view.spec_problems else []

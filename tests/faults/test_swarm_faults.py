@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterator
+from functools import partial
 
 import pytest
 
@@ -102,7 +103,7 @@ def test_draining_a_node_costs_no_request_at_other_edges(stack: SwarmStack) -> N
 @pytest.mark.parametrize("which", ["a worker", "the leader, with the controller"])
 def test_a_node_loses_its_power(stack: SwarmStack, which: str) -> None:
     leads = "leader" in which
-    node = where(stack, "controller") if leads else busiest(stack)
+    node = leader_that_acts(stack) if leads else busiest(stack)
     stack.managers = [one for one in stack.rig.managers if one is not node]
     there, before = away(stack, node), stack.started()
     with stack.load(LOAD_S) as load:
@@ -191,11 +192,19 @@ def test_a_slow_node_and_an_engine_that_restarts(stack: SwarmStack) -> None:
     judge(stack, load, lost)
 
 
-def where(stack: SwarmStack, service: str) -> Node:
-    """The node that runs one of the stack's own services."""
-    name = f"{stack.project}_{service}"
-    told = stack.managers[0].cli("service", "ps", "--filter", "desired-state=running", "--format", "{{.Node}}", name)
-    return next(node for node in stack.rig.nodes if node.name == told.split()[0])
+def leader_that_acts(stack: SwarmStack) -> Node:
+    """The manager that leads and has the controller that acts: leaders are demoted for a moment until one has it."""
+    for _ in range(10):
+        leader = stack.leader()
+        if leader is stack.acting():
+            return leader
+        others = stack.managers = [node for node in stack.rig.managers if node is not leader]
+        others[0].cli("node", "demote", leader.name)
+        eventually(stack.leader, "another one leads", LOST_WITHIN_S)
+        eventually(partial(others[0].cli, "node", "promote", leader.name), "it is a manager again", 30.0)
+        stack.managers = list(stack.rig.managers)
+        stack.settle()
+    raise AssertionError("no leader has the controller that acts")
 
 
 def elsewhere(stack: SwarmStack, node: Node) -> bool:

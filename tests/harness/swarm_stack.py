@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from controller.storage.lease import HOLDER
 from tests.harness import swarm_rig
 from tests.harness.load import Failure, Load
 from tests.harness.stack import Answer, request
@@ -189,6 +190,21 @@ class SwarmStack:
         began = time.monotonic()
         eventually(self.is_quiet, "nothing is to do", within_s, every_s=1.0)
         return time.monotonic() - began
+
+    def leader(self) -> Node:
+        """The manager that leads. Raises RuntimeError while there is none."""
+        for line in self.managers[0].cli("node", "ls", "--format", "{{.ManagerStatus}} {{.Hostname}}").splitlines():
+            if line.startswith("Leader"):
+                return next(node for node in self.rig.managers if node.name == line.split()[1])
+        raise RuntimeError("no manager leads")
+
+    def acting(self) -> Node:
+        """The manager whose controller has the lease of the state."""
+        with self.managers[0].client() as client:
+            labels = [config["Spec"]["Labels"] for config in client.configs()]  # type: ignore[no-untyped-call]
+        (holder,) = (one[HOLDER] for one in labels if HOLDER in one)
+        container, _, _ = holder.partition("/")
+        return next(node for node in self.managers if container in node.cli("ps", "--format", "{{.ID}}").split())
 
     def orphans(self) -> list[str]:
         """What runs on any node, and is no replica that the controller knows, or is one twice."""

@@ -22,6 +22,8 @@ from controller.api import Gatekeeper
 from controller.cli.completion import SHELLS, script
 from controller.cli.errors import EXIT_CODES
 from controller.errors import SpecError
+from controller.status.documents import plan_words
+from controller.status.view import View
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpus, service
@@ -250,6 +252,10 @@ async def test_interrupted_it_leaves_the_target(control: Control) -> None:
         assert code == 1
         assert "Not waiting any more. The target stays 3" in err
         assert control.store.overrides["web"].replicas == 3
+
+
+def test_before_the_files_are_read_there_is_no_plan_and_nothing_is_wrong_with_them() -> None:
+    assert plan_words(View(0.0, "shop"), ()) == "no plan yet: the compose files have not been read"
 
 
 async def test_files_that_cannot_be_used_are_bad_input(control: Control) -> None:
