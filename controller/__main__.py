@@ -63,6 +63,7 @@ async def _control(settings: Settings, boundaries: Boundaries, stop: asyncio.Eve
         policy_dir=boundaries.policy_dir,
         router_silence_s=settings.haproxy_silence_s,
         acts=boundaries.acts,
+        certificate_ends_at=boundaries.certificate_ends_at,
     )
     try:
         await _serve(settings, world, boundaries, stop)

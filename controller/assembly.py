@@ -66,6 +66,8 @@ class World:
     """How autoscaling functions are called."""
     acts: Callable[[], bool] = lambda: True
     """Whether this controller may act now: on Swarm, while it holds the lease of the state."""
+    certificate_ends_at: float | None = None
+    """Of the TLS between controller and edges (unix time); None = there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,19 @@ def assemble(
 
     gpu_memory = GpuMemoryWatch(world.engine, spawn, wakeup.ring, clock)
     gpu_marks = GpuMarks(store, events, deployer.proven, wakeup.ring, world.engine.places)
-    publisher = Publisher(world.project, store, events, specs, scaler, deployer, gpu_memory, board, clock, wall)
+    publisher = Publisher(
+        world.project,
+        store,
+        events,
+        specs,
+        scaler,
+        deployer,
+        gpu_memory,
+        board,
+        clock,
+        wall,
+        world.certificate_ends_at,
+    )
     metrics = publisher.metrics
 
     prober = Prober(world.ask, spawn, wakeup.ring, store.seen_ready, store.note_ready, clock)

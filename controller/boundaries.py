@@ -40,6 +40,8 @@ class Boundaries:
     """Where autoscaling functions are looked for."""
     acts: Callable[[], bool] = lambda: True
     """Whether this controller may act now."""
+    certificate_ends_at: float | None = None
+    """Until when controller and edges reach each other over TLS (unix time); None = they do not use it."""
 
 
 async def connected(stop: asyncio.Event, timeout_s: int = HTTP_TIMEOUT_S) -> APIClient | None:

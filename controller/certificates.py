@@ -87,9 +87,13 @@ def make(role: Role, authority: Identity, now: float) -> Identity:
 
 def is_due(certificate: str, now: float) -> bool:
     """Whether a certificate must be made anew now."""
-    out = _openssl("x509", "-noout", "-startdate", "-enddate", text=certificate)
-    begin, end = (ssl.cert_time_to_seconds(line.partition("=")[2]) for line in out.splitlines())
+    begin, end = _times(certificate)
     return end - now < RENEW_AT * (end - begin)
+
+
+def ends_at(certificate: str) -> float:
+    """Until when a certificate is good (unix time)."""
+    return _times(certificate)[1]
 
 
 def context(own: Path, authorities: Path, *, is_server: bool) -> ssl.SSLContext:
@@ -129,6 +133,12 @@ def _made(name: str, authority: Identity | None, days: int, now: float, names: s
             *("-startdate", _time(now - SKEW_DAYS * 86_400), "-enddate", _time(now + days * 86_400)),
         )
     return Identity(certificate, key)
+
+
+def _times(certificate: str) -> tuple[float, float]:
+    out = _openssl("x509", "-noout", "-startdate", "-enddate", text=certificate)
+    begin, end = (ssl.cert_time_to_seconds(line.partition("=")[2]) for line in out.splitlines())
+    return begin, end
 
 
 def _time(seconds: float) -> str:

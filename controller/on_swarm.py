@@ -52,6 +52,7 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
             clock=holder.controller_clock,
             gatekeeper=Gatekeeper(settings.api_token, gateways=None),
             acts=holder.acts,
+            certificate_ends_at=tls.ends_at,
         )
 
 
@@ -61,11 +62,14 @@ class _Tls:
 
     server: ssl.SSLContext
     client: ssl.SSLContext
+    ends_at: float
+    """The edges' certificate was made with it, and ends with it."""
 
     @classmethod
     def of(cls, secrets: Path) -> _Tls:
         own, authorities = secrets / "controller.pem", secrets / "ca.pem"
-        return cls(*(certificates.context(own, authorities, is_server=is_server) for is_server in (True, False)))
+        server, client = (certificates.context(own, authorities, is_server=is_server) for is_server in (True, False))
+        return cls(server, client, certificates.ends_at(own.read_text()))
 
 
 async def _configs(stop: asyncio.Event, ends: contextlib.AsyncExitStack) -> SwarmConfigs | None:

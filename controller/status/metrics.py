@@ -226,4 +226,10 @@ def _stack(view: View | None) -> Iterator[Metric]:
     routing = view.observed.routing if view.observed else None
     for node, why in routing.edges.items() if routing else ():
         differs.add_metric([node], float(bool(why)))
-    yield differs
+    expiry = GaugeMetricFamily(
+        "pierhead_edge_certificate_expiry_timestamp_seconds",
+        "When the certificates between controller and edges end (unix time); none on one machine.",
+    )
+    if view.certificate_ends_at is not None:
+        expiry.add_metric([], view.certificate_ends_at)
+    yield from (differs, expiry)

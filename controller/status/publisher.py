@@ -22,7 +22,7 @@ from .metrics import ControllerMetrics
 from .nodes import node_rows
 from .services import service_rows
 from .transitions import transitions
-from .view import View, gpu_uses, notices
+from .view import View, certificate_notices, gpu_uses, notices
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ class Publisher:
         board: Board,
         clock: Callable[[], float],
         wall: Callable[[], float],
+        certificate_ends_at: float | None = None,
     ) -> None:
         self._project = project
         self._store = store
@@ -56,6 +57,7 @@ class Publisher:
         self._board = board
         self._clock = clock
         self._wall = wall
+        self._certificate_ends_at = certificate_ends_at
         self._user_configs: Mapping[str, str] = {}
         self.metrics = ControllerMetrics(lambda: self.view)
         self.view = View(at=clock(), project=project, ahead_s=self._ahead_s())
@@ -125,7 +127,12 @@ class Publisher:
             targets=scrape_targets(desired, observed),
             spec_problems=self._specs.problems,
             files=files,
-            notices=(*self._store_notices(), *notices(observed, refusals, sight.unseen, now)),
+            notices=(
+                *self._store_notices(),
+                *notices(observed, refusals, sight.unseen, now),
+                *certificate_notices(self._certificate_ends_at, self._wall()),
+            ),
+            certificate_ends_at=self._certificate_ends_at,
             refusals=refusals,
             engine_reachable=sight.complete,
             haproxy_reachable=observed.routing is not None,

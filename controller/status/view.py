@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from ..model.desired import Desired
@@ -15,6 +16,9 @@ from ..model.world import Gpu, GpuReading
 from ..plan.placement import GpuLedger
 from .nodes import node_notices
 from .services import _refusal_words
+
+NEAR_END_S = 30 * 86_400.0
+"""For how long before the certificates' end it is told; `make up` renews them much earlier. An alert has it, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ class View:
     engine_reachable: bool | None = None
     """None = not asked yet."""
     haproxy_reachable: bool | None = None
+    certificate_ends_at: float | None = None
+    """Until when controller and edges reach each other over TLS (unix time); None = they do not use it."""
     ahead_s: float = 0.0
     """Seconds by which the wall clock was ahead of the controller's clock at `at`."""
 
@@ -103,6 +109,15 @@ def notices(observed: Observed | None, refusals: Iterable[Refusal], unseen: str,
     found += node_notices(observed) if observed else ()
     found += [_refusal_words(refusal, now) for refusal in refusals if not refusal.action.service]
     return tuple(found)
+
+
+def certificate_notices(ends_at: float | None, wall: float) -> tuple[str, ...]:
+    """Return that the certificates between controller and edges end soon, or have ended."""
+    if ends_at is None or ends_at - wall > NEAR_END_S:
+        return ()
+    date, days = datetime.fromtimestamp(ends_at, UTC).date(), int((ends_at - wall) / 86_400)
+    when = f"end on {date}, in {days} days" if ends_at > wall else f"ended on {date}, so no HAProxy takes changes"
+    return (f"the certificates between the controller and the HAProxys {when}: run `make up`",)
 
 
 def gpu_uses(observed: Observed) -> tuple[GpuUse, ...]:

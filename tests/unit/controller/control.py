@@ -132,6 +132,7 @@ class Control:
     """The controller dies right after so many more actions, before it can note what they did; None = it lives."""
     swarm: FakeSwarm | None = None
     """Has the state in its configs; None = the state is in a file."""
+    certificate_ends_at: float | None = None
     query: Query = no_prometheus
     controller: Controller = field(init=False)
     manager: FakeConfigs = field(init=False)
@@ -242,6 +243,7 @@ class Control:
                     run=directly,
                     give=self.give,
                     acts=holder.acts if holder else lambda: True,
+                    certificate_ends_at=self.certificate_ends_at,
                 )
                 clock = holder.controller_clock if holder else self.clock
                 self.controller = assemble(

@@ -68,6 +68,10 @@ def test_another_authority_is_trusted_beside_the_old_one_only(
     assert shake_hands(tmp_path, controller, edge, both) == ROLE_NAMES["controller"]
 
 
+def test_when_a_certificate_ends(edge: Identity) -> None:
+    assert certificates.ends_at(edge.pem) == int(NOW + DAYS * DAY_S)
+
+
 def test_a_clock_that_is_behind_and_the_time_of_a_new_one(edge: Identity) -> None:
     made = NOW - certificates.SKEW_DAYS * DAY_S
     whole = (DAYS + certificates.SKEW_DAYS) * DAY_S

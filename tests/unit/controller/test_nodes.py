@@ -336,6 +336,21 @@ async def test_a_node_is_drained_and_used_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.virtual_time
+@pytest.mark.parametrize(
+    ("days", "words"), [(31, ""), (29.5, " end on 2023-12-14, in 29 days"), (-1, " ended on 2023-11-13")]
+)
+async def test_certificates_that_end_soon_are_named_before_they_do(tmp_path: Path, days: float, words: str) -> None:
+    control = Control.of(tmp_path, service("web"), engine=swarm())
+    control.certificate_ends_at = wall_clock() + days * 86_400
+    async with control.running() as controller:
+        await control.settled("web", 2)
+        told = [notice for notice in control.view.notices if "certificates" in notice]
+        assert [words in notice and notice.endswith("run `make up`") for notice in told] == ([True] if words else [])
+        metric = "pierhead_edge_certificate_expiry_timestamp_seconds"
+        assert controller.publisher.metrics.registry.get_sample_value(metric) == control.certificate_ends_at
+
+
+@pytest.mark.virtual_time
 async def test_what_has_no_room_elsewhere_stays_until_it_is_forced(tmp_path: Path) -> None:
     control = Control.of(tmp_path, gpu_service(replicas=6), engine=swarm())
     engine = cast(FakeSwarmEngine, control.engine)
