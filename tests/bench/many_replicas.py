@@ -133,8 +133,8 @@ async def measure(control: Many, options: argparse.Namespace) -> None:
             profiler.dump_stats(options.profile)
         print(f"{told('at rest', ticks)}; {100 * share:.1f} % of a core")
         if control.calls:
-            each = {name: count / len(ticks) for name, count in sorted(control.calls.items())}
-            print("each tick at rest: " + ", ".join(f"{name} {count:.1f}" for name, count in each.items()))
+            each = {name: count / options.rest_s for name, count in sorted(control.calls.items())}
+            print("each second at rest: " + ", ".join(f"{name} {count:.1f}" for name, count in each.items()))
     await control.engine.close()
 
 
