@@ -75,9 +75,9 @@ class NodeLosses:
 
 
 def _silent(replicas: Iterable[ReplicaContainer]) -> set[str]:
-    """The nodes on which replicas were ready, and none is now."""
-    up = [(one.node, _has_failed(one)) for one in replicas if one.state.is_up]
-    return {node for node, has_failed in up if has_failed} - {node for node, has_failed in up if not has_failed}
+    """The nodes on which replicas were ready, and none answers now. One that starts may have nothing to answer yet."""
+    up = [one for one in replicas if one.state.is_up and (one.health is not Health.UNKNOWN or one.ongoing is not None)]
+    return {one.node for one in up if _has_failed(one)} - {one.node for one in up if not _has_failed(one)}
 
 
 def _has_failed(replica: ReplicaContainer) -> bool:
