@@ -116,6 +116,7 @@ class AskingRouter(FakeRouter):
     [{"probe": ProbeSpec(port=8080, path="/ready")}, {"probe": ProbeSpec(port=9100, path="/readyz"), "managed": True}],
     ids=["path", "runtime"],
 )
+@pytest.mark.virtual_time
 async def test_all_replicas_serve_while_a_version_with_another_probe_is_rolled_out(
     tmp_path: Path, another: dict[str, object]
 ) -> None:

@@ -90,30 +90,30 @@ async def test_a_command_waits_for_a_free_connection_and_one_that_was_cancelled_
         server = held.enter_context(socket.socket(socket.AF_UNIX))
         server.bind(str(run_dir / "s"))
         server.listen(0)
-        while True:  # until its queue is full
-            waiting = held.enter_context(socket.socket(socket.AF_UNIX))
-            waiting.setblocking(False)
-            try:
-                waiting.connect(str(run_dir / "s"))
-            except BlockingIOError:
-                break
+        waiting: list[socket.socket] = []
+        with contextlib.suppress(BlockingIOError):  # until its queue is full
+            while True:
+                waiting.append(held.enter_context(socket.socket(socket.AF_UNIX)))
+                waiting[-1].setblocking(False)
+                waiting[-1].connect(str(run_dir / "s"))
         cancelled = asyncio.create_task(RuntimeSocket(run_dir / "s").ask("del server a/b"))
         asking = asyncio.create_task(RuntimeSocket(run_dir / "s").ask("show info"))
         await asyncio.sleep(0)
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled
+        for one in waiting:
+            one.close()
 
         def accept() -> None:
             server.settimeout(PATIENCE_S)
             while not any(b"show info" in line for line in received):
                 connection, _ = server.accept()
                 with connection:
-                    connection.settimeout(0.1)
-                    with contextlib.suppress(TimeoutError):
-                        received.append(connection.recv(1000))
-                        if received[-1]:
-                            connection.sendall(b"\n[6]: here\n\n")
+                    connection.settimeout(PATIENCE_S)
+                    received.append(connection.recv(1000))
+                    if received[-1]:
+                        connection.sendall(b"\n[6]: here\n\n")
 
         await asyncio.to_thread(accept)
         assert await asking == "here"

@@ -18,6 +18,7 @@ from controller.model.phases import Phase, phase_of
 from controller.model.spec import ProbeSpec, ServiceSpec
 from controller.model.world import Health, PublishedStats, ReplicaContainer, UserConfigReport
 from controller.observe.probe import HttpProbe, Judge, Prober, Reading, Subject
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import until
 from tests.unit.controller.worlds import replica, service
 
@@ -94,7 +95,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @contextlib.asynccontextmanager
-async def listening(answer: Answer) -> AsyncIterator[Subject]:
+async def listening(answer: Answer, timeout_s: float = PATIENCE_S) -> AsyncIterator[Subject]:
     """A replica on 127.0.0.1 that answers like that."""
     app = web.Application()
     app.router.add_get("/readyz", answer)
@@ -104,7 +105,7 @@ async def listening(answer: Answer) -> AsyncIterator[Subject]:
     port = unused_port()
     await web.TCPSite(runner, "127.0.0.1", port).start()
     try:
-        yield Subject("c1", 0.0, "127.0.0.1", replace(SPEC, port=port), managed=True)
+        yield Subject("c1", 0.0, "127.0.0.1", replace(SPEC, port=port, timeout_s=timeout_s), managed=True)
     finally:
         await runner.cleanup()
 
@@ -212,15 +213,15 @@ async def test_silence_refusal_and_redirects_are_no_good_answers(probe: HttpProb
         await asyncio.sleep(60)
         return web.Response()
 
-    async with listening(never) as target:
+    async with listening(never, timeout_s=0.2) as target:
         assert (await probe(target)).detail == f"no answer from :{target.spec.port}/readyz within 0.2 s"
-    assert (await probe(target)).detail.startswith(f"no connection to :{target.spec.port}/readyz: Connect")
 
     async def redirect(request: web.Request) -> web.Response:
         raise web.HTTPFound("/elsewhere")
 
     async with listening(redirect) as target:
         assert (await probe(target)).detail == f"302 from :{target.spec.port}/readyz"
+    assert (await probe(target)).detail.startswith(f"no connection to :{target.spec.port}/readyz: Connect")
 
 
 # --------------------------------------------------------------------------------------------------------- the prober
@@ -249,7 +250,7 @@ class Replicas:
     async def sync(self, *containers: ReplicaContainer, spec: ServiceSpec | None = None, **changes: Any) -> None:
         """Probe these containers of a service; return after the first round."""
         self.prober.sync(containers, {"web": spec or WEB}, **{"retiring": (), **changes})
-        await self.prober.first_round(1.0)
+        await self.prober.first_round(PATIENCE_S)
 
     async def becomes(self, health: Health, container: ReplicaContainer) -> ReplicaContainer:
         await until(lambda: self.prober.judged(container).health is health)

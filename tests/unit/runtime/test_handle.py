@@ -94,11 +94,11 @@ async def test_a_handle_works_in_several_threads_at_once(cluster: Cluster) -> No
 class TestDeadlines:
     async def test_every_call_has_a_deadline(self, cluster: Cluster) -> None:
         service = EchoService()
-        know(await cluster.start(service), request_timeout_s=7.0)
+        know(await cluster.start(service), request_timeout_s=50.0)
         await make()[0].Echo(echo())
         (seen,) = service.seen
         assert seen is not None
-        assert 5 < seen.deadline - time.monotonic() <= 7.01  # gRPC's wire has whole milliseconds, rounded up
+        assert 30 < seen.deadline - time.monotonic() <= 50.01  # gRPC's wire has whole milliseconds, rounded up
 
 
 class TestRefusals:

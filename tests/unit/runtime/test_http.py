@@ -155,7 +155,9 @@ async def test_the_request_s_id_goes_in_and_out(cluster: Cluster, site: Site, cl
     _, url = await start(cluster, site)
     async with client.get(f"{url}/items/7", headers={"x-request-id": "mine", "traceparent": "00-1"}) as response:
         assert response.headers["x-request-id"] == "mine"
-        assert await response.json() == {"id": "7", "trace": "00-1", "left": 60}
+        told = await response.json()
+        assert 30 < told.pop("left") <= 60
+        assert told == {"id": "7", "trace": "00-1"}
     async with client.get(f"{url}/stream") as response:
         assert len(response.headers["x-request-id"]) == 16
     async with client.get(f"{url}/items/7", headers={"x-request-id": "x" * 500}) as response:
@@ -319,13 +321,13 @@ class TestDeadline:
             assert error["message"] == "GET /wait was not done within 0.1 s"
         assert each_site.cancelled == 1
 
-    @pytest.mark.parametrize(("asked", "left"), [("7", 7), ("3600", 20)])
+    @pytest.mark.parametrize(("asked", "left"), [("700", 700), ("3600", 2000)])
     async def test_a_client_may_ask_for_less_time_than_the_service_gives(
         self, cluster: Cluster, each_site: AnySite, client: ClientSession, asked: str, left: int
     ) -> None:
-        _, url = await start(cluster, each_site, request_timeout_s=20)
+        _, url = await start(cluster, each_site, request_timeout_s=2000)
         async with client.get(f"{url}/items/1", headers={"x-request-timeout-seconds": asked}) as response:
-            assert (await response.json())["left"] == left
+            assert left / 2 < (await response.json())["left"] <= left
 
     async def test_one_that_makes_no_sense(self, cluster: Cluster, each_site: AnySite, client: ClientSession) -> None:
         _, url = await start(cluster, each_site)
@@ -357,13 +359,13 @@ class TestCallee:
         service = EchoService()
         know(await cluster.start(service))
         _, url = await start(cluster, site)
-        headers = {"x-request-timeout-seconds": "5", "x-request-id": "mine", "traceparent": "00-1"}
+        headers = {"x-request-timeout-seconds": "50", "x-request-id": "mine", "traceparent": "00-1"}
         async with client.get(f"{url}/child?message=hi", headers=headers) as response:
             assert await response.json() == {"response": "echo: hi"}
         (seen,) = service.seen
         assert seen is not None
         assert (seen.request_id, seen.traceparent) == ("mine", "00-1")
-        assert 3 < seen.deadline - time.monotonic() <= 5
+        assert 30 < seen.deadline - time.monotonic() <= 50
 
     async def test_it_gets_no_trace_that_could_not_travel_on(self, cluster: Cluster, site: Site) -> None:
         """gRPC refuses to send such metadata: the client's header would fail every call that is made for it."""

@@ -54,8 +54,9 @@ class TestGrpc:
         server = await cluster.start(service)
         async with plain(server) as channel:
             await channel.channel_ready()  # the deadline is the work's alone
-            with pytest.raises(grpc.aio.AioRpcError):
-                await echo_pb2_grpc.EchoStub(channel).Echo(echo("wait"), timeout=0.5)
+            while not service.begun:  # a busy machine: the deadline was over before the call arrived
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await echo_pb2_grpc.EchoStub(channel).Echo(echo("wait"), timeout=0.5)
             await until(lambda: server.readiness().ongoing == 0, "the work is cancelled")
         assert server.metrics.requests.values == {(f"{ECHO}/Echo", "DEADLINE_EXCEEDED"): 1}
 
@@ -262,15 +263,15 @@ class TestParts:
 
 
 SLOW = """
-import asyncio
+import asyncio, signal
 from pierhead import serve
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 class Echo(echo_pb2_grpc.EchoServicer):
     async def Echo(self, request, context):
-        if request.message == "slow":
-            await asyncio.sleep(0.5)
         if request.message == "wait":
-            await asyncio.sleep(60)
+            gate = asyncio.Event()
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, gate.set)
+            await gate.wait()
         return echo_pb2.EchoReply(response=request.message)
 serve(Echo())
 """
@@ -282,14 +283,16 @@ class TestSignals:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}") as channel:
             stub = echo_pb2_grpc.EchoStub(channel)
             await stub.Echo(echo())
-            call = stub.Echo(echo("slow"))
-            await stub.Echo(echo())  # on the same connection: when it is answered, the slow one has begun
+            call = stub.Echo(echo("wait"))
+            await stub.Echo(echo())  # on the same connection: when it is answered, the other one has begun
             process.send_signal(signal.SIGTERM)
-            assert (await call).response == "slow"
+            assert process.stderr is not None
+            lines = [json.loads(await process.stderr.readline())]
+            process.send_signal(signal.SIGUSR1)
+            assert (await call).response == "wait"
         async with asyncio.timeout(PATIENCE_S):
             assert await process.wait() == 0
-        assert process.stderr is not None
-        lines = [json.loads(line) for line in (await process.stderr.read()).splitlines()]
+        lines += [json.loads(line) for line in (await process.stderr.read()).splitlines()]
         assert [(line["message"], line["service"]) for line in lines] == [
             ("draining: 1 requests in flight", "echo"),
             ("stopped", "echo"),
