@@ -14,6 +14,7 @@ import pytest
 from aiohttp import ClientSession
 from pierhead import BadRequest, Settings
 from pierhead.calls.clients import Clients
+from pierhead.deadlines import Deadlines
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 from pierhead.metrics import RuntimeMetrics
@@ -81,6 +82,15 @@ async def until(condition: Callable[[], bool], what: str, timeout: float = PATIE
                 await asyncio.sleep(0.002)
     except TimeoutError:
         raise AssertionError(f"not within {timeout:g} s: {what}") from None
+
+
+def pass_deadlines(seconds: float) -> None:
+    """Have the deadlines of this loop fire that are due within so many seconds, as if these had passed."""
+    deadlines = Deadlines.current()
+    clock = deadlines._clock
+    deadlines._clock = lambda: clock() + seconds
+    deadlines._fire()
+    deadlines._clock = clock
 
 
 def errors(caplog: pytest.LogCaptureFixture, least: int = logging.ERROR) -> list[str]:

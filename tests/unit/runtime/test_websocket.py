@@ -14,12 +14,9 @@ from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.conftest import make_unknown
-from tests.unit.runtime.harness import Cluster, EchoService, echo, errors, know, until
+from tests.unit.runtime.harness import Cluster, EchoService, echo, errors, know, pass_deadlines, until
 
 child = handle(EchoStub, "echo-child")
-
-NEVER_S = 0.25
-"""A request's time in these tests. A socket that lives longer has outlived it."""
 
 
 class Room:
@@ -133,9 +130,9 @@ async def test_it_outlives_the_time_of_a_request_and_so_do_its_calls(
     cluster: Cluster, room: Room, app: object, client: ClientSession, headers: dict[str, str]
 ) -> None:
     know(await cluster.start(EchoService()))
-    server = await cluster.start(app, request_timeout_s=NEVER_S)
+    server = await cluster.start(app, request_timeout_s=50.0)
     async with client.ws_connect(f"http://127.0.0.1:{server.http_port}/room", headers=headers) as socket:
-        await asyncio.sleep(2 * NEVER_S)
+        pass_deadlines(100.0)
         await socket.send_str("left")
         assert float(await socket.receive_str(timeout=PATIENCE_S)) > 1e6
         await socket.send_str("hi")
@@ -145,9 +142,13 @@ async def test_it_outlives_the_time_of_a_request_and_so_do_its_calls(
 async def test_it_ends_when_its_client_has_said_so(
     cluster: Cluster, room: Room, app: object, client: ClientSession
 ) -> None:
-    server = await cluster.start(app, request_timeout_s=NEVER_S / 5)
+    server = await cluster.start(app, request_timeout_s=50.0)
     url = f"http://127.0.0.1:{server.http_port}/room"
-    async with client.ws_connect(url, headers={"x-request-timeout-seconds": str(NEVER_S)}) as socket:
+    async with client.ws_connect(url, headers={"x-request-timeout-seconds": "500"}) as socket:
+        pass_deadlines(100.0)
+        await socket.send_str("left")
+        assert 400 < float(await socket.receive_str(timeout=PATIENCE_S)) <= 500
+        pass_deadlines(1000.0)
         message = await socket.receive(timeout=PATIENCE_S)
         assert (message.type, message.data, message.extra) == (WSMsgType.CLOSE, 1011, "deadline_exceeded")
     await until(lambda: room.ended == ["CancelledError"], "the handler was cancelled")

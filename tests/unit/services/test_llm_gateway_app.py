@@ -27,7 +27,7 @@ from services.llm.gateway.models.cards import ModelCards
 from services.llm.gateway.models.model_map import VARIABLE, read_models
 from services.llm.gateway.settings import GatewaySettings
 from tests.harness.waiting import PATIENCE_S
-from tests.unit.runtime.harness import Cluster, until
+from tests.unit.runtime.harness import Cluster, pass_deadlines, until
 from tests.unit.services.fake_llm_server import FakeLLMServer, event
 
 MODELS = {
@@ -352,13 +352,15 @@ async def test_errors_of_engine_and_runtime(stand: Stand) -> None:
 
 @pytest.mark.parametrize(("fake", "code"), [("raise", "internal"), ("wait", "deadline_exceeded")])
 async def test_a_stream_that_fails_ends_with_an_error(gateway: Stand, fake: str, code: str) -> None:
-    headers = {"x-request-timeout-seconds": "0.5"}
-    status, body, _ = await gateway.post(CHAT, chat(stream=True, fake=fake), headers=headers)
-    begun = event("The") + event(" capital") + b"data: "
-    assert status == 200
-    assert body.startswith(begun)
+    begun = event("The") + event(" capital")
+    async with gateway.client.post(gateway.base + CHAT, json=chat(stream=True, fake=fake)) as answer:
+        assert (answer.status, await answer.content.readexactly(len(begun))) == (200, begun)
+        if fake == "wait":
+            pass_deadlines(100.0)
+        body = await answer.content.read()
+    assert body.startswith(b"data: ")
     assert body.endswith(b"\n\n")
-    assert error_of(body.removeprefix(begun))["code"] == code
+    assert error_of(body.removeprefix(b"data: "))["code"] == code
     assert b"[DONE]" not in body
     told = {"raise": "500", "wait": "504"}[fake]
     assert gateway.counted() == {("qwen", "llm-qwen", "", told, ""): 1}
