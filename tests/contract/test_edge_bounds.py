@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import ClientError, ClientSession, TCPConnector, WSMsgType, WSServerHandshakeError
@@ -84,35 +85,40 @@ async def test_a_body_that_does_not_come_is_answered_408_in_time(edge: Edge) -> 
 
 
 async def test_bodies_that_make_progress_and_slow_answers_take_their_time(edge: Edge) -> None:
-    await edge.route(service("echo", body_timeout_s=1.0))
+    bound_s = 4.0
+    await edge.route(service("echo", body_timeout_s=bound_s))
     replica = await edge.serve("echo", "echo-1")
 
-    async def pieces(count: int) -> AsyncIterator[bytes]:
-        for _ in range(count):
-            await asyncio.sleep(0.3)
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(10):
+            await asyncio.sleep(bound_s / 8)
             yield b"x" * 300_000
 
-    async with edge.http.post("/echo/body", data=pieces(8), headers={"content-length": "2400000"}) as answer:
-        assert answer.status == 200
-    async with edge.http.post("/echo/body", data=pieces(8)) as answer:  # chunked
-        assert answer.status == 200
-    assert replica.received == 4_800_000
-    async with edge.http.post("/echo/slow", data=b"x") as answer:
-        assert answer.status == 200, "the time for the body is not the time for the answer"
+    async def post(path: str, **request: Any) -> None:
+        async with edge.http.post(path, **request) as answer:
+            assert answer.status == 200, path
+
+    length = {"content-length": "3000000"}
+    bodies = [post("/echo/body", data=pieces(), headers=length), post("/echo/body?in=chunks", data=pieces())]
+    answers = asyncio.ensure_future(post("/echo/hold", data=b"x"))
+    await asyncio.gather(*bodies)
+    assert replica.received == 6_000_000
+    replica.let_go.set()
+    await answers  # the time for the body is not the time for the answer
 
 
 async def test_an_idle_websocket_loses_its_place(edge: Edge) -> None:
-    edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(idle_websocket_s=1))
-    await edge.route(service("echo", max_ongoing_requests=1))
+    edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(idle_websocket_s=4))
+    await edge.route(service("echo", max_ongoing_requests=2))
     await edge.serve("echo", "echo-1")
-    async with edge.http.ws_connect("/echo/socket") as socket:
-        for _ in range(4):  # one that is used goes on
-            await asyncio.sleep(0.5)
-            await socket.send_str("hi")
-            assert (await socket.receive(timeout=PATIENCE_S)).data == "hi"
-        async with edge.http.get("/echo") as answer:
-            assert answer.status == 200, "the idle one has left"
-        assert (await socket.receive(timeout=PATIENCE_S)).type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.ERROR)
+    async with edge.http.ws_connect("/echo/socket") as used, edge.http.ws_connect("/echo/socket") as idle:
+        third = asyncio.ensure_future(edge.http.get("/echo"))
+        while not third.done():  # it waits for a place
+            await asyncio.sleep(0.1)
+            await used.send_str("hi")
+            assert (await used.receive(timeout=PATIENCE_S)).data == "hi", "one that is used goes on"
+        assert (await third).status == 200, "the idle one has left"
+        assert (await idle.receive(timeout=PATIENCE_S)).type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.ERROR)
 
 
 async def test_connections_of_one_address_are_bounded_where_the_operator_says_so(edge: Edge) -> None:

@@ -98,9 +98,9 @@ async def test_headers_that_a_replica_and_a_client_get(edge: Edge) -> None:
 
 async def test_a_request_that_a_replica_has_begun_is_not_repeated(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(haproxy_config, "SERVER_TIMEOUT_SLACK_S", 0.0)
-    await edge.route(service("echo", request_timeout_s=0.3))
-    replicas = [await edge.serve("echo", f"echo-{n}") for n in range(2)]
-    for path, wanted in {"/echo/die": (502, "bad_gateway"), "/echo/hold": (504, "gateway_timeout")}.items():
+    await edge.route(service("echo"), service("late", request_timeout_s=0.3))
+    replicas = [await edge.serve(name, f"{name}-{n}") for name in ("echo", "late") for n in range(2)]
+    for path, wanted in {"/echo/die": (502, "bad_gateway"), "/late/hold": (504, "gateway_timeout")}.items():
         status, error, _ = await error_of(edge, path, method="POST")
         assert (status, error["code"]) == wanted
     assert sum(replica.requests for replica in replicas) == 2
@@ -195,7 +195,7 @@ async def test_where_nothing_is_asked_servers_are_up_that_take_connections(
 async def test_a_restarted_haproxy_serves_at_once_and_goes_on_checking(edge: Edge) -> None:
     async with grpc_edge(edge) as (_, channel):
         await asyncio.to_thread(edge.container.kill_and_wait)
-        call = channel.unary_unary("/test.Echo/Unary")(b"x", wait_for_ready=True, timeout=10)
+        call = channel.unary_unary("/test.Echo/Unary")(b"x", wait_for_ready=True, timeout=PATIENCE_S)
         assert await call == b"x"
 
         async def checked() -> bool:
@@ -209,13 +209,17 @@ async def test_a_restarted_haproxy_serves_at_once_and_goes_on_checking(edge: Edg
 
 async def test_a_haproxy_that_hangs_is_silent_and_one_that_is_gone_is_not(edge: Edge) -> None:
     router = HAProxyRouter(edge.run_dir, http=(edge.container.ip, 8000))
-    assert not await router.http_is_silent()
+    refuses = HAProxyRouter(edge.run_dir, http=(edge.container.ip, 8001))
+
+    async def says_something(router: HAProxyRouter) -> bool:
+        return not await router.http_is_silent()
+
+    await until(partial(says_something, router), "it answers")
     with edge.container.hanging():
         assert await router.http_is_silent()
         assert await router.observe() is None
-    assert not await router.http_is_silent()
-    refuses = HAProxyRouter(edge.run_dir, http=(edge.container.ip, 8001))
-    assert not await refuses.http_is_silent()
+    await until(partial(says_something, router), "it answers again")
+    await until(partial(says_something, refuses), "a refusal is an answer")
 
 
 async def test_docker_stop_lets_requests_finish(edge: Edge) -> None:

@@ -363,20 +363,20 @@ async def test_what_is_held_outlives_reloads(edge: Edge) -> None:
 
 
 async def test_a_hold_does_not_begin_anew_with_a_reload(edge: Edge) -> None:
-    hold_s = 4.0
+    hold_s = 6.0
     clock_s = 0.1  # HAProxy's core.now() is the time at which its loop woke up: a hold may end some 10 ms early
     await edge.route(sleeping(request_timeout_s=hold_s))
     async with client(edge) as session:
         started = time.monotonic()
         request = asyncio.ensure_future(outcome(session))
         await until_held(edge, 1)
-        await asyncio.sleep(hold_s / 2)
+        await asyncio.sleep(hold_s - 1)
         reloaded = time.monotonic()
         await edge.route(sleeping(request_timeout_s=hold_s), service("other"))
         status, at, body = await request
     assert (status, "no_replica" in body) == (503, True)
     assert at - started >= hold_s - clock_s
-    # A hold that began anew would end hold_s after the reload. A busy machine may be half of that late.
+    # A hold that began anew would end hold_s after the reload. A busy machine may be hold_s - 1 late.
     assert at - reloaded < hold_s - clock_s
 
 
@@ -479,12 +479,13 @@ async def test_a_grpc_call_that_is_cancelled_or_out_of_time_frees_its_place(edge
         unary = channel.unary_unary("/test.Echo/Unary")
         cancelled, stays = unary(b"x"), unary(b"y", timeout=PATIENCE_S)
         await until_held(edge, 2)  # connected: the deadline of the third is the hold's alone
-        late = asyncio.ensure_future(refusal(unary(b"z", timeout=2)))
-        await until_held(edge, 3)
+        while not (left := (await held(edge)).left):  # a busy machine: it was over before the call was held
+            late = await refusal(unary(b"z", timeout=1))
+            assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            await until_held(edge, 2)
         cancelled.cancel()
-        assert (await late).code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await until_held(edge, 1)
-        assert (await held(edge)).left == 2
+        assert (await held(edge)).left == left + 1
         await add_grpc(edge, replica, probe)
         assert await stays == b"y"
 

@@ -63,7 +63,8 @@ class Replica:
                 await self.let_go.wait()
             case "body":
                 with contextlib.suppress(ConnectionError):  # HAProxy has given the client up
-                    self.received += len(await request.read())
+                    body = await request.read()
+                    self.received += len(body)
             case "slow":
                 await request.read()
                 await asyncio.sleep(1.5)

@@ -10,14 +10,17 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 from aiohttp import ClientSession, TCPConnector
 
 from controller import certificates
+from controller.routing import edges
 from controller.routing.edge_routes import PublishedRoutes
 from controller.routing.edges import EdgesRouter, over_tls
 from controller.routing.haproxy_process import HAProxyProcess
 from tests.harness.haproxy_container import HAProxyContainer
+from tests.harness.waiting import PATIENCE_S
 
 EPOCH = 5
 
@@ -66,8 +69,9 @@ def make_certificates(directory: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def two_nodes(image: str) -> AsyncIterator[Nodes]:
-    """Start them; each finds the controller of this process."""
+    """Start them; each finds the controller of this process. An edge of a busy machine is not away."""
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(patch.object(edges, "ANSWER_S", PATIENCE_S))
         directory = Path(tempfile.mkdtemp(prefix="pierhead-nodes-"))
         stack.callback(shutil.rmtree, directory)
         tls = directory / "secrets"
