@@ -64,6 +64,18 @@ async def test_services_as_status_shows_them_and_that_the_engine_is_away(control
         assert [document["engine_reachable"], row["engine_reachable"]] == [False, False]
 
 
+def hold_reading(control: Control) -> asyncio.Event:
+    """Have the files read from now on when the event is set."""
+    reading, load = asyncio.Event(), control.source.load
+
+    async def wait_and_load() -> Spec:
+        await reading.wait()
+        return await load()
+
+    control.source.load = wait_and_load  # type: ignore[method-assign]
+    return reading
+
+
 async def test_what_is_told_of_files_that_have_changed_since_says_so(control: Control) -> None:
     async with serving(control) as client:
         await control.settled("web", 2)
@@ -73,8 +85,10 @@ async def test_what_is_told_of_files_that_have_changed_since_says_so(control: Co
             return document["files_current"], [row["name"] for row in document["services"]]
 
         assert await told() == (True, ["api", "web"])
+        reading = hold_reading(control)
         control.source.edit(service("web"), service("api", replicas=1), service("next", replicas=0))
         assert await told() == (False, ["api", "web"])
+        reading.set()
         async with asyncio.timeout(10):
             while (seen := await told())[0] is False:
                 assert seen[1] == ["api", "web"], "new files are never told as if they were the old ones"
@@ -85,13 +99,7 @@ async def test_what_is_told_of_files_that_have_changed_since_says_so(control: Co
 
 
 async def test_before_the_files_are_read_everything_is_to_be_repeated(control: Control) -> None:
-    reading, load = asyncio.Event(), control.source.load
-
-    async def wait_and_load() -> Spec:
-        await reading.wait()
-        return await load()
-
-    control.source.load = wait_and_load  # type: ignore[method-assign]
+    reading = hold_reading(control)
     async with serving(control) as client:
         for path in ("/api/v1/services/web", "/api/v1/services/web/logs"):
             response = await client.get(path)

@@ -62,12 +62,12 @@ class Command:
             out, err = await process.communicate()
         return Done(process.returncode or 0, out.decode(), err.decode())
 
-    async def offers(self, line: str) -> list[str]:
-        """What bash is offered at the end of a line."""
+    async def offers(self, line: str, tries: int = 5) -> list[str]:
+        """What bash is offered at the end of a line; nothing where a busy machine answers late: it tries again."""
         number = str(len(line.split(" ")) - 1)
         done = await self(_PIERHEAD_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=number)
         assert (done.code, done.err) == (0, "")
-        return done.out.split()
+        return done.out.split() or (await self.offers(line, tries - 1) if tries > 1 else [])
 
 
 @contextlib.asynccontextmanager
@@ -181,7 +181,7 @@ async def test_what_a_shell_is_offered(control: Control) -> None:
         assert await pierhead.offers("pierhead events --kind replica_r") == ["replica_ready"]
         (revision,) = control.controller.deployer.revisions("web")
         assert await pierhead.offers("pierhead rollback web --to ") == [revision.version]
-    assert await pierhead.offers("pierhead why ") == [], "nobody answers"
+    assert await pierhead.offers("pierhead why ", tries=1) == [], "nobody answers"
     done = await pierhead("completion", "bash")
     assert (done.code, done.out) == (0, f"{script('bash')}\n")
     for shell in SHELLS:

@@ -228,6 +228,7 @@ async def test_a_lane_that_ends_in_order_waits_for_its_large_replies_and_begins_
 
     serve_lane = ServedLane.serve
     monkeypatch.setattr(ServedLane, "serve", busy)
+    monkeypatch.setattr(lane_server, "GOODBYE_S", PATIENCE_S)
     raw = Raw(served.channel)
     await raw.open()
     await raw.say(Packet(frames=[begin(message=b"make 300000")]))
