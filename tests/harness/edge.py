@@ -32,6 +32,7 @@ class Replica:
         self.let_go = asyncio.Event()
         self.begun = asyncio.Event()
         self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
 
     @property
     def address(self) -> str:
@@ -44,13 +45,20 @@ class Replica:
         # As ours do: an idle connection is HAProxy's to close.
         self._runner = web.AppRunner(app, keepalive_timeout=3600, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, self.host, self.port).start()
-        self.port = self._runner.addresses[0][1]
+        assert self._runner.server is not None
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._runner.server, self.host, self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        if self._runner:
+        if self._server and self._runner:
+            for one in self._server.sockets:
+                asyncio.get_running_loop().remove_reader(one)
+            for _ in range(2):  # a check of HAProxy that was just accepted: a closed server would leave it open
+                await asyncio.sleep(0)
+            self._server.close()
             await self._runner.cleanup()
-        self._runner = None
+        self._server = self._runner = None
 
     async def _ready(self, request: web.Request) -> web.Response:
         return web.Response()
