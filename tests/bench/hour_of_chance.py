@@ -82,6 +82,8 @@ class Chance:
         self.note(f"end of {trouble.lost.kind}", trouble.node)
         self.troubles.remove(trouble)
         trouble.end()
+        if trouble.lost.kind in ("gossip cut", "cut off"):
+            trouble.lost.gossips_at = time.time()
         served = [f"/{name}" for name in SERVED]
         paths = [f"{path}?message=hi" for path in served]
         for path in paths:

@@ -34,6 +34,9 @@ CLEAN_AFTER_S = 5.0
 """A node's power goes off: so long afterwards, requests at other edges may still be given to its replicas."""
 BEFORE_S = 2.0
 """A request that was begun so long before a fault may still have been in progress."""
+GOSSIP_S = 90.0
+"""An engine that was cut off from the gossip returns: for so long, overlay networks may miss nodes that were well
+(moby/moby#53141). Each engine exchanges all that it knows with another one, chosen by chance, every 30 s."""
 QUIET_WITHIN_S = 240.0
 
 
@@ -48,13 +51,15 @@ class Lost:
     over_at: float = float("inf")
     others_for_s: float = CLEAN_AFTER_S
     """For how long after its beginning other edges may lose requests."""
+    gossips_at: float = float("inf")
+    """When its engine returned to the gossip of the others: these then forget each other for a while (GOSSIP_S)."""
 
     def explains(self, failure: Failure) -> bool:
         """Whether the request had begun on what was lost."""
         late_s = failure.begun_at - self.begun_at
         if f"//{self.edge}:" in failure.url:
             return late_s >= -BEFORE_S and failure.begun_at <= self.over_at + CLEAN_AFTER_S
-        return -BEFORE_S <= late_s <= self.others_for_s
+        return -BEFORE_S <= late_s <= self.others_for_s or 0 <= failure.begun_at - self.gossips_at <= GOSSIP_S
 
 
 def unexplained(failures: Sequence[Failure], faults: Sequence[Lost]) -> list[Failure]:
