@@ -32,8 +32,6 @@ class Given:
     """For the controller's API."""
     registry_node: str = ""
     """The id of the node that has the stack's own registry."""
-    controllers: int = 1
-    """How many there are; all but one wait for the lease of the state."""
 
 
 def services_of(config: Mapping[str, Any], profiles: Collection[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -78,7 +76,6 @@ def network_name(config: Mapping[str, Any], key: str) -> str:
 def _complete(services: Json, given: Given) -> None:
     if "controller" in services:
         services["controller"]["environment"]["PIERHEAD_API_TOKEN"] = given.token
-        services["controller"]["deploy"]["replicas"] = given.controllers
         if LOGINS in given.secrets:
             login = {"source": LOGINS, "target": "/root/.docker/config.json", "mode": 0o400}
             services["controller"]["secrets"].append(login)

@@ -66,11 +66,6 @@ class Swarm:
         up = [task for task in new if task["Status"]["State"] == "running"]
         return len(up) == len(tasks) >= int(service["ServiceStatus"]["DesiredTasks"]) > 0
 
-    def managers(self) -> int:
-        """How many managers take tasks."""
-        managers = (node for node in self.client.nodes() if node["Spec"]["Role"] == "manager")
-        return sum(node["Spec"]["Availability"] == "active" and node["Status"]["State"] == "ready" for node in managers)
-
     def trouble(self) -> str:
         """What Swarm says about tasks of the stack that do not run."""
         nodes = {node["ID"]: node_name(node) for node in self.client.nodes()}

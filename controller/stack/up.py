@@ -32,8 +32,6 @@ from .swarm import Swarm, wait
 RUNS_S = 300.0
 """Nodes pull the images meanwhile."""
 TOKEN = "PIERHEAD_API_TOKEN"  # noqa: S105  (a variable's name)
-MOST_CONTROLLERS = 2
-"""One that acts, and one that waits."""
 Say = Callable[[str], None]
 
 
@@ -109,7 +107,6 @@ class Up:
             {key: one.name for key, one in secrets.items()},
             self._token(),
             where[0] if where else _this_node(self._client)[0],
-            min(MOST_CONTROLLERS, self._swarm.managers()),
         )
 
     def _token(self) -> str:

@@ -78,12 +78,13 @@ class Chance:
         self.troubles.append(Trouble(node, lost, end))
 
     def end(self, trouble: Trouble) -> None:
-        """It is over, and the node's edge answers."""
+        """It is over, the managers know it, and the node's edge answers."""
         self.note(f"end of {trouble.lost.kind}", trouble.node)
         self.troubles.remove(trouble)
         trouble.end()
         if trouble.lost.kind in ("gossip cut", "cut off"):
             trouble.lost.gossips_at = time.time()
+        eventually(lambda: self.is_ready(trouble.node), f"the managers know that {trouble.node.name} is back", 180.0)
         served = [f"/{name}" for name in SERVED]
         paths = [f"{path}?message=hi" for path in served]
         for path in paths:
@@ -91,6 +92,11 @@ class Chance:
             eventually(look, f"{trouble.node.name} answers {path}", EDGE_WITHIN_S)
         trouble.lost.over_at = time.time()
         self.stack.managers = [one for one in self.stack.rig.managers if one not in [t.node for t in self.troubles]]
+
+    def is_ready(self, node: Node) -> bool:
+        """Whether the managers hear of it. Swarm ends the edge of a node that it took for lost only then."""
+        told = self.stack.managers[0].cli("node", "ls", "--format", "{{.Hostname}} {{.Status}}")
+        return f"{node.name} Ready" in told.splitlines()
 
     def scale(self) -> None:
         """Another number of replicas of a service."""

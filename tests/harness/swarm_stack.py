@@ -109,8 +109,6 @@ class SwarmStack:
         first = self.rig.nodes[0]
         controller = first.cli("service", "inspect", "--format", _IMAGE, f"{self.project}_controller")
         registry, _, _ = controller.partition("/")
-        for node in self.rig.managers:
-            node.cli("pull", "--quiet", controller)
         names = first.cli("service", "ls", "--filter", f"label=pierhead.project={self.project}", "--quiet").split()
         images = {first.cli("service", "inspect", "--format", _IMAGE, name) for name in names}
         for node in self.rig.nodes:

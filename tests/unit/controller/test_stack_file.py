@@ -136,7 +136,7 @@ def test_images_have_their_own_names_in_the_registry_and_their_digests_in_the_fi
     }
 
 
-def test_the_controller_is_given_its_token_its_number_and_the_logins_of_private_registries(
+def test_the_controller_is_given_its_token_and_the_logins_of_private_registries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     login = {"auth": base64.b64encode(b"ada:secret").decode()}
@@ -149,13 +149,12 @@ def test_the_controller_is_given_its_token_its_number_and_the_logins_of_private_
     }
 
     files = {"name": "shop", "services": {"controller": {"environment": {}, "secrets": [{"source": "edge.pem"}]}}}
-    given = replace(GIVEN, secrets={"edge.pem": "shop_edge-1", "logins": "shop_logins-1"}, controllers=2)
+    given = replace(GIVEN, secrets={"edge.pem": "shop_edge-1", "logins": "shop_logins-1"})
     made = stack_file({**config(), **files}, given)
     assert made["secrets"]["logins"] == {"external": True, "name": "shop_logins-1"}
     controller = made["services"]["controller"]
     assert [one.get("target") for one in controller["secrets"]] == [None, "/root/.docker/config.json"]
     assert controller["environment"]["PIERHEAD_API_TOKEN"] == "token"
-    assert controller["deploy"]["replicas"] == 2
 
 
 def test_a_network_has_the_subnets_that_the_files_name() -> None:
