@@ -12,9 +12,19 @@ run_stack() {
   for name in COMPOSE_PROFILES PIERHEAD_REGISTRY PIERHEAD_HTTP_PORT PIERHEAD_GRPC_PORT; do
     options+=(--env "$name=$(setting "$name" '')")
   done
+  case $1 in up | down) end_killed_up ;; esac
+  [ "$1" != up ] || options+=(--label "pierhead.up=$project:$root")
   docker run --rm --interactive --init --network host --volume /var/run/docker.sock:/var/run/docker.sock \
     --volume "$root:$root:ro" "${options[@]}" --env "COMPOSE_PROJECT_NAME=$project" --env "PIERHEAD_PROJECT_DIR=$root" \
     --env "VOLUMES=${VOLUMES:-}" --env "FORCE=${FORCE:-}" "$image" python -m controller.stack "$1"
+}
+
+# end_killed_up: where the script of an `up` was killed, its container goes on; the next `up` or `down` ends it.
+end_killed_up() {
+  local left
+  left=$(docker ps --quiet --filter "label=pierhead.up=$project:$root")
+  # shellcheck disable=SC2086  # one argument each
+  [ -z "$left" ] || docker rm --force $left >/dev/null
 }
 
 # resolved_files: what Compose makes of all files, with the services of all profiles.

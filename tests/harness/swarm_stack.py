@@ -7,25 +7,25 @@ retries) can be judged afterwards.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from controller.storage.lease import HOLDER
+from controller.swarm_api import STACK_LABEL
 from tests.harness import swarm_rig
 from tests.harness.load import Failure, Load
+from tests.harness.place import QUIET_WITHIN_S, TAG, Place
 from tests.harness.stack import Answer, request
 from tests.harness.swarm_rig import Node, SwarmRig
 from tests.harness.waiting import eventually
 
-TAG = os.environ.get("PIERHEAD_TAG", "latest")
 FILES = "compose/compose.yaml:tests/e2e/apps/nodes.yaml"
-IMAGES = [f"pierhead/{name}:{TAG}" for name in ("haproxy-node", "controller", "prometheus", "registry", "echo")]
+NAMES = ("haproxy-node", "controller", "prometheus", "registry", "echo", "echo-child")
+IMAGES = [f"pierhead/{name}:{TAG}" for name in NAMES]
 PATHS = ("/echo?message=hi", "/faulty")
 BUILT = ("controller", "haproxy", "registry", "prometheus")
 CONNECTIONS_OF_AN_EDGE = 4
@@ -37,7 +37,6 @@ BEFORE_S = 2.0
 GOSSIP_S = 90.0
 """An engine that was cut off from the gossip returns: for so long, overlay networks may miss nodes that were well
 (moby/moby#53141). Each engine exchanges all that it knows with another one, chosen by chance, every 30 s."""
-QUIET_WITHIN_S = 240.0
 
 
 @dataclass
@@ -67,21 +66,13 @@ def unexplained(failures: Sequence[Failure], faults: Sequence[Lost]) -> list[Fai
     return [one for one in failures if not any(fault.explains(one) for fault in faults)]
 
 
-class SwarmStack:
+class SwarmStack(Place):
     """See the module. A test takes the nodes that cannot be asked out of `managers`."""
 
-    def __init__(self, rig: SwarmRig, project: str = "nodes") -> None:
-        self.rig, self.project = rig, project
-        self.managers = list(rig.managers)
-        self.variables = {
-            "PIERHEAD_ENGINE": "swarm",
-            "PIERHEAD_REGISTRY": "here",
-            "PIERHEAD_TAG": TAG,
-            "PIERHEAD_BUILD": "0",
-            "COMPOSE_PROJECT_NAME": project,
-            "COMPOSE_FILE": FILES,
-            "COMPOSE_PROFILES": "",
-        }
+    def __init__(self, rig: SwarmRig, project: str = "nodes", files: str = FILES) -> None:
+        super().__init__(project, files)
+        self.rig, self.managers = rig, list(rig.managers)
+        self.variables |= {"PIERHEAD_ENGINE": "swarm", "PIERHEAD_REGISTRY": "here"}
 
     @staticmethod
     def build() -> None:
@@ -117,19 +108,13 @@ class SwarmStack:
 
     # ------------------------------------------------------------------------------------------------- as a user does
 
-    def make(self, script: str, *arguments: str, **more: str) -> str:
-        """What `make` does for a target, on a manager that answers."""
-        done = self.run(script, *arguments, **more)
-        assert done.returncode == 0, f"{script} {' '.join(arguments)}: {done.stdout}{done.stderr}"
-        return done.stdout
+    @property
+    def edges(self) -> list[str]:
+        return [f"http://{node.ip}:8000" for node in self.rig.nodes]
 
-    def run(self, script: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-        """The same, also where it fails."""
-        return self.managers[0].run(f"compose/machine/{script}.sh", *arguments, **{**self.variables, **more})
-
-    def control(self, *arguments: str) -> Any:
-        """The JSON document that a command of the program prints."""
-        return json.loads(self.make("control", *arguments, "--output", "json"))
+    def type(self, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """On a manager that answers."""
+        return self.managers[0].run(*command, **{**self.variables, **more})
 
     def get(self, node: Node, path: str) -> Answer:
         """What a client gets at a node."""
@@ -151,21 +136,9 @@ class SwarmStack:
 
     # --------------------------------------------------------------------------------------------------- what is there
 
-    def story(self, lines: int = 60) -> str:
-        """The last events."""
-        return "\n".join(self.make("control", "events").splitlines()[-lines:])
-
     def others(self, *nodes: Node) -> list[Node]:
         """The nodes that are not these."""
         return [node for node in self.rig.nodes if node not in nodes]
-
-    def services(self) -> dict[str, Any]:
-        """The rows of the services, by name."""
-        return {row["name"]: row for row in self.control("status")["services"]}
-
-    def replicas(self) -> dict[str, Any]:
-        """The replicas that the controller knows, by name."""
-        return {one["name"]: one for row in self.services().values() for one in row["replicas"] if one["name"]}
 
     def tasks_of(self, node: Node) -> list[str]:
         """The replicas that run on a node, by what its own engine says."""
@@ -175,24 +148,29 @@ class SwarmStack:
 
     def started(self) -> dict[str, str]:
         """The task of each replica that runs, as the managers see it: another one has another id."""
+        tasks = [one for one in self._tasks() if one["Status"]["State"] == "running"]
+        labels = [(one["Spec"]["ContainerSpec"]["Labels"], one) for one in tasks]
+        return {mine["pierhead.replica"]: one["ID"] for mine, one in labels if "pierhead.replica" in mine}
+
+    def ids(self) -> set[str]:
+        return {one["ID"] for one in self._tasks()}
+
+    def left(self) -> list[str]:
+        first, filters = self.rig.nodes[0], [f"label={key}={self.project}" for key in (STACK_LABEL, "pierhead.project")]
+        found = [first.cli(kind, "ls", "--quiet") for kind in ("service", "config", "secret")]
+        for node in self.rig.nodes:
+            found += [node.cli("ps", "--all", "--filter", one, "--format", "{{.Names}} {{.Status}}") for one in filters]
+            mine = ("--filter", filters[0], "--format", "{{.Name}}")
+            found += [node.cli(kind, "ls", *mine) for kind in ("network", "volume")]
+        return [line for lines in found for line in lines.splitlines()]
+
+    def _tasks(self) -> list[Any]:
+        """The tasks that shall run, of replicas and of the stack's own services."""
         with self.managers[0].client() as client:
             tasks = client.tasks({"desired-state": "running"})  # type: ignore[no-untyped-call]
-        labels = [(task["Spec"]["ContainerSpec"].get("Labels") or {}, task) for task in tasks]
-        mine = [(one, task) for one, task in labels if one.get("pierhead.project") == self.project]
-        return {one["pierhead.replica"]: task["ID"] for one, task in mine if task["Status"]["State"] == "running"}
-
-    def is_quiet(self) -> bool:
-        """Whether nothing is to do, and every replica that is wanted serves."""
-        plan = self.control("plan")
-        rows = self.services().values()
-        has_all = all(row["ready"] == row["wanted"] == len(row["replicas"]) for row in rows)
-        return not plan["steps"] and not plan["pending"] and has_all
-
-    def settle(self, within_s: float = QUIET_WITHIN_S) -> float:
-        """Wait until nothing is to do; return how many seconds that took."""
-        began = time.monotonic()
-        eventually(self.is_quiet, "nothing is to do", within_s, every_s=1.0)
-        return time.monotonic() - began
+        mine = {(STACK_LABEL, self.project), ("pierhead.project", self.project)}
+        labels = [((one["Spec"].get("ContainerSpec") or {}).get("Labels") or {}, one) for one in tasks]
+        return [one for had, one in labels if mine & had.items()]
 
     def leader(self) -> Node:
         """The manager that leads. Raises RuntimeError while there is none."""
