@@ -36,6 +36,8 @@ RUN_DIR = Path("/run/haproxy")
 SECRETS = Path("/run/secrets")
 RETRY_S = 2.0
 """Between questions to a controller that does not answer, or is not obeyed."""
+CONNECT_S = 3.0
+"""For each address of the controllers' name: that of a lost manager does not answer."""
 REFRESH_S = 1.0
 """Between looks at the servers that the file has to list."""
 
@@ -44,7 +46,8 @@ class _Connection(http.client.HTTPSConnection):
     """To a controller, whose certificate has the name of its role."""
 
     def connect(self) -> None:
-        plain = socket.create_connection((self.host, self.port), self.timeout)
+        plain = socket.create_connection((self.host, self.port), CONNECT_S)
+        plain.settimeout(self.timeout)
         self.sock = self._context.wrap_socket(plain, server_hostname=f"any.controller.{DOMAIN}")  # type: ignore[attr-defined]
 
 
@@ -85,8 +88,8 @@ class Agent:
             case "load":
                 self._known = replace(self._known, epoch=offer.epoch)
                 await self._load(text.with_epoch(offer.config, offer.epoch))
-            case "nothing":
-                self._known = replace(self._known, epoch=offer.epoch)
+            case "nothing":  # what was refused is tried again: perhaps a reload did not end in time
+                self._known = replace(self._known, epoch=offer.epoch, refused="", why="")
         return 0.0
 
     async def _look(self) -> None:

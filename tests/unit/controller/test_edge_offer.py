@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from controller.routing import edge_agent
 from controller.routing.edge_offer import LONGEST_WHY, Known, Offer, judge, question
 from controller.routing.haproxy_config import render
 from controller.routing.haproxy_text import ServerLine, epoch_of, hash_of, with_epoch, with_servers
@@ -38,6 +42,47 @@ def test_a_question_carries_what_the_edge_knows() -> None:
     why = "[ALERT] & unknown keyword = 'x'\n" * 100
     asked = parse_qs(urlsplit(question("node 1", Known("a", 7, "b", why))).query)
     assert asked == {"edge": ["node 1"], "hash": ["a"], "epoch": ["7"], "refused": ["b"], "why": [why[:LONGEST_WHY]]}
+
+
+async def test_refused_routes_are_tried_again_after_the_next_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With what was refused in a question, the controller answers only when it waited in vain for other routes."""
+    agent = edge_agent.Agent("n1", tmp_path, "controller", 1, ssl.create_default_context())
+    asked, offers = list[str](), [Offer(7, CONFIG), Offer(7), Offer(7, CONFIG)]
+
+    def fetch(path: str) -> Offer:
+        asked.append("".join(parse_qs(urlsplit(path).query).get("refused", [])))
+        return offers.pop(0)
+
+    async def nothing() -> None:
+        pass
+
+    async def refusal(config: str, run_dir: Path) -> str:
+        return "no memory"
+
+    monkeypatch.setattr(agent, "_fetch", fetch)
+    monkeypatch.setattr(agent, "_look", nothing)
+    monkeypatch.setattr(edge_agent, "check", refusal)
+    for _ in range(3):
+        await agent.turn()
+    assert asked == ["", HASH, ""]
+
+
+async def test_an_address_of_a_lost_controller_is_given_up_soon(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bounds = list[float]()
+
+    def silent(address: tuple[str, int], timeout: float) -> socket.socket:
+        bounds.append(timeout)
+        raise TimeoutError
+
+    agent = edge_agent.Agent("n1", tmp_path, "controller", 1, ssl.create_default_context())
+    monkeypatch.setattr(socket, "create_connection", silent)
+    with pytest.raises(TimeoutError):
+        agent._fetch("/routes")
+    assert bounds == [edge_agent.CONNECT_S]
 
 
 def test_the_epoch_and_the_shares_are_in_the_file_and_not_in_its_hash() -> None:
