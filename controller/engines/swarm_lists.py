@@ -41,8 +41,14 @@ class Lists:
 
     def close(self) -> None:
         """Close the connections that are not in use."""
-        while self._idle:
-            self._idle.pop().close()
+        while (kept := self._taken()) is not None:
+            kept.close()
+
+    def _taken(self) -> _Connection | None:
+        """A connection that is not in use. Another thread may take the last one at any moment."""
+        with contextlib.suppress(IndexError):
+            return self._idle.pop()
+        return None
 
     def _answer(self, path: str) -> bytes:
         status, body = self._asked(path)
@@ -53,8 +59,7 @@ class Lists:
     def _asked(self, path: str) -> tuple[int, bytes]:
         adapter: Any = self._client.get_adapter(self._client.base_url)
         file = str(adapter.socket_path)
-        while self._idle:
-            kept = self._idle.pop()
+        while (kept := self._taken()) is not None:
             if kept.file == file:
                 with contextlib.suppress(ConnectionError, http.client.HTTPException):
                     return self._asked_over(kept, path)  # the engine may have ended it, as after a restart
