@@ -11,6 +11,7 @@ import os
 import sys
 
 import docker.errors
+import requests
 from docker import APIClient
 
 from ..errors import ControllerError, EngineError, InvalidRequest
@@ -61,7 +62,7 @@ def main() -> int:
     except ControllerError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    except docker.errors.DockerException as error:
+    except (docker.errors.DockerException, requests.RequestException) as error:
         sys.stderr.write(f"the Docker Engine says: {getattr(error, 'explanation', None) or error}\n")
         return EngineError.exit_code
     return 0

@@ -29,6 +29,7 @@ from .settings import StackSettings
 from .stack_file import LOGINS, Given, Json, network_name, services_of, stack_file
 from .swarm import Swarm, wait
 
+DEPLOY_S = 300.0
 RUNS_S = 300.0
 """Nodes pull the images meanwhile."""
 TOKEN = "PIERHEAD_API_TOKEN"  # noqa: S105  (a variable's name)
@@ -157,7 +158,10 @@ class Up:
         command = ["docker", "stack", "deploy", "--detach", "--resolve-image", "never", "--with-registry-auth"]
         command += [*(["--prune"] if prune else []), "--compose-file", "-", self._settings.project]
         text = json.dumps(content).replace("$", "$$")
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=300, check=False)
+        try:
+            done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=DEPLOY_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise EngineError(f"`docker stack deploy` has not ended after {DEPLOY_S:g} s; repeat `make up`") from None
         if done.returncode:
             raise EngineError(f"`docker stack deploy` refuses the stack: {done.stderr.strip()}")
 
@@ -230,8 +234,3 @@ def _place_of_registry(swarm: Swarm) -> tuple[str, str] | None:
     constraint = service["Spec"]["TaskTemplate"]["Placement"]["Constraints"][0]
     node = constraint.partition("==")[2].strip()
     return node, node_address(swarm.client.inspect_node(node))
-
-
-def _runs(client: APIClient, service: Any) -> bool:
-    tasks = client.tasks({"service": service["ID"], "desired-state": "running"})  # type: ignore[no-untyped-call]
-    return any(task["Status"]["State"] == "running" for task in tasks)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
+import requests
 
 from controller.certificates import DAYS
-from controller.errors import SpecError
+from controller.errors import EngineError, SpecError
+from controller.stack import __main__ as program
 from controller.stack.images import logins, place_of, with_digests
 from controller.stack.secrets import CA, CONTROLLER, EDGE, Kept, Set, steps
+from controller.stack.settings import StackSettings
 from controller.stack.stack_file import Given, stack_file
 from controller.stack.swarm import addresses
+from controller.stack.up import Up
 
 GIVEN = Given("/srv/clone", ["metrics"], {"db": "registry/db:1@sha256:00"}, {"edge.pem": "shop_edge-1"}, "token")
 NOW = 1_900_000_000.0
@@ -189,3 +195,23 @@ def _there(made: Set) -> Set:
 
 def _text(secret: Kept) -> str:
     return secret.data.decode() if secret.data else ""
+
+
+def test_a_docker_that_does_not_answer_is_an_error_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def silent(*_: object, **options: Any) -> None:
+        raise subprocess.TimeoutExpired("docker", options["timeout"])
+
+    def lost(*_: object) -> None:
+        raise requests.ReadTimeout("read timed out")
+
+    monkeypatch.setattr(subprocess, "run", silent)
+    up = Up(docker.APIClient(version="1.44"), StackSettings("shop", "/srv/clone"), config(), print)
+    with pytest.raises(EngineError, match="`docker stack deploy` has not ended after 300 s"):
+        up._deploy({})
+    monkeypatch.setattr(program, "run", lost)
+    assert (program.main(), capsys.readouterr().err) == (
+        EngineError.exit_code,
+        "the Docker Engine says: read timed out\n",
+    )
