@@ -55,7 +55,7 @@ run_on_swarm() {
   for name in "${PASSED_ON[@]}"; do
     [ -z "${!name+set}" ] || options+=(--env "$name=${!name}")
   done
-  exec env PIERHEAD_API_TOKEN="$token" docker run --rm --init --network "${project}_default" ${options[@]+"${options[@]}"} \
+  PIERHEAD_API_TOKEN=$token exec docker run --rm --init --network "${project}_default" ${options[@]+"${options[@]}"} \
     --env PIERHEAD_API_URL=http://controller:8100 --env PIERHEAD_PROMETHEUS_URL=http://prometheus:9090 \
     --env PIERHEAD_API_TOKEN "$image" pierhead "$@"
 }
