@@ -139,7 +139,7 @@ class Holder:
                 "Swarm, because this one did not renew its lease; this one ends, and Swarm starts it anew"
             )
         if claim is None:
-            self._tell(f"waiting for the controller that holds the lease ({head.labels.get(HOLDER)})")
+            self._tell(f"waiting for the controller that holds the lease ({head.labels.get(HOLDER)})", logging.INFO)
             return
         trouble, draft = "", None
         try:
@@ -187,9 +187,9 @@ class Holder:
         at = f"{self.controller_clock():.3f}" if self._is_loaded else head.labels.get(CLOCK, "")
         return {**claim.labels(), CLOCK: at}
 
-    def _tell(self, words: str) -> None:
+    def _tell(self, words: str, level: int = logging.WARNING) -> None:
         if words != self._told:
-            logger.warning("%s", words)
+            logger.log(level, "%s", words)
         self._told = words
 
 

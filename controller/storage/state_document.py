@@ -49,6 +49,7 @@ class StateDocument:
         # Changes are numbered. 0 = none.
         self._change = self._asked = self._written = 0
         self._written_at = -math.inf
+        self._is_too_large = False
         self._progress = asyncio.Event()
 
     # ------------------------------------------------------------------------------------------------- for the store
@@ -58,8 +59,8 @@ class StateDocument:
         return [(key, value) for (of, key), value in self._rows.items() if of == kind]
 
     def put(self, kind: str, key: str, value: str | None, *, asked: bool) -> None:
-        """See `Rows.put`."""
-        if asked and self.trouble:
+        """See `Rows.put`. A removal is what makes a state fit again that was too large."""
+        if asked and self.trouble and not (self._is_too_large and value is None):
             raise StoreError(self.trouble)
         if value is None:
             self._rows.pop((kind, key), None)
@@ -154,12 +155,14 @@ class StateDocument:
     def _encoded(self) -> bytes:
         while len(content := self._plain()) > self._limit:
             if not self._events:
+                self._is_too_large = True
                 raise StateTooLarge(
                     f"the state has {len(content)} bytes without events, and Swarm keeps {self._limit}; remove "
                     "services, or shorten their definitions"
                 )
             for _ in range(max(1, len(self._events) // 10)):
                 self._events.popleft()
+        self._is_too_large = False
         return content
 
     def _plain(self) -> bytes:

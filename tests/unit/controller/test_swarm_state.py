@@ -54,6 +54,7 @@ async def running(holder: Holder) -> AsyncIterator[Store]:
 
 
 async def test_the_next_controller_has_what_was_confirmed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     swarm = FakeSwarm()
     first, second = holder_at(swarm), holder_at(swarm)
     loop = asyncio.get_running_loop()
@@ -221,7 +222,7 @@ def test_the_last_events_that_fit_are_kept_and_numbers_go_on() -> None:
     assert list(found.read("override")) == [('"web"', "{}")]
 
 
-async def test_rows_that_do_not_fit_are_told_and_the_lease_is_kept() -> None:
+async def test_rows_that_do_not_fit_are_told_the_lease_is_kept_and_a_removal_makes_room() -> None:
     swarm = FakeSwarm()
     holder = holder_at(swarm)
     async with running(holder) as store:
@@ -234,6 +235,10 @@ async def test_rows_that_do_not_fit_are_told_and_the_lease_is_kept() -> None:
             store.set_override("web", Override(4, 2))
         with pytest.raises(StateTooLarge):
             holder.rows.draft(1e12)
+        store.forget_rollout("web")
+        await asyncio.sleep(60)
+        store.set_override("web", Override(4, 2))
+        await store.stored()
 
 
 # --------------------------------------------------------------------------------------------------------- under chance
