@@ -19,15 +19,10 @@ Place = tuple[str, str]
 """Kind ("secrets", "configs") and the key in that section of the compose files."""
 
 
-def files_of(config: Mapping[str, Any]) -> dict[Place, str]:
-    """The paths of the files, in what `docker compose config` prints."""
-    return {place: str(definition["file"]) for place, definition in _definitions(config) if definition.get("file")}
-
-
 def in_swarm(config: Mapping[str, Any], contents: Mapping[Place, bytes]) -> tuple[dict[str, Any], dict[Place, bytes]]:
     """The compose files with names of Swarm in place of the files, and (kind, name) -> content of what has to be there.
 
-    `contents`: of each file in `files_of`.
+    `contents`: of each secret and config that is not in Swarm yet.
     """
     named: dict[str, Any] = {**config, **{kind: {**config[kind]} for kind in KINDS if config.get(kind)}}
     wanted = {}
