@@ -5,7 +5,7 @@ releases the lock with the process that holds it, so it needs no timeout, and a 
 The second controller ends with exit code 3. Docker starts it again, so it takes over within a minute after the first
 has ended.
 
-On Swarm, the second one waits for the lease of the state (storage/holder.py).
+On Swarm, the others wait for the lease of the state (storage/holder.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A text in a document: on Swarm the resolved compose files, so that the controller can start on any manager."""
+"""A text in a document: on Swarm the resolved compose files, for the controller of every manager."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class SwarmStack(Place):
     @classmethod
     @contextlib.contextmanager
     def running(cls, nodes: int = 5, managers: int = 3) -> Iterator[SwarmStack]:
-        """A rig with the stack on it, whose controller can start on every manager."""
+        """A rig with the stack on it, and with a controller on every manager."""
         with SwarmRig(nodes=nodes, managers=managers).running([], only_first=IMAGES) as rig:
             stack = cls(rig)
             stack.make("up")
