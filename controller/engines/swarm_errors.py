@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ..model.constraints import fits
+from ..swarm_api import Json
 from .docker_errors import with_hint
 from .swarm_nodes import nodes as listed
-
-Json = Mapping[str, Any]
 
 _UNFIT = "scheduling constraints not satisfied"
 _FULL = "insufficient resources"

@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..model.constraints import fits, value_of
 from ..model.nodes import Node
+from ..swarm_api import Json
 from .swarm_nodes import nodes
 from .swarm_reader import ENDED, Listing, gpus_of
 from .swarm_spec import LIMIT_LABEL
 
-Json = Mapping[str, Any]
 _RUNS = ("ready", "running")
 """Desired states of tasks that run or are about to."""
 

@@ -7,12 +7,11 @@ another node) shows when the first tasks run there.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
-from ..swarm_api import STACK_LABEL, node_address, node_name
+from ..swarm_api import STACK_LABEL, Json, node_address, node_name
 from .facts import GOSSIP_PORT, Facts
 
 LONGEST_PROJECT = 34
@@ -20,8 +19,6 @@ LONGEST_PROJECT = 34
 CLOCK_OFF_S = 60.0
 RECENT_S = 24 * 3600.0
 TASK_LABEL = "com.docker.swarm.task"
-
-Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
