@@ -49,7 +49,7 @@ class PublishedRoutes:
         return hash_of(self.text)
 
     def publish(self, text: str) -> None:
-        """Offer this configuration to every edge from now on. A configuration that was refused is offered again."""
+        """Offer this configuration to every edge from now on. An edge that has refused it before is asked again."""
         self.text = text
         self._reports = {name: _Report(report.epoch, "", "") for name, report in self._reports.items()}
         changed, self._changed = self._changed, asyncio.Event()
@@ -83,14 +83,14 @@ class PublishedRoutes:
         return bool(self.text) and self.hash not in known
 
     async def _news(self, request: web.Request, *known: str) -> None:
-        """Return when other routes than these are published, at the latest after `WAIT_S`."""
+        """Return when other routes than these are published, or any anew, at the latest after `WAIT_S`."""
         transport = request.transport
         if transport is None:
             return
         self._waiting.add(transport)
         try:
             async with asyncio.timeout(WAIT_S):
-                while not self._is_news(*known):
+                if not self._is_news(*known):
                     await self._changed.wait()
         except TimeoutError:
             pass

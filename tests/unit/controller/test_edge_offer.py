@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from controller.certificates import ROLE_NAMES
 from controller.routing import edge_agent
 from controller.routing.edge_offer import LONGEST_WHY, Known, Offer, judge, question
+from controller.routing.edge_routes import PublishedRoutes
 from controller.routing.haproxy_config import render
 from controller.routing.haproxy_text import ServerLine, epoch_of, hash_of, with_epoch, with_servers
 from tests.harness.edge import service
@@ -67,6 +72,17 @@ async def test_refused_routes_are_tried_again_after_the_next_answer(
     for _ in range(3):
         await agent.turn()
     assert asked == ["", HASH, ""]
+
+
+async def test_an_edge_that_has_refused_routes_is_answered_when_they_are_published_anew() -> None:
+    routes, edge = PublishedRoutes(7), {"subject": ((("commonName", ROLE_NAMES["edge"]),),)}
+    routes.publish(CONFIG)
+    request: Any = SimpleNamespace(query={"refused": HASH}, transport=object(), get_extra_info=lambda _: edge)
+    answer = asyncio.create_task(routes.answer(request))
+    await asyncio.sleep(0)
+    routes.publish(CONFIG)
+    async with asyncio.timeout(5):
+        assert (await answer).status == 204
 
 
 async def test_an_address_of_a_lost_controller_is_given_up_soon(
