@@ -39,7 +39,7 @@ from .labels import check_same, create_body
 from .swarm_lists import Lists
 from .swarm_nodes import change_node, holds_replicas, node_changes, nodes
 from .swarm_placing import EVERY_NODE, has_node, is_undecided, narrowing
-from .swarm_reader import Listing, changes, edges, gpus, replicas, start_of, strays
+from .swarm_reader import Listing, changes, edges, gpus, has_forgotten, replicas, start_of, strays
 from .swarm_spec import LIMIT_LABEL, STOPPED_LABEL, not_carried, service_spec
 
 EDGE_SERVICE, EDGE_NETWORK = "haproxy", "edges"
@@ -265,7 +265,7 @@ class SwarmEngine:
         raise EngineError(f"start of replica {name}: {_NO_ROOM.format(spec['Labels'][LIMIT_LABEL])}")
 
     def _until(self, look: Callable[[], T], is_settled: Callable[[T], bool]) -> T:
-        """Look until Swarm has placed what it was told to, or for as long as that may take."""
+        """Look until Swarm has done what it was told to, or for as long as that may take."""
         until = time.monotonic() + _PLACED_WITHIN_S
         while not is_settled(seen := look()) and time.monotonic() < until:
             time.sleep(_PLACED_LOOK_S)
@@ -291,6 +291,7 @@ class SwarmEngine:
             if found is not None and found.state.is_up:
                 raise EngineError(f"removal of replica {action.target} failed: its task is still running")
         with contextlib.suppress(docker.errors.NotFound):
+            self._until(partial(self._tasks, action.container_id), has_forgotten)
             self._client.remove_service(action.container_id)  # type: ignore[no-untyped-call]
 
     def _logs(self, service_id: str, tail: int, after: float | None, timed: bool) -> str:

@@ -46,6 +46,15 @@ def start_of(tasks: Iterable[Json]) -> str:
     return _began(up[-1]) if up else ""
 
 
+def has_forgotten(tasks: Iterable[Json]) -> bool:
+    """Whether Swarm has dropped the ended tasks of a service that it was told to drop. It does so in a moment.
+
+    The service must not be removed in that very moment: the leader's engine (Docker 26.1) looks the task up again, does
+    not find it and panics, which ends all containers of its node.
+    """
+    return not any(task["DesiredState"] == "remove" and task["Status"]["State"] in ENDED for task in tasks)
+
+
 def replicas(listing: Listing, project: str) -> tuple[ReplicaContainer, ...]:
     """The replicas of a project, by name."""
     nodes = {node["ID"]: _Node.of(node) for node in listing.nodes}

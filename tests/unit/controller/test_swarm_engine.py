@@ -14,7 +14,7 @@ from controller.engines.swarm import SwarmEngine
 from controller.engines.swarm_lists import Lists
 from controller.engines.swarm_spec import LIMIT_LABEL
 from controller.errors import EngineError
-from controller.model.actions import CreateContainer, StartContainer
+from controller.model.actions import CreateContainer, RemoveContainer, StartContainer
 from controller.model.spec import ProbeSpec, ServiceSpec
 from tests.unit.controller.docker_daemon import Answer, Daemon, Handler, client_of
 
@@ -63,6 +63,20 @@ async def test_an_update_is_repeated_while_others_change_the_service(tmp_path: P
             await engine.perform(START, "shop")
             assert daemon.bodies[-1]["Mode"] == {"Replicated": {"Replicas": 1}}
         assert daemon.calls.count(UPDATE) == min(changes + 1, 5)
+
+
+async def test_a_service_is_removed_once_swarm_has_forgotten_its_task(tmp_path: Path) -> None:
+    """The engine of Docker 26.1 panics where both happen at once."""
+    remove = RemoveContainer(target=NAME, service="ranker", container_id=NAME)
+    ended = {"DesiredState": "remove", "Status": {"State": "complete"}, "CreatedAt": "1", "ServiceID": "s1"}
+    history = ended | {"DesiredState": "shutdown"}
+    async with manager(tmp_path) as (daemon, engine):
+        answers = [[history, ended], [history, ended], [history]]
+        gone = f"DELETE /services/{NAME}"
+        daemon.answers |= LISTS | {gone: (200, {})}
+        daemon.answers["GET /tasks"] = lambda handler: handler.reply(200, answers.pop(0) if answers else [])
+        await engine.perform(replace(remove, force=True), "shop")
+        assert (daemon.calls[-1], answers) == (gone, [])
 
 
 @pytest.mark.parametrize(
