@@ -84,7 +84,9 @@ class Sharing:
                 tensor.ClearField("shared")
                 tensor.data = move
             elif move is not None:
-                tensor.shared.CopyFrom(move)
+                # Field by field: the message may be of a descriptor pool of its own.
+                shared = tensor.shared
+                shared.region, shared.generation, shared.length = move.region, move.generation, move.length
         return changed  # type: ignore[no-any-return]
 
     def incoming(self, message: M) -> M:
