@@ -15,6 +15,7 @@ IMPORTS = graph_of(MODULES)
 
 FLOORS = (
     {"replica", "triton"},
+    {"classes"},
     {"calls"},
     {"http", "lanes"},
     {"edge"},
@@ -25,6 +26,7 @@ FLOORS = (
 
 FOR_USERS = {
     "pierhead",
+    "pierhead.__main__",
     "pierhead.handle",
     "pierhead.local",
     "pierhead.llm_app",

@@ -10,6 +10,8 @@ from pierhead.batching.batch import batch
 from pierhead.batching.results import ENDED, Ended
 from pierhead.batching.run import current_batch
 from pierhead.calls.clients import close_handles
+from pierhead.classes.handles import call, options
+from pierhead.classes.service import Service
 from pierhead.errors import (
     Backpressure,
     BadRequest,
@@ -56,11 +58,13 @@ __all__ = [
     "ReplicaDied",
     "RequestContext",
     "ScaledToZero",
+    "Service",
     "Settings",
     "Unavailable",
     "UserCodeError",
     "asgi",
     "batch",
+    "call",
     "close_handles",
     "current_batch",
     "current_request",
@@ -71,6 +75,7 @@ __all__ = [
     "local",
     "multiplexed",
     "on_request_end",
+    "options",
     "override_handle",
     "progress",
     "recheck",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, cast
 
 import grpc
 
 from pierhead.errors import BadRequest
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor_pool import DescriptorPool
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handlers: TypeAlias = "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
@@ -40,6 +43,32 @@ class ServedMethod:
             yield self.decode(raw)
 
 
+class OwnContract(Protocol):
+    """A servicer that was not generated: a service written as a class."""
+
+    def __served__(self) -> list[ServedMethod]:
+        """Its methods."""
+        ...
+
+    def __pool__(self) -> DescriptorPool:
+        """Where reflection finds its contract."""
+        ...
+
+
+def is_servicer(part: object) -> bool:
+    """Whether an object has methods that are served over gRPC."""
+    return bool(cast("OwnContract", part).__served__() if _has_own_contract(part) else registrations_of(part))
+
+
+def pools_of(servicers: Iterable[object]) -> list[DescriptorPool]:
+    """The descriptor pools beside the default one that the contracts of servicers are in."""
+    return [cast("OwnContract", each).__pool__() for each in servicers if _has_own_contract(each)]
+
+
+def _has_own_contract(part: object) -> bool:
+    return hasattr(type(part), "__served__")
+
+
 def registrations_of(servicer: object) -> dict[str, Callable[[Any, Any], None]]:
     """The generated `add_<Name>Servicer_to_server` of each generated class that `servicer` implements, by its name."""
     found: dict[str, Callable[[Any, Any], None]] = {}
@@ -52,10 +81,12 @@ def registrations_of(servicer: object) -> dict[str, Callable[[Any, Any], None]]:
 
 
 def methods_of(servicer: object) -> list[ServedMethod]:
-    """Every method of a servicer, by its .proto.
+    """Every method of a servicer, by its contract.
 
     Raises TypeError for a servicer whose class was not generated, or with a method that is not `async def`.
     """
+    if _has_own_contract(servicer):
+        return cast("OwnContract", servicer).__served__()
     registrations = registrations_of(servicer)
     if not registrations:
         raise TypeError(f"{type(servicer).__name__} does not inherit from a generated ...Servicer class")
@@ -99,7 +130,7 @@ def _method(service: str, name: str, handler: grpc.RpcMethodHandler[Any, Any]) -
         request_streaming=handler.request_streaming,
         response_streaming=handler.response_streaming,
         behaviour=behaviour,
-        decode=_decoder(label, handler),
+        decode=decoder(label, handler.request_deserializer),
         encode=handler.response_serializer or (lambda message: message),
     )
 
@@ -129,8 +160,8 @@ def _is_generated(behaviour: Callable[..., Any]) -> bool:
     return getattr(behaviour, "__module__", "").endswith("_pb2_grpc")
 
 
-def _decoder(method: str, handler: grpc.RpcMethodHandler[Any, Any]) -> Callable[[Any], Any]:
-    deserialise = handler.request_deserializer
+def decoder(method: str, deserialise: Callable[[bytes], Any] | None) -> Callable[[Any], Any]:
+    """What decodes a method's requests; None = they stay bytes."""
     if deserialise is None:
         return lambda raw: raw
 

@@ -8,6 +8,7 @@ import signal
 import sys
 
 from pierhead.calls.clients import Clients, close_handles
+from pierhead.classes.parts import made
 from pierhead.edge import logs
 from pierhead.errors import PierheadError, SettingsError
 from pierhead.multiplex.multiplexed import close_models
@@ -21,11 +22,13 @@ logger = logging.getLogger("pierhead")
 def serve(*parts: object, settings: Settings | None = None) -> None:
     """Serve until a stop signal; returns after a drain. Exits with 2 on bad settings, 1 when the start fails.
 
-    A part is a generated servicer's subclass, an `aiohttp.web.Application` or an ASGI application (one of the two), or
-    any object with `async def check_health(self) -> None`. Every part may have `check_health`: it is called once before
-    the replica reports ready (it should do one real inference), every ten seconds after, and on `recheck()`. The
-    replica is unhealthy once it raises three times in a row, or raises `Broken` once. A servicer's `aclose`, or else
-    its `close`, is called at the end, when no request is left; either may be `async def`.
+    A part is a service written as a class (an object of it, or what its `bind` returns: of an application of several
+    services the one that PIERHEAD_SERVICE names is made and served), a generated servicer's subclass, an
+    `aiohttp.web.Application` or an ASGI application (one of the two), or any object with
+    `async def check_health(self) -> None`. Every part may have `check_health`: it is called once before the replica
+    reports ready (it should do one real inference), every ten seconds after, and on `recheck()`. The replica is
+    unhealthy once it raises three times in a row, or raises `Broken` once. A servicer's `aclose`, or else its `close`,
+    is called at the end, when no request is left; either may be `async def`.
     """
     try:
         settings = settings or Settings.from_env()
@@ -54,7 +57,7 @@ async def serve_async(*parts: object, settings: Settings | None = None) -> None:
 
 
 async def _serve(parts: tuple[object, ...], settings: Settings) -> None:
-    server = ReplicaServer(*parts, settings=settings)
+    server = ReplicaServer(*made(parts, settings.service), settings=settings)
     Clients.use(settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -20,16 +20,19 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pierhead import metrics as runtime_metrics
+from pierhead.classes.parts import with_applications
+from pierhead.classes.service import Service
 from pierhead.edge import logs
 from pierhead.edge.admission import Admission
 from pierhead.edge.edge import REFUSAL_REASONS, Edge, is_answerable
 from pierhead.edge.grpc_server import SERVER_OPTIONS, register
-from pierhead.edge.methods import methods_of, registrations_of
+from pierhead.edge.methods import is_servicer, methods_of, pools_of
 from pierhead.errors import SettingsError, cannot_listen
 from pierhead.lanes.server import Lanes
 from pierhead.memory.meeting import SharedMemory, share_memory
 from pierhead.replica.admin import AdminServer, Readiness, State, admin_pages, admin_takers
 from pierhead.replica.health import Check, HealthWatch, Load, checks_of
+from pierhead.replica.reflection import JoinedPools
 from pierhead.replica.starting import START
 from pierhead.replica.tally import Tally, tally
 from pierhead.replica.thread.user_loop import UserLoop
@@ -79,9 +82,11 @@ class ReplicaServer:
         self.admin_port: int | None = None
         self.ready = asyncio.Event()
         self._detail = "starting"
-        self._servicers = [part for part in parts if registrations_of(part)]
+        parts = tuple(with_applications(parts))
+        self._servicers = [part for part in parts if is_servicer(part)]
         self._methods = [method for servicer in self._servicers for method in methods_of(servicer)]
-        self._listeners = listeners_of(part for part in parts if not registrations_of(part))
+        self._listeners = listeners_of(part for part in parts if not is_servicer(part))
+        self._ending = [part for part in parts if part in self._servicers or isinstance(part, Service)]
         self._user: UserLoop | None = None
         self._sharing: SharedMemory | None = None
         self._watch = HealthWatch(checks_of(parts), self.settings, self._load, self._judged, self._run_check)
@@ -166,8 +171,8 @@ class ReplicaServer:
 
     def _reject_unknown(self, parts: tuple[object, ...]) -> None:
         for part in parts:
-            known = part in self._servicers or id(part) in self._listeners or any(hasattr(part, hook) for hook in HOOKS)
-            if not known:
+            known = part in self._servicers or id(part) in self._listeners or isinstance(part, Service)
+            if not known and not any(hasattr(part, hook) for hook in HOOKS):
                 raise TypeError(
                     f"serve() cannot serve a {type(part).__name__}: expected a subclass of a generated ...Servicer, an "
                     "aiohttp.web.Application, an ASGI application (or asgi(one)), or an object with "
@@ -251,7 +256,7 @@ class ReplicaServer:
         """grpc.health.v1 and reflection: outside admission, as they must answer when the replica is full."""
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
+        reflection.enable_server_reflection(names, server, JoinedPools(pools_of(self._servicers)))
 
     def _bind_grpc(self, server: grpc.aio.Server, port: int) -> int:
         try:
@@ -353,7 +358,7 @@ class ReplicaServer:
 
     async def _end_servicers(self) -> None:
         """Call the servicers' `aclose` or `close`, which end their engines and processes."""
-        for servicer in self._servicers:
+        for servicer in self._ending:
             for name in ("aclose", "close"):
                 end = getattr(servicer, name, None)
                 if callable(end):

@@ -1,0 +1,150 @@
+"""The caller's side of a service's class: an object with the same methods, each of which calls a replica."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+
+import grpc
+
+from pierhead.calls.channel import HandleChannel
+from pierhead.classes.contract import ClassMethod, Contract
+from pierhead.classes.service import Bound, Service
+from pierhead.classes.threads import in_thread
+from pierhead.request import MAX_ID_LENGTH, MODEL_KEY, SESSION_KEY, accept_opaque
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class CallOptions(NamedTuple):
+    """What `options` sets for the calls of one handle."""
+
+    timeout_s: float | None = None
+    metadata: tuple[tuple[str, str], ...] = ()
+
+
+class ClassStub:
+    """The methods of a contract on a channel: what generated stubs are to a .proto."""
+
+    def __init__(self, contract: Contract, channel: grpc.aio.Channel) -> None:
+        self.contract = contract
+        self._channel = channel
+        self._starts: dict[str, Callable[..., Any]] = {}
+
+    def start_of(self, method: ClassMethod) -> Callable[..., Any]:
+        """What begins a call: `start(request, timeout=..., metadata=...)`."""
+        start = self._starts.get(method.name)
+        if start is None:
+            make: Any = self._channel.unary_stream if method.streams else self._channel.unary_unary
+            codec = (method.request_class.SerializeToString, method.reply_class.FromString)
+            start = self._starts[method.name] = make(f"/{method.label}", *codec, _registered_method=True)
+        return start
+
+
+class ClassHandle:
+    """Stands for a service in another replica. A method is made at its first use."""
+
+    def __init__(self, stub: ClassStub, call_options: CallOptions) -> None:
+        self.__stub = stub
+        self.__options = call_options
+
+    def __getattr__(self, name: str) -> Any:
+        methods = self.__stub.contract.methods
+        if name not in methods:
+            raise AttributeError(
+                f"{self.__stub.contract.service} has no method {name!r} that can be called; it has "
+                f"{', '.join(methods) or 'none'}"
+            )
+        method = methods[name]
+        call = _stream if method.streams else _unary
+        made = call(method, self.__stub.start_of(method), self.__options)
+        vars(self)[name] = made
+        return made
+
+    def _with_options(self, call_options: CallOptions) -> ClassHandle:
+        """Another handle on the same channel."""
+        return ClassHandle(self.__stub, call_options)
+
+
+def handle_to(bound: Bound) -> ClassHandle:
+    """The handle that a constructor gets in the place of a bound service."""
+    return handle_on(bound.cls, HandleChannel(bound.name))
+
+
+def handle_on(cls: type[Service], channel: grpc.aio.Channel) -> ClassHandle:
+    """A handle on any channel."""
+    return ClassHandle(ClassStub(cls.__contract__, channel), CallOptions())
+
+
+def options(
+    handle: T, *, timeout_s: float | None = None, session_id: str | None = None, model_id: str | None = None
+) -> T:
+    """The same handle for calls with a deadline, a session or a model of their own.
+
+        await options(self.scorer, timeout_s=0.2).score(user)
+
+    A service itself, as in a unit test, is returned as it is.
+    Raises ValueError for a timeout that is not above 0, and for an id that a header cannot hold.
+    """
+    if timeout_s is not None and not timeout_s > 0:
+        raise ValueError(f"timeout_s: expected a number of seconds above 0, found {timeout_s}")
+    named = [("session_id", SESSION_KEY, session_id), ("model_id", MODEL_KEY, model_id)]
+    for name, _, value in named:
+        if value is not None and accept_opaque(value) is None:
+            raise ValueError(
+                f"{name}: expected up to {MAX_ID_LENGTH} printable ASCII characters, found {value[:200]!r}"
+            )
+    if not isinstance(handle, ClassHandle):
+        return handle
+    metadata = tuple((key, value) for _, key, value in named if value is not None)
+    return cast("T", handle._with_options(CallOptions(timeout_s, metadata)))
+
+
+async def call(method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a `def` method of another service: `await call(self.scorer.rank, x)`.
+
+    A service itself, as in a unit test, runs the method in a thread.
+    """
+    if isinstance(getattr(method, "__self__", None), Service) and not inspect.iscoroutinefunction(method):
+        return cast("R", await in_thread(method, *args, **kwargs))
+    result: Any = method(*args, **kwargs)
+    return cast("R", await result if inspect.isawaitable(result) else result)
+
+
+def _unary(method: ClassMethod, start: Callable[..., Any], call_options: CallOptions) -> Callable[..., Any]:
+    timeout_s, metadata = call_options
+    request_of, result_of = method.request, method.result
+
+    async def unary(*args: Any, **kwargs: Any) -> Any:
+        return result_of(await start(request_of(args, kwargs), timeout=timeout_s, metadata=metadata))
+
+    unary.__name__ = unary.__qualname__ = method.name
+    return unary
+
+
+def _stream(method: ClassMethod, start: Callable[..., Any], call_options: CallOptions) -> Callable[..., Any]:
+    timeout_s, metadata = call_options
+
+    def stream(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        return _Items(method, start(method.request(args, kwargs), timeout=timeout_s, metadata=metadata))
+
+    stream.__name__ = stream.__qualname__ = method.name
+    return stream
+
+
+class _Items(AsyncIterator[Any]):
+    """The items of a stream. Dropping it, or `aclose()`, cancels the call."""
+
+    def __init__(self, method: ClassMethod, replies: Any) -> None:
+        self._method = method
+        self._replies = replies
+
+    async def __anext__(self) -> Any:
+        return self._method.result(await self._replies.__anext__())
+
+    async def aclose(self) -> None:
+        """Cancel the call unless it has ended."""
+        await self._replies.aclose()

@@ -1,0 +1,67 @@
+"""Methods of a class as routes of a FastAPI application: `@app.get("/recommend") async def recommend(self, ...)`."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pierhead.http.asgi_edge import AsgiApp
+
+_KEY: Final = "pierhead.service"
+"""Where a request's scope has the object whose method is called."""
+
+
+def adopt_routes(app: AsgiApp, cls: type) -> frozenset[Any]:
+    """Give the class's methods that are routes of the application their `self`; returns these methods.
+
+    FastAPI has taken `self` for a parameter of the query when it read the signature: each such route is read again.
+    """
+    fastapi = sys.modules.get("fastapi")
+    if fastapi is None or not isinstance(app, fastapi.FastAPI):
+        return frozenset()
+    own = {id(member) for base in cls.__mro__ for member in vars(base).values() if inspect.isfunction(member)}
+    found = set()
+    for route in app.router.routes:
+        endpoint = getattr(route, "endpoint", None)
+        if id(endpoint) in own:
+            found.add(endpoint)
+            _read_again(app, route)
+    return frozenset(found)
+
+
+def with_service(app: AsgiApp, service: object) -> AsgiApp:
+    """The application, whose adopted routes are called with `service` as their `self`."""
+
+    async def served(scope: Any, receive: Any, send: Any) -> None:
+        scope[_KEY] = service  # in place: the edge reads the route's name from the scope afterwards
+        await app(scope, receive, send)
+
+    return served
+
+
+def _read_again(app: Any, route: Any) -> None:
+    signature = inspect.signature(route.endpoint, eval_str=True)
+    own, *others = signature.parameters.values()
+    own = own.replace(kind=own.KEYWORD_ONLY, default=_dependency())
+    # Keywords, which is how FastAPI passes everything: so a default may stand before what has none.
+    keywords = [own, *(each.replace(kind=each.KEYWORD_ONLY) for each in others)]
+    route.endpoint.__signature__ = signature.replace(parameters=keywords)
+    names = inspect.signature(type(route).__init__).parameters
+    options = {name: getattr(route, name) for name in names if hasattr(route, name)}
+    route.__init__(**{**options, "dependency_overrides_provider": app})
+
+
+@cache
+def _dependency() -> Any:
+    """FastAPI calls it for each request, with what its hint asks for."""
+    from fastapi import Depends
+    from starlette.requests import HTTPConnection
+
+    async def service(connection: Any) -> Any:
+        return connection.scope[_KEY]
+
+    service.__annotations__["connection"] = HTTPConnection
+    return Depends(service)

@@ -1,0 +1,448 @@
+"""The contract of a service's class: values through its messages, its .proto, its errors, and two versions of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+from collections.abc import AsyncIterator
+from typing import Any, Optional, Union, cast
+
+import numpy as np
+import numpy.typing as npt
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pierhead import BadRequest, Ended, PierheadError, Service, batch
+from pierhead.classes.compare import compare
+from pierhead.classes.contract import ClassMethod, Contract
+from pierhead.classes.proto_text import proto_text
+from pierhead.classes.shapes import CannotTravel
+from pierhead.classes.x_serve import XServe
+from pierhead.echo.v1.echo_pb2 import EchoReply, EchoRequest
+
+from controller.spec.serve_block import ServeBlock
+
+
+class Colour(enum.Enum):
+    RED = "r"
+    BLUE = "b"
+
+
+@dataclasses.dataclass
+class Point:
+    x: float
+    label: str = "here"
+    tags: list[str] = dataclasses.field(default_factory=lambda: ["a"])
+    odd: int | None = 5
+
+
+@dataclasses.dataclass
+class Node:
+    name: str
+    children: list[Node] = dataclasses.field(default_factory=list)
+    best: Node | None = None
+
+
+class Model(pydantic.BaseModel):
+    size: int = pydantic.Field(gt=0)
+    colour: Colour = Colour.RED
+    by_name: dict[str, Point] = {}
+
+
+def contract_of(**methods: Any) -> Contract:
+    """The contract of a class with these methods: functions, or (hint of `x`, hint of the reply)."""
+    made = {name: each if callable(each) else taking(each[1], x=each[0]) for name, each in methods.items()}
+    cls: Any = type("Tried", (Service,), {**made, "__module__": "tried"})
+    contract: Contract = cls.__contract__
+    return contract
+
+
+def taking(returned: Any = int, **parameters: Any) -> Any:
+    """A method with these parameters: each a hint, or (hint, default)."""
+
+    async def method(self: Any) -> Any: ...
+
+    hints = {name: each[0] if isinstance(each, tuple) else each for name, each in parameters.items()}
+    defaults = {name: each[1] for name, each in parameters.items() if isinstance(each, tuple)}
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    made: Any = method
+    made.__annotations__ = {**hints, "return": returned}
+    made.__signature__ = inspect.Signature(
+        [
+            inspect.Parameter(name, kind, default=defaults.get(name, inspect.Parameter.empty))
+            for name in ("self", *hints)
+        ]
+    )
+    return made
+
+
+def passed(method: ClassMethod, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The arguments as the replica gets them."""
+    sent = method.request(args, kwargs).SerializeToString()
+    return method.arguments(method.request_class.FromString(sent))
+
+
+def returned(method: ClassMethod, value: Any) -> Any:
+    """The result as the caller gets it."""
+    return method.result(method.reply_class.FromString(method.reply(value).SerializeToString()))
+
+
+SCALARS: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(-(2**63), 2**63 - 1),
+    str: st.text(st.characters(exclude_categories=["Cs"])),
+    float: st.floats(allow_nan=False),
+    bool: st.booleans(),
+    bytes: st.binary(),
+    Colour: st.sampled_from(Colour),
+    Point: st.builds(
+        Point, st.floats(allow_nan=False), st.just("there"), st.lists(st.just("b")), st.none() | st.just(1)
+    ),
+    Node: st.recursive(
+        st.builds(Node, st.text("ab")), lambda inner: st.builds(Node, st.just("c"), st.lists(inner), st.none() | inner)
+    ),
+    Model: st.builds(
+        Model,
+        size=st.integers(1, 9),
+        colour=st.sampled_from(Colour),
+        by_name=st.dictionaries(st.text("ab"), st.builds(Point, st.just(1.5))),
+    ),
+}
+
+Typed = tuple[Any, "st.SearchStrategy[Any]"]
+"""A hint, and the values that it allows."""
+
+
+def of(generic: Any, *hints: Any) -> Any:
+    """`list[...]`, of hints that are variables."""
+    return generic[hints if len(hints) > 1 else hints[0]]
+
+
+def around(inner: st.SearchStrategy[Typed]) -> st.SearchStrategy[Typed]:
+    keys = st.sampled_from([str, int, bool])
+    return (
+        inner.map(lambda typed: (of(list, typed[0]), st.lists(typed[1], max_size=3)))
+        | inner.map(lambda typed: (of(Optional, typed[0]), st.none() | typed[1]))
+        | st.tuples(keys, inner).map(
+            lambda both: (of(dict, both[0], both[1][0]), st.dictionaries(SCALARS[both[0]], both[1][1], max_size=3))
+        )
+    )
+
+
+TYPED = st.recursive(st.sampled_from(list(SCALARS.items())), around, max_leaves=4)
+
+
+class TestValues:
+    @given(TYPED, st.data())
+    def test_every_value_of_every_type_travels_both_ways(self, typed: Typed, data: st.DataObject) -> None:
+        hint, values = typed
+        value, default = data.draw(values), data.draw(values)
+        contract = contract_of(plain=(hint, hint), given=taking(None, x=(hint, default)))
+        assert passed(contract.methods["plain"], value) == {"x": value}
+        assert returned(contract.methods["plain"], value) == value
+        # What is given is passed on, also where it is not the default and looks like none.
+        assert passed(contract.methods["given"], x=value) == {"x": value}
+        left_out = passed(contract.methods["given"])
+        assert left_out in ({}, {"x": default}), "Python's default holds"
+
+    @pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "i8", "?", "u1", "f2"])
+    def test_arrays(self, dtype: str) -> None:
+        method = contract_of(add=(np.ndarray, of(npt.NDArray, np.dtype(dtype).type))).methods["add"]
+        array = np.arange(6).reshape(2, 3).astype(dtype)[:, ::2]
+        found = passed(method, array)["x"]
+        assert found.dtype == array.dtype
+        assert np.array_equal(found, array)
+        assert np.array_equal(returned(method, array), array)
+        with pytest.raises(TypeError, match="found complex128"):
+            method.request((np.zeros(3, complex),), {})
+        with pytest.raises(TypeError, match=r"value: expected an array of \w+, found"):
+            method.reply(array.astype("u1" if dtype == "f4" else "f4"))
+
+    def test_torch_tensors(self) -> None:
+        torch = pytest.importorskip("torch")
+        method = contract_of(add=(torch.Tensor, torch.Tensor)).methods["add"]
+        for dtype in (torch.float32, torch.int64, torch.bool, torch.bfloat16):
+            tensor = torch.arange(6).reshape(2, 3).to(dtype).T
+            assert torch.equal(passed(method, tensor)["x"], tensor)
+            assert returned(method, tensor).dtype is dtype
+
+    def test_a_protobuf_message_is_the_rpc_s_own_or_travels_in_another(self) -> None:
+        mixed = taking(list[EchoReply], request=EchoRequest, n=(int, 1))
+        contract = contract_of(whole=(EchoRequest, EchoReply), mixed=mixed)
+        whole = contract.methods["whole"]
+        message = EchoRequest(message="hi")
+        assert whole.request((message,), {}) is message
+        assert (whole.request_class, whole.reply_class) == (EchoRequest, EchoReply)
+        assert passed(contract.methods["mixed"], message, 2) == {"request": message, "n": 2}
+        assert returned(contract.methods["mixed"], [EchoReply(response="x")]) == [EchoReply(response="x")]
+        with pytest.raises(TypeError, match="expected a EchoRequest, found 'hi'"):
+            whole.request(("hi",), {})
+
+
+class TestMisfits:
+    @pytest.mark.parametrize(
+        ("args", "kwargs", "words"),
+        [
+            ((), {}, "missing a required argument: 'x'"),
+            ((1, 2), {}, "too many positional arguments"),
+            ((1,), {"x": 2}, "multiple values for argument 'x'"),
+            ((), {"y": 2}, "missing a required argument: 'x'"),
+            (
+                (Model(size=1, by_name={"a": Point(cast("float", "no"))}),),
+                {},
+                "tried.Tried/go: x.by_name.x: expected float, found 'no'",
+            ),
+            ((Point(1.0),), {}, r"tried.Tried/go: x: expected Model, found Point\("),
+            ((None,), {}, "tried.Tried/go: x: expected Model, found None"),
+        ],
+    )
+    def test_the_caller_gets_a_type_error(self, args: tuple[Any, ...], kwargs: dict[str, Any], words: str) -> None:
+        method = contract_of(go=(Model, int)).methods["go"]
+        with pytest.raises(TypeError, match=words):
+            method.request(args, kwargs)
+
+    def test_the_replica_refuses_what_does_not_fit(self) -> None:
+        method = contract_of(go=(Model, int)).methods["go"]
+        with pytest.raises(BadRequest, match=r"tried.Tried/go: x: missing; expected Model"):
+            method.arguments(method.request_class())
+        request = method.request((Model(size=1),), {})
+        request.x.size = 0
+        with pytest.raises(BadRequest, match=r"(?s)tried.Tried/go: x: .*greater than 0"):
+            method.arguments(request)
+        request.x.size = 1
+        request.x.colour = 7
+        with pytest.raises(BadRequest, match=r"x.colour: expected a member of Colour from 1 to 2, found 7"):
+            method.arguments(request)
+        with pytest.raises(TypeError, match=r"tried.Tried/go returned .*: value: expected int, found 'text'"):
+            method.reply("text")
+        with pytest.raises(PierheadError, match=r"tried.Tried/go has sent a reply that does not fit.*: value: missing"):
+            method.result(method.reply_class())
+
+
+def batched(items: Any, results: Any) -> Any:
+    async def go(self: Any, users: Any) -> Any:
+        return users
+
+    go.__annotations__ = {"users": items, "return": results}
+    return batch()(cast("Any", go))
+
+
+async def untyped(self: Any, x) -> None: ...  # type: ignore[no-untyped-def]
+async def no_reply(self: Any, x: int): ...  # type: ignore[no-untyped-def]
+async def many(self: Any, *x: int) -> None: ...
+async def not_yielding(self: Any) -> AsyncIterator[int]: ...
+async def unknown(self: Any, x: Missing) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+@dataclasses.dataclass
+class Basket:
+    lines: list[Line]
+
+
+@dataclasses.dataclass
+class Line:
+    tags: dict[str, set[str]]
+
+
+class TestErrorsAtImport:
+    @pytest.mark.parametrize(
+        ("method", "words"),
+        [
+            ((Basket, int), r"tried.Tried.go(x).lines[].tags[]: set[str] cannot travel; str, int, float, bool, bytes"),
+            ((int, Any), "tried.Tried.go ->: Any cannot travel"),
+            ((int | str, int), "tried.Tried.go(x): expected one type, or one type and None, found int | str"),
+            (
+                (dict[float, int], int),
+                "tried.Tried.go(x): expected a dict with keys of type str, int or bool, found float",
+            ),
+            ((list, int), "tried.Tried.go(x): list does not say of what: write list[int], dict[str, float]"),
+            ((npt.NDArray[np.complex64], int), "tried.Tried.go(x): no Tensor holds complex64"),
+            ((enum.Flag("Flags", "A B"), int), "tried.Tried.go(x): Flags combines flags"),
+            (untyped, "tried.Tried.go(x): expected a type hint, found none"),
+            (no_reply, "tried.Tried.go ->: expected a type hint, found none; write `-> None`"),
+            (many, "tried.Tried.go(x): expected a parameter with a name, found *x"),
+            (not_yielding, "tried.Tried.go ->: a stream is an `async def` that yields"),
+            (unknown, "tried.Tried.go: the hint names 'Missing', which is not defined here; define or import it above"),
+            (batched(int, list[int]), "tried.Tried.go: expected one parameter of a type like list[int] below @batch"),
+            (batched(list[int], int), "tried.Tried.go ->: expected a type like list[int] below @batch"),
+        ],
+    )
+    def test_the_message_has_the_path_to_what_cannot_travel(self, method: Any, words: str) -> None:
+        with pytest.raises(CannotTravel) as caught:
+            contract_of(go=method)
+        assert str(caught.value).startswith(words)
+
+    def test_two_types_of_one_name(self) -> None:
+        other = dataclasses.make_dataclass("Point", [("y", int)])
+        with pytest.raises(CannotTravel, match=r"tried.Tried: two types of its contract are called Point; rename one"):
+            contract_of(go=(Point, other))
+
+    def test_an_unknown_keyword(self) -> None:
+        with pytest.raises(TypeError, match='class Scorer: replics is no key of x-serve; did you mean "replicas"'):
+            type("Scorer", (Service,), {}, replics=2)
+
+    def test_the_keywords_are_those_of_the_compose_file(self) -> None:
+        assert set(XServe.__annotations__) == set(ServeBlock.model_fields)
+
+
+class Scorer(Service):
+    async def check_health(self) -> None: ...
+
+    def _private(self, x: object) -> object: ...
+
+    @batch()
+    async def score(self, users: list[int]) -> list[float]:
+        return []
+
+    @batch()
+    async def generate(self, prompts: list[str]) -> AsyncIterator[list[bytes | Ended]]:
+        yield []
+
+    async def explain(self, point: Point, matrix: npt.NDArray[np.float32], deep: list[list[int]]) -> AsyncIterator[str]:
+        yield ""
+
+    def rank(self, by: dict[int, Colour], limit: int = 10) -> None: ...
+
+
+PROTO = """\
+syntax = "proto3";
+
+package tests.unit.runtime.test_class_contracts;
+
+import "pierhead/contract/v1/contract.proto";
+import "pierhead/tensor/v1/tensor.proto";
+
+service Scorer {
+  rpc score(ScorerTypes.score_request) returns (ScorerTypes.score_reply);
+  rpc generate(ScorerTypes.generate_request) returns (stream ScorerTypes.generate_reply);
+  rpc explain(ScorerTypes.explain_request) returns (stream ScorerTypes.explain_reply);
+  rpc rank(ScorerTypes.rank_request) returns (ScorerTypes.rank_reply);
+}
+
+message ScorerTypes {
+  message score_request {
+    optional int64 item = 1 [(pierhead.contract.v1.required) = true];
+  }
+  message score_reply {
+    optional double value = 1 [(pierhead.contract.v1.required) = true];
+  }
+  message generate_request {
+    optional string item = 1 [(pierhead.contract.v1.required) = true];
+  }
+  message generate_reply {
+    optional bytes value = 1 [(pierhead.contract.v1.required) = true];
+  }
+  message ListOfStr {
+    repeated string value = 1;
+  }
+  message MaybeInt {
+    optional int64 value = 1;
+  }
+  message Point {
+    optional double x = 1 [(pierhead.contract.v1.required) = true];
+    optional string label = 2;
+    ListOfStr tags = 3;
+    MaybeInt odd = 4;
+  }
+  message ListOfInt {
+    repeated int64 value = 1;
+  }
+  message explain_request {
+    Point point = 1 [(pierhead.contract.v1.required) = true];
+    .pierhead.tensor.v1.Tensor matrix = 2 [(pierhead.contract.v1.required) = true];
+    repeated ListOfInt deep = 3;
+  }
+  message explain_reply {
+    optional string value = 1 [(pierhead.contract.v1.required) = true];
+  }
+  message rank_request {
+    map<int64, Colour> by = 1;
+    optional int64 limit = 2;
+  }
+  message rank_reply {
+  }
+  enum Colour {
+    COLOUR_UNSPECIFIED = 0;
+    COLOUR_RED = 1;
+    COLOUR_BLUE = 2;
+  }
+}
+"""
+
+
+def test_the_proto_of_a_class() -> None:
+    assert proto_text(Scorer.__contract__.file.proto) == PROTO
+
+
+def test_a_class_can_be_loaded_twice() -> None:
+    before, after = contract_of(go=(Point, Point)), contract_of(go=(Point, Point))
+    assert before.pool is not after.pool
+    assert compare(before.descriptor_set, after.descriptor_set) == ()
+
+
+def fields(*members: Any) -> Any:
+    return dataclasses.make_dataclass("Item", members)
+
+
+def colour(members: str) -> Any:
+    made: Any = enum.Enum("Colour", members)  # type: ignore[misc]
+    return made
+
+
+class TestTwoVersions:
+    @pytest.mark.parametrize(
+        ("old", "new", "changes"),
+        [
+            (taking(a=int), taking(a=int, b=(int, 1)), {"go(b): was added": True}),
+            (taking(a=int), taking(a=int, b=(Union[str, None], None)), {"go(b): was added": True}),  # noqa: UP007
+            (taking(a=int), taking(a=int, b=int), {"go(b): was added without a default": False}),
+            (taking(a=int, b=int), taking(a=int), {"go(b): was removed": False}),
+            (
+                taking(a=int, b=int),
+                taking(b=int),
+                {"go(a): was removed": False, "go(b): moved from place 2 to 1": False},
+            ),
+            (taking(a=int), taking(z=int), {"go(a): was removed, or renamed to z": False}),
+            (taking(a=int, b=int), taking(b=int, a=int), {"go(a): moved": False, "go(b): moved": False}),
+            (taking(a=int), taking(a=str), {"go(a): was int64, is string": False}),
+            (taking(a=int), taking(a=list[int]), {"go(a): was int64, is repeated int64": False}),
+            (taking(a=int), taking(a=(int, 1)), {"go(a): can be left out now": False}),
+            (taking(a=(int, 1)), taking(a=int), {"go(a): is required now": False}),
+            (
+                (int, of(list, fields(("p", int)))),
+                (int, of(list, fields(("q", int)))),
+                {"go -> value.p: was removed, or renamed to q": False},
+            ),
+            ((Colour, int), (colour("RED BLUE GREEN"), int), {"go(x): the member COLOUR_GREEN was added": False}),
+            ((Colour, int), (colour("RED BLEU"), int), {"go(x): the member COLOUR_BLUE is COLOUR_BLEU now": False}),
+            ((Node, Node), (Node, Node), {}),
+        ],
+    )
+    def test_what_changed_is_named(self, old: Any, new: Any, changes: dict[str, bool]) -> None:
+        found = compare(contract_of(go=old).descriptor_set, contract_of(go=new).descriptor_set)
+        assert [change.compatible for change in found] == list(changes.values())
+        for change, words in zip(found, changes, strict=True):
+            assert str(change).removeprefix("tried.Tried.").startswith(words)
+
+    def test_methods_come_and_go(self) -> None:
+        old = contract_of(one=(int, int), two=(int, int), three=(int, int))
+        new = contract_of(one=(int, int), two=Scorer.generate, four=(int, int))
+        found = {str(change): change.compatible for change in compare(old.descriptor_set, new.descriptor_set)}
+        assert found == {
+            "tried.Tried.four: the method was added": True,
+            "tried.Tried.three: the method was removed, or renamed": False,
+            "tried.Tried.two: was a single reply, is a stream": False,
+        }
+
+    @given(st.lists(st.sampled_from([(int, 3), (str, "d"), (list[int], [4]), (Optional[int], None)]), max_size=3))  # noqa: UP045
+    def test_additions_at_the_end_with_defaults_travel_both_ways(self, added: list[tuple[Any, Any]]) -> None:
+        more: dict[str, Any] = {f"f{n}": each for n, each in enumerate(added)}
+        old, new = contract_of(go=taking(a=int)), contract_of(go=taking(a=int, **more))
+        assert all(change.compatible for change in compare(old.descriptor_set, new.descriptor_set))
+        before, after = old.methods["go"], new.methods["go"]
+        wire = before.request((), {"a": 1}).SerializeToString()
+        got = after.arguments(after.request_class.FromString(wire))
+        assert {name: value for name, value in got.items() if value is not None} == {"a": 1}
+        wire = after.request((), {"a": 1} | {name: default for name, (_, default) in more.items()}).SerializeToString()
+        assert before.arguments(before.request_class.FromString(wire)) == {"a": 1}
