@@ -13,7 +13,8 @@ from typing import Any
 
 import grpc
 import numpy as np
-from pierhead import batch, tensors
+import numpy.typing as npt
+from pierhead import Service, batch, tensors
 from pierhead.tensor.v1.tensor_pb2 import Tensor
 
 from tests.unit.runtime.harness import Cluster
@@ -116,9 +117,25 @@ class Tensors(TensorsServicer):
             yield tensors.from_numpy(tensors.to_numpy(request) + 1)
 
 
-async def tensors_replica(cluster: Cluster, port: int, directory: Path, **environ: str) -> Process:
+class TensorsClass(Service):
+    """The same, written as a class."""
+
+    async def one(self, array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        assert in_place(array)
+        return array + np.float32(1)
+
+    async def split(self, array: npt.NDArray[np.float32]) -> AsyncIterator[npt.NDArray[np.float32]]:
+        for number in range(20):
+            yield array + np.float32(number)
+
+
+async def tensors_replica(
+    cluster: Cluster, port: int, directory: Path, servicer: str = "Tensors", **environ: str
+) -> Process:
     """A replica in a process of its own, with shared memory."""
-    source = "from tests.unit.runtime.tensor_pipes import Tensors; from pierhead import serve; serve(Tensors())"
+    source = (
+        f"from tests.unit.runtime import tensor_pipes; from pierhead import serve; serve(tensor_pipes.{servicer}())"
+    )
     memory = {"PIERHEAD_SHARED_MEMORY_BYTES": str(64 << 20), "PIERHEAD_SHARED_MEMORY_DIR": str(directory)}
     return await cluster.process(source, port, PYTHONPATH=".", **(memory | environ))
 

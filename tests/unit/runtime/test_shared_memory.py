@@ -7,7 +7,7 @@ import gc
 import re
 import shutil
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ import grpc
 import numpy as np
 import pytest
 from aiohttp import ClientSession
-from pierhead import ContentGone, ReplicaDied, Settings, close_handles, handle, tensors
+from pierhead import ContentGone, ReplicaDied, Settings, UserCodeError, close_handles, handle, tensors
+from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
+from pierhead.classes.handles import handle_on
 from pierhead.errors import SettingsError
 from pierhead.memory import process
 from pierhead.memory.meeting import SharedMemory, share_memory
@@ -27,7 +29,7 @@ from pierhead.tensor.v1.tensor_pb2 import Tensor
 
 from tests.harness import ports
 from tests.unit.runtime.harness import Cluster, until
-from tests.unit.runtime.tensor_pipes import TensorsStub, held, in_place, tensors_replica
+from tests.unit.runtime.tensor_pipes import TensorsClass, TensorsStub, held, in_place, tensors_replica
 
 MIB = 1024 * 1024
 LIMIT = 16 * MIB
@@ -141,6 +143,25 @@ async def test_every_kind_of_call_shares_its_tensors_with_one_copy_each_way(
     assert [(what, float(count)) for what, count in sorted(theirs)] == [("copied", sent), ("sent", sent)]
     await until(lambda: caller.out() == 0, "every region is free")
     await until(lambda: not caller.memory.received, "every reply is released")
+
+
+@pytest.mark.parametrize("transport", ["lane", "grpc"])
+async def test_a_method_of_a_class_shares_its_arrays_with_one_copy_each_way(caller: Caller, transport: str) -> None:
+    await caller.replica(servicer="TensorsClass")
+    service: Any = handle_on(TensorsClass, HandleChannel("tensors", timeout_s=20, transport=transport))
+    with suppress(UserCodeError):
+        await service.one(large())  # sent as bytes: there is no link yet
+    await until(lambda: bool(caller.memory.links), "a link")
+    with serving():
+        for number in range(6):
+            found = await service.one(large(number))
+            assert in_place(found)
+            assert (found == number + 1).all()
+        assert [item[9] async for item in service.split(large())] == list(range(20))
+        del found
+    assert caller.ways() == {"shared": 7}
+    copied, sent = caller.metrics.shared_memory_copied.values[()], caller.metrics.shared_memory_sent.values[()]
+    assert copied == sent == 7 * SIZE * 4
 
 
 async def test_an_array_outlives_its_call_at_either_end(caller: Caller) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -15,13 +16,16 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from pierhead.classes.codec import LEFT_OUT, Codecs, Read, Unfit, Write
+from pierhead.classes.codec import Codecs, Unfit
+from pierhead.classes.compiled import caller, getter, maker
 from pierhead.classes.descriptors import ContractFile, reply_of, request_of, types_of
 from pierhead.classes.shapes import CannotTravel, Field, Generated
 from pierhead.classes.signatures import MethodShape, methods_of_class
 from pierhead.errors import BadRequest, PierheadError
 
 _PACKAGE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+
+_VALUE: Final = inspect.Parameter("value", inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class Contract:
@@ -58,81 +62,68 @@ class ClassMethod:
         """As in metrics and messages."""
         self.streams = shape.streams
         self.threaded = shape.threaded
-        self._signature = shape.signature
-        parameters = shape.signature.parameters.values()
-        self._positional = [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY]
-        self._required = {each.name for each in parameters if each.default is each.empty}
-        self._writers = {field.name: codecs.writer_of(field) for field in shape.fields}
-        self._readers = [(field.name, codecs.reader_of(field)) for field in shape.fields]
-        self._whole_request = shape.request is not None
         self.request_class = _class_of(shape.request, contract, request_of(self.name))
-        reply = shape.reply if isinstance(shape.reply, Generated) else None
-        self._whole_reply = reply is not None
-        self.reply_class = _class_of(reply, contract, reply_of(self.name))
-        value = shape.reply if isinstance(shape.reply, Field) else None
-        self._write_reply: Write | None = None if value is None else codecs.writer_of(value)
-        self._read_reply: Read | None = None if value is None else codecs.reader_of(value)
+        whole = shape.reply if isinstance(shape.reply, Generated) else None
+        self.reply_class = _class_of(whole, contract, reply_of(self.name))
+        self.request: Callable[..., Any]
+        """At the caller: the request with these arguments. Raises TypeError for those that the method does not take."""
+        self.begin: Callable[[Callable[..., Any], Any], Any]
+        """At the replica: `begin(function, request)` calls a function with the request's arguments, and with Python's
+        default for what was left out. Raises BadRequest."""
+        self._set_request(shape, codecs)
+        self.reply: Callable[[Any], Any] = self._nothing
+        """At the replica: the reply with a result. Raises TypeError for one that is not what the hint says."""
+        self.result: Callable[[Any], Any] = lambda _: None
+        """At the caller: the value of a reply. Raises PierheadError for a reply of another contract."""
+        if whole is not None:
+            self.reply = self._whole(self.reply_class, inspect.Signature([_VALUE]))
+            self.result = lambda reply: reply
+        elif isinstance(shape.reply, Field):
+            self.reply = maker(self.reply_class, [shape.reply], [_VALUE], codecs, self._bad_result)
+            self.result = getter(shape.reply, codecs, self._bad_reply)
 
-    # ---- at the caller
+    def _set_request(self, shape: MethodShape, codecs: Codecs) -> None:
+        parameters = shape.signature.parameters
+        if shape.request is None:
+            defaults = {name: each.default for name, each in parameters.items()}
+            self.request = maker(
+                self.request_class, shape.fields, list(parameters.values()), codecs, self._bad_argument
+            )
+            self.begin = caller(shape.fields, defaults, codecs, self._bad_request)
+        else:
+            self.request = self._whole(self.request_class, shape.signature)
+            [name] = parameters
+            self.begin = lambda function, request: function(**{name: request})
 
-    def request(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The request of a call with these arguments. Raises TypeError for those that the method does not take."""
-        given = dict(zip(self._positional, args, strict=False))
-        given.update(kwargs)
-        fits = len(given) == len(args) + len(kwargs) and given.keys() >= self._required
-        if not fits or not given.keys() <= self._writers.keys():
-            self._signature.bind(*args, **kwargs)  # raises Python's own words
-        if self._whole_request:
-            [message] = given.values()
-            return self._instance(message, self.request_class)
-        request = self.request_class()
-        try:
-            for name, value in given.items():
-                self._writers[name](request, value)
-        except Unfit as error:
-            raise TypeError(f"{self.label}: {error}") from error.__cause__
-        return request
+    def _whole(self, kind: type[Message], signature: inspect.Signature) -> Callable[..., Any]:
+        """Makes a message of the only argument: that is the message."""
 
-    def result(self, reply: Any) -> Any:
-        """The value of a reply. Raises PierheadError for one of a version with another contract."""
-        if self._whole_reply:
-            return reply
-        if self._read_reply is None:
-            return None
-        try:
-            return self._read_reply(reply)
-        except Unfit as error:
-            raise PierheadError(f"{self.label} has sent a reply that does not fit its contract: {error}") from error
+        def whole(*args: Any, **kwargs: Any) -> Any:
+            [message] = args if len(args) == 1 and not kwargs else signature.bind(*args, **kwargs).arguments.values()
+            if not isinstance(message, kind):
+                raise TypeError(f"{self.label}: expected a {kind.__name__}, found {message!r:.60}")
+            return message
 
-    # ---- at the replica
+        return whole
 
-    def arguments(self, request: Any) -> dict[str, Any]:
-        """The keyword arguments of a request; those that are left out have Python's defaults. Raises BadRequest."""
-        if self._whole_request:
-            return {self._positional[0] if self._positional else next(iter(self._required)): request}
-        try:
-            return {name: value for name, read in self._readers if (value := read(request)) is not LEFT_OUT}
-        except Unfit as error:
-            raise BadRequest(f"{self.label}: {error}") from error
-
-    def reply(self, value: Any) -> Any:
-        """The reply with a result. Raises TypeError for one that is not what the hint says."""
-        if self._whole_reply:
-            return self._instance(value, self.reply_class)
-        reply = self.reply_class()
-        if self._write_reply is not None:
-            try:
-                self._write_reply(reply, value)
-            except Unfit as error:
-                raise TypeError(f"{self.label} returned what its type hint does not allow: {error}") from error
-        elif value is not None:
+    def _nothing(self, value: Any) -> Any:
+        if value is not None:
             raise TypeError(f"{self.label} returned {value!r:.60}; its type hint says None")
-        return reply
+        return self.reply_class()
 
-    def _instance(self, message: Any, kind: type[Message]) -> Any:
-        if not isinstance(message, kind):
-            raise TypeError(f"{self.label}: expected a {kind.__name__}, found {message!r:.60}")
-        return message
+    # ---- what does not fit
+
+    def _bad_argument(self, error: Unfit) -> Exception:
+        return TypeError(f"{self.label}: {error}")
+
+    def _bad_request(self, error: Unfit) -> Exception:
+        return BadRequest(f"{self.label}: {error}")
+
+    def _bad_result(self, error: Unfit) -> Exception:
+        return TypeError(f"{self.label} returned what its type hint does not allow: {error}")
+
+    def _bad_reply(self, error: Unfit) -> Exception:
+        return PierheadError(f"{self.label} has sent a reply that does not fit its contract: {error}")
 
 
 def _class_of(generated: Generated | None, contract: Contract, name: str) -> type[Message]:

@@ -52,6 +52,8 @@ class ClassHandle:
         self.__options = call_options
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # no method, and asked for before there is a stub, by `copy`
+            raise AttributeError(name)
         methods = self.__stub.contract.methods
         if name not in methods:
             raise AttributeError(
@@ -119,7 +121,7 @@ def _unary(method: ClassMethod, start: Callable[..., Any], call_options: CallOpt
     request_of, result_of = method.request, method.result
 
     async def unary(*args: Any, **kwargs: Any) -> Any:
-        return result_of(await start(request_of(args, kwargs), timeout=timeout_s, metadata=metadata))
+        return result_of(await start(request_of(*args, **kwargs), timeout=timeout_s, metadata=metadata))
 
     unary.__name__ = unary.__qualname__ = method.name
     return unary
@@ -129,7 +131,7 @@ def _stream(method: ClassMethod, start: Callable[..., Any], call_options: CallOp
     timeout_s, metadata = call_options
 
     def stream(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        return _Items(method, start(method.request(args, kwargs), timeout=timeout_s, metadata=metadata))
+        return _Items(method, start(method.request(*args, **kwargs), timeout=timeout_s, metadata=metadata))
 
     stream.__name__ = stream.__qualname__ = method.name
     return stream

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from pierhead.classes.contract import ClassMethod, Contract
@@ -30,24 +31,24 @@ def _served(contract: Contract, method: ClassMethod, function: Callable[..., Any
 
 
 def _unary(method: ClassMethod, function: Callable[..., Any]) -> Callable[..., Any]:
-    arguments, reply = method.arguments, method.reply
+    begin, reply = method.begin, method.reply
 
     async def unary(request: Any, _: Any) -> Any:
-        return reply(await function(**arguments(request)))
+        return reply(await begin(function, request))
 
     return unary
 
 
 def _thread(method: ClassMethod, function: Callable[..., Any]) -> Callable[..., Any]:
     async def thread(request: Any, _: Any) -> Any:
-        return method.reply(await in_thread(function, **method.arguments(request)))
+        return method.reply(await method.begin(partial(in_thread, function), request))
 
     return thread
 
 
 def _stream(method: ClassMethod, function: Callable[..., Any]) -> Callable[..., Any]:
     async def stream(request: Any, _: Any) -> AsyncIterator[Any]:
-        async with aclosing(function(**method.arguments(request))) as items:
+        async with aclosing(method.begin(function, request)) as items:
             async for item in items:
                 yield method.reply(item)
 

@@ -43,7 +43,7 @@ def with_service(app: AsgiApp, service: object) -> AsgiApp:
 
 
 def _read_again(app: Any, route: Any) -> None:
-    signature = inspect.signature(route.endpoint, eval_str=True)
+    signature = inspect.signature(route.endpoint)
     own, *others = signature.parameters.values()
     own = own.replace(kind=own.KEYWORD_ONLY, default=_dependency())
     # Keywords, which is how FastAPI passes everything: so a default may stand before what has none.

@@ -1,4 +1,4 @@
-"""Runs `def` methods in threads."""
+"""Runs `def` methods in threads: those of the event loop's executor."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Final
 
-MOST: Final = 1024
-"""Threads at a time; `max_ongoing_requests` is the bound that counts. A thread is started when none is idle."""
+from pierhead.settings import Settings
 
-_POOL: Final = ThreadPoolExecutor(MOST, "pierhead-method")
+_LEAST: Final = 32
+"""Threads for other uses of the executor, such as `asyncio.to_thread`."""
+
+
+def allow_threads(settings: Settings) -> None:
+    """Let the running loop have a thread for each request. A thread is started when none is idle."""
+    most = max(_LEAST, settings.max_ongoing_requests)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(most, "pierhead-method"))
 
 
 async def in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -21,7 +27,7 @@ async def in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) 
     Cancellation waits for the function's end: until then its request is in flight.
     """
     call = partial(copy_context().run, function, *args, **kwargs)
-    running = asyncio.get_running_loop().run_in_executor(_POOL, call)
+    running = asyncio.get_running_loop().run_in_executor(None, call)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

@@ -9,6 +9,7 @@ import sys
 
 from pierhead.calls.clients import Clients, close_handles
 from pierhead.classes.parts import made
+from pierhead.classes.threads import allow_threads
 from pierhead.edge import logs
 from pierhead.errors import PierheadError, SettingsError
 from pierhead.multiplex.multiplexed import close_models
@@ -57,6 +58,7 @@ async def serve_async(*parts: object, settings: Settings | None = None) -> None:
 
 
 async def _serve(parts: tuple[object, ...], settings: Settings) -> None:
+    allow_threads(settings)
     server = ReplicaServer(*made(parts, settings.service), settings=settings)
     Clients.use(settings)
     loop = asyncio.get_running_loop()

@@ -174,8 +174,8 @@ class ReplicaServer:
             known = part in self._servicers or id(part) in self._listeners or isinstance(part, Service)
             if not known and not any(hasattr(part, hook) for hook in HOOKS):
                 raise TypeError(
-                    f"serve() cannot serve a {type(part).__name__}: expected a subclass of a generated ...Servicer, an "
-                    "aiohttp.web.Application, an ASGI application (or asgi(one)), or an object with "
+                    f"serve() cannot serve a {type(part).__name__}: expected a Service, a subclass of a generated "
+                    "...Servicer, an aiohttp.web.Application, an ASGI application (or asgi(one)), or an object with "
                     "`async def check_health(self)` or `def reconfigure(self, user_config)`"
                 )
         if len(self._listeners) > 1:

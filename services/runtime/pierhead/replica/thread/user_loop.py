@@ -25,6 +25,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from pierhead.calls.clients import Clients, close_handles
+from pierhead.classes.threads import allow_threads
 from pierhead.edge.methods import Context, ServedMethod
 from pierhead.errors import Unavailable
 from pierhead.multiplex.multiplexed import close_models
@@ -170,6 +171,7 @@ class UserLoop:
         self._there = Mailbox(asyncio.get_running_loop())
         self._stop = asyncio.Event()
         Clients.use(self._settings)
+        allow_threads(self._settings)
         self._here.post(self._started.set)
         try:
             await self._stop.wait()
