@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_type
 
 import grpc
 import pytest
@@ -207,6 +207,25 @@ async def test_a_service_itself_takes_the_same_calls() -> None:
     assert await options(scorer, timeout_s=1).score(3) == 1.5
     assert await call(scorer.block) != threading.current_thread().name
     assert await Shop(scorer, "EUR").recommend(4) == {"score": 2.0, "limit": 1, "currency": "EUR"}
+
+
+async def typed(scorer: Scorer) -> None:
+    """For mypy alone: it finds what each comment ignores, and nothing else."""
+    assert_type(await scorer.score(3), float)
+    assert_type(scorer.explain(4), AsyncIterator[str])
+    assert_type(await options(scorer, timeout_s=0.2).score(1), float)
+    assert_type(await call(scorer.rank, {}, limit=2), list[str])
+    assert_type(Scorer.bind(model="large"), Scorer)
+    await scorer.score("3")  # type: ignore[arg-type]
+    await call(scorer.rank, {}, limit="2")  # type: ignore[arg-type]
+    Scorer.bind(model=3)  # type: ignore[arg-type]
+    Shop.bind(Scorer("large"), 5)  # type: ignore[arg-type]
+
+    class Typo(Service, replics=2):  # type: ignore[call-arg]
+        pass
+
+    class Wrong(Service, replicas="2"):  # type: ignore[arg-type]
+        pass
 
 
 class TestOutside:
