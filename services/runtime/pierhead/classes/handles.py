@@ -140,12 +140,15 @@ def _stream(method: ClassMethod, start: Callable[..., Any], call_options: CallOp
 class _Items(AsyncIterator[Any]):
     """The items of a stream. Dropping it, or `aclose()`, cancels the call."""
 
+    __slots__ = ("_next", "_replies", "_result")
+
     def __init__(self, method: ClassMethod, replies: Any) -> None:
-        self._method = method
         self._replies = replies
+        self._next = replies.__anext__
+        self._result = method.result
 
     async def __anext__(self) -> Any:
-        return self._method.result(await self._replies.__anext__())
+        return self._result(await self._next())
 
     async def aclose(self) -> None:
         """Cancel the call unless it has ended."""

@@ -47,9 +47,11 @@ def _thread(method: ClassMethod, function: Callable[..., Any]) -> Callable[..., 
 
 
 def _stream(method: ClassMethod, function: Callable[..., Any]) -> Callable[..., Any]:
+    begin, reply = method.begin, method.reply
+
     async def stream(request: Any, _: Any) -> AsyncIterator[Any]:
-        async with aclosing(method.begin(function, request)) as items:
+        async with aclosing(begin(function, request)) as items:
             async for item in items:
-                yield method.reply(item)
+                yield reply(item)
 
     return stream
