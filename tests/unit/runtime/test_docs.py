@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
 import pierhead
 import pytest
 from aiohttp import ClientSession, web
-from pierhead import BadRequest, errors, handle, routing_stats
+from pierhead import BadRequest, errors, handle, override_handle, routing_stats
+from pierhead.classes.parts import made
 from pierhead.echo.v1.echo_pb2 import EchoRequest, GenerateRequest
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.request import CURRENT, RequestContext
@@ -33,6 +36,7 @@ POLICY, NUMBERS = shown_on("how-to/routing.md")
 _SIGNATURE, STREAM = shown_on("how-to/batching.md")
 [MODELS] = shown_on("how-to/many-models.md")
 [LOCAL] = shown_on("how-to/test-a-service.md")
+[CLASSES] = shown_on("how-to/service-as-a-class.md")
 HELLO, SHOUT, CHAIN = shown_on("tutorial.md")
 
 
@@ -126,6 +130,16 @@ async def test_the_multiplexed_service_shown_works() -> None:
     exec(MODELS, shown)  # noqa: S102
     CURRENT.set(RequestContext("r", float("inf"), model_id="fr"))
     assert await shown["Greeter"]().greet("Ada") == "Bonjour, Ada"
+
+
+async def test_the_classes_shown_work(cluster: Cluster, client: ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = ModuleType("shown")
+    monkeypatch.setitem(sys.modules, "shown", shown)  # where dataclasses look up the names in their hints
+    exec(CLASSES, vars(shown))  # noqa: S102
+    server = await cluster.start(*made([shown.shop], ""))
+    with override_handle("scorer", *made([shown.shop], "scorer")):
+        async with client.get(f"http://127.0.0.1:{server.http_port}/recommend?user=3") as response:
+            assert await response.json() == {"salt": 1.5}
 
 
 async def test_the_local_calls_shown_work() -> None:
