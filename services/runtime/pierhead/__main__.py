@@ -27,24 +27,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command.add_argument("target", help="module:name, of a service's class or of what its bind() returned")
     given = parser.parse_args(arguments)
     try:
-        bound = bound_at(given.target)
-    except ValueError as error:
+        found = service_at(given.target)
+    except NoService as error:
         parser.error(str(error))
     if given.command == "serve":
-        serve(bound)
+        serve(found.bind() if isinstance(found, type) else found)
     else:
-        sys.stdout.write(proto_text(bound.cls.__contract__.file.proto))
+        cls = found if isinstance(found, type) else found.cls
+        sys.stdout.write(proto_text(cls.__contract__.file.proto))
 
 
-def bound_at(target: str) -> Bound:
-    """The application at `module:name`; of a class, the one that its `bind()` returns. Raises ValueError."""
+class NoService(Exception):
+    """A target that is no service."""
+
+
+def service_at(target: str) -> type[Service] | Bound:
+    """The class, or what its `bind()` returned, at `module:name`. Raises NoService."""
     module, _, name = target.partition(":")
     found = getattr(importlib.import_module(module), name, None) if module and name else None
-    if isinstance(found, type) and issubclass(found, Service):
-        return Bound(found, (), {})
-    if isinstance(found, Bound):
+    if isinstance(found, Bound) or (isinstance(found, type) and issubclass(found, Service)):
         return found
-    raise ValueError(f"{target}: expected module:name of a Service, or of what its bind() returned, found {found!r}")
+    raise NoService(f"{target}: expected module:name of a Service, or of what its bind() returned, found {found!r}")
 
 
 if __name__ == "__main__":

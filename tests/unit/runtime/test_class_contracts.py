@@ -78,7 +78,7 @@ def taking(returned: Any = int, **parameters: Any) -> Any:
     return made
 
 
-def passed(method: ClassMethod, *args: Any, **kwargs: Any) -> dict[str, Any]:
+def passed(method: ClassMethod, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """The arguments as the replica gets them."""
     return received(method, method.request(*args, **kwargs).SerializeToString())
 
@@ -182,6 +182,14 @@ class TestValues:
         assert returned(contract.methods["mixed"], [EchoReply(response="x")]) == [EchoReply(response="x")]
         with pytest.raises(TypeError, match="expected a EchoRequest, found 'hi'"):
             whole.request("hi")
+
+    def test_a_parameter_may_have_any_name(self) -> None:
+        names = ("args", "function", "kwargs", "made", "message", "method", "read", "request", "value", "values")
+        method = contract_of(go=taking(int, **dict.fromkeys(names, int))).methods["go"]
+        values = {name: number for number, name in enumerate(names)}
+        assert passed(method, **values) == values
+        with pytest.raises(TypeError, match="method: expected int, found 'x'"):
+            method.request(**{**values, "method": "x"})
 
 
 class TestMisfits:

@@ -318,8 +318,9 @@ class TestApplications:
         (tmp_path / "shop.py").write_text(
             "from pierhead import Service\n"
             "class Scorer(Service):\n"
-            "    async def score(self, user: int) -> float:\n        return user / 2\n"
-            "scorer = Scorer.bind()\n"
+            "    def __init__(self, half: float) -> None:\n        self.half = half\n"
+            "    async def score(self, user: int) -> float:\n        return user * self.half\n"
+            "scorer = Scorer.bind(0.5)\n"
         )
         source = "from pierhead.__main__ import main; main(['serve', 'shop:scorer'])"
         await cluster.process(source, free_port, PIERHEAD_SERVICE="scorer", PYTHONPATH=str(tmp_path))

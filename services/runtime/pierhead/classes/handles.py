@@ -105,7 +105,7 @@ def options(
     return cast("T", handle._with_options(CallOptions(timeout_s, metadata)))
 
 
-async def call(method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+async def call(method: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """Call a `def` method of another service: `await call(self.scorer.rank, x)`.
 
     A service itself, as in a unit test, runs the method in a thread.
