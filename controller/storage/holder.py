@@ -116,7 +116,7 @@ class Holder:
         """Look at the lease, and renew or take it. Return seconds until the next look."""
         began = self._clock()
         try:
-            await self._step()
+            is_ours = await self._step()
         except StateChanged:
             return AGAIN_S
         except StoreError as error:
@@ -124,13 +124,14 @@ class Holder:
             self._tell(str(error))
             self.rows.went(str(error))
             return LOOK_S
-        if not self.epoch:
+        if not is_ours:  # nothing can be written, however long it has been due
             return LOOK_S
         if self.rows.trouble:  # a state that is too large: the lease is renewed without it
             return RENEW_S
         return max(0.0, min(began + RENEW_S - self._clock(), self.rows.due_in_s(self._clock())))
 
-    async def _step(self) -> None:
+    async def _step(self) -> bool:
+        """Return whether the head has this controller's claim now."""
         head = await self._head()
         claim = self._lease.next_claim(Claim.of(head.labels), head.version, self._clock())
         if self._lease.state(self._clock()) == "lost":
@@ -140,7 +141,7 @@ class Holder:
             )
         if claim is None:
             self._tell(f"waiting for the controller that holds the lease ({head.labels.get(HOLDER)})", logging.INFO)
-            return
+            return False
         trouble, draft = "", None
         try:
             draft = self.rows.draft(self._clock()) if self._is_loaded else None
@@ -157,6 +158,7 @@ class Holder:
             await self._document.sweep(head)
             self._may_have_left = False
         self.rows.went(trouble)
+        return True
 
     async def _head(self) -> Head:
         head = await self._document.head()

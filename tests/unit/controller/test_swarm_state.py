@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from controller.errors import AnotherController, StateTooLarge, StoreError
 from controller.model.reports import Event
 from controller.storage.holder import Holder, prepare
-from controller.storage.lease import HOLD_S, LOOK_S, RENEW_S, TAKE_S
+from controller.storage.lease import HOLD_S, LOOK_S, RENEW_S, TAKE_S, UNKNOWN, Claim
 from controller.storage.rows import EVENTS_KEPT, StoredEvent
 from controller.storage.state_document import ASKED_S, OBSERVED_S, StateDocument
 from controller.storage.store import Override, Store
 from controller.storage.swarm import LIMIT, SwarmDocument
-from tests.fakes.fake_swarm_configs import FakeSwarm
+from tests.fakes.fake_swarm_configs import FakeConfigs, FakeSwarm
 from tests.harness.virtual_time import VirtualLoop
 from tests.unit.controller.control import until
 
@@ -91,6 +91,31 @@ async def test_a_controller_that_ends_by_itself_is_followed_at_once() -> None:
     async with running(second) as store:
         assert asyncio.get_running_loop().time() - released_at < SOON_S
         assert [stored.event.message for stored in store.events()] == ["the last one"]
+
+
+async def test_a_head_that_was_made_anew_is_looked_at_now_and_then_until_somebody_has_the_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also with changes that are due. It was removed by hand, and a controller that waits has made it anew."""
+    swarm, reads = FakeSwarm(), 0
+    holder, read = holder_at(swarm), FakeConfigs._read
+
+    async def counted(configs: FakeConfigs) -> None:
+        nonlocal reads
+        reads += 1
+        assert reads < 100, "the managers are asked without a pause"
+        await read(configs)
+
+    async with running(holder) as store:
+        await asyncio.sleep(OBSERVED_S)
+        document = SwarmDocument(swarm.manager(), NAME)
+        await document.remove()
+        await document.create(Claim(UNKNOWN, 0, 0).labels())
+        store.append_event(Event(1.0, "scale", "web", "web", "m", "ok"))
+        monkeypatch.setattr(FakeConfigs, "_read", counted)
+        await asyncio.sleep(2 * HOLD_S)
+        assert not holder.acts()
+        assert reads <= 2 * HOLD_S / LOOK_S + 2
 
 
 async def test_without_an_answer_nothing_is_accepted_and_acting_ends_in_time() -> None:
