@@ -45,14 +45,15 @@ Set = Mapping[str, Kept]
 def steps(project: str, used: Set, now: float) -> list[Set]:
     """The sets of secrets to roll out, one after the other; the last one is to stay.
 
-    `used`: what the stack's services have. Empty or incomplete: of a first `up`, or of one that was killed.
+    `used`: what the stack's services have, without `CA` where they have different ones, as after an `up` that was
+    killed. Without both certificates: of a first `up`, or of one that was killed before there was a stack.
     """
-    if set(used) != {CA, EDGE, CONTROLLER}:
+    if not ROLES.keys() <= used.keys():
         made = _made(project, now)
         return [{CA: _bundle(project, made.values()), **made}]
     pair = {key: used[key] for key in ROLES}
     if not any(certificates.is_due(one.labels[CERTIFICATE_LABEL], now) for one in pair.values()):
-        trusted = used[CA].labels[AUTHORITY_LABEL]
+        trusted = used[CA].labels[AUTHORITY_LABEL] if CA in used else ""
         is_complete = all(one.labels[AUTHORITY_LABEL] in trusted for one in pair.values())
         return [used if is_complete else {CA: _bundle(project, pair.values()), **pair}]
     made = _made(project, now)

@@ -27,14 +27,20 @@ def edge(authority: Identity) -> Identity:
     return make("edge", authority, NOW)
 
 
-def shake_hands(directory: Path, client: Identity, server: Identity, trusted: str, role: Role = "edge") -> str:
-    """The name that the server sees in the client's certificate. Raises ssl.SSLError when either end refuses."""
-    for name, pem in (("client", client.pem), ("server", server.pem), ("ca", trusted)):
+def shake_hands(
+    directory: Path, client: Identity, server: Identity, trusted: str, role: Role = "edge", *, by_server: str = ""
+) -> str:
+    """The name that the server sees in the client's certificate. Raises ssl.SSLError when either end refuses.
+
+    `by_server`: whom the server trusts, where that is not whom the client does.
+    """
+    files = {"client": client.pem, "server": server.pem, "client-ca": trusted, "server-ca": by_server or trusted}
+    for name, pem in files.items():
         (directory / name).write_text(pem)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = []
     for name, incoming, outgoing in (("client", to_client, to_server), ("server", to_server, to_client)):
-        tls = context(directory / name, directory / "ca", is_server=name == "server")
+        tls = context(directory / name, directory / f"{name}-ca", is_server=name == "server")
         tls.verify_flags |= ssl.VERIFY_X509_STRICT
         wanted = None if name == "server" else f"7.{role}.{DOMAIN}"
         ends.append(tls.wrap_bio(incoming, outgoing, server_side=name == "server", server_hostname=wanted))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
+import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import docker
 import pytest
 import requests
 
-from controller.certificates import DAYS
+from controller.certificates import DAYS, Identity
 from controller.errors import EngineError, SpecError
 from controller.stack import __main__ as program
 from controller.stack.images import logins, place_of, with_digests
@@ -22,6 +24,7 @@ from controller.stack.settings import StackSettings
 from controller.stack.stack_file import Given, stack_file
 from controller.stack.swarm import addresses
 from controller.stack.up import Up
+from tests.unit.controller.test_certificates import shake_hands
 
 GIVEN = Given("/srv/clone", ["metrics"], {"db": "registry/db:1@sha256:00"}, {"edge.pem": "shop_edge-1"}, "token")
 NOW = 1_900_000_000.0
@@ -186,6 +189,45 @@ def test_certificates_stay_until_they_are_due_and_a_new_authority_is_trusted_bef
     half = _there({CA: renewed[CA], EDGE: renewed[EDGE], CONTROLLER: first[CONTROLLER]})
     both, _ = steps("shop", half, late)
     assert all(one.labels["pierhead.authority"] in _text(both[CA]) for one in (first[EDGE], renewed[EDGE]))
+
+
+@pytest.mark.parametrize("killed_at", [None, "the first step", "the second step"])
+def test_while_certificates_are_rotated_every_edge_and_every_controller_know_each_other(
+    tmp_path: Path, killed_at: str | None
+) -> None:
+    """Nodes get a step's secrets one after the other, so both ends may have those of the step or those before. An `up`
+    that is killed leaves the edges a step ahead of the controllers: the next one goes on from there.
+    """
+    now, pems = time.time(), dict[str, str]()
+
+    def planned(used: Set, at: float) -> list[Set]:
+        found = steps("shop", used, at)
+        pems.update({one.name: _text(one) for each in found for one in each.values() if one.data})
+        return found
+
+    def know_each_other(edges: list[Set], controllers: list[Set]) -> None:
+        for edge, controller in product(edges, controllers):
+            names = edge[EDGE].name, controller[CONTROLLER].name
+            of_edge, of_controller = (Identity(pems[name], "") for name in names)
+            by_edge, by_controller = pems[edge[CA].name], pems[controller[CA].name]
+            assert shake_hands(tmp_path, of_controller, of_edge, by_controller, by_server=by_edge)
+            assert shake_hands(tmp_path, of_edge, of_controller, by_edge, "controller", by_server=by_controller)
+
+    (edges,) = planned({}, now - 0.7 * DAYS * DAY_S)
+    controllers = edges
+    rollout = planned(_there(edges), now)
+    assert len(rollout) == 2
+    if killed_at == "the second step":
+        edges = controllers = rollout[0]
+    if killed_at:
+        edges = rollout[0] if killed_at == "the first step" else rollout[1]
+        used = {EDGE: edges[EDGE], CONTROLLER: controllers[CONTROLLER]}
+        same = {CA: edges[CA]} if edges[CA].name == controllers[CA].name else {}
+        rollout = planned(_there({**used, **same}), now)
+    for step in rollout:
+        know_each_other([edges, step], [controllers, step])
+        edges = controllers = step
+    assert planned(_there(edges), now) == [_there(edges)], "nothing is left to do"
 
 
 def _there(made: Set) -> Set:
