@@ -18,7 +18,7 @@ from docker import APIClient
 
 from ..swarm_api import Json, node_address
 
-GOSSIP_PORT = 7946
+GOSSIP_PORT, MANAGER_PORT = 7946, 2377
 ANSWER_S = 2.0
 ROUTES = Path("/proc/net/route")
 
@@ -48,8 +48,8 @@ class Facts:
     """Networks that this machine is in."""
     taken: frozenset[int] = frozenset()
     """Ports of `ports` at which something listens here."""
-    closed: frozenset[str] = frozenset()
-    """Addresses of nodes that take no connection at GOSSIP_PORT."""
+    closed: frozenset[tuple[str, int]] = frozenset()
+    """Addresses and ports of other nodes (GOSSIP_PORT, a manager's MANAGER_PORT) that take no connection."""
     registry: str = ""
     """host:port; "" = none."""
     registry_says: str = ""
@@ -69,7 +69,9 @@ def gather(
         return Facts(project, ports, info, no_answer=str(error.explanation or error))
     me = info["Swarm"].get("NodeID")
     host = registry().partition("/")[0]
-    others = {node_address(node) for node in nodes if node["ID"] != me and node["Status"]["State"] == "ready"}
+    others = [node for node in nodes if node["ID"] != me and node["Status"]["State"] == "ready"]
+    doors = {(node_address(node), GOSSIP_PORT) for node in others}
+    doors |= {(node_address(node), MANAGER_PORT) for node in others if node["Spec"].get("Role") == "manager"}
     return Facts(
         project,
         ports,
@@ -82,7 +84,7 @@ def gather(
         containers=client.containers(),
         own_networks=own_networks(ROUTES.read_text() if ROUTES.exists() else ""),
         taken=frozenset(_those(lambda port: _connects("127.0.0.1", port), ports)),
-        closed=frozenset(_those(lambda address: not _connects(address, GOSSIP_PORT), others)),
+        closed=frozenset(_those(lambda door: not _connects(*door), doors)),
         registry=host,
         registry_says="" if is_own or not host else registry_says(host),
     )

@@ -1,7 +1,8 @@
 """What would keep a stack from working on this Swarm, found before anything is changed. Pure.
 
-A problem ends `make up`; a warning is only told. What no manager can see (4789/udp between two nodes, the toolkit of
-another node) shows when the first tasks run there.
+A problem ends `make up`; a warning is only told, and so is what no manager can see: 4789/udp and 7946/udp between two
+nodes (an open UDP port answers nothing), live-restore and the toolkit of another node. That shows when the first tasks
+run there.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ..swarm_api import STACK_LABEL, Json, node_address, node_name
-from .facts import GOSSIP_PORT, Facts
+from .facts import GOSSIP_PORT, MANAGER_PORT, Facts
 
 LONGEST_PROJECT = 34
 """Swarm allows 63 characters for the name of a service; a replica's has service, version and number after this one."""
 CLOCK_OFF_S = 60.0
 RECENT_S = 24 * 3600.0
 TASK_LABEL = "com.docker.swarm.task"
+_OPEN = "open 2377/tcp, 7946/tcp and udp, 4789/udp between all nodes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class Findings:
 
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """What was not seen."""
 
 
 def check(facts: Facts) -> Findings:
@@ -35,7 +39,7 @@ def check(facts: Facts) -> Findings:
         return Findings(membership, ())
     problems = (*_settings(facts), *_names(facts), *_closed(facts), *_networks(facts), *_ports(facts))
     warnings = (*_managers(facts.nodes), *_absent(facts.nodes), *_pools(facts), *clocks(facts.nodes, facts.tasks))
-    return Findings((*problems, *_registry(facts)), warnings)
+    return Findings((*problems, *_registry(facts)), warnings, tuple(_unseen(facts)))
 
 
 # --------------------------------------------------------------------------------------------------------- this machine
@@ -120,12 +124,28 @@ def _absent(nodes: Sequence[Json]) -> Iterator[str]:
 def _closed(facts: Facts) -> Iterator[str]:
     for node in facts.nodes:
         name, address = node_name(node), node_address(node)
-        if address in facts.closed and node["Spec"].get("Availability") == "active":
+        manages = node["Spec"].get("Role") == "manager"
+        if (address, GOSSIP_PORT) in facts.closed and node["Spec"].get("Availability") == "active":
             yield (
                 f"{name} takes no connection at {address}, port {GOSSIP_PORT}, so replicas there would not be "
-                "reached: open 2377/tcp, 7946/tcp and udp, 4789/udp between all nodes, or keep replicas off it "
-                f"with `docker node update --availability drain {name}`"
+                f"reached: {_OPEN}, or keep replicas off it with `docker node update --availability drain {name}`"
             )
+        elif (address, MANAGER_PORT) in facts.closed and manages:
+            yield (
+                f"{name} is a manager and takes no connection at {address}, port {MANAGER_PORT}: no node could follow "
+                f"it when it becomes the leader; {_OPEN}, or make it a worker with `docker node demote {name}`"
+            )
+
+
+def _unseen(facts: Facts) -> Iterator[str]:
+    """Told before the first `up` of a stack, when ports are the likeliest reason of what follows."""
+    is_there = any((one["Spec"].get("Labels") or {}).get(STACK_LABEL) == facts.project for one in facts.services)
+    if len(facts.nodes) > 1 and not is_there:
+        yield (
+            "whether 4789/udp and 7946/udp are open between the nodes cannot be seen from here. Where 4789/udp is "
+            "closed, replicas on that node run and are never ready; where 7946/udp is, they are found late, or not at "
+            "all. live-restore of other engines cannot be seen either; `node init` and `node join` turn it off"
+        )
 
 
 def clocks(nodes: Sequence[Json], tasks: Iterable[Json]) -> Iterator[str]:

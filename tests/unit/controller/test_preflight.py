@@ -6,10 +6,12 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from ipaddress import IPv4Network
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from controller.stack import facts
 from controller.stack.facts import Facts, own_networks, registry_says
 from controller.stack.preflight import check
 from tests.harness.http_answers import sends, serving
@@ -84,7 +86,12 @@ PROBLEMS: dict[str, Facts] = {
     "2 nodes are called n3 (id3, id4), and names are how nodes are told apart: `hostnamectl": replace(
         FINE, nodes=(*FINE.nodes, node(3, ID="id4"))
     ),
-    "n2 takes no connection at 192.0.2.2, port 7946": replace(FINE, closed=frozenset({"192.0.2.2"})),
+    "n2 takes no connection at 192.0.2.2, port 7946": replace(
+        FINE, closed=frozenset({("192.0.2.2", 7946), ("192.0.2.2", 2377)})
+    ),
+    "n2 is a manager and takes no connection at 192.0.2.2, port 2377: no node could follow it": replace(
+        FINE, closed=frozenset({("192.0.2.2", 2377)})
+    ),
     "the overlay network shop_default has the addresses 192.0.2.0/25, and so has this machine's network": replace(
         FINE, networks=[overlay("192.0.2.0/25")]
     ),
@@ -137,14 +144,14 @@ def test_so_is_a_warning(words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "facts",
+    "seen",
     [
         FINE,
         replace(FINE, services=[publishing(PROJECT)], taken=frozenset({8000})),
         replace(FINE, networks=[overlay("10.0.9.0/24"), overlay("192.0.2.0/25", "ingress")]),
         replace(
             FINE,
-            closed=frozenset({"192.0.2.2"}),
+            closed=frozenset({("192.0.2.2", 7946)}),
             nodes=(node(1), node(2, Spec=node(2)["Spec"] | {"Availability": "drain"}), node(3)),
         ),
         replace(FINE, tasks=[task(1, 0, 4000, 4000), task(2, 0, 1, 55)]),
@@ -153,9 +160,44 @@ def test_so_is_a_warning(words: str) -> None:
         replace(FINE, registry="", registry_says=""),
     ],
 )
-def test_nothing_is_said_without_a_reason(facts: Facts) -> None:
-    found = check(facts)
+def test_nothing_is_said_without_a_reason(seen: Facts) -> None:
+    found = check(seen)
     assert (found.problems, found.warnings) == ((), ())
+
+
+def test_what_cannot_be_seen_is_said_before_the_first_up_on_several_nodes() -> None:
+    [note] = check(FINE).notes
+    assert "whether 4789/udp and 7946/udp are open between the nodes cannot be seen from here" in note
+    assert "live-restore of other engines" in note
+    assert check(replace(FINE, nodes=FINE.nodes[:1])).notes == ()
+    assert check(replace(FINE, services=[publishing(PROJECT)])).notes == ()
+    assert check(swarm()).notes == ()
+
+
+def test_the_gossip_port_of_every_other_node_is_tried_and_that_of_managers_at_managers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = set[tuple[str, int]]()
+
+    def connects(address: str, port: int) -> bool:
+        tried.add((address, port))
+        return (address, port) != ("192.0.2.2", 2377)
+
+    worker = node(3, **WORKER | {"Status": {"State": "ready", "Addr": "192.0.2.3"}})
+    listed = [node(1), node(2), worker, node(4, **DOWN)]
+    client: Any = SimpleNamespace(
+        info=lambda: INFO | {"Swarm": MANAGES | {"NodeID": "id1"}},
+        nodes=lambda: listed,
+        inspect_swarm=dict,
+        services=list,
+        tasks=lambda _: [],
+        networks=lambda filters: [],
+        containers=list,
+    )
+    monkeypatch.setattr(facts, "_connects", connects)
+    found = facts.gather(client, PROJECT, (8000,), lambda: "", is_own=False)
+    others = {("192.0.2.2", 7946), ("192.0.2.2", 2377), ("192.0.2.3", 7946)}
+    assert (tried, found.closed) == ({("127.0.0.1", 8000), *others}, {("192.0.2.2", 2377)})
 
 
 def test_a_node_that_left_is_named_for_removal() -> None:
