@@ -2,7 +2,8 @@
 
 Reading takes a container that runs `nvidia-smi`, so it runs beside the loop and wakes the loop at its end. A reading
 from before a holder of a GPU ended is outdated, and the next one is awaited. Where nothing can be read (CDI without a
-driver), replicas are placed only by the GPUs that containers hold, and status says so.
+driver), replicas are placed only by the GPUs that containers hold, and status says so. Where the engine places by
+itself, nothing depends on the reading, and there is none.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class GpuMemoryWatch:
         self._spawn = spawn
         self._wake = wake
         self._clock = clock
-        self._reading: GpuReading | None = AWAITED
+        self._reading: GpuReading | None = AWAITED if engine.places == "ours" else None
         self._begun = -math.inf
         self._running = False
         self._worked = False
@@ -68,8 +69,10 @@ class GpuMemoryWatch:
         return replace(observed, gpu_reading=self._current())
 
     def refresh(self, spec: Spec, observed: Observed, plan: Plan) -> None:
-        """Begin a reading if one is due; nothing is read while no service asks for GPUs or there are none."""
-        if self._running or not observed.gpus or not any(service.gpu for service in spec.services.values()):
+        """Begin a reading if one is due; none is while no service asks for GPUs or there are none."""
+        if self._engine.places != "ours" or self._running:
+            return
+        if not observed.gpus or not any(service.gpu for service in spec.services.values()):
             return
         if self.problem:
             pause_s = RETRY_S if self._worked else HOPELESS_S

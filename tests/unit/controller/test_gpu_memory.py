@@ -84,6 +84,15 @@ async def test_one_reading_at_a_time_and_none_without_gpus_or_a_service_that_ask
     await asyncio.gather(*watched.tasks)
 
 
+async def test_where_the_engine_places_nothing_is_read_awaited_or_missed() -> None:
+    watched = Watched()
+    watched.engine.places = "the engine's"
+    watched.watch = GpuMemoryWatch(watched.engine, watched.spawn, watched.wake, lambda: watched.now)
+    assert not await watched.reads(AT_REST)
+    assert not await watched.reads(WAITING, after_s=HOPELESS_S)
+    assert (watched.watch.problem, watched.watch.seen(observed(gpus=gpus(1))).gpu_reading) == ("", None)
+
+
 @pytest.mark.parametrize("worked", [False, True])
 async def test_what_cannot_be_read_is_said_and_tried_again_later(watched: Watched, worked: bool) -> None:
     if worked:
