@@ -52,11 +52,12 @@ def _failure(failure: Document, now: float) -> Obstacle:
 
 
 def _unready(row: Document) -> Iterator[Obstacle]:
-    """Yield the replicas that do not serve, grouped by reason."""
+    """Yield the replicas that do not serve, grouped by reason; those of a Swarm also while they have no node."""
     refusing = row["user_config"]["refusing"] if row["user_config"] else ()
     names: dict[str, list[str]] = {}
     for replica in row["replicas"]:
-        if replica["name"] and replica["name"] not in refusing and replica["state"] in ("STARTING", "FAILED"):
+        is_in_the_way = replica["state"] in ("PENDING", "STARTING", "FAILED") and replica["name"] not in refusing
+        if replica["name"] and is_in_the_way:
             names.setdefault(replica["message"], []).append(replica["name"])
     for message, (first, *others) in names.items():
         more = f" and {len(others)} more" if others else ""

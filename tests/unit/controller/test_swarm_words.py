@@ -1,0 +1,107 @@
+"""What keeps a replica of a Swarm from running, as users read it: in the status, in `why`, while `make up` waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from controller.cli import tables
+from controller.cli.output import plain
+from controller.cli.prometheus import Reading, Traffic
+from controller.cli.wait import Verdict, judge_all
+from controller.cli.why import Case, page
+from controller.model.world import FailureRecord, ReplicaContainer
+from controller.plan import plan
+from controller.stack.up import tell_clocks
+from controller.status.documents import plan_json, service_json
+from controller.status.services import service_rows
+from controller.status.view import View
+from tests.unit.controller.cli_documents import document
+from tests.unit.controller.test_preflight import node as listed_node
+from tests.unit.controller.test_preflight import task as listed_task
+from tests.unit.controller.test_swarm_reader import NO_IMAGE, read, task
+from tests.unit.controller.worlds import NOW, desired, observed, replica, service, version
+
+WEB = service("web")
+V = version(WEB)
+WIDTH = 400
+UNFIT = "no suitable node (scheduling constraints not satisfied on 3 nodes)"
+NO_LABEL = (
+    f"{UNFIT}: no node fulfils 'node.labels.zone==mars': `pierhead node label NODE zone=mars` gives a node that label, "
+    "or change deploy.placement.constraints"
+)
+
+
+def waiting(*constraints: str) -> dict[str, Any]:
+    """The task of a service with these constraints, for which Swarm has found no node."""
+    made = task("pending", node="", error=UNFIT)
+    return {**made, "Spec": {**made["Spec"], "Placement": {"Constraints": list(constraints)}}}
+
+
+def of_web(one: ReplicaContainer) -> ReplicaContainer:
+    """What the engine tells of a replica, told of web's first."""
+    ours = replica(WEB, 1)
+    return replace(one, id=ours.id, name=ours.name, service=ours.service, version=ours.version)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the commands print of a world in which web is to have one replica."""
+
+    status: str
+    why: str
+    up: Verdict
+
+    @classmethod
+    def of(cls, *containers: ReplicaContainer, **changes: Any) -> Told:
+        wanted, world = desired(WEB, web=1), observed(*containers, specs=(WEB,), **changes)
+        made = plan(wanted, world, NOW)
+        services = service_rows(wanted, world, made, (), {}, NOW)
+        view = View(NOW, "p", wanted, world, made, services, engine_reachable=True, haproxy_reachable=True)
+        shown = document(service_json(services[0], view))
+        [row] = shown["services"]
+        case = Case(row, plan_json(view, ()), (), Traffic())
+        return cls(
+            plain(tables.status(shown, Reading(), WIDTH), WIDTH),
+            plain(page(case, WIDTH), WIDTH),
+            judge_all({**shown, "files_current": True}),
+        )
+
+    @property
+    def reasons(self) -> list[str]:
+        """What `make up` says of its wait."""
+        return [reason.words for part in self.up.parts for reason in part.reasons]
+
+
+def test_a_label_that_no_node_has() -> None:
+    told = Told.of(of_web(read(1, waiting("node.labels.zone==mars"))))
+    assert told.reasons == [f"p-web-{V}-1: {NO_LABEL}"]
+    assert NO_LABEL in told.status
+    assert f"What is in the way\n  p-web-{V}-1: {NO_LABEL}" in told.why
+
+
+def test_an_image_that_no_node_can_pull() -> None:
+    failed = of_web(read(1, task("rejected", 1, 5, error="No such image: a:1"), task("ready", 5, node="")))
+    told = Told.of(failed)
+    assert NO_IMAGE in told.status
+    assert any(NO_IMAGE in words for words in told.reasons)
+    again = Told.of(failures={("web", V): FailureRecord(6, NOW - 1, NO_IMAGE)})
+    assert f"last: {NO_IMAGE}" in again.status
+    assert NO_IMAGE in again.why
+    assert (again.up.hopeless, NO_IMAGE in again.up.message) == (True, True), "waiting changes nothing"
+
+
+@pytest.mark.parametrize("told_at", [122, 2])
+def test_a_clock_that_is_two_minutes_off_is_the_last_word_of_up(told_at: float) -> None:
+    said = list[str]()
+    tasks = [listed_task(1, 0, 2, 2), listed_task(2, 0, 2, told_at)]
+    client: Any = SimpleNamespace(nodes=lambda: [listed_node(1), listed_node(2)], tasks=lambda _: tasks)
+    tell_clocks(client, said.append)
+    words = (
+        "Warning: the clock of n2 is 120 s ahead of that of the Swarm's leader: certificates and measurements go by "
+        "it; set it (timedatectl set-ntp true)."
+    )
+    assert said == ([words] if told_at > 100 else [])
