@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from functools import partial
@@ -29,7 +30,7 @@ from ..model.actions import (
     UpdateNode,
 )
 from ..model.nodes import Node
-from ..model.world import ReplicaContainer
+from ..model.world import EdgePlace, ReplicaContainer
 from ..swarm_api import STACK_LABEL
 from .base import CONNECTED, EngineAction, EngineEvent, EngineState, Places
 from .docker_calls import EngineCalls, end_of
@@ -40,7 +41,7 @@ from .swarm_lists import Lists
 from .swarm_nodes import change_node, holds_replicas, node_changes, nodes
 from .swarm_placing import EVERY_NODE, has_node, is_undecided, narrowing
 from .swarm_reader import Listing, changes, edges, gpus, has_forgotten, replicas, start_of, strays
-from .swarm_spec import LIMIT_LABEL, STOPPED_LABEL, not_carried, service_spec
+from .swarm_spec import LIMIT_LABEL, NARROWED_LABEL, STOPPED_LABEL, not_carried, service_spec
 
 EDGE_SERVICE, EDGE_NETWORK = "haproxy", "edges"
 """Of compose/swarm.yaml: the HAProxys, and the network that replicas are not on."""
@@ -71,6 +72,8 @@ class SwarmEngine:
         self._closed = asyncio.Event()
         self._placing: dict[str, asyncio.Lock] = {}
         """By service."""
+        self._edges_seen: frozenset[str] = frozenset()
+        """The nodes that had one at the last look."""
 
     async def observe(self, project: str, service_names: Collection[str], images: Collection[str]) -> EngineState:
         """See `ClusterEngine.observe`. The id of an image that is named by its digest is that name."""
@@ -140,8 +143,8 @@ class SwarmEngine:
                 yield event
             before = after
 
-    async def edges(self, project: str) -> Mapping[str, str]:
-        """The addresses of the stack's HAProxys in the controller's own network with them, each by its node's name.
+    async def edges(self, project: str) -> Mapping[str, EdgePlace]:
+        """Where the stack's HAProxys are in the controller's own network with them, each by its node's name.
 
         Raises EngineUnreachable, EngineError.
         """
@@ -178,12 +181,18 @@ class SwarmEngine:
     def _stack(self, project: str) -> list[Any]:
         return self._lists.get("services", label=f"{STACK_LABEL}={project}")
 
-    def _edges(self, project: str) -> Mapping[str, str]:
+    def _edges(self, project: str) -> Mapping[str, EdgePlace]:
+        """The tasks that are to end are among many that have ended, so they are read only where an edge is missed."""
+        service, network = f"{project}_{EDGE_SERVICE}", f"{project}_{EDGE_NETWORK}"
         try:
-            tasks = self._lists.get("tasks", service=f"{project}_{EDGE_SERVICE}", desired_state="running")
+            nodes = self._lists.get("nodes")
+            found = edges(self._lists.get("tasks", service=service, desired_state="running"), nodes, network)
+            if self._edges_seen - found.keys():
+                found = edges(self._lists.get("tasks", service=service), nodes, network)
         except docker.errors.NotFound:
-            return {}
-        return edges(tasks, self._lists.get("nodes"), f"{project}_{EDGE_NETWORK}")
+            found = {}
+        self._edges_seen = frozenset(found)
+        return found
 
     def _create(self, action: CreateContainer, project: str) -> None:
         body = create_body(action.spec, action.target, action.version, action.number, action.gpus, project)
@@ -245,23 +254,29 @@ class SwarmEngine:
         check_same(name, labels, existing, "service", "docker service rm")
 
     def _start(self, action: StartContainer, project: str) -> None:
-        """Give the service its task, on one of the nodes that `narrowing` leaves."""
+        """Give the service its task, on one of the nodes that `narrowing` leaves.
+
+        A start that was interrupted has left its constraints: `NARROWED_LABEL` counts them. A task that has its node
+        loses them, one that has none is placed anew.
+        """
         name = action.target
         listing = self._until(lambda: self._list(project), lambda seen: not is_undecided(_spec_of(name, seen), seen))
-        spec = _spec_of(name, listing)
-        left = narrowing(spec, listing) if spec else EVERY_NODE
-        if left == EVERY_NODE or spec["Mode"]["Replicated"].get("Replicas"):
+        spec = copy.deepcopy(_spec_of(name, listing))
+        was_narrowed = bool(spec) and _narrow(spec, ())
+        is_started = bool(spec) and bool(spec["Mode"]["Replicated"].get("Replicas"))
+        is_placed = is_started and (not was_narrowed or has_node(self._tasks(name)))
+        left = narrowing(spec, listing) if spec and not is_placed else EVERY_NODE
+        if left == EVERY_NODE:
             self._update(name, _start)
             return
-        constraints = list((spec["TaskTemplate"].get("Placement") or {}).get("Constraints") or ())
         for added in dict.fromkeys(((*left.bound, *left.preference), left.bound)):
-            self._update(name, partial(_start, constraints=[*constraints, *added]))
+            self._update(name, partial(_start, added=added))
             if not added:
                 return
             if has_node(self._until(partial(self._tasks, name), lambda tasks: has_node(tasks) is not None)):
-                self._update(name, partial(_start, constraints=constraints))
+                self._update(name, _start)
                 return
-        self._update(name, partial(_start, constraints=constraints, tasks=0))
+        self._update(name, partial(_start, tasks=0))
         raise EngineError(f"start of replica {name}: {_NO_ROOM.format(spec['Labels'][LIMIT_LABEL])}")
 
     def _until(self, look: Callable[[], T], is_settled: Callable[[T], bool]) -> T:
@@ -378,15 +393,27 @@ def _output(stream: bytes) -> bytes:
 # ---------------------------------------------------------------------------------------------------- changes of a spec
 
 
-def _start(spec: Spec, constraints: Collection[str] | None = None, tasks: int = 1) -> bool:
-    """One task; Swarm starts another one by itself where the last has ended. `constraints`: others than it has.
+def _start(spec: Spec, added: Collection[str] = (), tasks: int = 1) -> bool:
+    """One task; Swarm starts another one by itself where the last has ended. `added`: see `_narrow`.
 
-    A task that is on a node which fulfils them stays as it is.
+    A task that is on a node which fulfils its constraints stays as it is.
     """
     spec["Labels"].pop(STOPPED_LABEL, None)
-    if constraints is not None:
-        spec["TaskTemplate"].setdefault("Placement", {})["Constraints"] = list(constraints)
-    return _set_tasks(spec, tasks) or constraints is not None
+    has_other_constraints = _narrow(spec, added)
+    return _set_tasks(spec, tasks) or has_other_constraints
+
+
+def _narrow(spec: Spec, added: Collection[str]) -> bool:
+    """Add these constraints to those of the compose file, in place of those that were added before."""
+    before = int(spec["Labels"].pop(NARROWED_LABEL, 0))
+    if not before and not added:
+        return False
+    placement = spec["TaskTemplate"].setdefault("Placement", {})
+    listed = list(placement.get("Constraints") or ())
+    placement["Constraints"] = [*listed[: len(listed) - before], *added]
+    if added:
+        spec["Labels"][NARROWED_LABEL] = str(len(added))
+    return True
 
 
 def _stop(started_at: str, spec: Spec) -> bool:

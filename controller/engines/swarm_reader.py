@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..model.nodes import LEAVING_LABEL
-from ..model.world import ContainerState, Gpu, ReplicaContainer, StrayContainer
+from ..model.world import ContainerState, EdgePlace, Gpu, ReplicaContainer, StrayContainer
 from ..swarm_api import Json, node_name
 from .base import EngineEvent
 from .docker_reader import timestamp
 from .labels import read_labels
 from .swarm_errors import end_explained, wait_explained
-from .swarm_spec import GPU_KIND, STOPPED_LABEL
+from .swarm_spec import GPU_KIND, NARROWED_LABEL, STOPPED_LABEL
 
 _BY_ITSELF = ("complete", "failed", "rejected")
 ENDED = (*_BY_ITSELF, "shutdown", "orphaned", "remove")
@@ -88,16 +88,26 @@ def gpus(listing: Listing, ours: Iterable[ReplicaContainer]) -> tuple[tuple[Gpu,
     return listed, holders | {uuid: name for uuid, name in held.items() if uuid not in taken}
 
 
-def edges(tasks: Iterable[Json], nodes: Iterable[Json], network: str) -> dict[str, str]:
-    """The address in that network of each node's task, also while its health is not known yet."""
-    names = {node["ID"]: _Node.of(node).name for node in nodes}
-    return {
-        names[task["NodeID"]]: str(given["Addresses"][0]).partition("/")[0]
-        for task in tasks
-        if task["Status"]["State"] in ("starting", "running") and task.get("NodeID") in names
-        for given in task.get("NetworksAttachments") or ()
-        if given["Network"]["Spec"]["Name"] == network and given.get("Addresses")
-    }
+def edges(tasks: Iterable[Json], nodes: Iterable[Json], network: str) -> dict[str, EdgePlace]:
+    """The address in that network of each node's task, also while its health is not known yet, or while it ends.
+
+    What a node had that is down is listed as running for a day.
+    """
+    known = {node["ID"]: _Node.of(node) for node in nodes}
+    found = {}
+    for task in sorted(tasks, key=_is_to_stay):  # a successor counts
+        node, stays = known.get(task.get("NodeID", "")), _is_to_stay(task)
+        is_up = task["Status"]["State"] in ("starting", "running")
+        if node is None or not is_up or (node.condition == "down" and not stays):
+            continue
+        for given in task.get("NetworksAttachments") or ():
+            if given["Network"]["Spec"]["Name"] == network and given.get("Addresses"):
+                found[node.name] = EdgePlace(str(given["Addresses"][0]).partition("/")[0], is_leaving=not stays)
+    return found
+
+
+def _is_to_stay(task: Json) -> bool:
+    return str(task["DesiredState"]) == "running"
 
 
 def changes(before: Iterable[ReplicaContainer], after: Iterable[ReplicaContainer]) -> list[EngineEvent]:
@@ -197,6 +207,7 @@ def _replica(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _Node], p
         exit_code=None if is_up else _exit_code(status),
         engine_detail=standing.words,
         moved=_moved(tasks, nodes) if is_up else "",
+        is_half_started=_wanted(service) > 0 and NARROWED_LABEL in (service["Spec"].get("Labels") or {}),
         **read,
     )
 

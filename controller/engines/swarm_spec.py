@@ -18,6 +18,9 @@ STOPPED_LABEL = "pierhead.stopped"
 service with 0 replicas."""
 LIMIT_LABEL = "pierhead.max_replicas_per_node"
 """A label of a service whose replica is started only where a node has fewer replicas than that."""
+NARROWED_LABEL = "pierhead.narrowed"
+"""A label of a service while its replica is being placed: so many of its last constraints are not the compose file's.
+They go once the replica has its node. Where a start was interrupted the label stays, and the start is repeated."""
 RESTART_DELAY_S = 2.0
 """How long Swarm waits before it starts an ended replica again: the controller has replaced it by then. (With the
 condition "none" Swarm would not move the replicas of a lost node either.)"""

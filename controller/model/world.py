@@ -96,6 +96,8 @@ class ReplicaContainer:
     """Why it does not run, in the engine's words: it has no node for it, or could not start it. "" = nothing to add."""
     moved: str = ""
     """That the engine has moved or replaced it by itself, from where and why, in words; "" = it has not."""
+    is_half_started: bool = False
+    """Whether its start is under way, or was interrupted: a start that is repeated completes it."""
     health: Health = Health.UNKNOWN
     health_detail: str = ""
     """The last probe's outcome in words: "503 from /readyz", "no answer within 2 s"."""
@@ -127,6 +129,15 @@ class ReplicaContainer:
     """What it publishes for its callers' policies."""
     gpu_fault: str = ""
     """Why it cannot stay on its GPUs; "" when it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgePlace:
+    """Where one of several nodes' HAProxys is reached."""
+
+    address: str
+    is_leaving: bool = False
+    """Whether it was told to end. It serves some seconds longer; when it does not answer any more, it is not missed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,15 @@ def mends(draft: Draft, outlook: ServiceOutlook) -> bool:
 
 
 def start_created(draft: Draft, outlook: ServiceOutlook) -> None:
-    """Start containers that an earlier controller created and did not start."""
+    """Start containers that an earlier controller created and did not start, or whose start was interrupted."""
     for replica in outlook.alive() if outlook.spec else ():
         is_spare = replica.is_kept and len(outlook.alive()) > outlook.target  # it would go, if it could be removed now
-        if replica.phase is Phase.CREATED and not replica.busy and not is_spare:
+        cause = ""
+        if replica.phase is Phase.CREATED and not is_spare:
             cause = "created and never started"
+        elif replica.container.is_half_started:
+            cause = "its start was interrupted"
+        if cause and not replica.busy:
             draft.add(StartContainer(target=replica.name, service=outlook.name, cause=cause))
 
 

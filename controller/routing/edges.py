@@ -21,7 +21,7 @@ from ..certificates import DOMAIN
 from ..errors import ControllerError, RoutingError, RoutingUnreachable
 from ..model.actions import AddServer, SetServerState, SetWaitingRoom, WriteRouting
 from ..model.spec import ServiceSpec, backend_name
-from ..model.world import RoutingState, ServerState
+from ..model.world import EdgePlace, RoutingState, ServerState
 from ..settings import DEFAULT_LIMITS, EdgeLimits
 from . import haproxy_config as config
 from . import haproxy_text as text
@@ -49,8 +49,8 @@ ROUTES_LOOK_S = 0.1
 COMMANDS = 100
 """At most so many commands on one connection: HAProxy reads no longer line than 16 kB."""
 
-Find = Callable[[], Awaitable[Mapping[str, str]]]
-"""The edges there are: the address of each by its name (its node). May raise ControllerError."""
+Find = Callable[[], Awaitable[Mapping[str, EdgePlace]]]
+"""The edges there are, each by its name (its node). May raise ControllerError."""
 
 
 def over_tls(tls: ssl.SSLContext, epoch: int) -> Callable[[str], HAProxyProcess]:
@@ -170,13 +170,19 @@ class EdgesRouter:
         except (TimeoutError, ControllerError) as error:
             _log.warning("the edges cannot be listed, those known are kept: %s", error or "no answer")
             return
-        for name in [name for name, edge in self._edges.items() if found.get(name) != edge.address]:
+        wanted = {name: one.address for name, one in found.items() if not one.is_leaving or self._serves(name, one)}
+        for name in [name for name, edge in self._edges.items() if wanted.get(name) != edge.address]:
             gone = self._edges.pop(name)
             if gone.looking is not None:
                 gone.looking.cancel()
-        for name, address in found.items():
+        for name, address in wanted.items():
             if name not in self._edges:
                 self._edges[name] = _Edge(address, self._connect(address))
+
+    def _serves(self, name: str, place: EdgePlace) -> bool:
+        """Whether an edge has answered its last question."""
+        edge = self._edges.get(name)
+        return edge is not None and edge.address == place.address and edge.state is not None
 
     async def _look(self) -> None:
         """Ask every edge; wait for those that are expected to answer."""

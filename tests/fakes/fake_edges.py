@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from controller.errors import RoutingUnreachable
 from controller.model.actions import AddServer, SetServerWeight, SetWaitingRoom, WriteRouting
-from controller.model.world import RoutingState
+from controller.model.world import EdgePlace, RoutingState
 from controller.routing.base import RoutingAction
 from controller.routing.edge_routes import PublishedRoutes
 from controller.routing.edges import EdgesRouter
@@ -60,14 +60,16 @@ class FakeEdges(PublishedRoutes):
     def __init__(self, names: Sequence[str] = ("n1", "n2", "n3")) -> None:
         super().__init__(epoch=1)
         self.edges = {name: FakeEdge(answers=lambda name: False) for name in names}
+        self.leaving: set[str] = set()
+        """Those that were told to end."""
         self.services: WriteRouting | None = None
 
     def router(self) -> EdgesRouter:
         return EdgesRouter(self.find, lambda name: self.edges[name], self)  # type: ignore[arg-type,return-value]
 
-    async def find(self) -> Mapping[str, str]:
+    async def find(self) -> Mapping[str, EdgePlace]:
         await asyncio.sleep(0)
-        return {name: name for name in self.edges}
+        return {name: EdgePlace(name, name in self.leaving) for name in self.edges}
 
     def publish(self, text: str) -> None:
         super().publish(text)

@@ -15,6 +15,7 @@ from unittest.mock import patch
 from aiohttp import ClientSession, TCPConnector
 
 from controller import certificates
+from controller.model.world import EdgePlace
 from controller.routing import edges
 from controller.routing.edge_routes import PublishedRoutes
 from controller.routing.edges import EdgesRouter, over_tls
@@ -45,8 +46,8 @@ class Nodes:
         context = certificates.context(self.tls / "controller.pem", self.tls / "ca.pem", is_server=False)
         return EdgesRouter(self.find, over_tls(context, epoch), PublishedRoutes(epoch))
 
-    async def find(self) -> Mapping[str, str]:
-        return {name: container.ip for name, container in self.containers.items()}
+    async def find(self) -> Mapping[str, EdgePlace]:
+        return {name: EdgePlace(container.ip) for name, container in self.containers.items()}
 
     async def status(self, name: str, path: str) -> int:
         async with self.http.get(f"http://{self.containers[name].ip}:8000{path}") as answer:

@@ -70,6 +70,27 @@ async def test_an_edge_that_is_away_fails_nothing_and_is_brought_up_when_it_is_b
     assert not router.odd_edges
 
 
+async def test_an_edge_that_was_told_to_end_is_driven_while_it_answers_and_not_missed_afterwards() -> None:
+    """It serves some seconds longer: a replica that is drained meanwhile must get no request from it either."""
+    edges = FakeEdges()
+    router = await served(edges)
+    edges.leaving.add("n3")
+    await observe(router)
+    await router.perform(set_to("echo-1", DRAIN))
+    assert edges.edges["n3"].servers[BACKEND, "echo-1"].state is DRAIN
+    assert (await observe(router)).edge_addresses.keys() == {"n1", "n2", "n3"}
+    edges.edges["n3"].up = False
+    for _ in range(2):
+        state = await observe(router)
+    assert (state.edge_addresses.keys(), state.away, router.odd_edges) == ({"n1", "n2"}, frozenset(), {})
+    edges.edges["n3"].up = True
+    assert (await observe(router)).edge_addresses.keys() == {"n1", "n2"}, "only its successor comes back"
+    edges.leaving.clear()
+    for _ in range(2):
+        state = await observe(router)
+    assert state.edge_addresses.keys() == {"n1", "n2", "n3"}
+
+
 @pytest.mark.virtual_time
 async def test_an_edge_that_hangs_is_waited_for_once() -> None:
     edges, loop = FakeEdges(), asyncio.get_running_loop()

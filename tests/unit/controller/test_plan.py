@@ -125,6 +125,23 @@ def first_of(spec: ServiceSpec) -> Desired:
             id="created and never started",
         ),
         pytest.param(
+            first_of(WEB),
+            observed(
+                replica(
+                    WEB,
+                    1,
+                    state=ContainerState.PENDING,
+                    health=Health.UNKNOWN,
+                    started_at=None,
+                    ip=None,
+                    is_half_started=True,
+                ),
+                specs=(WEB,),
+            ),
+            f"#1 start p-web-{V}-1: its start was interrupted",
+            id="a start that was interrupted",
+        ),
+        pytest.param(
             desired(WEB, web=0),
             observed(specs=(WEB,), routing=routing(server(replica(WEB, 9), state=ServerState.MAINT))),
             f"#1 delete server svc_web/p-web-{V}-9: no container of that name exists",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 
 from controller.engines.swarm import SwarmEngine
 from controller.engines.swarm_lists import Lists
-from controller.engines.swarm_spec import LIMIT_LABEL
+from controller.engines.swarm_spec import LIMIT_LABEL, NARROWED_LABEL
 from controller.errors import EngineError
 from controller.model.actions import CreateContainer, RemoveContainer, StartContainer
 from controller.model.spec import ProbeSpec, ServiceSpec
+from controller.model.world import EdgePlace
 from tests.unit.controller.docker_daemon import Answer, Daemon, Handler, client_of
 
 IMAGE = "shop/ranker:1"
@@ -108,6 +110,32 @@ async def test_an_image_named_by_its_digest_is_looked_up_nowhere(tmp_path: Path)
         assert not any("/images/" in call for call in daemon.calls)
 
 
+async def test_an_edge_that_is_to_end_is_among_the_edges_while_it_runs(tmp_path: Path) -> None:
+    """Those that have ended are many, so the manager is asked for all of them only where an edge is missed."""
+    given = [{"Network": {"Spec": {"Name": "shop_edges"}}, "Addresses": ["10.0.1.7/24"]}]
+    runs = {"NodeID": "n1", "DesiredState": "running", "Status": {"State": "running"}, "NetworksAttachments": given}
+    ends, ended = ({**runs, "DesiredState": "shutdown", "Status": {"State": one}} for one in ("running", "shutdown"))
+    here = EdgePlace("10.0.1.7")
+    async with manager(tmp_path) as (daemon, engine):
+        asked = list[list[str]]()
+
+        def tasks(handler: Handler) -> None:
+            filters = json.loads(daemon.bodies[-1]["filters"][0])
+            asked.append(sorted(filters))
+            wanted = [one for one in listed if one["DesiredState"] == "running" or "desired-state" not in filters]
+            handler.reply(200, wanted)
+
+        daemon.answers |= {"GET /nodes": (200, [{"ID": "n1", "Spec": {}, "Description": {}}]), "GET /tasks": tasks}
+        listed = [runs]
+        assert await engine.edges("shop") == {"n1": here}
+        listed = [ended, ends]
+        assert await engine.edges("shop") == {"n1": replace(here, is_leaving=True)}
+        listed = [ended]
+        assert await engine.edges("shop") == await engine.edges("shop") == {}
+        running, every = ["desired-state", "service"], ["service"]
+        assert asked == [running, running, every, running, every, running]
+
+
 async def test_a_machine_that_is_no_manager_says_so(tmp_path: Path) -> None:
     async with manager(tmp_path) as (daemon, engine):
         daemon.answers["GET /nodes"] = (503, {"message": "This node is not a swarm manager."})
@@ -159,50 +187,101 @@ async def test_secrets_are_found_by_their_names(tmp_path: Path) -> None:
 
 
 NO_NODE = "no suitable node (scheduling constraints not satisfied on 2 nodes)"
+OURS = {"pierhead.project": "shop", "pierhead.service": "ranker"}
+TEMPLATE: dict[str, Any] = {"ContainerSpec": {"Labels": OURS}}
+RUNS = {"DesiredState": "running", "Status": {"State": "running"}, "Spec": TEMPLATE, "NodeID": "n1", "ServiceID": "s0"}
+WAITS = {"CreatedAt": "1", "DesiredState": "running", "Status": {"State": "pending"}, "Spec": TEMPLATE}
+WAITS |= {"ServiceID": "s1"}
+HAS_NODE, HAS_NONE = {**WAITS, "NodeID": "n2"}, {**WAITS, "Status": {"State": "pending", "Err": NO_NODE}}
+READY_SOON = {**WAITS, "DesiredState": "ready"}
+
+
+class OneService:
+    """Answers for two nodes and one service, which stays as it was updated last."""
+
+    def __init__(self, daemon: Daemon, tasks: list[Any], limit: int = 0, refused: int = 0) -> None:
+        """`tasks`: the answers to questions for tasks, in turn. `refused`: the number of an update that fails."""
+        self.tasks, self._refused = tasks, refused
+        limited = {LIMIT_LABEL: str(limit)} if limit else {}
+        spec = {"Name": NAME, "Labels": OURS | limited, "Mode": {"Replicated": {"Replicas": 0}}}
+        self._specs: list[Any] = [{**spec, "TaskTemplate": TEMPLATE}]
+        nodes = [{"ID": one, "Status": {"State": "ready"}, "Spec": {"Availability": "active"}} for one in ("n1", "n2")]
+        daemon.answers |= {"GET /nodes": (200, [{**node, "Description": {}} for node in nodes])}
+        daemon.answers |= {INSPECT: lambda handler: handler.reply(200, self._now())}
+        daemon.answers |= {"GET /services": lambda handler: handler.reply(200, [self._now()]), UPDATE: self._update}
+        daemon.answers |= {"GET /tasks": lambda handler: handler.reply(200, self.tasks.pop(0))}
+
+    @property
+    def steps(self) -> list[tuple[int, list[str]]]:
+        """How many tasks it was to have after each update, and its constraints."""
+        return [
+            (one["Mode"]["Replicated"]["Replicas"], one["TaskTemplate"]["Placement"]["Constraints"])
+            for one in self._specs[1:]
+        ]
+
+    @property
+    def is_narrowed(self) -> bool:
+        return NARROWED_LABEL in self._specs[-1]["Labels"]
+
+    def _now(self) -> Any:
+        return {"ID": "s1", "Version": {"Index": len(self._specs)}, "Spec": self._specs[-1]}
+
+    def _update(self, handler: Handler) -> None:
+        self._refused -= 1
+        if self._refused == 0:
+            handler.reply(500, {"message": "rpc error: code = Unknown desc = The swarm does not have a leader."})
+            return
+        self._specs.append(handler.server.bodies[-1])
+        handler.reply(200, {})
 
 
 @pytest.mark.parametrize(
-    ("limit", "errors", "steps"),
+    ("limit", "last", "steps"),
     [
-        (0, [""], [(1, ["node.id!=n1"]), (1, [])]),
-        (0, [NO_NODE], [(1, ["node.id!=n1"]), (1, [])]),
-        (1, [""], [(1, ["node.id!=n1"]), (1, [])]),
-        (1, [NO_NODE], [(1, ["node.id!=n1"]), (0, [])]),
+        (0, HAS_NODE, [(1, ["node.id!=n1"]), (1, [])]),
+        (0, HAS_NONE, [(1, ["node.id!=n1"]), (1, [])]),
+        (1, HAS_NODE, [(1, ["node.id!=n1"]), (1, [])]),
+        (1, HAS_NONE, [(1, ["node.id!=n1"]), (0, [])]),
     ],
     ids=["preferred", "where there is room", "within the bound", "beyond the bound"],
 )
 async def test_a_start_leads_swarm_to_the_nodes_with_the_fewest_replicas(
-    tmp_path: Path, limit: int, errors: list[str], steps: list[Any]
+    tmp_path: Path, limit: int, last: Any, steps: list[Any]
 ) -> None:
     """By constraints that are gone once the task has its node, or has found none."""
-    ours = {"pierhead.project": "shop", "pierhead.service": "ranker"}
-    spec = {
-        "Name": NAME,
-        "Labels": ours | ({LIMIT_LABEL: str(limit)} if limit else {}),
-        "Mode": {"Replicated": {"Replicas": 0}},
-        "TaskTemplate": {"ContainerSpec": {"Labels": ours}},
-    }
-    there = {"DesiredState": "running", "Status": {"State": "running"}, "Spec": spec["TaskTemplate"], "NodeID": "n1"}
-    waits = {"CreatedAt": "1", "DesiredState": "running", "Status": {"State": "pending"}, "Spec": spec["TaskTemplate"]}
-    answers = [[there], [{**waits, "DesiredState": "ready"}]]
-    answers += [
-        [{**waits, "Status": {"State": "pending", "Err": one}} if one else {**waits, "NodeID": "n2"}] for one in errors
-    ]
     async with manager(tmp_path) as (daemon, engine):
-        nodes = [{"ID": one, "Status": {"State": "ready"}, "Spec": {"Availability": "active"}} for one in ("n1", "n2")]
-        services = [{"ID": "s1", "Version": {"Index": 1}, "Spec": spec}]
-        daemon.answers |= {"GET /nodes": (200, [{**node, "Description": {}} for node in nodes])}
-        daemon.answers |= {"GET /services": (200, services), INSPECT: (200, services[0]), UPDATE: (200, {})}
-        daemon.answers["GET /tasks"] = lambda handler: handler.reply(200, answers.pop(0))
-        if limit and errors == [NO_NODE]:
+        world = OneService(daemon, [[RUNS], [READY_SOON], [last]], limit)
+        if limit and last == HAS_NONE:
             with pytest.raises(
                 EngineError, match=r"no node .* fewer than 1 replicas of the service \(max_replicas_per"
             ):
                 await engine.perform(START, "shop")
         else:
             await engine.perform(START, "shop")
-        bodies = [body for call, body in zip(daemon.calls, daemon.bodies, strict=True) if call == UPDATE]
-        seen = [
-            (one["Mode"]["Replicated"]["Replicas"], one["TaskTemplate"]["Placement"]["Constraints"]) for one in bodies
-        ]
-        assert (seen, answers) == (steps, [])
+        assert (world.steps, world.tasks, world.is_narrowed) == (steps, [], False)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "steps"),
+    [
+        ([[RUNS, HAS_NODE], [HAS_NODE]], [(1, [])]),
+        ([[RUNS, HAS_NONE], [HAS_NONE], [HAS_NODE]], [(1, ["node.id!=n1"]), (1, [])]),
+        ([[HAS_NONE], [HAS_NONE]], [(1, [])]),
+    ],
+    ids=["it has its node", "it has none", "and no node is better than another"],
+)
+async def test_a_start_that_was_interrupted_leaves_no_constraint_once_it_is_repeated(
+    tmp_path: Path, tasks: list[Any], steps: list[Any]
+) -> None:
+    async with manager(tmp_path) as (daemon, engine):
+        world = OneService(daemon, [[RUNS], [HAS_NODE]], refused=2)
+        with pytest.raises(EngineError, match="does not have a leader"):
+            await engine.perform(START, "shop")
+        narrowed = [(1, ["node.id!=n1"])]
+        assert (world.steps, world.is_narrowed) == (narrowed, True)
+        world.tasks = tasks
+        await engine.perform(START, "shop")
+        assert (world.steps, world.tasks, world.is_narrowed) == (narrowed + steps, [], False)
+        world.tasks = [[RUNS, HAS_NODE]]
+        await engine.perform(START, "shop")
+        assert world.steps == narrowed + steps, "a start that has ended changes nothing"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 
 from controller.engines.labels import create_body
 from controller.engines.swarm_reader import Listing, changes, edges, gpus, replicas, strays
-from controller.engines.swarm_spec import service_spec
+from controller.engines.swarm_spec import NARROWED_LABEL, service_spec
 from controller.model.phases import Phase, phase_of
 from controller.model.spec import ProbeSpec, ServiceSpec
-from controller.model.world import ContainerState, Gpu, ReplicaContainer
+from controller.model.world import ContainerState, EdgePlace, Gpu, ReplicaContainer
 
 PENDING, RUNNING, EXITED, CREATED = (
     *(ContainerState.PENDING, ContainerState.RUNNING, ContainerState.EXITED, ContainerState.CREATED),
@@ -150,6 +151,13 @@ def test_how_a_replica_stands(case: str) -> None:
 
 def test_it_has_the_address_in_its_primary_network() -> None:
     assert read(1, task("running", 7)).ip == "10.0.1.7"
+
+
+def test_a_start_is_half_done_while_its_constraints_are_there() -> None:
+    narrowed = {NARROWED_LABEL: "2"}
+    assert read(1, task("running"), **narrowed).is_half_started
+    assert not read(1, task("running")).is_half_started
+    assert not read(0, task("running"), **STOPPED, **narrowed).is_half_started, "it is to end"
 
 
 @pytest.mark.parametrize(
@@ -302,14 +310,24 @@ def test_what_changed_is_told_as_the_engine_of_one_machine_does(
 
 
 def test_edges_are_found_by_their_node_in_the_network_that_replicas_are_not_on() -> None:
-    def edge(node: str, state: str, network: str = "shop_edges") -> dict[str, Any]:
+    def edge(node: str, state: str, network: str = "shop_edges", desired: str = "running") -> dict[str, Any]:
         given = [
             {"Network": {"Spec": {"Name": name}}, "Addresses": [f"10.0.{place}.7/24"]}
             for place, name in enumerate(("shop_default", network))
         ]
-        return task(state, node=node) | {"NetworksAttachments": given}
+        return task(state, node=node) | {"NetworksAttachments": given, "DesiredState": desired}
 
     tasks = [edge("n1", "running"), edge("n2", "starting"), edge("n3", "preparing"), edge("n4", "running")]
     tasks.append(edge("n2", "running", "other") | {"NodeID": "n5"})
     nodes = [node(name) for name in ("n1", "n2", "n3", "n5")]
-    assert edges(tasks, nodes, "shop_edges") == {"host-n1": "10.0.1.7", "host-n2": "10.0.1.7"}
+    here = EdgePlace("10.0.1.7")
+    assert edges(tasks, nodes, "shop_edges") == {"host-n1": here, "host-n2": here}
+
+    # One that was told to end serves some seconds longer; its successor counts once it starts.
+    ends, ended = edge("n1", "running", desired="shutdown"), edge("n2", "shutdown", desired="shutdown")
+    leaves = replace(here, is_leaving=True)
+    assert edges([ends, ended], nodes, "shop_edges") == {"host-n1": leaves}
+    assert edges([ends, edge("n1", "preparing")], nodes, "shop_edges") == {"host-n1": leaves}
+    for both in ([ends, edge("n1", "starting")], [edge("n1", "starting"), ends]):
+        assert edges(both, nodes, "shop_edges") == {"host-n1": here}
+    assert edges([ends], [node("n1", "down")], "shop_edges") == {}, "it is listed as running for a day"
