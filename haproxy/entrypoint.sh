@@ -11,7 +11,6 @@ config=/run/haproxy/haproxy.cfg
 if [ -d /usr/local/lib/pierhead ]; then
   baked_in=/usr/local/etc/haproxy/edge.cfg
   set -- -S /run/haproxy/master-look.sock,user,haproxy,group,haproxy,mode,600,level,user
-  # No child of the master, which would wait for it when it is to end (the container needs an init of its own for that).
   ( (while :; do python3 -m controller.routing.edge_agent || sleep 1; done) &)
 fi
 
@@ -29,4 +28,23 @@ fi
 
 # -W: a master that starts workers; -S: its socket; -db: in the foreground. The master runs as root and only root may use
 # the sockets; the workers, which read from clients, run as user haproxy.
-exec haproxy -W -db -S /run/haproxy/master.sock,user,root,group,root,mode,600 "$@" -f "$config"
+set -- haproxy -W -db -S /run/haproxy/master.sock,user,root,group,root,mode,600 "$@" -f "$config"
+[ -d /usr/local/lib/pierhead ] || exec "$@"
+
+# leave: on one of many nodes, the stop signal. HAProxy says for 6 s that it leaves, then finishes what it has, and ends. A
+# reload would start another worker in the meantime, so the master's socket goes first.
+leave() {
+  trap '' USR1
+  python3 -m controller.routing.edge_leave 6 || true
+  rm -f /run/haproxy/master.sock
+  kill -USR1 "$master" 2>/dev/null || true
+}
+
+trap leave USR1
+"$@" &
+master=$!
+while :; do
+  status=0
+  wait "$master" || status=$? # a signal ends the wait as well
+  kill -0 "$master" 2>/dev/null || exit "$status"
+done

@@ -211,7 +211,9 @@ class DrainWait:
         if row is None:
             raise TargetMovedError(f"{name}: it was removed from the Swarm meanwhile")
         if row["availability"] == "drained":
-            return Verdict(f"{name} is drained: it may be switched off", done=True)
+            return Verdict(
+                f"{name} is drained: in half a minute its HAProxy has ended, and it may be switched off", done=True
+            )
         if row["availability"] != "leaving":
             raise TargetMovedError(f"{name}: another request made it {row['availability']} meanwhile")
         message = f"{name}: {row['message'] or row['state']}"

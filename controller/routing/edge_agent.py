@@ -38,6 +38,8 @@ RETRY_S = 2.0
 """Between questions to a controller that does not answer, or is not obeyed."""
 CONNECT_S = 3.0
 """For each address of the controllers' name: that of a lost manager does not answer."""
+CHECK_S = 30.0
+"""For HAProxy to judge a configuration: as long as for a reload."""
 REFRESH_S = 1.0
 """Between looks at the servers that the file has to list."""
 
@@ -137,7 +139,15 @@ async def check(config: str, run_dir: Path) -> str:
         process = await asyncio.create_subprocess_exec(
             *("haproxy", "-c", "-q", "-f", file.name), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
-        said, _ = await process.communicate()
+        try:
+            async with asyncio.timeout(CHECK_S):
+                said, _ = await process.communicate()
+        except TimeoutError:
+            return f"`haproxy -c` has not ended after {CHECK_S:g} s"
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
     return said.decode(errors="replace").strip() if process.returncode else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import socket
@@ -9,6 +10,7 @@ import ssl
 from dataclasses import replace
 
 import pytest
+from aiohttp import ClientConnectionError
 
 from controller.errors import RoutingError, RoutingUnreachable
 from controller.model.actions import AddServer, SetServerState, SetWaitingRoom
@@ -17,8 +19,9 @@ from controller.routing import haproxy_config
 from controller.routing.edge_routes import PublishedRoutes
 from controller.routing.edges import RUNTIME_PORT
 from controller.routing.haproxy_text import epoch_of
-from tests.harness.edge import observe, service, until, write_routes
+from tests.harness.edge import Replica, observe, service, until, with_probe_port, write_routes
 from tests.harness.edge_nodes import EPOCH, Nodes
+from tests.harness.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.engine
 
@@ -132,3 +135,36 @@ async def test_routes_of_an_older_controller_are_not_taken(nodes: Nodes) -> None
     assert f"epoch {EPOCH + 1}" in nodes.routes.refusals()["n1"]
     assert (await observe(successor)).backends == {BACKEND}
     await successor.close()
+
+
+async def test_an_edge_that_is_stopped_says_so_first_and_finishes_what_it_has_begun(nodes: Nodes) -> None:
+    """What is in front of the edges has some seconds to choose another one, and meanwhile no request fails."""
+    leaving = nodes.containers["n1"]
+    async with contextlib.AsyncExitStack() as ends:
+        replica = Replica(leaving.gateway, "echo-1")
+        await replica.start()
+        ends.push_async_callback(replica.stop)
+        ends.callback(replica.let_go.set)
+        await write_routes(nodes.router, ECHO)
+        spec = with_probe_port(ECHO, replica.port)
+        await nodes.router.perform(replace(add("echo-1"), address=replica.address, spec=spec))
+        assert [await nodes.status(name, "/-/healthz") for name in ("n1", "n2")] == [200, 200]
+        held = asyncio.ensure_future(nodes.http.post(f"http://{leaving.ip}:8000/echo/hold"))
+        await asyncio.wait_for(replica.begun.wait(), PATIENCE_S)
+        stopping = asyncio.ensure_future(asyncio.to_thread(leaving.stop))
+
+        async def says_so() -> bool:
+            return await nodes.status("n1", "/-/healthz") == 503
+
+        async def refuses() -> bool:
+            with contextlib.suppress(ClientConnectionError):
+                assert await nodes.status("n1", "/echo") == 200, "it serves for as long as it takes connections"
+                return False
+            return True
+
+        await until(says_so, "n1 says that it leaves")
+        assert await nodes.status("n2", "/-/healthz") == 200
+        await until(refuses, "n1 refuses connections")
+        replica.let_go.set()
+        assert (await held).status == 200
+        assert await stopping == 0

@@ -1,10 +1,12 @@
-"""What an edge makes of a controller's answer, and what stands in its file."""
+"""What an edge makes of a controller's answer, what stands in its file, and what it says before it is stopped."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +15,13 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from controller.certificates import ROLE_NAMES
-from controller.routing import edge_agent
+from controller.routing import edge_agent, edge_leave
 from controller.routing.edge_offer import LONGEST_WHY, Known, Offer, judge, question
 from controller.routing.edge_routes import PublishedRoutes
 from controller.routing.haproxy_config import render
 from controller.routing.haproxy_text import ServerLine, epoch_of, hash_of, with_epoch, with_servers
 from tests.harness.edge import service
+from tests.harness.waiting import PATIENCE_S
 
 CONFIG = render([service("echo", max_ongoing_requests=10)], is_remote=True)
 HASH = hash_of(CONFIG)
@@ -74,6 +77,25 @@ async def test_refused_routes_are_tried_again_after_the_next_answer(
     assert asked == ["", HASH, ""]
 
 
+@pytest.mark.parametrize(
+    ("haproxy", "why"),
+    [
+        ("exit 0", ""),
+        ("echo no such keyword; exit 1", "no such keyword"),
+        ("exec sleep 3600", "`haproxy -c` has not ended after 0.5 s"),
+    ],
+)
+async def test_what_haproxy_says_against_routes_also_where_it_hangs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, haproxy: str, why: str
+) -> None:
+    program = tmp_path / "haproxy"
+    program.write_text(f"#!/bin/sh\n{haproxy}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(edge_agent, "CHECK_S", 0.5 if "sleep" in haproxy else PATIENCE_S)
+    assert await edge_agent.check(CONFIG, tmp_path) == why
+
+
 async def test_an_edge_that_has_refused_routes_is_answered_when_they_are_published_anew() -> None:
     routes, edge = PublishedRoutes(7), {"subject": ((("commonName", ROLE_NAMES["edge"]),),)}
     routes.publish(CONFIG)
@@ -107,3 +129,29 @@ def test_the_epoch_and_the_shares_are_in_the_file_and_not_in_its_hash() -> None:
     [line] = [line for line in text.splitlines() if " echo-1 " in line]
     assert [word for word in line.split() if word.isdigit()][-1] == "3"
     assert with_epoch(render([]), 7) == render([]), "the only HAProxy of a stack has none"
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_an_edge_says_again_and_again_that_it_leaves(monkeypatch: pytest.MonkeyPatch, is_away: bool) -> None:
+    """A reload makes a worker that has not heard it; while a reload goes on, none may answer."""
+    monkeypatch.setattr(edge_leave, "AGAIN_S", 0.01)
+    asked, enough = list[bytes](), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        writer.write(b"" if is_away else b"\n\n\n")
+        writer.close()
+        if len(asked) == 3:
+            enough.set()
+
+    # pytest's own directories are too deep for the path of a unix socket.
+    with tempfile.TemporaryDirectory(prefix="pierhead-leave-") as directory:
+        async with await asyncio.start_unix_server(serve, path=f"{directory}/admin.sock"):
+            leaving = asyncio.create_task(edge_leave.leave(Path(directory), 3600.0))
+            async with asyncio.timeout(PATIENCE_S):
+                await enough.wait()
+            assert not leaving.done()
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+        await edge_leave.leave(Path(directory), 0.0)
+    assert set(asked) == {b"set severity-output number;experimental-mode on;set var proc.pierhead_leaving int(1)\n"}

@@ -52,9 +52,19 @@ def test_an_edge_without_routes_is_not_healthy_so_that_balancers_leave_it_out() 
         assert f"return status {status} " in last
 
 
+def test_an_edge_that_leaves_says_so_before_all_else_and_the_only_haproxy_never_does() -> None:
+    for services in ([], [RANKER], [WEB]):
+        lines = section(config.render(services, is_remote=True), "frontend http")
+        first = next(line for line in lines if line.startswith("http-request return") and "/-/healthz" in line)
+        assert " status 503 " in first
+        assert first.endswith("{ path /-/healthz } { var(proc.pierhead_leaving) -m int 1 }")
+        assert "leaving" not in config.render(services)
+
+
 def test_every_error_page_is_json_and_every_page_named_exists() -> None:
     pages = config.TEMPLATE.parent / "errors"
-    text = config.render([WEB, replace(WEB, name="b", max_queued_requests=0)], EdgeLimits(client_requests_per_s=1))
+    services = [WEB, replace(WEB, name="b", max_queued_requests=0)]
+    text = config.render(services, EdgeLimits(client_requests_per_s=1), is_remote=True)
     named = set(re.findall(r"/errors/(\S+)", text))
     assert named == {page.name for page in pages.iterdir()}
     for page in pages.iterdir():
