@@ -65,6 +65,7 @@ hand_over_to_swarm() {
     choose_registry
     resolved_files | run_stack files >&2
   fi
+  [ "${1:-}" != status ] || tell_edited_files
   run_on_swarm "$@" || true
   if [ -n "${_PIERHEAD_COMPLETE:-}" ]; then exit 0; fi
   warn "pierhead: the controller of the stack \"$project\" does not run on this Swarm. Start it with: make up"

@@ -12,6 +12,9 @@ run_stack() {
   for name in COMPOSE_PROFILES PIERHEAD_REGISTRY PIERHEAD_HTTP_PORT PIERHEAD_GRPC_PORT; do
     options+=(--env "$name=$(setting "$name" '')")
   done
+  case $1 in
+    up | files) options+=(--env "COMPOSE_FILE=$COMPOSE_FILE" --env "PIERHEAD_FILES_DIGEST=$(files_digest "$COMPOSE_FILE")") ;;
+  esac
   case $1 in up | down) end_killed_up ;; esac
   [ "$1" != up ] || options+=(--label "pierhead.up=$project:$root")
   docker run --rm --interactive --init --network host --volume /var/run/docker.sock:/var/run/docker.sock \
@@ -29,6 +32,24 @@ end_killed_up() {
 
 # resolved_files: what Compose makes of all files, with the services of all profiles.
 resolved_files() { docker compose --profile '*' config; }
+
+# files_digest FILES: of what the files of a COMPOSE_FILE say, as far as they are here.
+files_digest() {
+  local file
+  tr ':' '\n' <<<"$1" | while read -r file; do cat "$file" || echo "no $file"; done 2>/dev/null | sha256sum | cut -c 1-16
+}
+
+# tell_edited_files: on a Swarm files are not watched. Says so where those that were stored last are others here now.
+tell_edited_files() {
+  local labels digest files
+  labels='{{index .Spec.Labels "pierhead.files-digest"}} {{index .Spec.Labels "pierhead.files"}}'
+  read -r digest files < <(docker config inspect --format "$labels" "${project}_pierhead-files" 2>/dev/null) || return 0
+  [ -n "$files" ] || return 0
+  # shellcheck disable=SC2016  # the backquotes are for the reader
+  [ "$(files_digest "$files")" = "$digest" ] ||
+    warn "pierhead: the compose files here are not as the Swarm has them (${files//:/, }), and on a Swarm nobody watches files:" \
+      'what they say now takes effect at `make deploy`.'
+}
 
 # choose_registry: the stack's own registry is one of its services, where it is asked for.
 choose_registry() {

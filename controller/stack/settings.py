@@ -20,6 +20,10 @@ class StackSettings:
     """COMPOSE_PROFILES."""
     http_port: int = 8000
     grpc_port: int = 9000
+    files: str = ""
+    """COMPOSE_FILE."""
+    files_digest: str = ""
+    """Of what these files say (PIERHEAD_FILES_DIGEST)."""
     has_force: bool = False
     """Remove another clone's stack, too (FORCE)."""
     has_volumes: bool = False
@@ -35,6 +39,8 @@ class StackSettings:
             profiles=frozenset(filter(None, env.get("COMPOSE_PROFILES", "").split(","))),
             http_port=int(env.get("PIERHEAD_HTTP_PORT") or 8000),
             grpc_port=int(env.get("PIERHEAD_GRPC_PORT") or 9000),
+            files=env.get("COMPOSE_FILE", ""),
+            files_digest=env.get("PIERHEAD_FILES_DIGEST", ""),
             has_force=env.get("FORCE") == "1",
             has_volumes=env.get("VOLUMES") == "1",
         )

@@ -22,7 +22,7 @@ from ..storage.text import KeptText
 from ..swarm_api import node_address
 from .facts import gather
 from .images import OWN_REGISTRY_PORT, Image, Pusher, images_of, logins, no_registry, with_digests
-from .preflight import check, clocks
+from .preflight import Findings, check, clocks
 from .secrets import PROJECT_LABEL, Kept, Set, kept, steps
 from .services import CLONE_LABEL
 from .settings import StackSettings
@@ -30,9 +30,11 @@ from .stack_file import LOGINS, Given, Json, network_name, services_of, stack_fi
 from .swarm import Swarm, wait
 
 DEPLOY_S = 300.0
-RUNS_S = 300.0
-"""Nodes pull the images meanwhile."""
+RUNS_S, NODE_RUNS_S = 300.0, 30.0
+"""Nodes pull the images meanwhile; and for each node, whose HAProxy is replaced after that of the node before."""
 TOKEN = "PIERHEAD_API_TOKEN"  # noqa: S105  (a variable's name)
+FILES_LABEL, DIGEST_LABEL = "pierhead.files", "pierhead.files-digest"
+"""Of the stored compose files: where the clone has them, and what they said. compose/machine/swarm.sh reads both."""
 Say = Callable[[str], None]
 
 
@@ -47,11 +49,14 @@ class Up:
 
     def check(self) -> None:
         """Say what may go wrong, and raise InvalidRequest with what is in the way; nothing is changed."""
-        for warning in self._refuse():
+        found = self._refuse()
+        for warning in found.warnings:
             self._say(f"Warning: {warning}.")
+        for note in found.notes:
+            self._say(f"Note: {note}.")
 
-    def _refuse(self) -> tuple[str, ...]:
-        """Return warnings."""
+    def _refuse(self) -> Findings:
+        """Return what is not in the way."""
         ports = self._settings.http_port, self._settings.grpc_port
         is_own = self._settings.registry == "here"
         found = check(gather(self._client, self._settings.project, ports, self._registry, is_own=is_own))
@@ -63,7 +68,7 @@ class Up:
         built = {name: one for name, one in self._images().items() if one.is_built}
         if built and not self._settings.registry:
             raise SpecError([no_registry(name, image.name) for name, image in sorted(built.items())])
-        return found.warnings
+        return found
 
     async def deploy(self) -> None:
         """Everything. Raises InvalidRequest before anything is changed; EngineError."""
@@ -149,7 +154,8 @@ class Up:
         try:
             await prepare(state_of(configs, self._settings.project))
             text = json.dumps(with_digests(self._config, digests)).replace("$", "$$")
-            await KeptText(compose_files_of(configs, self._settings.project)).write(text)
+            where = {FILES_LABEL: self._settings.files, DIGEST_LABEL: self._settings.files_digest}
+            await KeptText(compose_files_of(configs, self._settings.project)).write(text, where)
         finally:
             configs.close()
 
@@ -172,7 +178,8 @@ class Up:
 
     def _wait(self, *services: str) -> None:
         words = " and ".join(services)
-        wait(lambda: self._swarm.runs(*services), f"{words} run everywhere", RUNS_S, self._swarm.trouble)
+        within_s = RUNS_S + NODE_RUNS_S * len(self._client.nodes())
+        wait(lambda: self._swarm.runs(*services), f"{words} run everywhere", within_s, self._swarm.trouble)
 
     @contextmanager
     def _step(self, what: str) -> Iterator[None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from ..errors import StateChanged, StateUnreachable
 from .document import Document
@@ -38,8 +40,8 @@ class KeptText:
             await asyncio.sleep(AGAIN_S)  # it was replaced between the two calls
         raise StateUnreachable("the text was removed from Swarm's configs, or changes all the time")
 
-    async def write(self, text: str) -> None:
-        """Replace the text. Raises StateTooLarge, StateUnreachable."""
+    async def write(self, text: str, labels: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Replace the text, and these labels of its document. Raises StateTooLarge, StateUnreachable."""
         content = gzip.compress(text.encode(), mtime=0)
         for tried in range(1, TRIES + 1):
             try:
@@ -47,7 +49,7 @@ class KeptText:
                 if head is None:
                     await self._document.create({})
                 else:
-                    await self._document.replace(head, head.labels, content)
+                    await self._document.replace(head, {**head.labels, **labels}, content)
                     await self._document.sweep(head)
                     return
             except StateChanged:

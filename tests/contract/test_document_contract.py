@@ -169,6 +169,9 @@ async def test_a_text_is_replaced_and_read_by_others(configs: Configs, name: str
         await mine.write(text)
         assert await theirs.read() == text
         editions.append(await theirs.edition())
+    await theirs.write("y", {"files": "a:b", "digest": "1"})
+    await mine.write("z", {"digest": "2"})
+    assert (await head_of(document)).labels == {"files": "a:b", "digest": "2"}
     await asyncio.gather(mine.write("a"), theirs.write("b"))
     assert await theirs.read() in ("a", "b")
     assert len({*editions, await mine.edition()}) == 3

@@ -34,7 +34,7 @@ OWN_FILE = {"COMPOSE_FILE": "compose/compose.yaml", "COMPOSE_PROFILES": ""}
 
 # What the scripts may use of the machine. Not among them, unless a test adds a stand-in: docker, dockerd, sudo, apt.
 COREUTILS = "basename cat comm cut dirname env head id mktemp mkdir paste printf rm sleep sort tail tee timeout tr"
-TOOLS = (*COREUTILS.split(), "uname", "whoami", "awk", "bash", "flock", "grep", "sed")
+TOOLS = (*COREUTILS.split(), "sha256sum", "uname", "whoami", "awk", "bash", "flock", "grep", "sed")
 Result = subprocess.CompletedProcess[str]
 
 
@@ -855,6 +855,33 @@ def test_commands_run_beside_the_controller_of_a_swarm_whichever_node_it_is_on(m
     machine.has("docker", docker_with("'service '*) exit 1"))
     gone = machine.run(str(clone / "compose/machine/control.sh"), "status", **ON_SWARM)
     assert (gone.returncode, "does not run on this Swarm. Start it with: make up" in gone.stderr) == (3, True)
+
+
+def test_status_says_where_files_were_edited_after_they_were_stored(machine: Machine, clone: Path) -> None:
+    """A Swarm's controller has the files that were stored, and looks at none."""
+    control, words = str(clone / "compose/machine/control.sh"), "the compose files here are not as the Swarm has them"
+    stack, app = clone / "compose/swarm.yaml", clone / "compose/apps/echo.yaml"
+    app.parent.mkdir()
+    stack.write_text("services: {}\n")
+    app.write_text("services: {echo: {}}\n")
+    kept = '\'config inspect \'*) [ ! -e "$HOME/labels" ] || cat "$HOME/labels" ;;'
+    machine.has("docker", A_STACK.replace('case "$*" in', f'case "$*" in {kept}'))
+    assert machine.run(control, "deploy", **ON_SWARM).returncode == 0
+    [stored] = [call for call in machine.calls("docker run") if call.endswith(" controller.stack files")]
+    found = re.search(r"--env COMPOSE_FILE=(\S+) --env PIERHEAD_FILES_DIGEST=(\w{16}) ", stored)
+    assert found
+    assert found[1] == "compose/swarm.yaml:compose/apps/echo.yaml"
+    assert words not in machine.run(control, "status", **ON_SWARM).stderr, "a stack of before, without labels"
+
+    (machine.directory / "labels").write_text(f"{found[2]} {found[1]}\n")
+    other_apps = ON_SWARM | {"COMPOSE_FILE": "compose/compose.yaml"}
+    assert words not in machine.run(control, "status", **other_apps).stderr, "what is stored counts"
+    app.write_text("services: {echo: {image: other}}\n")
+    edited = machine.run(control, "status", **ON_SWARM)
+    assert f"{words} (compose/swarm.yaml, compose/apps/echo.yaml)" in edited.stderr
+    assert ("`make deploy`" in edited.stderr, "TOKEN secret" in edited.stdout) == (True, True)
+    app.unlink()
+    assert words in machine.run(control, "status", **ON_SWARM).stderr
 
 
 def test_down_on_a_swarm_reads_no_compose_file_and_up_takes_the_file_for_swarms(machine: Machine, clone: Path) -> None:
