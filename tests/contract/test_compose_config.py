@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from controller.engines.labels import create_body
+from controller.engines.swarm_spec import not_carried
 from controller.errors import SpecError
 from controller.model.spec import GpuRequest, GpuSlot, Spec
 from controller.spec.compose import ComposeProject
+from controller.spec.parse import parse
+from controller.spec.yaml import load_resolved
+from controller.stack.stack_file import Given, stack_file
 from tests.unit.test_machine_scripts import ENV_LINES
 
 ROOT = Path(__file__).parents[2]
@@ -233,3 +238,29 @@ def test_the_lines_of_an_env_file_that_the_scripts_read_too(tmp_path: Path, line
     write(tmp_path / "compose.yaml", 'services: {a: {image: b, labels: {name: "${NAME-}"}}}')
     found = json.loads(users_own(tmp_path, "--format", "json"))
     assert found["services"]["a"]["labels"]["name"] == ENV_LINES[lines]
+
+
+APPS = [path.stem for path in sorted((ROOT / "compose" / "apps").glob("*.yaml"))]
+ON_GPUS = [app for app in APPS if (ROOT / "compose" / f"gpu-{app}.yaml").exists()]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        *(pytest.param([f"apps/{app}"], id=app) for app in APPS),
+        *(pytest.param([f"apps/{app}", f"gpu-{app}"], id=f"{app} on GPUs") for app in ON_GPUS),
+        pytest.param([f"apps/{app}" for app in APPS], id="all"),
+    ],
+)
+async def test_the_apps_of_a_clone_have_nothing_that_a_swarm_refuses(files: list[str]) -> None:
+    named = ":".join(f"compose/{file}.yaml" for file in ("swarm", *files))
+    output, _ = await ComposeProject(ROOT, ENVIRONMENT | {"COMPOSE_FILE": named}).resolved()
+    config = load_resolved(output)
+    spec = parse("pierhead", config)
+    assert spec.services
+    for name, one in spec.services.items():
+        assert not_carried(create_body(one, f"pierhead-{name}-1", "1a2b3c4d", 1, (), "pierhead")) == ()
+    assert "haproxy" in stack_file(config, Given(str(ROOT), (), {}, {}))["services"]
+    first = config["services"][next(iter(spec.services))]
+    with pytest.raises(SpecError, match=r"privileged: not possible on a Swarm: "):
+        parse("pierhead", {**config, "services": {**config["services"], "one": {**first, "privileged": True}}})

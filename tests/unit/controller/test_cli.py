@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import os
+import re
+import shlex
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -24,7 +26,9 @@ from controller.cli.errors import EXIT_CODES
 from controller.errors import SpecError
 from controller.status.documents import plan_words
 from controller.status.view import View
-from tests.fakes.fake_engine import Behaviour
+from tests.fakes.fake_engine import Behaviour, FakeEngine
+from tests.fakes.fake_swarm_engine import FakeSwarmEngine
+from tests.harness.virtual_time import wall_clock
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpus, service
 
@@ -307,3 +311,45 @@ async def test_a_gpu_is_taken_out_of_use_and_back(control: Control) -> None:
         assert (done.code, "GPU GPU-1 has no mark; with one: none" in done.err) == (2, True)
         done = await pierhead("mark", "GPU-7", "loud fan")
         assert (done.code, "this machine has GPU-0, GPU-1" in done.err) == (2, True)
+
+
+# --------------------------------------------------------------------------------------- from one machine to a Swarm
+
+
+async def test_the_numbers_of_scale_go_to_a_swarm_and_back_as_the_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "many-machines.md").read_text()
+    [write_down] = re.findall(r"```\n(\./pierhead status -o json .*?>scale-targets\.sh\n)```", page, re.DOTALL)
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    (clone / "pierhead").write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
+    (clone / "pierhead").chmod(0o755)
+
+    async def typed(command: Command, words: str) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-euc", words), cwd=clone, env=command.environment(), stdout=PIPE, stderr=PIPE
+        )
+        async with asyncio.timeout(60):
+            _, err = await process.communicate()
+        assert process.returncode == 0, err.decode()
+
+    def stack(name: str, engine: FakeEngine | None = None) -> Control:
+        (tmp_path / name).mkdir()
+        return Control.of(tmp_path / name, service("web"), service("api", replicas=1), engine=engine)
+
+    swarm = FakeSwarmEngine(wall_clock)
+    swarm.add_node("n1")
+    here, there = stack("here"), stack("there", swarm)
+    async with served(here) as command:
+        await here.settled("api", 1)
+        assert (await command("scale", "web", "3", "--no-wait")).code == 0
+        await here.settled("web", 3)
+        await typed(command, write_down)
+    moved = "./pierhead scale api auto --no-wait\n./pierhead scale web 3 --no-wait\n"
+    assert (clone / "scale-targets.sh").read_text() == moved
+    async with served(there) as command:
+        await there.settled("web", 2)
+        await typed(command, "sh scale-targets.sh")
+        await there.settled("web", 3)
+        (clone / "scale-targets.sh").unlink()
+        await typed(command, write_down)
+    assert (clone / "scale-targets.sh").read_text() == moved
