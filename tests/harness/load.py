@@ -1,8 +1,9 @@
 """A strict closed-loop HTTP load, in a process of its own: `python -m tests.harness.load URL... --connections 50`.
 
 Every connection sends one GET after the other and never retries: a reset, a short read or any status but 200 is a
-failure with its time and first bytes. Bounded in time; SIGTERM ends it early. The result goes to stdout as JSON.
-`--pause-s` bounds the rate: each connection rests so long between two requests.
+failure with its time and first bytes. Bounded in time; SIGTERM ends it early. The result goes to stdout as JSON, and on
+SIGUSR1 the number of requests so far to stderr. `--pause-s` bounds the rate: each connection rests so long between two
+requests.
 """
 
 from __future__ import annotations
@@ -130,6 +131,19 @@ class Load:
         assert line.startswith("running"), f"the load did not start: {line}{self._process.stderr.read()}"
         return self
 
+    def so_far(self) -> int:
+        """How many requests have ended, failed ones too."""
+        assert self._process.stderr is not None
+        self._process.send_signal(signal.SIGUSR1)
+        line = self._process.stderr.readline()
+        assert line.strip().isdigit(), f"the load has ended: {line}{self._process.stderr.read()}"
+        return int(line)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended by itself."""
+        return self._process.poll() is None
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -162,6 +176,7 @@ async def run(
         loop.add_signal_handler(number, stop.set)
     loop.call_later(limit_s, stop.set)
     result = LoadResult(keeps=keeps)
+    loop.add_signal_handler(signal.SIGUSR1, lambda: print(result.requests, file=sys.stderr, flush=True))
     latencies: list[float] = []
     started = time.monotonic()
     async with asyncio.TaskGroup() as group:

@@ -48,3 +48,14 @@ def test_a_server_that_goes_on_failing_in_another_way() -> None:
     assert result.kinds() == {"503", "500"}
     assert result.last_failed_begun_at > result.failures[-1].at
     assert sum(count.count for count in result.counts) == result.failed == result.requests
+
+
+def test_a_load_says_how_far_it_is() -> None:
+    with (
+        serving(lambda handler: sends(handler, 200, b"", {"Connection": "close"})) as url,
+        Load([f"{url}/"], 2) as load,
+    ):
+        eventually(lambda: load.so_far() >= 20, "it goes on")
+        assert load.is_running
+    assert load.result.requests >= 20
+    assert not load.is_running
