@@ -1,33 +1,40 @@
 """The failure table on a Swarm of five nodes, three of them managers, under a load on every edge that retries nothing.
 
-What people do (scale, roll out, drain) costs no request. A fault costs those that had begun on what was lost, and stops
-nothing that is well: a replica that was not on the node has the same task before and after. `-s` prints the figures.
+What people do (scale, roll out, drain) costs none of 50,000 requests. A fault costs those that had begun on what was
+lost, and stops nothing that is well: a replica that was not on the node has the same task before and after. `-s` prints
+counts, times and events. On two cores the file takes about 35 minutes.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Container, Iterator
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 
 import pytest
 
 from tests.harness import swarm_rig
-from tests.harness.load import Load
+from tests.harness.clients import Clients
+from tests.harness.swarm_losses import CLASSES, GOSSIP_S, NEVER_S, Lost, judged, unexplained
 from tests.harness.swarm_rig import CONTROL, GOSSIP, OVERLAY, Node
-from tests.harness.swarm_stack import Lost, SwarmStack, unexplained
+from tests.harness.swarm_stack import SwarmStack
 from tests.harness.waiting import eventually
 
-pytestmark = [pytest.mark.long, pytest.mark.stack, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.stack, pytest.mark.timeout(900)]
 
-ROUNDS = int(os.environ.get("PIERHEAD_TEST_ROUNDS", "1"))
-"""How often what people do is done."""
-LOAD_S = 900.0
+ENOUGH = int(os.environ.get("PIERHEAD_TEST_REQUESTS", "50000"))
+"""What people do is repeated until so many requests have been answered meanwhile."""
+PAUSE_S, CLIENTS = 0.05, 4
+"""Of the clients of that: some 200 requests a second, which leaves two cores room for five nodes."""
 REPLACED_WITHIN_S = 20.0
 CONTROL_WITHIN_S = 30.0
+"""After the fault itself."""
 CONVERGES_WITHIN_S = 30.0
-"""After the managers answer; where only the gossip was cut, it is the engines' own exchanges that take longer."""
+"""After the fault has ended. Where only the gossip was cut it is GOSSIP_S: see `ONLY_GOSSIP`."""
+EDGE_WITHIN_S = 90.0
+"""Swarm's check takes an edge that hangs for lost after some 20 s, and ends it after 10 s more."""
 LOST_WITHIN_S = 40.0
 """Until Swarm must have noted that a node is lost."""
 CUT_S = 25.0
@@ -45,20 +52,36 @@ def stack() -> Iterator[SwarmStack]:
 
 @pytest.fixture(autouse=True)
 def quiet(stack: SwarmStack) -> Iterator[None]:
-    """Nothing is to do before a test, nor after it, and nothing runs that should not."""
+    """Nothing is to do before and after a test, and nothing runs that should not. A test that fails leaves no fault."""
     stack.settle()
     yield
+    for node in stack.rig.nodes:
+        node.power_on()
+        node.heal()
+        node.speed_up()
     stack.managers = list(stack.rig.managers)
     stack.settle()
     eventually(lambda: not stack.orphans(), "nothing runs that should not", 60.0, every_s=1.0)
 
 
-def judge(stack: SwarmStack, load: Load, *faults: Lost) -> None:
-    """No request failed but those that had begun on what was lost."""
-    print(load.result, sorted(load.result.kinds()))
-    assert load.result.requests
+def judge(stack: SwarmStack, load: Clients, *faults: Lost, began: float) -> None:
+    """No request failed but those that had begun on what was lost. Prints counts, and the events since a unix time."""
+    of = Counter(one.of for one in judged(load.result.failures, faults))
+    print(load.result, ", ".join(f"{of[name]} {name}" for name in CLASSES), sorted(load.result.kinds()))
+    for event in stack.events(began):
+        words = " ".join(event["message"].splitlines()[:1])
+        print(f"    {event['at'] - began:6.1f} s  {event['kind']}  {event['target']}  {words}")
+    assert load.result.requests > load.result.failed
+    assert load.result.failed == len(load.result.failures), "not all failures were kept"
     left = unexplained(load.result.failures, faults)
     assert not left, f"{len(left)} of {load.result.failed} failures: {left[:10]}\n{stack.story()}"
+
+
+def judge_many(stack: SwarmStack, load: Clients, began: float) -> None:
+    """Not one of very many requests failed."""
+    judge(stack, load, began=began)
+    assert load.result.failed == 0
+    assert load.result.requests >= ENOUGH
 
 
 def stayed(stack: SwarmStack, before: dict[str, str], lost: Container[str]) -> None:
@@ -78,62 +101,145 @@ def away(stack: SwarmStack, node: Node) -> set[str]:
     return set(stack.tasks_of(node))
 
 
+@pytest.mark.timeout(1800)
 def test_scaling_and_rolling_out_cost_no_request(stack: SwarmStack) -> None:
-    with stack.load(LOAD_S) as load:
-        for n in range(ROUNDS):
+    began, rounds = time.time(), 0
+    with stack.load(PAUSE_S, clients=CLIENTS) as load:
+        while load.so_far() < ENOUGH:
+            rounds += 1
             for count in ("6", "3", "auto"):
                 stack.make("control", "scale", "faulty", count)
                 stack.make("control", "scale", "echo", count)
                 stack.settle()
-            stack.roll(f"good{n}")
+            stack.roll(f"good{rounds}")
             stack.settle()
-            stack.roll(f"bad{n}", breaks="crash")
+            stack.roll(f"bad{rounds}", breaks="unready" if rounds % 2 else "crash")
             stack.settle()
-            assert stack.get(stack.rig.nodes[4], "/faulty").body == f"good{n}".encode()
-    judge(stack, load)
+            assert stack.get(stack.rig.nodes[4], "/faulty").body == f"good{rounds}".encode()
+    print(f"{rounds} rounds of scaling twice up and down, a good version and a bad one: {time.time() - began:.0f} s")
+    judge_many(stack, load, began)
 
 
+@pytest.mark.timeout(1800)
 def test_draining_a_node_costs_no_request_at_other_edges(stack: SwarmStack) -> None:
     """Swarm ends the edge of a node that is drained, too."""
-    drained = stack.rig.nodes[2:4]
-    with stack.load(LOAD_S, nodes=stack.others(*drained)) as load:
-        for node in drained * ROUNDS:
-            stack.drain(node)
-            assert away(stack, node) == set()
-            stack.activate(node)
-            stack.settle()
-    judge(stack, load)
+    began, rounds, drained = time.time(), 0, stack.rig.nodes[2:4]
+    with stack.load(PAUSE_S, nodes=stack.others(*drained), clients=CLIENTS) as load:
+        while load.so_far() < ENOUGH:
+            rounds += 1
+            for node in drained:
+                stack.drain(node)
+                assert away(stack, node) == set()
+                stack.activate(node)
+                stack.settle()
+    print(f"{rounds} rounds of draining a manager and a worker: {time.time() - began:.0f} s")
+    judge_many(stack, load, began)
 
 
-@pytest.mark.parametrize("which", ["a worker", "the leader, with the controller"])
-def test_a_node_loses_its_power(stack: SwarmStack, which: str) -> None:
-    leads = "leader" in which
-    node = leader_that_acts(stack) if leads else busiest(stack)
-    stack.managers = [one for one in stack.rig.managers if one is not node]
+def test_a_worker_loses_its_power(stack: SwarmStack) -> None:
+    """Swarm moves its replicas, and the controller tells of each."""
+    node = busiest(stack)
     there, before = away(stack, node), stack.started()
-    with stack.load(LOAD_S) as load:
-        time_of = time.time()
+    assert there
+    with stack.load() as load:
+        lost = Lost("power off", node.ip, time.time())
         node.power_off()
-        lost = Lost("power off", node.ip, time_of)
-        eventually(lambda: stack.managers[0].cli("node", "ls"), "a manager leads", LOST_WITHIN_S)
-        if leads:
-            eventually(lambda: stack.make("control", "plan"), "the controller is back", CONTROL_WITHIN_S)
-            print(f"control back after {time.time() - time_of:.1f} s")
-        else:
-            within = REPLACED_WITHIN_S
-            eventually(lambda: len(stack.started()) == len(before) and elsewhere(stack, node), "replaced", within)
-            print(f"replaced after {time.time() - time_of:.1f} s")
+        within = REPLACED_WITHIN_S
+        eventually(lambda: len(stack.started()) == len(before) and elsewhere(stack, node), "replaced", within)
+        print(f"replaced after {time.time() - lost.begun_at:.1f} s")
         stack.settle()
         stayed(stack, before, there)
-        node.power_on()
-        lost.over_at = time.time()
-        eventually(lambda: edge_answers(stack, node), f"the edge of {node.name} answers", 60.0)
-        lost.over_at = time.time()
+        told = {event["target"] for event in stack.events(lost.begun_at) if event["kind"] == "replica_moved"}
+        assert told == there & set(stack.started()), f"moved without an event, or not moved\n{stack.story()}"
+        return_of(stack, node, lost)
+    judge(stack, load, lost, began=lost.begun_at)
+
+
+def test_the_leader_loses_its_power_with_the_controller(stack: SwarmStack) -> None:
+    node = leader_that_acts(stack)
+    stack.managers = [one for one in stack.rig.managers if one is not node]
+    there, before = away(stack, node), stack.started()
+    with stack.load() as load:
+        lost = Lost("power off", node.ip, time.time())
+        node.power_off()
+        control_is_back(stack, lost.begun_at)
         stack.settle()
-    judge(stack, load, lost)
+        stayed(stack, before, there)
+        return_of(stack, node, lost)
+    judge(stack, load, lost, began=lost.begun_at)
+
+
+def test_the_leader_is_cut_off_with_the_controller(stack: SwarmStack) -> None:
+    """What it has goes on, another controller acts, and the one that was cut off ends when it is back."""
+    node = leader_that_acts(stack)
+    stack.managers = [one for one in stack.rig.managers if one is not node]
+    there, before = away(stack, node), stack.started()
+    with stack.load() as load:
+        lost = Lost("cut off", node.ip, time.time())
+        node.cut(peers=stack.others(node))
+        control_is_back(stack, lost.begun_at)
+        assert away(stack, node) == there, "what runs there goes on"
+        managers_are_back_at = healed(stack, [node], [lost], of_managers=True)
+        assert lost.over_at - managers_are_back_at <= CONVERGES_WITHIN_S
+        stack.managers = list(stack.rig.managers)
+        assert stack.acting() is not node
+    stayed(stack, before, there)
+    judge(stack, load, lost, began=lost.begun_at)
+
+
+def test_the_controller_is_killed_alone(stack: SwarmStack) -> None:
+    """No request and no replica notices."""
+    before, began = stack.started(), time.time()
+    with stack.load() as load:
+        stack.kill_controller()
+        control_is_back(stack, began)
+        stack.settle()
+        eventually(lambda: len(controllers(stack)) == len(stack.rig.managers), "every manager has a controller again")
+    stayed(stack, before, set())
+    judge_clean(stack, load, began)
+
+
+def test_without_a_quorum_traffic_goes_on(stack: SwarmStack) -> None:
+    """Two of three managers do not hear of the others, and nobody leads. All nodes are well, and nothing is stopped."""
+    alone, *others = stack.rig.managers
+    before, began = stack.started(), time.time()
+    with stack.load() as load:
+        for node in others:
+            node.cut(CONTROL)
+        stack.managers = [alone]
+        said = eventually(lambda: says_that_there_is_no_quorum(stack), "the status says so", LOST_WITHIN_S)
+        print(f"without a quorum: {said}")
+        time.sleep(CUT_S)  # how long the fault lasts
+        for node in others:
+            node.heal()
+        healed_at = time.time()
+        stack.managers = list(stack.rig.managers)
+        eventually(lambda: set(stack.rig.states().values()) == {"ready"}, "all nodes are ready", 60.0)
+        ready_s = time.time() - healed_at
+        print(f"healed: all nodes ready after {ready_s:.1f} s, nothing to do {stack.settle():.1f} s later")
+    stayed(stack, before, set())
+    judge_clean(stack, load, began)
+
+
+def test_an_edge_that_hangs_is_replaced(stack: SwarmStack) -> None:
+    """It costs its own clients what they ask of it, and nobody else."""
+    node, before = stack.rig.nodes[3], stack.started()
+    with stack.load() as load:
+        lost = Lost("edge hangs", node.ip, time.time(), others_for_s=NEVER_S)
+        hung = stack.hang_edge(node)
+        eventually(lambda: stack.edge_of(node) not in ("", hung), f"{node.name} has another edge", EDGE_WITHIN_S)
+        eventually(lambda: edge_answers(stack, node), "it answers", EDGE_WITHIN_S)
+        lost.over_at = time.time()
+        print(f"the edge answers {lost.over_at - lost.begun_at:.1f} s after it hung")
+        stack.settle()
+    stayed(stack, before, set())
+    judge(stack, load, lost, began=lost.begun_at)
 
 
 ONLY_GOSSIP, ALL = "the gossip of a worker", "a worker, from all others"
+"""Where only the gossip was cut, Swarm replaces nothing, and the edges miss the node until Docker's engines have
+exchanged all that they know (moby/moby#53141, every 30 s with one other by chance): 10 to 72 s were seen. That is
+Docker's; the bound keeps it from becoming more."""
 OF_GOSSIP = (ONLY_GOSSIP, ALL)
 CUTS: dict[str, Callable[[SwarmStack, Node], None]] = {
     "the overlay of a worker": lambda stack, node: node.cut(OVERLAY),
@@ -148,22 +254,16 @@ def test_a_partition_stops_nothing_that_is_well(stack: SwarmStack, what: str) ->
     node = busiest(stack)
     there, before = away(stack, node), stack.started()
     assert there
-    with stack.load(LOAD_S) as load:
+    with stack.load() as load:
         lost = Lost(what, node.ip, time.time())
         CUTS[what](stack, node)
         time.sleep(CUT_S)  # how long the fault lasts
         assert away(stack, node) == there, "what runs there goes on"
-        node.heal()
-        healed_at = time.time()
-        if what in OF_GOSSIP:
-            lost.gossips_at = healed_at
-        eventually(lambda: set(stack.rig.states().values()) == {"ready"}, "all nodes are ready", 60.0)
-        stack.settle()
-        lost.over_at = time.time()
-    print(f"{what}: nothing to do {lost.over_at - healed_at:.1f} s after it was healed")
+        within = GOSSIP_S if what == ONLY_GOSSIP else CONVERGES_WITHIN_S
+        healed_at = healed(stack, [node], [lost], is_of_gossip=what in OF_GOSSIP)
+        assert lost.over_at - healed_at <= within
     stayed(stack, before, there)
-    judge(stack, load, lost)
-    assert what == ONLY_GOSSIP or lost.over_at - healed_at <= CONVERGES_WITHIN_S
+    judge(stack, load, lost, began=lost.begun_at)
 
 
 def test_a_minority_of_the_nodes_is_cut_off_and_a_manager_returns(stack: SwarmStack) -> None:
@@ -171,39 +271,98 @@ def test_a_minority_of_the_nodes_is_cut_off_and_a_manager_returns(stack: SwarmSt
     minority = [stack.rig.managers[2], stack.rig.nodes[4]]
     majority = [node for node in stack.rig.nodes if node not in minority]
     stack.managers = stack.rig.managers[:2]
-    there, before = {name for node in minority for name in away(stack, node)}, stack.started()
-    with stack.load(LOAD_S) as load:
+    there, before, began = {name for node in minority for name in away(stack, node)}, stack.started(), time.time()
+    with stack.load() as load:
         lost = [Lost("minority", node.ip, time.time()) for node in minority]
         for node in minority:
             node.cut(peers=majority)
         time.sleep(CUT_S)  # how long the fault lasts
-        for node in minority:
-            node.heal()
-        for one in lost:
-            one.gossips_at = time.time()
-        eventually(lambda: set(stack.rig.states().values()) == {"ready"}, "all nodes are ready", 60.0)
-        took_s = stack.settle()
-        print(f"nothing to do {took_s:.1f} s after all nodes were ready")
-        for one in lost:
-            one.over_at = time.time()
+        managers_are_back_at = healed(stack, minority, lost, of_managers=True)
+        assert lost[0].over_at - managers_are_back_at <= CONVERGES_WITHIN_S
     stayed(stack, before, there)
-    judge(stack, load, *lost)
-    assert took_s <= CONVERGES_WITHIN_S
+    judge(stack, load, *lost, began=began)
 
 
 def test_a_slow_node_and_an_engine_that_restarts(stack: SwarmStack) -> None:
-    slow, restarted = stack.rig.nodes[3], stack.rig.nodes[4]
-    with stack.load(LOAD_S) as load:
+    slow, restarted, began = stack.rig.nodes[3], stack.rig.nodes[4], time.time()
+    with stack.load() as load:
         slow.slow_down(0.1)
         time.sleep(CUT_S)  # how long the fault lasts
         slow.speed_up()
         stack.settle()
-        lost = Lost("restart", restarted.ip, time.time(), others_for_s=30.0)
+        lost = Lost("restart", restarted.ip, time.time())
         restarted.restart_engine()
+        lost.others_for_s += time.time() - lost.begun_at
         eventually(lambda: edge_answers(stack, restarted), "its edge answers", 60.0)
         lost.over_at = time.time()
         stack.settle()
-    judge(stack, load, lost)
+    judge(stack, load, lost, began=began)
+
+
+def judge_clean(stack: SwarmStack, load: Clients, began: float) -> None:
+    """Not one request failed."""
+    judge(stack, load, began=began)
+    assert load.result.failed == 0
+
+
+def healed(
+    stack: SwarmStack,
+    nodes: Sequence[Node],
+    lost: Sequence[Lost],
+    *,
+    is_of_gossip: bool = True,
+    of_managers: bool = False,
+) -> float:
+    """The cuts of these nodes end, and nothing is left to do. Returns the unix time from which that counts: when they
+    ended, or, where a manager returns, when all nodes were ready: it may cost Swarm its leader for a while.
+    """
+    for node in nodes:
+        node.heal()
+    healed_at = time.time()
+    for one in lost:
+        one.gossips_at = healed_at if is_of_gossip else one.gossips_at
+    eventually(lambda: set(stack.rig.states().values()) == {"ready"}, "all nodes are ready", 60.0)
+    ready_at = time.time()
+    stack.settle()
+    now = time.time()
+    print(f"healed: all nodes ready after {ready_at - healed_at:.1f} s, nothing to do {now - ready_at:.1f} s later")
+    for one in lost:
+        one.over_at = now
+    return ready_at if of_managers else healed_at
+
+
+def return_of(stack: SwarmStack, node: Node, lost: Lost) -> None:
+    """The power comes back, and the node's edge answers."""
+    node.power_on()
+    on_at = time.time()
+    eventually(lambda: edge_answers(stack, node), f"the edge of {node.name} answers", 60.0)
+    lost.over_at = time.time()
+    print(f"its edge answers {lost.over_at - on_at:.1f} s after its engine")
+    stack.settle()
+
+
+def control_is_back(stack: SwarmStack, since: float) -> None:
+    """Another controller has the lease, and a command is answered, soon after the fault began at a unix time."""
+    eventually(lambda: stack.acting(timeout_s=3.0), "another controller acts", CONTROL_WITHIN_S, every_s=0.5)
+    acts_s = time.time() - since
+    eventually(lambda: stack.make("control", "plan"), "a command is answered", CONTROL_WITHIN_S)
+    took_s = time.time() - since
+    print(f"another controller acts after {acts_s:.1f} s, and has answered a command after {took_s:.1f} s")
+    assert took_s <= CONTROL_WITHIN_S
+
+
+def controllers(stack: SwarmStack) -> list[str]:
+    """The tasks of controllers that run."""
+    found = stack.rig.tasks(service=f"{stack.project}_controller")
+    return [one["ID"] for one in found if one["Status"]["State"] == "running"]
+
+
+def says_that_there_is_no_quorum(stack: SwarmStack) -> str:
+    """The line of `make status` about it."""
+    done = stack.run("control", "status")
+    lines = (done.stdout + done.stderr).splitlines()
+    words = ("quorum", "have a leader", "no leader", "managers must be up")
+    return next((line for line in lines if any(word in line for word in words)), "")
 
 
 def leader_that_acts(stack: SwarmStack) -> Node:

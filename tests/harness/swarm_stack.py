@@ -1,23 +1,23 @@
 """A stack on the tests' Swarm: `make up` typed on the first node, then commands on whichever manager answers.
 
-`Lost` says of each request that failed whether it had begun on what a fault took away, so that a load (load.py, without
-retries) can be judged afterwards.
+Its loads retry nothing; swarm_losses.py judges what failed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from controller.storage.lease import HOLDER
 from controller.swarm_api import STACK_LABEL
 from tests.harness import swarm_rig
-from tests.harness.load import Failure, Load
+from tests.harness.clients import Clients
+from tests.harness.load import Load
 from tests.harness.place import QUIET_WITHIN_S, TAG, Place
 from tests.harness.stack import Answer, request
 from tests.harness.swarm_rig import Node, SwarmRig
@@ -28,42 +28,11 @@ NAMES = ("haproxy-node", "controller", "prometheus", "registry", "echo", "echo-c
 IMAGES = [f"pierhead/{name}:{TAG}" for name in NAMES]
 PATHS = ("/echo?message=hi", "/faulty")
 BUILT = ("controller", "haproxy", "registry", "prometheus")
-CONNECTIONS_OF_AN_EDGE = 4
 ANSWER_S = 30.0
-CLEAN_AFTER_S = 5.0
-"""A node's power goes off: so long afterwards, requests at other edges may still be given to its replicas."""
-BEFORE_S = 2.0
-"""A request that was begun so long before a fault may still have been in progress."""
-GOSSIP_S = 90.0
-"""An engine that was cut off from the gossip returns: for so long, overlay networks may miss nodes that were well
-(moby/moby#53141). Each engine exchanges all that it knows with another one, chosen by chance, every 30 s."""
-
-
-@dataclass
-class Lost:
-    """A fault at a node: requests begun around its beginning, at any edge, and later at its own edge, may be lost."""
-
-    kind: str
-    edge: str
-    """The address of its node."""
-    begun_at: float
-    over_at: float = float("inf")
-    others_for_s: float = CLEAN_AFTER_S
-    """For how long after its beginning other edges may lose requests."""
-    gossips_at: float = float("inf")
-    """When its engine returned to the gossip of the others: these then forget each other for a while (GOSSIP_S)."""
-
-    def explains(self, failure: Failure) -> bool:
-        """Whether the request had begun on what was lost."""
-        late_s = failure.begun_at - self.begun_at
-        if f"//{self.edge}:" in failure.url:
-            return late_s >= -BEFORE_S and failure.begun_at <= self.over_at + CLEAN_AFTER_S
-        return -BEFORE_S <= late_s <= self.others_for_s or 0 <= failure.begun_at - self.gossips_at <= GOSSIP_S
-
-
-def unexplained(failures: Sequence[Failure], faults: Sequence[Lost]) -> list[Failure]:
-    """The failures of requests that had not begun on anything that was lost."""
-    return [one for one in failures if not any(fault.explains(one) for fault in faults)]
+CONNECTIONS = 20
+"""Of a load, all clients together."""
+LOAD_LIMIT_S = 3000.0
+"""Of a load whose test was killed; longer than any test may take."""
 
 
 class SwarmStack(Place):
@@ -120,11 +89,12 @@ class SwarmStack(Place):
         """What a client gets at a node."""
         return request(f"http://{node.ip}:8000{path}")
 
-    def roll(self, name: str, breaks: str = "") -> None:
+    def roll(self, name: str, breaks: str = "", *, waits: bool = True) -> None:
         """Deploy another version of the service `faulty`, which may be a bad one: that ends with another code."""
         self.variables |= {"NODES_NAME": name, "NODES_BREAK": breaks}
-        done = self.run("control", "deploy", "faulty")
-        assert bool(done.returncode) == bool(breaks), done.stdout + done.stderr
+        how = ("--timeout", f"{QUIET_WITHIN_S:g}") if waits else ("--no-wait",)
+        done = self.run("control", "deploy", "faulty", *how)
+        assert bool(done.returncode) == bool(breaks and waits), done.stdout + done.stderr
 
     def drain(self, node: Node) -> None:
         """Have its replicas go elsewhere, and wait until Swarm has taken the rest from it."""
@@ -179,13 +149,51 @@ class SwarmStack(Place):
                 return next(node for node in self.rig.managers if node.name == line.split()[1])
         raise RuntimeError("no manager leads")
 
-    def acting(self) -> Node:
-        """The manager whose controller has the lease of the state."""
-        with self.managers[0].client() as client:
+    def acting(self, timeout_s: float = 30.0) -> Node:
+        """The manager whose controller has the lease. Raises LookupError where none of `managers` has it."""
+        return self.acting_container(timeout_s)[0]
+
+    def kill_controller(self) -> Node:
+        """The controller that acts is killed; its node."""
+        node, container = self.acting_container()
+        node.cli("kill", "--signal", "KILL", container)
+        return node
+
+    def kill_replica(self, node: Node) -> str:
+        """A replica there is killed; its name. Raises LookupError where there is none."""
+        mine = f"label=pierhead.project={self.project}"
+        told = node.cli("ps", "--filter", mine, "--format", '{{.ID}} {{.Label "pierhead.replica"}}').splitlines()
+        container, name = next((line.split() for line in sorted(told) if len(line.split()) == 2), ("", ""))
+        if not container:
+            raise LookupError(f"no replica on {node.name}")
+        node.cli("kill", "--signal", "KILL", container)
+        return name
+
+    def edge_of(self, node: Node) -> str:
+        """The container of its HAProxy; "" where none runs."""
+        return next(iter(node.cli("ps", "--quiet", "--filter", f"name={self.project}_haproxy.").split()), "")
+
+    def hang_edge(self, node: Node) -> str:
+        """The processes of its HAProxy stop, and go on existing. Returns its container."""
+        container = self.edge_of(node)
+        node.cli("exec", "--user", "root", container, "bash", "-c", _STOP_HAPROXY)
+        return container
+
+    def acting_container(self, timeout_s: float = 30.0) -> tuple[Node, str]:
+        """The same, and the id of its container."""
+        with self.managers[0].client(timeout_s) as client:
             labels = [config["Spec"]["Labels"] for config in client.configs()]  # type: ignore[no-untyped-call]
-        (holder,) = (one[HOLDER] for one in labels if HOLDER in one)
-        container, _, _ = holder.partition("/")
-        return next(node for node in self.managers if container in node.cli("ps", "--format", "{{.ID}}").split())
+        holders = [one[HOLDER].partition("/")[0] for one in labels if HOLDER in one]
+        for node in self.managers:
+            running = node.cli("ps", "--format", "{{.ID}}").split()
+            if holders and holders[0] in running:
+                return node, holders[0]
+        raise LookupError(f"the lease has {holders}, which runs on none of {[node.name for node in self.managers]}")
+
+    def events(self, since: float) -> list[dict[str, Any]]:
+        """The events since a unix time."""
+        lines = self.make("control", "events", "-n", "1000", "--output", "json").splitlines()
+        return [one for one in map(json.loads, lines) if one["last_at"] >= since]
 
     def orphans(self) -> list[str]:
         """What runs on any node, and is no replica that the controller knows, or is one twice."""
@@ -194,11 +202,31 @@ class SwarmStack(Place):
         times = Counter(name for name, _ in running.elements())
         return sorted(f"{name} on {node}" for name, node in running if name not in known or times[name] > 1)
 
-    def load(self, limit_s: float, pause_s: float = 0.1, nodes: Sequence[Node] = ()) -> Load:
-        """A load on every edge: as many new connections a second as the pause says, and no retry."""
+    def load(
+        self,
+        pause_s: float = 0.1,
+        nodes: Sequence[Node] = (),
+        clients: int = 2,
+        connections: int = CONNECTIONS,
+        limit_s: float = LOAD_LIMIT_S,
+    ) -> Clients:
+        """Clients in processes of their own, at every edge: a new connection for each request, and no retry.
+
+        The pause, and how many connections all clients have together, say how many requests a second there are.
+        """
         urls = [f"http://{node.ip}:8000{path}" for node in nodes or self.rig.nodes for path in PATHS]
-        connections = CONNECTIONS_OF_AN_EDGE * len(nodes or self.rig.nodes)
-        return Load(urls, connections, limit_s, reuse=False, pause_s=pause_s, answer_s=ANSWER_S, keeps=100_000)
+        loads = []
+        for number in range(clients):
+            each = connections // clients
+            first = number * each % len(urls)  # so that all edges have as many connections
+            turned = [*urls[first:], *urls[:first]]
+            load = Load(turned, each, limit_s, reuse=False, pause_s=pause_s, answer_s=ANSWER_S, keeps=100_000)
+            loads.append(load)
+        return Clients(loads)
 
 
 _IMAGE = "{{.Spec.TaskTemplate.ContainerSpec.Image}}"
+_STOP_HAPROXY = """
+for of in /proc/[0-9]*; do
+  [ "$(cat "$of/comm" 2>/dev/null)" != haproxy ] || kill -STOP "${of#/proc/}"
+done"""
