@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
@@ -26,7 +26,7 @@ from controller.observe.watch import PATIENCE_S
 from tests.bench import controller_at_rest
 from tests.bench.record import Page, Table, directory_of, run_facts
 from tests.bench.targets import Line
-from tests.harness.stack import Stack
+from tests.harness.stack import Answer, Stack
 from tests.harness.waiting import eventually
 
 PROJECT = "pierhead-bench-many"
@@ -169,12 +169,21 @@ READINGS = "pierhead_controller_engine_reading_seconds"
 HAPROXY_READINGS = "pierhead_controller_haproxy_reading_seconds"
 
 
+class Answering(Protocol):
+    """What reaches a controller's API."""
+
+    def api(self, path: str) -> Answer:
+        """The answer to a GET."""
+        ...
+
+
 class TickBook:
     """Reads one of the controller's histograms, of ticks as a rule: what was added since the last reading."""
 
-    def __init__(self, stack: Stack, name: str = TICKS) -> None:
+    def __init__(self, stack: Answering, name: str = TICKS, within_s: float = TICK_S) -> None:
         self._stack = stack
         self._name = name
+        self._within_s = within_s
         self._before = self._read()
 
     def lap(self) -> Ticks:
@@ -186,7 +195,7 @@ class TickBook:
         total = now[f"{name}_sum"] - before[f"{name}_sum"]
         buckets = {float(key): now[key] - before[key] for key in now if not key.startswith(name)}
         longest = min((bound for bound, found in buckets.items() if found >= count), default=float("inf"))
-        return Ticks(count, round(total / max(count, 1), 4), longest, round(buckets[TICK_S] / max(count, 1), 4))
+        return Ticks(count, round(total / max(count, 1), 4), longest, round(buckets[self._within_s] / max(count, 1), 4))
 
     def _read(self) -> dict[str, float]:
         page = self._stack.api("/metrics").body.decode()

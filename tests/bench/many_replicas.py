@@ -16,6 +16,7 @@ import argparse
 import asyncio
 import cProfile
 import logging
+import os
 import statistics
 import tempfile
 import time
@@ -131,11 +132,16 @@ async def measure(control: Many, options: argparse.Namespace) -> None:
         profiler.disable()
         if options.profile is not None:
             profiler.dump_stats(options.profile)
-        print(f"{told('at rest', ticks)}; {100 * share:.1f} % of a core")
+        print(f"{told('at rest', ticks)}; {100 * share:.1f} % of a core; {resident_mb():.0f} MB with the fakes")
         if control.calls:
             each = {name: count / options.rest_s for name, count in sorted(control.calls.items())}
             print("each second at rest: " + ", ".join(f"{name} {count:.1f}" for name, count in each.items()))
     await control.engine.close()
+
+
+def resident_mb() -> float:
+    """Resident memory of this process, in MB of 10^6 bytes: the controller, and the texts and fakes that it reads."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def timed(
