@@ -73,8 +73,8 @@ class Stack:
 @pytest.fixture(autouse=True)
 def _quick() -> Iterator[None]:
     drains = replace(KINDS["drain"], begin=_each("drain"), end=_each("activate"))
-    nothing = {"READY_WITHIN_S": 0.0, "EDGE_WITHIN_S": 0.0}
-    with patch.dict(KINDS, {"drain": drains}), patch.multiple(hour_of_chance, **nothing):
+    at_once = patch.multiple(hour_of_chance, READY_WITHIN_S=0.0, EDGE_WITHIN_S=0.0)
+    with patch.dict(KINDS, {"drain": drains}), at_once:
         yield
 
 
