@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tests.bench.chance_report import Finding, Report
@@ -246,6 +247,7 @@ class Chance:
         for node in trouble.nodes:
             back = f"the managers know that {node.name} is back"
             eventually(lambda node=node: self._is_ready(node), back, READY_WITHIN_S)  # type: ignore[misc]
+            eventually(partial(self.stack.edge_stays, node), f"{node.name} has the edge that stays", EDGE_WITHIN_S)
             for path in (f"/{name}?message=hi" for name in SERVED):
                 look = lambda node=node, path=path: self.stack.get(node, path).status == 200  # noqa: E731
                 eventually(look, f"{node.name} answers {path}", EDGE_WITHIN_S)

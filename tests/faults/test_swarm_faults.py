@@ -323,6 +323,7 @@ def healed(
         one.gossips_at = healed_at if is_of_gossip else one.gossips_at
     eventually(lambda: set(stack.rig.states().values()) == {"ready"}, "all nodes are ready", 60.0)
     ready_at = time.time()
+    eventually(lambda: all(map(stack.edge_stays, nodes)), "their edges are those that stay", EDGE_WITHIN_S)
     stack.settle()
     now = time.time()
     print(f"healed: all nodes ready after {ready_at - healed_at:.1f} s, nothing to do {now - ready_at:.1f} s later")

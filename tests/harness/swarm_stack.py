@@ -173,6 +173,15 @@ class SwarmStack(Place):
         """The container of its HAProxy; "" where none runs."""
         return next(iter(node.cli("ps", "--quiet", "--filter", f"name={self.project}_haproxy.").split()), "")
 
+    def edge_stays(self, node: Node) -> bool:
+        """Whether its HAProxy is the one that the managers want there.
+
+        Of a node that Swarm took for lost, the former one goes on until the node has heard that it shall end.
+        """
+        label = '{{index .Config.Labels "com.docker.swarm.task.id"}}'
+        container = self.edge_of(node)
+        return bool(container) and node.cli("inspect", "--format", label, container) in self.ids()
+
     def hang_edge(self, node: Node) -> str:
         """The processes of its HAProxy stop, and go on existing. Returns its container."""
         container = self.edge_of(node)
