@@ -20,7 +20,7 @@ FLOORS = (
     {"http", "lanes"},
     {"edge"},
     {"batching", "multiplex", "policies"},
-    {"memory"},
+    {"memory", "store"},
 )
 """From the top: a room imports itself, rooms of lower floors and the root's ground floor."""
 
@@ -31,6 +31,7 @@ FOR_USERS = {
     "pierhead.local",
     "pierhead.llm_app",
     "pierhead.llm_config",
+    "pierhead.shared_store",
     "pierhead.tensors",
 }
 """The root's top floor: it imports every room, and no room imports it."""

@@ -5,7 +5,7 @@ from pierhead import serve, handle, batch
 
 from typing import TYPE_CHECKING, Any
 
-from pierhead import errors, tensors
+from pierhead import errors, shared_store, tensors
 from pierhead.batching.batch import batch
 from pierhead.batching.results import ENDED, Ended
 from pierhead.batching.run import current_batch
@@ -24,6 +24,7 @@ from pierhead.errors import (
     PierheadError,
     ReplicaDied,
     ScaledToZero,
+    StoreUnavailable,
     Unavailable,
     UserCodeError,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "ScaledToZero",
     "Service",
     "Settings",
+    "StoreUnavailable",
     "Unavailable",
     "UserCodeError",
     "asgi",
@@ -83,6 +85,7 @@ __all__ = [
     "serve",
     "serve_async",
     "set_model_id",
+    "shared_store",
     "sse",
     "sse_event",
     "tensors",

@@ -12,6 +12,7 @@
     |   |-- NoReplica      UNAVAILABLE          503   no_replica          Retry-After
     |   |   `-- ScaledToZero  UNAVAILABLE       503   scaled_to_zero      Retry-After
     |   |-- Draining       UNAVAILABLE          503   draining            Retry-After
+    |   |-- StoreUnavailable  UNAVAILABLE       503   store_unavailable   Retry-After
     |   `-- ReplicaDied    UNAVAILABLE          502   replica_died
     |-- Broken             INTERNAL             500   broken
     |-- ContentGone        INTERNAL             500   content_gone
@@ -148,6 +149,12 @@ class Draining(Unavailable):
     """This replica finishes its requests and accepts no new ones; nothing was done."""
 
     kind = "draining"
+
+
+class StoreUnavailable(Unavailable):
+    """The shared store cannot be read or written now: the controller is away, or a bound of the store is reached."""
+
+    kind = "store_unavailable"
 
 
 class ReplicaDied(Unavailable):

@@ -27,6 +27,7 @@ from pierhead.errors import (
     ReplicaDied,
     ScaledToZero,
     SettingsError,
+    StoreUnavailable,
     Unavailable,
     UserCodeError,
 )
@@ -55,6 +56,7 @@ _BY_KIND: dict[str, type[PierheadError]] = {
         NoReplica,
         ScaledToZero,
         Draining,
+        StoreUnavailable,
         ReplicaDied,
         Broken,
         ContentGone,

@@ -1,4 +1,4 @@
-"""What the handles of one event loop share: one directory, one pool per service."""
+"""What the handles of one event loop share: one directory, one pool per service, the way to the shared store."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from pierhead.lanes.connection import Connection
 from pierhead.lanes.transports import TRANSPORTS
 from pierhead.metrics import PROCESS
 from pierhead.settings import Settings
+from pierhead.store.memory import MemoryStore, Store
+from pierhead.store.remote import RemoteStore
+
+OWN_STORE = MemoryStore()
+"""The shared store of a process without a controller."""
 
 
 class InProcess(Protocol):
@@ -36,6 +41,7 @@ class Clients:
         self.settings = settings
         self._directory = Directory(settings)
         self._pools: dict[tuple[str, str | InProcess], Pool] = {}
+        self._remote_store = RemoteStore(settings.discovery) if settings.discovery else None
 
     @classmethod
     def current(cls) -> Clients:
@@ -65,6 +71,11 @@ class Clients:
                     pool.closed = True  # so that handles look up the pool again
         return before
 
+    @property
+    def store(self) -> Store:
+        """The shared store: the controller's, else this process's own."""
+        return OWN_STORE if self._remote_store is None else self._remote_store
+
     def pool(self, service: str, transport: str) -> Pool:
         """The pool of a service; the first use begins to watch the service."""
         replica = self._overrides.get(service)
@@ -87,6 +98,8 @@ class Clients:
         """Close every connection and watcher; calls in flight fail. The next call starts afresh."""
         self._of_loop.pop(asyncio.get_running_loop(), None)
         await self._directory.close()
+        if self._remote_store is not None:
+            await self._remote_store.close()
         for pool in self._pools.values():
             await pool.close()
 
