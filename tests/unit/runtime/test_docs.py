@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from random import Random
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -13,12 +15,15 @@ import pierhead
 import pytest
 from aiohttp import ClientSession, web
 from pierhead import BadRequest, errors, handle, override_handle, routing_stats
+from pierhead.calls.clients import OWN_STORE
 from pierhead.classes.parts import made
 from pierhead.echo.v1.echo_pb2 import EchoRequest, GenerateRequest
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
+from pierhead.policies.router import Router
 from pierhead.request import CURRENT, RequestContext
 
 from tests.unit.runtime.harness import Cluster, EchoService, echo, know
+from tests.unit.runtime.test_policies import FakeCall, candidates
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -32,7 +37,7 @@ def shown_on(page: str) -> list[str]:
 SERVICE, CALLER, START, *_FROM_OUTSIDE = shown_on("how-to/write-a-service.md")
 [CONFIG] = shown_on("how-to/live-settings.md")
 [EVENTS] = shown_on("how-to/http.md")
-POLICY, NUMBERS = shown_on("how-to/routing.md")
+POLICY, NUMBERS, CACHE_AWARE = shown_on("how-to/routing.md")
 _SIGNATURE, STREAM = shown_on("how-to/batching.md")
 [MODELS] = shown_on("how-to/many-models.md")
 [LOCAL] = shown_on("how-to/test-a-service.md")
@@ -117,6 +122,27 @@ async def test_the_policy_shown_works(cluster: Cluster) -> None:
     know(await cluster.start(EchoService()))
     exec(POLICY, {})  # noqa: S102
     assert (await handle(EchoStub, "echo-child", policy="fullest").Echo(echo())).response == "echo: hi"
+
+
+async def test_the_policy_shown_that_asks_the_store_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIERHEAD_REPLICA", "r1")
+    shown: dict[str, Any] = {}
+    exec(CACHE_AWARE, shown)  # noqa: S102
+    router, of = Router("power_of_two", Random(1)), candidates([0, 5, 0])
+    of = [replace(one, name=f"r{number}") for number, one in enumerate(of)]
+    router.policy = shown["CacheAware"](Random(1))
+    prompt = "You are a helpful assistant. " * 40
+    call: Any = FakeCall(request=SimpleNamespace(routing_text=prompt + "And now?"))
+    assert await router.rank(of, call) == [of], "nobody has read it"
+    try:
+        await shown["remember"](prompt)
+        assert await router.rank(of, call) == [[of[1]], [of[0], of[2]]]
+        away = patch.object(pierhead.shared_store, "get_many", side_effect=pierhead.StoreUnavailable("away"))
+        with away:
+            assert await router.rank(of, call) == []
+    finally:
+        OWN_STORE.clear()
+        await pierhead.close_handles()
 
 
 async def test_the_batched_stream_shown_works() -> None:

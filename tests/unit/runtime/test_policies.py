@@ -185,8 +185,8 @@ class TestMaking:
             ("OWN:", r"expected a class  in .*, found no "),
             ("OWN:number", r"found number = 7, which cannot be called"),
             ("OWN:Needy", r"made with one argument, a random.Random, it raised TypeError: .*missing 1 required"),
-            ("OWN:Idle", r"expected an object with a plain method `choose\(candidates, call\)`, found <.*Idle object"),
-            ("OWN:Slow", r"expected an object with a plain method `choose"),
+            ("OWN:Idle", r"expected an object with a method `choose\(candidates, call\)`, found <.*Idle object"),
+            ("OWN:Hooked", r"expected a plain method on_routed, found an `async def`, which nothing"),
             ("broken_OWN:Last", r"cannot be imported: ZeroDivisionError"),
         ],
     )
@@ -214,11 +214,11 @@ class Needy:
     def __init__(self, rng, more):
         pass
 
-class Slow:
-    def __init__(self, rng):
-        pass
+class Hooked(Last):
     async def choose(self, candidates, call):
         return candidates[0]
+    async def on_routed(self, candidate, call):
+        pass
 """
 
 

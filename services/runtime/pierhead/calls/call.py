@@ -8,6 +8,8 @@
        v
     Backpressure, NoReplica
 
+Where the policy is asynchronous, a task asks it first, and the call then does all this with the policy's ranks.
+
 A call that a replica may have begun is never sent a second time. Nor is a call that has sent a part of its stream of
 requests.
 
@@ -15,12 +17,14 @@ When a replica has room, which is nearly always, a call costs no task and no tim
 opened at once, and awaiting ours awaits it. A call that has to wait costs a place in the line and a deadline, no task.
 
 A call that is no longer referenced is cancelled: its result is lost, and it would take up a place at a replica. So
-nothing that outlives a call (leases, transports) refers to it, except the line while it waits there.
+nothing that outlives a call (leases, transports) refers to it, except the line while it waits there, and the task that
+asks an asynchronous policy.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -32,6 +36,7 @@ from pierhead.calls.line import PlaceInLine
 from pierhead.deadlines import LONGEST_S
 from pierhead.errors import DeadlineExceeded, PierheadError
 from pierhead.lanes.connection import Kind, Method
+from pierhead.policies.router import Ranks, Unranked
 from pierhead.request import CURRENT, MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, TRACEPARENT_KEY, new_request_id
 from pierhead.routing_stats import parse_stats
 from pierhead.trailers import Trailers
@@ -52,6 +57,8 @@ class Call:
     # Class attributes: most calls never set them.
     session_id: str | None = None
     model_id: str | None = None
+    ranks: Ranks[Replica] | None = None
+    """What an asynchronous policy has returned; None = it has not been asked."""
     _call: Any = None
     """The transport's call; None while there is none."""
     _lease: Lease
@@ -60,6 +67,10 @@ class Call:
     """Done when the call is at a replica, or never will be; None when it reached one at once."""
     _place: PlaceInLine | None = None
     _timer: Deadline | None = None
+    _ranking: asyncio.Task[None] | None = None
+    """Asks an asynchronous policy."""
+    _context: contextvars.Context | None = None
+    """The caller's, where the call waits before the policy is asked."""
     _tried: list[Replica] | None = None
     _pauses = 0
     _patient = False
@@ -111,8 +122,8 @@ class Call:
         pool.budget.called()
         try:
             lease = pool.take(binding.router, self, now)
-        except PierheadError as error:  # of the policy
-            self._deny(error)
+        except (PierheadError, Unranked) as error:  # of the policy
+            self._untaken(error)
             return
         if lease is not None:
             self._open(lease, limit)
@@ -253,10 +264,61 @@ class Call:
                 raise
         return self._call
 
+    # ---- asking an asynchronous policy
+
+    def _untaken(self, error: Exception, *, returned: bool = False) -> None:
+        """The pool has raised `error` in place of a lease: ask the policy, or fail the call."""
+        if isinstance(error, Unranked):
+            self._rank(returned=returned)
+        else:
+            self._deny(error)
+
+    def _rank(self, *, returned: bool = False) -> None:
+        """Ask the policy, and then take a replica or stand in line; `returned`: as for `_wait`."""
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.get_running_loop().create_future()
+        self._timer = self._binding.deadlines.add(self._deadline, self._ranked_too_late)
+        # The pool may do this in the context of another call.
+        self._ranking = self._binding.loop.create_task(self._ask(returned), name="choose", context=self._context)
+
+    async def _ask(self, returned: bool) -> None:
+        router = self._binding.router
+        try:
+            if candidates := self._pool.candidates(router):
+                self.ranks = await router.rank(candidates, self)
+        except PierheadError as error:
+            self._ranking = None
+            self._denied(error)
+        else:
+            self._ranking = None
+            self._ranked(returned)
+
+    def _ranked(self, returned: bool) -> None:
+        """Take a replica by the policy's ranks, or stand in line."""
+        self._stop_waiting()
+        now = time.monotonic()
+        if now >= self._deadline:
+            self._ranked_too_late()
+            return
+        try:
+            lease = self._pool.take(self._binding.router, self, now)
+        except PierheadError as error:  # of the policy
+            self._denied(error)
+            return
+        if lease is not None:
+            self._granted(lease, patient=False)
+        elif self._opening is not None and not self._opening.done():  # else it was cancelled in this very turn
+            self._wait(returned=returned)
+
+    def _ranked_too_late(self) -> None:
+        """The policy has not returned in time."""
+        path = self._method.path[1:]
+        self._denied(DeadlineExceeded(f"{path}: not sent, the policy has chosen no replica within {self._limit:.3g} s"))
+
     # ---- waiting
 
     def _wait(self, *, returned: bool = False) -> None:
-        """Stand in line. `returned`: the call was at a replica, which refused it."""
+        """Stand in line. `returned`: the call was at a replica, which refused it, or in line."""
         if self._opening is None or self._opening.done():
             self._opening = asyncio.get_running_loop().create_future()
         now = time.monotonic()
@@ -265,6 +327,11 @@ class Call:
         except PierheadError as error:
             self._deny(error)
             return
+        if self.ranks is None and self._binding.router.is_async:
+            if self._pool.has_callable:
+                self._rank(returned=returned)
+                return
+            self._context = contextvars.copy_context()
         self._place = place = PlaceInLine(self._started, self, self._binding.router, self._granted, self._denied)
         self._timer = self._binding.deadlines.add(now + patience, self._gave_up)
         self._binding.joined(1)
@@ -280,31 +347,36 @@ class Call:
         self._wait(returned=True)
 
     def _stop_waiting(self) -> None:
-        """Leave the line, if the call is in it, and forget the timer."""
+        """Leave the line, if the call is in it, forget the timer, and do not ask the policy any more."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
+        ranking, self._ranking = self._ranking, None
+        if ranking is not None:
+            ranking.cancel()
         place, self._place = self._place, None
         if place is not None:
             self._binding.joined(-1)
             self._pool.leave(place)
 
-    def _granted(self, lease: Lease) -> None:
+    def _granted(self, lease: Lease, *, patient: bool = True) -> None:
         """Its turn has come."""
         self._stop_waiting()
         opening = self._opening
         if opening is None or opening.done():  # cancelled in this very turn by the task that awaits it
             lease.end()
             return
-        self._open(lease, self._deadline - time.monotonic(), patient=True)
+        self._open(lease, self._deadline - time.monotonic(), patient=patient)
         if not opening.done():
             opening.set_result(None)
 
     def _denied(self, error: Exception) -> None:
-        """Its turn came, with an error."""
+        """Its turn came, with an error, or while the policy has not been asked: no replica could be called before."""
         self._stop_waiting()
         if self._opening is None or not self._opening.done():
-            self._deny(error)
+            if self._context is None:  # the policy was a plain one; this may be the context of another call
+                self._context = contextvars.Context()
+            self._untaken(error, returned=True)
 
     def _gave_up(self) -> None:
         """Its time in line has run out."""
@@ -374,8 +446,8 @@ class Call:
             tried = self._tried = [*(self._tried or ()), refused]
             try:
                 lease = self._pool.take(self._binding.router, self, now, tried)
-            except PierheadError as error:  # of the policy
-                self._deny(error)
+            except (PierheadError, Unranked) as error:  # of the policy, which the service may have changed since
+                self._untaken(error, returned=True)
                 return
             if lease is not None:
                 self._open(lease, self._deadline - now)

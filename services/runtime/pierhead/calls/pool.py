@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from random import Random
 from typing import Protocol
 from weakref import WeakSet
@@ -25,7 +25,7 @@ from pierhead.lanes.transports import Connect
 from pierhead.lanes.waiting import next_change as next_wake
 from pierhead.lanes.waiting import wake_all
 from pierhead.policies.policy import RoutedCall
-from pierhead.policies.router import Router
+from pierhead.policies.router import Router, Unranked
 from pierhead.routing_stats import Stats
 
 REPORT_TRUSTED_S = 1.0
@@ -154,9 +154,15 @@ class Pool:
     def take(self, router: Router, call: RoutedCall, now: float, tried: Collection[Replica] = ()) -> Lease | None:
         """A lease on a replica with room that is not in `tried`; None when the call has to wait, also behind others.
 
-        Raises UserCodeError when the policy fails.
+        Raises UserCodeError when the policy fails, and Unranked when it is asynchronous and has not been asked.
         """
         return None if self._line.waiting else self._take(router, call, now, tried)
+
+    def candidates(self, router: Router) -> Sequence[Replica]:
+        """The replicas that an asynchronous policy chooses among: those that may be called, full or not."""
+        if self._clock() >= self._due:
+            self._wear_off(self._clock())
+        return self._in_service if router.eject_outliers else self._callable
 
     def join(self, place: PlaceInLine) -> None:
         """Stand in line; `granted` or `denied` may be called before this returns."""
@@ -312,7 +318,7 @@ class Pool:
             while (place := self._line.head()) is not None:
                 try:
                     lease = self._take(place.router, place.call, self._clock())
-                except PierheadError as error:
+                except (PierheadError, Unranked) as error:
                     self._line.leave(place)
                     place.denied(error)
                     continue

@@ -2,14 +2,25 @@
 
 A policy is a class with one method, `choose(candidates, call)`. The candidates are the replicas that may be called now
 and have room: never a draining, disconnected, ejected or full one, and at least one. The policy reads them and the
-call, chooses one, and does nothing else: no I/O, no clock, no logging. Its constructor receives the randomness.
+call, chooses, and does nothing else: no I/O, no clock, no logging. Its constructor receives the randomness.
 
-A policy that keeps state about replicas may have two more methods; a policy without them costs nothing more.
-The three are those that Ray Serve's request routers have:
+`choose` returns one candidate, or ranked groups of them: a list of lists, best first. The call goes to the less loaded
+of two of the first group that has a candidate; to the less loaded of two of all candidates if no group has one.
 
-    choose(candidates, call)      Ray's choose_replicas, but it returns one replica, without awaiting
-    on_routed(candidate, call)    on_request_routed: the call goes to this candidate, which `choose` has just returned
-    on_replica_gone(name)         on_replica_actor_died: no source lists the replica any more: drop its state
+`choose` may be `async def`, for a policy that has to ask elsewhere (`pierhead.shared_store`). It is awaited once for a
+call, before the call takes a replica, and until the call's deadline. Two differences follow:
+
+- The candidates also include replicas that are full: they may have room when `choose` returns, and others none.
+- The groups count until the call is at a replica: where those of one group are full, refuse or have gone, it goes to
+  the next group, and at last to any replica. A call that has to wait in line takes its groups along.
+
+A policy that keeps state about replicas may have two more methods, which are plain ones also beside an `async def
+choose`; a policy without them costs nothing more. The three are those that Ray Serve's request routers have:
+
+    choose(candidates, call)      choose_replicas
+    on_routed(candidate, call)    on_request_routed: the call goes to this candidate
+    on_replica_gone(name)         on_replica_actor_died: no source lists the replica any more: drop its state. It may be
+                                  called while a `choose` that was given the replica still waits
 
 The constructor's keyword arguments are `policy_kwargs` of `handle`, or of the service's `x-serve.router`.
 
@@ -85,6 +96,8 @@ C = TypeVar("C", bound=Candidate)
 class Policy(Protocol):
     """Chooses a replica for one call."""
 
-    def choose(self, candidates: Sequence[C], call: RoutedCall) -> C:
-        """One of `candidates`, which holds at least one and must not be changed."""
+    def choose(self, candidates: Sequence[C], call: RoutedCall) -> Any:
+        """One of `candidates`, which holds at least one and must not be changed; or ranked groups of them
+        (`Sequence[Sequence[C]]`, best first); or, of an `async def`, an awaitable of either.
+        """
         ...

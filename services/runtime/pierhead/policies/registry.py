@@ -78,11 +78,15 @@ def _made(policy: str, make: Make, rng: Random, kwargs: Mapping[str, Any]) -> Po
             f'policy "{policy}": made with one argument, a random.Random{given}, it raised '
             f"{type(error).__name__}: {error}"
         ) from error
-    choose = getattr(made, "choose", None)
-    if not callable(choose) or inspect.iscoroutinefunction(choose):
-        raise ValueError(
-            f'policy "{policy}": expected an object with a plain method `choose(candidates, call)`, found {made!r}'
+    if not callable(getattr(made, "choose", None)):
+        raise ValueError(  # noqa: TRY004 - of the argument, not of a type
+            f'policy "{policy}": expected an object with a method `choose(candidates, call)`, found {made!r}'
         )
+    for hook in ("on_routed", "on_replica_gone"):
+        if inspect.iscoroutinefunction(getattr(made, hook, None)):
+            raise ValueError(
+                f'policy "{policy}": expected a plain method {hook}, found an `async def`, which nothing would await'
+            )
     return made
 
 

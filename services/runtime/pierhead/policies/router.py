@@ -1,10 +1,15 @@
 """Chooses the replica for a handle's call: prefers replicas that hold the model, then near ones, then asks the policy.
 
 A policy is user code: an exception, or a wrong return value, becomes an error of that one call.
+
+An asynchronous policy is asked by `rank`, apart from `choose`, because nothing may await between looking at a replica's
+load and taking it. The call keeps what `rank` returned, and `choose` goes by it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import logging
 import traceback
@@ -13,6 +18,7 @@ from random import Random
 from typing import Any, NoReturn, TypeVar
 
 from pierhead.errors import UserCodeError
+from pierhead.policies.balanced import PowerOfTwo
 from pierhead.policies.hash_ring import position
 from pierhead.policies.policy import Candidate, Policy, RoutedCall
 from pierhead.policies.registry import DEFAULT_POLICY, make_policy
@@ -22,9 +28,16 @@ logger = logging.getLogger("pierhead")
 
 C = TypeVar("C", bound=Candidate)
 
+Ranks = Sequence[Sequence[C]]
+"""Groups of candidates, best first."""
+
+
+class Unranked(Exception):
+    """The policy is asynchronous and has not been asked for this call yet."""
+
 
 class Router:
-    """A handle's policy and preferences. `choose` and `routed` raise UserCodeError and nothing else."""
+    """A handle's policy and preferences. `choose` and `routed` raise UserCodeError; `choose` also raises Unranked."""
 
     def __init__(
         self,
@@ -43,6 +56,7 @@ class Router:
         self.node = ""
         """The machine of this process; "" = unknown, then no replica is near."""
         self._rng = rng
+        self._spread = PowerOfTwo(rng).choose
         self._followed = (policy, "")
         self._use(policy, make_policy(policy, rng, kwargs))
 
@@ -66,7 +80,9 @@ class Router:
     def _use(self, name: str, policy: Policy) -> None:
         self._name = name
         self.policy = policy
-        self._choose = self.policy.choose
+        self.is_async = inspect.iscoroutinefunction(policy.choose)
+        """Whether calls have to be ranked (`rank`) before a replica is chosen for them."""
+        self._choose = self._by_ranks if self.is_async else policy.choose
         self._on_routed = getattr(self.policy, "on_routed", None)
         self._on_replica_gone = getattr(self.policy, "on_replica_gone", None)
         self.watches_calls = self._on_routed is not None
@@ -79,13 +95,51 @@ class Router:
         if self.prefer_local and self.node:
             candidates = near(candidates, self.node)
         try:
-            chosen = self._choose(candidates, call)
+            chosen: C = self._choose(candidates, call)
             if chosen not in candidates:
-                names = ", ".join(candidate.name for candidate in candidates)
-                raise TypeError(f"expected one of its candidates ({names}), found a {type(chosen).__name__}")  # noqa: TRY301
+                chosen = self._best(ranks_of(chosen, candidates), candidates, call)
+        except Unranked:
+            raise
         except Exception as error:
             self._failed("choose", error)
         return chosen
+
+    async def rank(self, candidates: Sequence[C], call: RoutedCall) -> Ranks[C]:
+        """Ask an asynchronous policy. `candidates`: at least one, full ones included.
+
+        Raises UserCodeError, and CancelledError if the task is cancelled.
+        """
+        if call.model_id is not None:
+            candidates = for_model(candidates, call.model_id)
+        if self.prefer_local and self.node:
+            candidates = near(candidates, self.node)
+        try:
+            chosen = self.policy.choose(candidates, call)
+            if inspect.isawaitable(chosen):  # else the service has named another policy a moment ago
+                chosen = await chosen
+            return ranks_of(chosen, candidates)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            self._failed("choose", error)  # what it waited for was cancelled
+        except Exception as error:
+            self._failed("choose", error)
+
+    def _by_ranks(self, candidates: Sequence[C], call: Any) -> C:
+        if call.ranks is None:
+            raise Unranked
+        ranks: Ranks[C] = call.ranks
+        return self._best(ranks, candidates, call)
+
+    def _best(self, ranks: Ranks[C], candidates: Sequence[C], call: RoutedCall) -> C:
+        """The less loaded of two of the first group that has a candidate; of all candidates if none has."""
+        present = set(map(id, candidates))
+        for group in ranks:
+            members = [candidate for candidate in group if id(candidate) in present]
+            if members:
+                return self._spread(members, call)
+        return self._spread(candidates, call)
 
     def routed(self, candidate: Candidate, call: RoutedCall) -> None:
         """Report the chosen candidate to the policy; only if `watches_calls`."""
@@ -103,13 +157,29 @@ class Router:
             except Exception:
                 logger.exception('policy "%s": on_replica_gone("%s") raised', self._name, name)
 
-    def _failed(self, method: str, error: Exception) -> NoReturn:
+    def _failed(self, method: str, error: BaseException) -> NoReturn:
         """Raise the error for the caller; the log has the traceback under its id, as for any exception of user code."""
         error_id = new_request_id()
         what = f'policy "{self._name}": {method} failed: {type(error).__name__}: {error}'
         logger.error("%s [error id %s]", what, error_id, exc_info=error)
         shown = "".join(traceback.format_exception(error))
         raise UserCodeError(f"{what} [error id {error_id}]", error_id=error_id, traceback=shown) from error
+
+
+def ranks_of(chosen: Any, candidates: Sequence[C]) -> Ranks[C]:
+    """What a policy returned, as groups; one candidate is a group of its own. Raises TypeError for anything else."""
+    if chosen in candidates:
+        return ((chosen,),)
+    known = set(map(id, candidates))
+    if isinstance(chosen, list | tuple) and all(
+        isinstance(group, list | tuple) and known.issuperset(map(id, group)) for group in chosen
+    ):
+        return chosen
+    names = ", ".join(candidate.name for candidate in candidates)
+    raise TypeError(
+        f"expected one of its candidates ({names}), or a list of lists of them, best first, "
+        f"found a {type(chosen).__name__}"
+    )
 
 
 def near(candidates: Sequence[C], node: str) -> Sequence[C]:
