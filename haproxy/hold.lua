@@ -160,3 +160,11 @@ core.register_cli({"set", "held"}, "set held <backend> open|closed : whether req
 core.register_fetches("waiting_room", function(_, backend)
   return closed[backend] and "closed" or "open"
 end)
+
+-- lua.named_replica(<backend>): the server that the request names, if there is one and it does not drain; else nothing.
+core.register_fetches("named_replica", function(txn, backend)
+  local name = txn.f:req_hdr("x-pierhead-replica")
+  local server = name and name ~= "hold" and core.backends[backend].servers[name]
+  local drains = server and server:is_draining()
+  return server and (drains == false or drains == 0) and name or nil
+end)

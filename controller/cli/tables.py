@@ -222,7 +222,7 @@ def routes(document: Document, width: int) -> Iterator[RenderableType]:
     for route in document["routes"]:
         taking = [server for server in route["servers"] if server["up"] and server["state"] == "ready"]
         routed.add(
-            str(route["match"]) if route["protocol"] == "http" else f"gRPC {route['match']}",
+            _matched(route),
             route["service"],
             f"{len(taking)}/{len(route['servers'])}",
             str(sum(server["sessions"] for server in route["servers"])),
@@ -249,6 +249,12 @@ def _add_server(listing: Listing, server: Document) -> None:
         str(server["queued"]),
         sentence="" if server["up"] else "HAProxy's own check of it fails",
     )
+
+
+def _matched(route: Document) -> str:
+    if route["protocol"] == "http":
+        return str(route["match"])
+    return f"gRPC {route['match']}" + (f" ({route['application']})" if route["application"] else "")
 
 
 def _route_words(route: Document, serves: bool, known: bool) -> str:

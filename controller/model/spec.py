@@ -218,6 +218,8 @@ class ServiceSpec:
     strip_prefix: bool = False
     grpc_services: tuple[str, ...] = ()
     """Full names of the gRPC services that port 9000 routes to this service."""
+    application: str | None = None
+    """The metadata by which gRPC clients choose it where other services have the same gRPC service."""
     max_replicas_per_node: int | None = None
     """How many replicas may be on this machine at a time; None = as many as fit."""
     max_ongoing_requests: int = 100
@@ -226,6 +228,8 @@ class ServiceSpec:
     """How callers choose among its replicas: a policy of the runtime by name, or an import path in their images."""
     router_policy_kwargs: str = ""
     """The arguments of that policy: a JSON object; "" = none."""
+    replica_header: bool = False
+    """Whether requests from outside may name their replica in a header."""
     backpressure: Backpressure = Backpressure()
     access_log: AccessLog = AccessLog()
     request_timeout_s: float = 60.0

@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -32,6 +32,7 @@ TEMPLATE = Path(__file__).resolve().parents[2] / "haproxy" / "haproxy.cfg.j2"
 _ROUTE = re.compile(r"/[A-Za-z0-9/._~-]*")
 _PROBE_PATH = re.compile(r"/[A-Za-z0-9._~/?&=%:@+,-]*")
 _GRPC_SERVICE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
+_APPLICATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HOLD_SERVER_ID = 1_000_000
 """Replicas' servers are numbered from 1."""
 
@@ -83,6 +84,10 @@ class _Service:
     hash: str
     """Lines that map sessions to servers; "" = none."""
     grpc_services: tuple[str, ...]
+    grpc_matches: tuple[str, ...]
+    """One condition for each of them."""
+    names_replicas: bool
+    """Whether a response names its replica, and a request may."""
     probe_path: str
     """"" = nothing is asked, a connection suffices."""
     max_queued_requests: int
@@ -160,12 +165,14 @@ class Rendered:
 
 
 def _render(services: Collection[ServiceSpec], limits: EdgeLimits, *, is_remote: bool) -> str:
-    routed = [_service(spec, limits) for spec in sorted(services, key=lambda s: s.name) if spec.is_routed]
+    specs = [spec for spec in sorted(services, key=lambda s: s.name) if spec.is_routed]
+    applications = _applications(specs)
+    routed = [_service(spec, limits, applications) for spec in specs]
     # The longest prefix decides, so it comes first.
     http = sorted((s for s in routed if s.route), key=lambda s: (-len(s.route or ""), s.route))
     grpc = [s for s in routed if s.grpc_services]
     routes = {s.route: s.name for s in http if s.route}
-    grpc_names = sorted(name for s in grpc for name in s.grpc_services)
+    grpc_names = sorted({name for s in grpc for name in s.grpc_services})
     longest_call_s = max((s.longest_call_s for s in routed), default=0)
     longest_held_ms = max((s.timeout_held_ms for s in routed), default=0)
     return _template(TEMPLATE).render(
@@ -174,6 +181,7 @@ def _render(services: Collection[ServiceSpec], limits: EdgeLimits, *, is_remote:
         services=routed,
         http_services=http,
         grpc_services=grpc,
+        applications=applications,
         routes_json=json.dumps(routes, separators=(",", ":")),
         routes_text=f"The routes are {', '.join(routes)}." if routes else "There are no routes yet.",
         grpc_text="No such gRPC service here. "
@@ -197,7 +205,24 @@ def _template(path: Path) -> jinja2.Template:
     return environment.from_string(path.read_text())
 
 
-def _service(spec: ServiceSpec, limits: EdgeLimits) -> _Service:
+def _applications(specs: Collection[ServiceSpec]) -> dict[str, list[str]]:
+    """The applications of each gRPC service that several services have."""
+    found: dict[str, list[str]] = {}
+    for spec in specs:
+        for name in spec.grpc_services:
+            application = matching(_APPLICATION, spec.application or spec.name, f"application of service {spec.name!r}")
+            found.setdefault(name, []).append(application)
+    return {name: sorted(names) for name, names in sorted(found.items()) if len(names) > 1}
+
+
+def _grpc_match(name: str, spec: ServiceSpec, applications: Mapping[str, list[str]]) -> str:
+    """The condition of a call to this service. The metadata counts only where there is a choice."""
+    if name not in applications:
+        return f"{{ path_beg /{name}/ }}"
+    return f"{{ path_beg /{name}/ }} {{ req.fhdr(application) -m str {spec.application or spec.name} }}"
+
+
+def _service(spec: ServiceSpec, limits: EdgeLimits, applications: Mapping[str, list[str]]) -> _Service:
     route = spec.route
     hold_ms = _hold_ms(spec)
     timeout_server_ms = _ms(spec.request_timeout_s + SERVER_TIMEOUT_SLACK_S)
@@ -215,6 +240,8 @@ def _service(spec: ServiceSpec, limits: EdgeLimits) -> _Service:
         grpc_services=tuple(
             matching(_GRPC_SERVICE, name, f"gRPC service of service {spec.name!r}") for name in spec.grpc_services
         ),
+        grpc_matches=tuple(_grpc_match(name, spec, applications) for name in spec.grpc_services),
+        names_replicas=spec.replica_header,
         probe_path=_probe_path(spec) if spec.probe.haproxy_asks else "",
         max_queued_requests=limits.queued_requests if spec.max_queued_requests < 0 else spec.max_queued_requests,
         refusal_status=spec.backpressure.status_code,

@@ -176,11 +176,13 @@ def _service(
         route=block.route,
         strip_prefix=block.strip_prefix,
         grpc_services=tuple(block.grpc_services),
+        application=block.application,
         max_replicas_per_node=block.max_replicas_per_node,
         max_ongoing_requests=block.max_ongoing_requests,
         max_queued_requests=block.max_queued_requests,
         router_policy=block.router.policy,
         router_policy_kwargs=user_config_text(block.router.policy_kwargs) if block.router.policy_kwargs else "",
+        replica_header=block.router.replica_header,
         backpressure=Backpressure(block.backpressure.status_code, block.backpressure.retry_after_s),
         access_log=log,
         request_timeout_s=block.request_timeout_s,
@@ -297,6 +299,15 @@ def _check_protocol(path: str, block: ServeBlock, problems: Problems) -> None:
         )
     if block.strip_prefix and block.route is None:
         problems.add(at(path, "strip_prefix"), "strips the route from the path, and this service has no route")
+    if block.application is not None and not block.grpc_services:
+        problems.add(
+            at(path, "application"), "is how gRPC clients choose between services, and this one has no grpc_services"
+        )
+    if block.router.replica_header and block.route is None and not block.grpc_services:
+        problems.add(
+            at(path, "router.replica_header"),
+            "is for requests from outside, and none come here: this service has no route and no grpc_services",
+        )
 
 
 def _check_process(path: str, block: ServeBlock, problems: Problems) -> None:
@@ -447,13 +458,28 @@ def _check_routes(blocks: Mapping[str, ServeBlock], problems: Problems) -> None:
 
 
 def _check_grpc_services(blocks: Mapping[str, ServeBlock], problems: Problems) -> None:
-    owners: dict[str, str] = {}
+    """Services may share a gRPC service where each has an application of its own, by which clients choose."""
+    owners: dict[str, list[str]] = {}
     for name, block in blocks.items():
         for number, grpc_service in enumerate(block.grpc_services):
             here = at(at(at("services", name), "x-serve.grpc_services"), number)
+            others = owners.setdefault(grpc_service, [])
             if grpc_service in block.grpc_services[:number]:
                 problems.add(here, f'"{grpc_service}" is named twice')
-            elif (owner := owners.setdefault(grpc_service, name)) != name:
-                problems.add(
-                    here, f'"{grpc_service}" is already taken by service "{owner}"; port 9000 sends it to one service'
-                )
+                continue
+            for other in others:
+                if None in (block.application, blocks[other].application):
+                    problems.add(
+                        here,
+                        f'"{grpc_service}" is already taken by service "{other}"; write x-serve.application into both, '
+                        'and clients choose one of them by the metadata "application"',
+                    )
+                    break
+                if block.application == blocks[other].application:
+                    problems.add(
+                        here,
+                        f'"{grpc_service}" is already taken by service "{other}", whose x-serve.application is '
+                        f'"{block.application}", too; clients choose by it, so write another name into one of the two',
+                    )
+                    break
+            others.append(name)

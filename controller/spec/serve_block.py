@@ -33,6 +33,7 @@ _LEAST_MEMORY, _MOST_MEMORY = 1024**2, 1024**4
 _LEAST_THRESHOLD = 4096
 """One page: a smaller tensor would take as much."""
 _GRPC_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+_APPLICATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _URL = re.compile(r"https?://([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[A-Za-z0-9/._~-]*)?")
 _HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
@@ -70,6 +71,12 @@ def _check_probe_path(path: str) -> str:
 def _check_grpc_name(name: str) -> str:
     if not _GRPC_NAME.fullmatch(name) or len(name) > _LONGEST:
         raise _expected('the full name of a gRPC service such as "pierhead.recsys.v1.Ranker"')
+    return name
+
+
+def _check_application(name: str) -> str:
+    if not _APPLICATION.fullmatch(name):
+        raise _expected('a name of up to 63 letters, digits and "-_.", which starts with a letter or digit')
     return name
 
 
@@ -212,6 +219,7 @@ def _pattern(pattern: re.Pattern[str]) -> Any:
 Route = Annotated[str, AfterValidator(_check_route), _pattern(_PATH)]
 ProbePath = Annotated[str, AfterValidator(_check_probe_path), _pattern(_PROBE_PATH)]
 GrpcName = Annotated[str, AfterValidator(_check_grpc_name), _pattern(_GRPC_NAME)]
+Application = Annotated[str, AfterValidator(_check_application), _pattern(_APPLICATION)]
 UserConfig = Annotated[dict[str, Any], BeforeValidator(_check_user_config)]
 RouterPolicy = Annotated[
     str,
@@ -266,6 +274,7 @@ class RouterBlock(_Block):
 
     policy: RouterPolicy = DEFAULT_POLICY
     policy_kwargs: PolicyKwargs = Field(default_factory=dict)
+    replica_header: bool = False
 
 
 class BackpressureBlock(_Block):
@@ -370,6 +379,7 @@ class ServeBlock(_Block):
     route: Route | None = None
     strip_prefix: bool = False
     grpc_services: list[GrpcName] = Field(default_factory=list)
+    application: Application | None = None
     max_ongoing_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     max_queued_requests: Annotated[int, Field(ge=-1, le=1_000_000)] = -1
     router: RouterBlock = Field(default_factory=RouterBlock)

@@ -247,6 +247,7 @@ def _route(protocol: str, match: str, spec: ServiceSpec, routing: RoutingState |
     return {
         "protocol": protocol,
         "match": match,
+        "application": spec.application if protocol == "grpc" else None,
         "service": spec.name,
         "strip_prefix": spec.strip_prefix and protocol == "http",
         "in_haproxy": routing is not None and backend in routing.backends,

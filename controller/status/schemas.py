@@ -226,6 +226,8 @@ class Route(Document):
     protocol: Literal["http", "grpc"]
     match: str
     """A path prefix, or a gRPC service's full name."""
+    application: str | None
+    """The metadata by which clients choose between services that have the same gRPC service."""
     service: str
     strip_prefix: bool
     in_haproxy: bool

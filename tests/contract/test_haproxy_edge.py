@@ -394,6 +394,73 @@ async def test_a_grpc_replica_that_dies_is_unavailable(edge: Edge) -> None:
         assert (await held).code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
+async def test_a_grpc_service_of_two_services_is_chosen_by_the_application(edge: Edge) -> None:
+    replicas = {name: GrpcReplica(edge.container.gateway, name) for name in ("eu", "us")}
+    probe = await edge.replica("probe")
+    specs = [
+        service(name, protocol="grpc", route=None, grpc_services=("test.Echo",), application=f"shop-{name}")
+        for name in replicas
+    ]
+    await edge.route(*(with_probe_port(spec, probe.port) for spec in specs))
+    for name, replica in replicas.items():
+        await replica.server.start()
+        await edge.add(name, f"{name}-1", replica.address, probe.port)
+    async with grpc.aio.insecure_channel(f"{edge.container.ip}:9000") as channel:
+        method = channel.unary_unary("/test.Echo/Unary")
+        for name in ("eu", "us", "eu"):
+            call = method(b"x", metadata=(("application", f"shop-{name}"),))
+            assert await call == b"x"
+            assert dict(await call.trailing_metadata())["replica"] == name
+        for metadata in ((), (("application", "shop"),), (("application", "shop-eu,shop-us"),)):
+            refused = await refusal(method(b"x", metadata=metadata))
+            assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert refused.details() == (
+                "test.Echo is served by the applications shop-eu, shop-us: set the metadata key application to one of "
+                "them. Nothing was done."
+            )
+    for replica in replicas.values():
+        await replica.server.stop(0)
+
+
+# ------------------------------------------------------------------------------------------------ to a named replica
+
+
+async def test_a_request_goes_to_the_replica_that_it_names_while_that_takes_requests(edge: Edge) -> None:
+    await edge.route(service("jobs", replica_header=True), service("other"))
+    replicas = {name: await edge.serve("jobs", name) for name in ("jobs-1", "jobs-2", "jobs-3")}
+    await edge.serve("other", "other-1")
+
+    async def asked(name: str | None, path: str = "/jobs") -> tuple[str, str | None]:
+        """The replica that answered, and the one that the response names."""
+        async with edge.http.get(path, headers={"x-pierhead-replica": name} if name else {}) as answer:
+            assert answer.status == 200
+            return (await answer.json())["replica"], answer.headers.get("x-pierhead-replica")
+
+    for name in 5 * [*replicas]:
+        assert await asked(name) == (name, name)
+    for name in (None, "hold", "jobs-9", "other-1", "-", "x" * 500, "jobs-1,jobs-9", "svc_jobs/jobs-1"):
+        one, named = await asked(name)
+        assert one == named, "it says which one it was"
+        assert one in replicas
+    assert await asked("other-1", "/other") == ("other-1", None), "a service that does not allow it names none"
+    await edge.drain("jobs", "jobs-2")
+    assert "jobs-2" not in {(await asked("jobs-2"))[0] for _ in range(5)}, "a drain outranks the name"
+    await replicas["jobs-3"].stop()
+    assert {(await asked("jobs-3"))[0] for _ in range(5)} == {"jobs-1"}, "whether HAProxy has noticed yet or not"
+
+
+async def test_a_request_waits_for_the_replica_that_it_names(edge: Edge) -> None:
+    await edge.route(service("jobs", replica_header=True, max_ongoing_requests=1))
+    busy, free = [await edge.serve("jobs", name) for name in ("jobs-1", "jobs-2")]
+    held = asyncio.ensure_future(edge.http.post("/jobs/hold", headers={"x-pierhead-replica": "jobs-1"}))
+    await asyncio.wait_for(busy.begun.wait(), PATIENCE_S)
+    waiting = asyncio.ensure_future(edge.http.get("/jobs", headers={"x-pierhead-replica": "jobs-1"}))
+    await until(lambda: edge.queued("jobs"), "it is in the queue")
+    busy.let_go.set()
+    assert [(await one).status for one in (held, waiting)] == [200, 200]
+    assert (busy.requests, free.requests) == (2, 0)
+
+
 # ---------------------------------------------------------------------------------------------------------- under load
 
 

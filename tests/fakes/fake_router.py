@@ -104,7 +104,10 @@ class FakeRouter:
                 pass
 
     def routing_hash(self, services: Collection[ServiceSpec]) -> str:
-        routes = sorted((service.name, service.route or "", *service.grpc_services) for service in services)
+        routes = sorted(
+            (one.name, one.route or "", one.application or "", one.replica_header, *one.grpc_services)
+            for one in services
+        )
         return hashlib.sha256(repr(routes).encode()).hexdigest()[:8]
 
     def restart(self) -> None:

@@ -245,7 +245,8 @@ async def error_of(edge: Edge, path: str, **arguments: Any) -> tuple[int, dict[s
 class GrpcReplica:
     """Serves every method of `test.Echo`: Unary gives back what it was sent, Hold waits, Die ends the server."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, name: str = "one") -> None:
+        self.name = name
         self.let_go, self.begun = asyncio.Event(), asyncio.Event()
         self.server = grpc.aio.server()
         unary = grpc.unary_unary_rpc_method_handler
@@ -264,7 +265,7 @@ class GrpcReplica:
         self.address = f"{host}:{self.server.add_insecure_port(f'{host}:0')}"
 
     async def _unary(self, request: bytes, context: Any) -> bytes:
-        context.set_trailing_metadata((("replica", "one"),))
+        context.set_trailing_metadata((("replica", self.name),))
         return request
 
     async def _hold(self, request: bytes, context: Any) -> bytes:

@@ -304,7 +304,7 @@ def server(name: str, **changes: Any) -> dict[str, Any]:
 
 def route(match: str, service: str, *servers: dict[str, Any], **changes: Any) -> dict[str, Any]:
     protocol = "http" if match.startswith("/") else "grpc"
-    plain = {"strip_prefix": False, "in_haproxy": True, "queued": 0, "servers": list(servers)}
+    plain = {"application": None, "strip_prefix": False, "in_haproxy": True, "queued": 0, "servers": list(servers)}
     return {"protocol": protocol, "match": match, "service": service, **plain, **changes}
 
 
@@ -314,14 +314,14 @@ def test_routes_and_the_servers_behind_them() -> None:
         route("/web", "web", *web, queued=4),
         route("p.v1.Web", "web", *web, queued=4),
         route("p.v1.Ranker", "ranker"),
-        route("p.v1.New", "new", in_haproxy=False),
+        route("p.v1.New", "new", in_haproxy=False, application="eu"),
     ]
     assert shown(tables.routes({"haproxy": {"pid": 1}, "routes": listed}, 200), 200) == picture("""
-        ROUTE             SERVICE  SERVERS  SESSIONS  QUEUED  WHAT IS GOING ON
-        /web              web      1/2      3         4
-        gRPC p.v1.Web     web      1/2      3         4
-        gRPC p.v1.Ranker  ranker   0/0      0         0       no server takes requests: they are answered 503; see `pierhead why ranker`
-        gRPC p.v1.New     new      0/0      0         0       HAProxy does not have it yet
+        ROUTE               SERVICE  SERVERS  SESSIONS  QUEUED  WHAT IS GOING ON
+        /web                web      1/2      3         4
+        gRPC p.v1.Web       web      1/2      3         4
+        gRPC p.v1.Ranker    ranker   0/0      0         0       no server takes requests: they are answered 503; see `pierhead why ranker`
+        gRPC p.v1.New (eu)  new      0/0      0         0       HAProxy does not have it yet
 
         SERVER   STATE  ADDRESS          WEIGHT  SESSIONS  QUEUED  WHY
         p-web-1  ready  172.18.0.7:8080  1       3         0

@@ -94,6 +94,7 @@ BACKEND_CHANGES: list[dict[str, Any]] = [
     {"probe": ProbeSpec(9101, "/readyz")},
     {"probe": ProbeSpec(9100, "/readyz", haproxy_asks=False)},
     {"rollout": RolloutSpec(canary_weight=5)},
+    {"replica_header": True},
     {"access_log": AccessLog("off")},
     {"access_log": AccessLog(sample=0.5)},
     {"access_log": AccessLog(slow_request_s=2.0)},
@@ -132,6 +133,21 @@ def test_how_haproxy_checks_a_server(spec: ServiceSpec, options: str) -> None:
     assert " ".join(config.server_options(spec)) == options
     backend = section(config.render([spec]), f"backend svc_{spec.name}")
     assert any("httpchk" in line for line in backend) is spec.probe.haproxy_asks
+
+
+def test_the_application_counts_only_where_several_services_have_the_grpc_service() -> None:
+    alone = replace(RANKER, application="eu", grpc_services=("p.A",))
+    assert "req.fhdr(application)" not in config.render([alone])
+    both = [replace(alone, grpc_services=("p.A", "p.B")), replace(alone, name="other", application="us")]
+    lines = section(config.render(both), "frontend grpc")
+    assert [line for line in lines if line.startswith("use_backend svc_")] == [
+        "use_backend svc_other if { path_beg /p.A/ } { req.fhdr(application) -m str us }",
+        "use_backend svc_ranker if { path_beg /p.A/ } { req.fhdr(application) -m str eu }",
+        "use_backend svc_ranker if { path_beg /p.B/ }",
+    ]
+    (refusal,) = [line for line in lines if line.startswith("http-request return")]
+    assert refusal.endswith(" if { path_beg /p.A/ } !{ req.fhdr(application) -m str eu us }")
+    assert routing_hash([alone]) == routing_hash([replace(alone, application="us")])
 
 
 def test_a_percent_sign_in_a_probe_path_is_no_log_format() -> None:
@@ -203,6 +219,7 @@ FIELDS: dict[str, Callable[[str], ServiceSpec]] = {
     "name": lambda text: replace(WEB, name=text),
     "route": lambda text: replace(WEB, route=f"/{text}"),
     "grpc service": lambda text: replace(RANKER, grpc_services=(text,)),
+    "application": lambda text: replace(RANKER, application=text),
     "probe path": lambda text: replace(WEB, probe=ProbeSpec(9100, f"/{text}")),
 }
 

@@ -405,6 +405,14 @@ def test_wrong_grpc_names(name: str) -> None:
     refused(f"x-serve.grpc_services[0]: {A_NAME}", {"grpc_services": [name]})
 
 
+@pytest.mark.parametrize("name", ["", "a b", "-a", "a\n", "a/b", "ä", "a" * 64, 'a"'])
+def test_wrong_applications(name: str) -> None:
+    refused(
+        'x-serve.application: expected a name of up to 63 letters, digits and "-_.", which starts with a letter or',
+        {"grpc_services": ["a.B"], "application": name},
+    )
+
+
 # ----------------------------------------------------------------------------------------- keys that do not go together
 
 NEEDS_GRPC = {"route": "/a", "run_user_code_in_separate_thread": True}
@@ -425,6 +433,8 @@ FOREIGN_THREAD = {**AN_IMAGE, "protocol": "grpc", "run_user_code_in_separate_thr
         ({**AN_IMAGE, "shared_memory": {}}, "shared_memory: needs an image that is built on Pierhead's runtime"),
         ({"protocol": "grpc", "route": "/a"}, "route: a route takes HTTP requests and this service has protocol"),
         ({"route": "/a", "grpc_services": ["a.B"]}, 'grpc_services: gRPC needs protocol "grpc" and this service has'),
+        ({"application": "eu"}, "application: is how gRPC clients choose between services, and this one has no"),
+        ({"router": {"replica_header": True}}, "router.replica_header: is for requests from outside, and none come"),
         ({"strip_prefix": True}, "strip_prefix: strips the route from the path, and this service has no route"),
         ({"port": 9100}, "port: 9100 is the admin port of a managed replica; choose another one"),
         ({"managed": False}, "health.probe.path: expected a path, found null: an image that is not built on"),
@@ -496,6 +506,9 @@ def test_compose_must_start_nothing(definition: dict[str, Any], found: str | Non
 
 # ---------------------------------------------------------------------------------------------------- across services
 
+BOTH = 'write x-serve.application into both, and clients choose one of them by the metadata "application"'
+SAME = 'x-serve.application is "us", too; clients choose by it, so write another name into one of the two'
+
 
 @pytest.mark.parametrize(
     ("blocks", "problem"),
@@ -506,13 +519,35 @@ def test_compose_must_start_nothing(definition: dict[str, Any], found: str | Non
         ),
         (
             ({"grpc_services": ["p.A", "p.B"]}, {"grpc_services": ["p.C", "p.B"]}, {}),
-            'b.x-serve.grpc_services[1]: "p.B" is already taken by service "a"; port 9000 sends it to one service',
+            f'b.x-serve.grpc_services[1]: "p.B" is already taken by service "a"; {BOTH}',
+        ),
+        (
+            ({"grpc_services": ["p.A"], "application": "eu"}, {"grpc_services": ["p.A"]}, {}),
+            f'b.x-serve.grpc_services[0]: "p.A" is already taken by service "a"; {BOTH}',
+        ),
+        (
+            (
+                {"grpc_services": ["p.A"], "application": "eu"},
+                {"grpc_services": ["p.A"], "application": "us"},
+                {"grpc_services": ["p.A"], "application": "us"},
+            ),
+            f'c.x-serve.grpc_services[0]: "p.A" is already taken by service "b", whose {SAME}',
         ),
     ],
 )
 def test_a_name_used_twice_is_a_problem_with_both_services(blocks: tuple[dict[str, Any], ...], problem: str) -> None:
     services = {name: service(block) for name, block in zip("abc", blocks, strict=True)}
     assert problems_of(config(**services)) == [f"services.{problem}"]
+
+
+def test_services_share_a_grpc_service_by_their_applications() -> None:
+    blocks: dict[str, dict[str, Any]] = {
+        "a": {"grpc_services": ["p.A", "p.B"], "application": "eu"},
+        "b": {"grpc_services": ["p.A"], "application": "us-1.x"},
+        "c": {"grpc_services": ["p.C"], "application": "eu"},
+    }
+    found = read(**{name: service(block) for name, block in blocks.items()}).services
+    assert {name: found[name].application for name in found} == {"a": "eu", "b": "us-1.x", "c": "eu"}
 
 
 def test_all_problems_are_reported_at_once() -> None:

@@ -162,6 +162,8 @@ def test_which_changes_need_a_new_container() -> None:
         "replicas": 5,
         "max_replicas_per_node": 3,
         "grpc_services": ["a.B"],
+        "application": "eu",
+        "router": {"policy": "round_robin", "replica_header": True},
         "startup": {"deadline_s": 5},
         "health": {"period_s": 5, "timeout_s": 1, "failures": 9},
         "metrics": {"port": 5},

@@ -37,7 +37,7 @@ def shown_on(page: str) -> list[str]:
 SERVICE, CALLER, START, *_FROM_OUTSIDE = shown_on("how-to/write-a-service.md")
 [CONFIG] = shown_on("how-to/live-settings.md")
 [EVENTS] = shown_on("how-to/http.md")
-POLICY, NUMBERS, CACHE_AWARE = shown_on("how-to/routing.md")
+POLICY, NUMBERS, CACHE_AWARE, _APPLICATION = shown_on("how-to/routing.md")
 _SIGNATURE, STREAM = shown_on("how-to/batching.md")
 [MODELS] = shown_on("how-to/many-models.md")
 [LOCAL] = shown_on("how-to/test-a-service.md")

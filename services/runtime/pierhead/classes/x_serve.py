@@ -20,6 +20,7 @@ class XServe(TypedDict, total=False):
     route: str
     strip_prefix: bool
     grpc_services: list[str]
+    application: str
     max_ongoing_requests: int
     max_queued_requests: int
     router: Mapping[str, Any]
