@@ -406,7 +406,7 @@ async def test_a_grpc_service_of_two_services_is_chosen_by_the_application(edge:
         await replica.server.start()
         await edge.add(name, f"{name}-1", replica.address, probe.port)
     async with grpc.aio.insecure_channel(f"{edge.container.ip}:9000") as channel:
-        method = channel.unary_unary("/test.Echo/Unary")
+        method: Any = channel.unary_unary("/test.Echo/Unary")
         for name in ("eu", "us", "eu"):
             call = method(b"x", metadata=(("application", f"shop-{name}"),))
             assert await call == b"x"
@@ -438,8 +438,8 @@ async def test_a_request_goes_to_the_replica_that_it_names_while_that_takes_requ
 
     for name in 5 * [*replicas]:
         assert await asked(name) == (name, name)
-    for name in (None, "hold", "jobs-9", "other-1", "-", "x" * 500, "jobs-1,jobs-9", "svc_jobs/jobs-1"):
-        one, named = await asked(name)
+    for other in (None, "hold", "jobs-9", "other-1", "-", "x" * 500, "jobs-1,jobs-9", "svc_jobs/jobs-1"):
+        one, named = await asked(other)
         assert one == named, "it says which one it was"
         assert one in replicas
     assert await asked("other-1", "/other") == ("other-1", None), "a service that does not allow it names none"

@@ -16,6 +16,7 @@ from pierhead.calls.outliers import FAILURES
 from pierhead.calls.pool import Pool
 from pierhead.calls.replica import Endpoint, Replica
 from pierhead.errors import ScaledToZero, UserCodeError
+from pierhead.policies.policy import RoutedCall
 from pierhead.policies.registry import register_policy
 from pierhead.policies.router import Router
 
@@ -65,10 +66,10 @@ class Timer:
 class Waiting:
     """A call in the line, and what came of it."""
 
-    def __init__(self, world: World, age: float, router: Router) -> None:
+    def __init__(self, world: World, age: float, router: Router, call: RoutedCall = CALL) -> None:
         self.lease: Lease | None = None
         self.error: Exception | None = None
-        self.place = PlaceInLine(age, CALL, router, self._granted, self._denied)
+        self.place = PlaceInLine(age, call, router, self._granted, self._denied)
         self._world = world
 
     def _granted(self, lease: Lease) -> None:
@@ -121,8 +122,8 @@ class World:
     def connection(self, name: str) -> FakeConnection:
         return self.connections[self.replica(name).address]
 
-    def take(self, router: Router | None = None) -> Lease | None:
-        return self.pool.take(router or self.router, CALL, self.now)
+    def take(self, router: Router | None = None, call: RoutedCall = CALL) -> Lease | None:
+        return self.pool.take(router or self.router, call, self.now)
 
     def must_take(self, router: Router | None = None) -> Lease:
         lease = self.take(router)

@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from pierhead.calls.lease import Lease
 from pierhead.calls.outliers import most_out
+from pierhead.calls.replica import Replica
 from pierhead.errors import UserCodeError
 from pierhead.policies.balanced import PowerOfTwo
+from pierhead.policies.policy import RoutedCall
 from pierhead.policies.registry import register_policy
 from pierhead.policies.router import Router
 
+from tests.unit.runtime.test_policies import CALL, FakeCall
 from tests.unit.runtime.test_pool import Waiting, World
 
 LIMITS = (1, 2, 3, 2)
@@ -76,7 +79,7 @@ class PoolMachine(RuleBasedStateMachine):
     def a_call_comes(self) -> None:
         self.world.timers.advance(0.0001)
         try:
-            lease = self.world.take(self.router)
+            lease = self.world.take(self.router, call := self.new_call())
         except UserCodeError:
             assert self.policy_fails
             return
@@ -84,7 +87,10 @@ class PoolMachine(RuleBasedStateMachine):
             assert not self.waiting, "it has overtaken those in line"
             self.leases.append(lease)
         else:
-            self._join(self.world.now)
+            self._join(self.world.now, call)
+
+    def new_call(self) -> RoutedCall:
+        return CALL
 
     @precondition(lambda self: self.waiting)
     @rule(index=st.integers(0, 100))
@@ -196,11 +202,46 @@ class PoolMachine(RuleBasedStateMachine):
         self.world.timers.advance(100)
         assert [(replica.inflight, replica.load) for replica in self.world.pool.replicas()] == [(0, 0)] * len(LIMITS)
 
-    def _join(self, age: float) -> None:
-        call = Waiting(self.world, age, self.router)
-        self.waiting.append(call)
-        self.world.pool.join(call.place)
+    def _join(self, age: float, call: RoutedCall | None = None) -> None:
+        waiting = Waiting(self.world, age, self.router, call or self.new_call())
+        self.waiting.append(waiting)
+        self.world.pool.join(waiting.place)
+
+
+class RankedCall(FakeCall):
+    """A call for which an asynchronous policy has returned ranks."""
+
+    def __init__(self, ranks: Sequence[Sequence[Replica]]) -> None:
+        super().__init__()
+        object.__setattr__(self, "ranks", ranks)
+
+
+class Ranking:
+    """Is never asked: the calls come with their ranks."""
+
+    def __init__(self, _: Random) -> None: ...
+
+    async def choose(self, _: object, __: object) -> Any:
+        raise NotImplementedError
+
+
+register_policy("ranking", Ranking)
+
+
+class RankedPoolMachine(PoolMachine):
+    """The same for calls with ranks, which may name replicas that are full, drain or are not there any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = Router("ranking", Random(1))
+        self.draw = Random(1)
+
+    def new_call(self) -> RoutedCall:
+        known = list(self.world.pool.replicas())
+        return RankedCall([self.draw.sample(known, self.draw.randint(0, 2)) for _ in range(self.draw.randint(0, 2))])
 
 
 TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestRankedPool = RankedPoolMachine.TestCase
+TestRankedPool.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
