@@ -398,7 +398,14 @@ async def test_a_grpc_service_of_two_services_is_chosen_by_the_application(edge:
     replicas = {name: GrpcReplica(edge.container.gateway, name) for name in ("eu", "us")}
     probe = await edge.replica("probe")
     specs = [
-        service(name, protocol="grpc", route=None, grpc_services=("test.Echo",), application=f"shop-{name}")
+        service(
+            name,
+            protocol="grpc",
+            route=None,
+            grpc_services=("test.Echo",),
+            application=f"shop-{name}",
+            replica_header=True,
+        )
         for name in replicas
     ]
     await edge.route(*(with_probe_port(spec, probe.port) for spec in specs))
@@ -410,6 +417,7 @@ async def test_a_grpc_service_of_two_services_is_chosen_by_the_application(edge:
         for name in ("eu", "us", "eu"):
             call = method(b"x", metadata=(("application", f"shop-{name}"),))
             assert await call == b"x"
+            assert dict(await call.initial_metadata())["x-pierhead-replica"] == f"{name}-1"
             assert dict(await call.trailing_metadata())["replica"] == name
         for metadata in ((), (("application", "shop"),), (("application", "shop-eu,shop-us"),)):
             refused = await refusal(method(b"x", metadata=metadata))

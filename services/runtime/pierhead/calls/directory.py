@@ -25,6 +25,7 @@ from pierhead.calls.replica import Endpoint
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 from pierhead.routing_stats import Stats
 from pierhead.settings import DEFAULT_GRPC_PORT, Settings
+from pierhead.store.remote import CONTROLLER_OPTIONS
 from pierhead.tasks import end_tasks
 
 logger = logging.getLogger("pierhead")
@@ -40,17 +41,6 @@ RECONNECT_S = (0.1, 5.0)
 
 DNS_PERIOD_S = 2.0
 DNS_PERIOD_EMPTY_S = 0.25
-
-WATCH_OPTIONS = (
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 500),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
-)
 
 
 class Directory:
@@ -112,7 +102,7 @@ class Directory:
         shortest, longest = RECONNECT_S
         pause = shortest
         services = [name for name in self._updates if not self._settings.static_addresses(name)]
-        async with grpc.aio.insecure_channel(self._settings.discovery, options=WATCH_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(self._settings.discovery, options=CONTROLLER_OPTIONS) as channel:
             stub = discovery_pb2_grpc.DiscoveryStub(channel)
             request = discovery_pb2.WatchRequest(services=services, watcher=self._settings.replica)
             while True:
