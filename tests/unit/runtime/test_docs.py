@@ -15,12 +15,12 @@ import pierhead
 import pytest
 from aiohttp import ClientSession, web
 from pierhead import BadRequest, errors, handle, override_handle, routing_stats
-from pierhead.calls.clients import OWN_STORE
 from pierhead.classes.parts import made
 from pierhead.echo.v1.echo_pb2 import EchoRequest, GenerateRequest
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.policies.router import Router
 from pierhead.request import CURRENT, RequestContext
+from pierhead.store.memory import OWN_STORE
 
 from tests.unit.runtime.harness import Cluster, EchoService, echo, know
 from tests.unit.runtime.test_policies import FakeCall, candidates

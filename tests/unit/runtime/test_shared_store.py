@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 import grpc
 import pytest
 from pierhead import Settings, StoreUnavailable, close_handles, shared_store
-from pierhead.calls.clients import OWN_STORE, Clients
+from pierhead.calls.clients import Clients
 from pierhead.store.bounds import MOST_IN_FLIGHT
+from pierhead.store.memory import OWN_STORE
 from pierhead.store.remote import REST_S, RemoteStore
 
 from tests.harness.ports import free_ports

@@ -16,11 +16,8 @@ from pierhead.lanes.connection import Connection
 from pierhead.lanes.transports import TRANSPORTS
 from pierhead.metrics import PROCESS
 from pierhead.settings import Settings
-from pierhead.store.memory import MemoryStore, Store
+from pierhead.store.memory import OWN_STORE, Store
 from pierhead.store.remote import RemoteStore
-
-OWN_STORE = MemoryStore()
-"""The shared store of a process without a controller."""
 
 
 class InProcess(Protocol):
@@ -38,10 +35,10 @@ class Clients:
     _overrides: ClassVar[weakref.WeakValueDictionary[str, InProcess]] = weakref.WeakValueDictionary()
 
     def __init__(self, settings: Settings) -> None:
+        self._remote_store = RemoteStore(settings.discovery) if settings.discovery else None
         self.settings = settings
         self._directory = Directory(settings)
         self._pools: dict[tuple[str, str | InProcess], Pool] = {}
-        self._remote_store = RemoteStore(settings.discovery) if settings.discovery else None
 
     @classmethod
     def current(cls) -> Clients:
@@ -71,11 +68,6 @@ class Clients:
                     pool.closed = True  # so that handles look up the pool again
         return before
 
-    @property
-    def store(self) -> Store:
-        """The shared store: the controller's, else this process's own."""
-        return OWN_STORE if self._remote_store is None else self._remote_store
-
     def pool(self, service: str, transport: str) -> Pool:
         """The pool of a service; the first use begins to watch the service."""
         replica = self._overrides.get(service)
@@ -93,6 +85,11 @@ class Clients:
                 pool.update(Listing([Endpoint(name="local", address="local")]))
         pool.closed = False
         return pool
+
+    @property
+    def store(self) -> Store:
+        """The shared store: the controller's, else this process's own."""
+        return OWN_STORE if self._remote_store is None else self._remote_store
 
     async def close(self) -> None:
         """Close every connection and watcher; calls in flight fail. The next call starts afresh."""

@@ -131,5 +131,9 @@ class MemoryStore:
                 del self._entries[key]
 
 
+OWN_STORE = MemoryStore()
+"""The shared store of a process without a controller."""
+
+
 def _size(key: str, value: str) -> int:
     return size_of(key) + size_of(value)
