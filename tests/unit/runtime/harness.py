@@ -119,7 +119,8 @@ class Cluster:
             "drain_timeout_s": 5.0,
         }  # fmt: skip
         metrics = settings.pop("metrics", None) or RuntimeMetrics()
-        server = ReplicaServer(*parts, settings=Settings(**(defaults | settings)), metrics=metrics)
+        contract = settings.pop("contract", b"")
+        server = ReplicaServer(*parts, settings=Settings(**(defaults | settings)), metrics=metrics, contract=contract)
         task = asyncio.create_task(server.run())
         self.running[server] = task
         ready = asyncio.create_task(server.ready.wait())

@@ -6,8 +6,9 @@ numbers, whatever they are called themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from google.protobuf.descriptor_pb2 import (
     DescriptorProto,
@@ -18,6 +19,10 @@ from google.protobuf.descriptor_pb2 import (
 )
 
 from pierhead.contract.v1 import contract_pb2
+from pierhead.contract.v1.application_pb2 import Application
+
+IMAGE_PATH: Final = "/usr/local/share/pierhead/contract.binpb"
+"""Where an image carries the contracts of its application: an `Application`, serialized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,26 @@ class Change:
 def compare(old: FileDescriptorSet, new: FileDescriptorSet) -> tuple[Change, ...]:
     """The changes from one version to the next, of every service in the two sets."""
     before, after = _Types(old), _Types(new)
-    return tuple(_Comparison(before, after).services())
+    return tuple(_Comparison(before, after).services(before.services, after.services))
+
+
+def incompatible(old: bytes, new: bytes, service: str) -> tuple[Change, ...]:
+    """What keeps two versions of a service from serving at the same time: changes of what it serves, and of what it
+    calls in both.
+
+    `old`, `new`: their `Application`, serialized; `service`: its name in the compose file. None where the old one does
+    not have it. Raises DecodeError, and KeyError for descriptors that lack a type.
+    """
+    before, after = Application.FromString(old), Application.FromString(new)
+    was, now = ({each.name: each for each in one.services} for one in (before, after))
+    if service not in was:
+        return ()
+    names = {service}
+    if service in now:
+        names |= set(was[service].calls) & set(now[service].calls)
+    served, serves = ([grpc for name in names if name in one for grpc in one[name].grpc_services] for one in (was, now))
+    changes = _Comparison(_Types(before.files), _Types(after.files)).services(served, serves)
+    return tuple(change for change in changes if not change.compatible)
 
 
 class _Types:
@@ -68,15 +92,15 @@ class _Comparison:
         self._met: set[tuple[str, str]] = set()
         """Pairs of types that were compared: a type may hold itself."""
 
-    def services(self) -> Iterator[Change]:
-        for name in sorted(self._old.services.keys() | self._new.services.keys()):
-            before, after = self._old.services.get(name), self._new.services.get(name)
-            if after is None:
+    def services(self, old: Collection[str], new: Collection[str]) -> Iterator[Change]:
+        """Compare these services, by their full names: those of the old version, and those of the new one."""
+        for name in sorted({*old, *new}):
+            if name not in new:
                 yield Change(name, "the service was removed, or renamed", compatible=False)
-            elif before is None:
+            elif name not in old:
                 yield Change(name, "the service was added", compatible=True)
             else:
-                yield from self._methods(name, before, after)
+                yield from self._methods(name, self._old.services[name], self._new.services[name])
 
     def _methods(
         self, service: str, old: dict[str, MethodDescriptorProto], new: dict[str, MethodDescriptorProto]

@@ -120,11 +120,14 @@ class Bound:
                 )
         return found
 
+    def uses(self) -> list[Bound]:
+        """The services that this one has handles to."""
+        return [each for each in (*self.args, *self.kwargs.values()) if isinstance(each, Bound)]
+
     def _walk(self) -> Iterator[Bound]:
         yield self
-        for each in (*self.args, *self.kwargs.values()):
-            if isinstance(each, Bound):
-                yield from each._walk()
+        for each in self.uses():
+            yield from each._walk()
 
 
 def name_of(cls: type) -> str:

@@ -1,7 +1,7 @@
-"""The admin port of a replica: /livez, /readyz, /metrics, and PUT /user-config, for the controller and Prometheus, not
-for clients.
+"""The admin port of a replica: /livez, /readyz, /metrics, /contract, and PUT /user-config, for the controller and
+Prometheus, not for clients.
 
-It has its own small HTTP server, as it serves only three GET requests without bodies and a PUT with a short one. The
+It has its own small HTTP server, as it serves only four GET requests without bodies and a PUT with a short one. The
 HTTP library would take a quarter of the memory of a replica that has no other use for it (14 MB of 57, measured).
 """
 
@@ -100,18 +100,22 @@ def admin_takers(offer: Callable[[str], None], report: Callable[[], ConfigReport
     return {"/user-config": user_config}
 
 
-def admin_pages(read: Callable[[], Readiness], expose: Callable[[], bytes]) -> Pages:
-    """The admin port's GET paths; `expose` returns the text of /metrics."""
+def admin_pages(read: Callable[[], Readiness], expose: Callable[[], bytes], contract: bytes = b"") -> Pages:
+    """The admin port's GET paths; `expose` returns the text of /metrics.
+
+    `contract`: a `pierhead.contract.v1.Application`, serialized; b"" = it has none, and no path for it.
+    """
 
     def readyz() -> Page:
         readiness = read()
         return _json(200 if readiness.state == "ready" else 503, asdict(readiness))
 
-    return {
+    pages = {
         "/livez": lambda: _json(200, {"alive": True}),
         "/readyz": readyz,
         "/metrics": lambda: Page(200, CONTENT_TYPE, expose()),
     }
+    return {**pages, "/contract": lambda: Page(200, "application/x-protobuf", contract)} if contract else pages
 
 
 class AdminServer:

@@ -8,6 +8,7 @@ import signal
 import sys
 
 from pierhead.calls.clients import Clients, close_handles
+from pierhead.classes.application import told_by
 from pierhead.classes.parts import made
 from pierhead.classes.threads import allow_threads
 from pierhead.edge import logs
@@ -59,7 +60,7 @@ async def serve_async(*parts: object, settings: Settings | None = None) -> None:
 
 async def _serve(parts: tuple[object, ...], settings: Settings) -> None:
     allow_threads(settings)
-    server = ReplicaServer(*made(parts, settings.service), settings=settings)
+    server = ReplicaServer(*made(parts, settings.service), settings=settings, contract=told_by(parts, settings.service))
     Clients.use(settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

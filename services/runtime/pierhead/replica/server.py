@@ -70,11 +70,14 @@ class ReplicaServer:
         *parts: object,
         settings: Settings | None = None,
         metrics: runtime_metrics.RuntimeMetrics | None = None,
+        contract: bytes = b"",
     ) -> None:
+        """`contract`: what it tells of it on its admin port; see `admin_pages`."""
         if not parts:
             raise TypeError("serve() needs at least one part: a servicer, an aiohttp application")
         self.settings = settings or Settings.from_env()
         self.metrics = metrics or runtime_metrics.PROCESS
+        self._contract = contract
         self.state: State = "starting"
         self.grpc_port: int | None = None
         """The bound port once `ready` is set; None without servicers."""
@@ -227,7 +230,7 @@ class ReplicaServer:
 
     async def _listen_admin(self) -> None:
         takers = admin_takers(self._config.offer, self._config.report)
-        self._admin = AdminServer(admin_pages(self.readiness, self.metrics.expose), takers)
+        self._admin = AdminServer(admin_pages(self.readiness, self.metrics.expose, self._contract), takers)
         host, port = self.settings.host, self.settings.admin_port
         try:
             self.admin_port = await self._admin.start(host, port)
