@@ -20,6 +20,11 @@ def get(client: APIClient, path: str, **query: str | float) -> requests.Response
     return _checked(client.get(url(client, path), params=query, timeout=client.timeout))
 
 
+def stream(client: APIClient, path: str, query: Mapping[str, str]) -> requests.Response:
+    """An answer whose body is not read yet: close it. Raises as `get` does."""
+    return _checked(client.get(url(client, path), params=query, timeout=client.timeout, stream=True))
+
+
 def post(client: APIClient, path: str, body: object, headers: Mapping[str, Any] | None = None, **query: int) -> None:
     """Raises as `get` does."""
     _checked(client.post(url(client, path), json=body, params=query, headers=headers, timeout=client.timeout))

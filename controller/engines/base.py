@@ -61,6 +61,9 @@ OUT_OF_MEMORY = "oom"
 """The kind of event of a process that the kernel killed because memory ran out; its container may still run."""
 
 
+MOST_FILE_BYTES = 4 * 1024 * 1024
+
+
 class ClusterEngine(Protocol):
     """A container engine."""
 
@@ -96,6 +99,14 @@ class ClusterEngine(Protocol):
 
     async def has_image(self, image: str) -> bool:
         """Whether an image, by name or by id, is on this machine. Raises EngineUnreachable, EngineError."""
+        ...
+
+    async def file_of_image(self, image: str, path: str, project: str) -> bytes | None:
+        """A file of an image, by the image's id or name, without starting anything of it.
+
+        None where this machine does not have the image, where that has no regular file there, and where the file is
+        larger than MOST_FILE_BYTES. Raises EngineUnreachable, EngineError.
+        """
         ...
 
     async def exists(self, project: str, compose_service: str) -> bool:

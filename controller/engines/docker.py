@@ -25,6 +25,7 @@ from .base import EngineAction, EngineEvent, EngineState, Places
 from .docker_calls import EngineCalls, end_of
 from .docker_errors import explanation, image_missing, refusal, translated
 from .docker_events import EventQueue, EventReader
+from .docker_files import ImageFiles
 from .docker_images import Images
 from .docker_reader import EngineReader
 from .gpu_discovery import GpuDiscovery, GpuSources
@@ -75,6 +76,7 @@ class DockerEngine:
         self._cdi_kind = sources.cdi_kind
         self._discovery = GpuDiscovery(client, sources)
         self._images = Images(client)
+        self._files = ImageFiles(client)
         self._reader = EngineReader(client, self._discovery, sources.cdi_kind, self._images)
         self._calls = EngineCalls()
         self._event_readers: set[EventReader] = set()
@@ -131,6 +133,12 @@ class DockerEngine:
     async def has_image(self, image: str) -> bool:
         """See `ClusterEngine.has_image`."""
         return await self._calls.look(f"looking for image {image}", partial(self._images.has, image))
+
+    async def file_of_image(self, image: str, path: str, project: str) -> bytes | None:
+        """See `ClusterEngine.file_of_image`."""
+        return await self._calls.call(
+            f"reading {path} of image {image}", partial(self._files.read, image, path, project)
+        )
 
     async def exists(self, project: str, compose_service: str) -> bool:
         """See `ClusterEngine.exists`."""

@@ -35,6 +35,7 @@ from ..swarm_api import STACK_LABEL
 from .base import CONNECTED, EngineAction, EngineEvent, EngineState, Places
 from .docker_calls import EngineCalls, end_of
 from .docker_errors import explanation, image_missing, refusal
+from .docker_files import ImageFiles
 from .docker_images import Images
 from .labels import check_same, create_body
 from .swarm_lists import Lists
@@ -68,6 +69,7 @@ class SwarmEngine:
         self._seen: tuple[Listing, Seen] | None = None
         """The last listing, and what it says."""
         self._images = Images(client)
+        self._files = ImageFiles(client)
         self._calls = EngineCalls()
         self._closed = asyncio.Event()
         self._placing: dict[str, asyncio.Lock] = {}
@@ -123,6 +125,12 @@ class SwarmEngine:
         if _has_digest(image):
             return True
         return await self._calls.look(f"looking for image {image}", partial(self._images.has, image))
+
+    async def file_of_image(self, image: str, path: str, project: str) -> bytes | None:
+        """See `ClusterEngine.file_of_image`."""
+        return await self._calls.call(
+            f"reading {path} of image {image}", partial(self._files.read, image, path, project)
+        )
 
     async def exists(self, project: str, compose_service: str) -> bool:
         """Whether the stack has that service."""

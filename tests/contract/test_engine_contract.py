@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import io
 import secrets
+import tarfile
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -19,8 +21,9 @@ import pytest_asyncio
 import yaml
 from docker import APIClient
 
-from controller.engines.base import CONNECTED, ClusterEngine, EngineEvent, EngineState
+from controller.engines.base import CONNECTED, MOST_FILE_BYTES, ClusterEngine, EngineEvent, EngineState
 from controller.engines.docker import DockerEngine, open_client
+from controller.engines.docker_files import LABEL as HELPER_LABEL
 from controller.engines.gpu_discovery import GpuSources
 from controller.engines.swarm import SwarmEngine
 from controller.errors import EngineError, EngineUnreachable, ImageNotFound
@@ -82,6 +85,8 @@ class World(Protocol):
     def remove_project(self, project: str) -> None: ...
     def lose_daemon(self) -> None: ...
     async def ready(self, name: str) -> None: ...
+    def build(self, path: str, content: bytes) -> str: ...
+    def helpers(self) -> list[str]: ...
     def run_out_of_memory(self, name: str) -> None: ...
 
 
@@ -117,6 +122,14 @@ class FakeWorld:
     async def ready(self, name: str) -> None:
         assert self.fake.readiness(name) == "ready"
 
+    def build(self, path: str, content: bytes) -> str:
+        built = self.fake.add_image("built")
+        self.fake.files[built] = {path: content}
+        return built
+
+    def helpers(self) -> list[str]:
+        return []
+
     def run_out_of_memory(self, name: str) -> None:
         self.fake.run_out_of_memory(name)
 
@@ -146,6 +159,26 @@ def container_of(service: str, image: str, network: str, labels: dict[str, str])
     }
 
 
+def built(client: APIClient, image: str, path: str, content: bytes) -> str:
+    """The id of an image with another file, and with a helper's leavings of an earlier controller beside it."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as entries:
+        entry = tarfile.TarInfo(path.removeprefix("/"))
+        entry.size = len(content)
+        entries.addfile(entry, io.BytesIO(content))
+    made = client.create_container_from_config({"Image": image})["Id"]  # type: ignore[no-untyped-call]
+    try:
+        assert client.put_archive(made, "/", archive.getvalue())
+        return str(client.commit(made)["Id"])
+    finally:
+        client.remove_container(made)
+
+
+def helpers_of(client: APIClient, project: str) -> list[str]:
+    """Containers that were made to read images."""
+    return [one["Id"] for one in client.containers(all=True, filters={"label": f"{HELPER_LABEL}={project}"})]
+
+
 def turn_to_nobody(client: APIClient) -> None:
     """Turn a connection to where nobody listens."""
     client.close()
@@ -165,6 +198,7 @@ class DockerWorld:
         self.project = f"pierhead-test-{secrets.token_hex(4)}"
         self.network = f"{self.project}_default"
         self.image = debian_image(client)
+        self.images: list[str] = []
         self.labels = {"pierhead.test": "engine-contract", "com.docker.compose.project": self.project}
         client.create_network(self.network, labels=self.labels)
         devices = [{"name": name, "containerEdits": {"env": [f"GPU={name}"]}} for name in self.gpus]
@@ -213,11 +247,20 @@ class DockerWorld:
 
         await eventually(says_so)
 
+    def build(self, path: str, content: bytes) -> str:
+        self.images.append(built(self.client, self.image, path, content))
+        return self.images[-1]
+
+    def helpers(self) -> list[str]:
+        return helpers_of(self.client, self.project)
+
     def run_out_of_memory(self, name: str) -> None:
         """Tell a "greedy" one to begin."""
         self.client.kill(name, signal="SIGUSR1")
 
     def remove(self) -> None:
+        for image in self.images:
+            self.client.remove_image(image, force=True)
         for left in self.client.containers(all=True, filters={"label": "pierhead.test=engine-contract"}):
             if left["Labels"].get("com.docker.compose.project") == self.project:
                 self.client.remove_container(left["Id"], force=True, v=True)
@@ -276,6 +319,12 @@ class SwarmWorld:
             return "ready" in await self.engine.logs(one.id, 10)
 
         await eventually(says_so)
+
+    def build(self, path: str, content: bytes) -> str:
+        return built(self.client, self.image, path, content)
+
+    def helpers(self) -> list[str]:
+        return helpers_of(self.client, self.project)
 
     def run_out_of_memory(self, name: str) -> None:
         (container,) = self.client.containers(filters={"label": f"pierhead.replica={name}"})
@@ -599,6 +648,37 @@ async def test_images_are_known_by_name_and_by_id(world: World) -> None:
         assert await world.engine.has_image(there)
     for not_there in (MISSING_IMAGE, f"sha256:{'0' * 64}", "No Such Name"):
         assert not await world.engine.has_image(not_there)
+
+
+async def test_a_file_of_an_image_is_read_and_nothing_is_started(world: World) -> None:
+    path, content = "/usr/local/share/pierhead/contract.binpb", bytes(range(256)) * 1000
+    image = await asyncio.to_thread(world.build, path, content)
+    for _ in range(2):
+        assert await world.engine.file_of_image(image, path, world.project) == content
+    for not_there in (f"{path}.other", "/usr/local/share/pierhead", "/nowhere/at/all"):
+        assert await world.engine.file_of_image(image, not_there, world.project) is None
+    for unknown in (MISSING_IMAGE, f"sha256:{'0' * 64}"):
+        assert await world.engine.file_of_image(unknown, path, world.project) is None
+    large = await asyncio.to_thread(world.build, path, bytes(MOST_FILE_BYTES + 1))
+    assert await world.engine.file_of_image(large, path, world.project) is None
+    assert (await observe(world)).containers == ()
+    assert await asyncio.to_thread(world.helpers) == []
+
+
+@pytest.mark.engine
+async def test_what_an_earlier_controller_made_to_read_an_image_is_removed(
+    docker_client: APIClient, tmp_path: Path
+) -> None:
+    world = DockerWorld(docker_client, tmp_path)
+    try:
+        body = {"Image": world.image, "Labels": {HELPER_LABEL: world.project}}
+        docker_client.create_container_from_config(body)  # type: ignore[no-untyped-call]
+        assert world.helpers()
+        assert await world.engine.file_of_image(world.image, "/etc/os-release", world.project) is None, "it is a link"
+        assert world.helpers() == []
+    finally:
+        await world.engine.close()
+        world.remove()
 
 
 async def test_gpus_are_listed_and_pinned(world: World) -> None:

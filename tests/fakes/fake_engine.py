@@ -16,7 +16,15 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Literal
 
-from controller.engines.base import CONNECTED, OVERFLOW, EngineAction, EngineEvent, EngineState, Places
+from controller.engines.base import (
+    CONNECTED,
+    MOST_FILE_BYTES,
+    OVERFLOW,
+    EngineAction,
+    EngineEvent,
+    EngineState,
+    Places,
+)
 from controller.engines.docker_errors import image_missing
 from controller.errors import EngineError, EngineUnreachable, ImageNotFound
 from controller.model.actions import (
@@ -122,6 +130,8 @@ class FakeEngine:
 
     clock: Callable[[], float]
     images: dict[str, str] = field(default_factory=dict)
+    files: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    """By image id: its files, by path."""
     gpus: tuple[Gpu, ...] = ()
     gpu_memory: dict[str, int] | None = None
     """Bytes in use by UUID; None = there is no nvidia-smi."""
@@ -145,6 +155,8 @@ class FakeEngine:
     """By name, in the order of names; see fake_swarm_engine.py."""
     reading_s: float = 0.0
     """How long `observe` takes; it returns the world as it was at the call."""
+    read: list[str] = field(default_factory=list)
+    """The images of which a file was asked for, in order."""
     _ids: dict[str, str] = field(default_factory=dict)
     """Of all containers, by name."""
     _ending: set[str] = field(default_factory=set)
@@ -222,6 +234,12 @@ class FakeEngine:
     async def has_image(self, image: str) -> bool:
         await self._turn()
         return image in self.images or image in self._image_ids
+
+    async def file_of_image(self, image: str, path: str, project: str) -> bytes | None:
+        await self._turn()
+        self.read.append(image)
+        found = self.files.get(self.images.get(image, image), {}).get(path)
+        return None if found is None or len(found) > MOST_FILE_BYTES else found
 
     async def exists(self, project: str, compose_service: str) -> bool:
         await self._turn()
