@@ -64,6 +64,7 @@ async def _control(settings: Settings, boundaries: Boundaries, stop: asyncio.Eve
         router_silence_s=settings.haproxy_silence_s,
         acts=boundaries.acts,
         certificate_ends_at=boundaries.certificate_ends_at,
+        ask_contract=probe.contract,
     )
     try:
         await _serve(settings, world, boundaries, stop)

@@ -25,10 +25,11 @@ from .model.desired import Desired
 from .model.observed import Observed
 from .model.world import FailureKey
 from .node_commands import NodeCommands
+from .observe.contracts import ImageContracts
 from .observe.engine_events import LOST_S, EngineEvents
 from .observe.gpu_marks import GpuMarks
 from .observe.gpu_memory import GpuMemoryWatch
-from .observe.probe import Prober, Reading, Subject
+from .observe.probe import AskContract, Prober, Reading, Subject, no_contract
 from .observe.snapshot import Observer
 from .outlive import outlive
 from .plan import plan
@@ -68,6 +69,8 @@ class World:
     """Whether this controller may act now: on Swarm, while it holds the lease of the state."""
     certificate_ends_at: float | None = None
     """Of the TLS between controller and edges (unix time); None = there is none."""
+    ask_contract: AskContract = no_contract
+    """Asks a replica for its contract."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,8 @@ def assemble(
     _note_replaced_store(store, events)
     specs = SpecWatch(world.source, events, wakeup.ring)
 
-    deployer = Deployer(store, events, board.callers, is_manual=world.is_manual)
+    contracts = ImageContracts(world.engine, world.project, spawn, wakeup.ring)
+    deployer = Deployer(store, events, board.callers, contracts.of, is_manual=world.is_manual)
     measurements = Measurements(world.query, spawn, clock)
     functions = Functions(world.policy_dir, ahead=lambda: wall() - clock())
     calls = FunctionCalls(functions.call, world.run, spawn, wakeup.ring)
@@ -148,7 +152,7 @@ def assemble(
     )
     metrics = publisher.metrics
 
-    prober = Prober(world.ask, spawn, wakeup.ring, store.seen_ready, store.note_ready, clock)
+    prober = Prober(world.ask, spawn, wakeup.ring, store.seen_ready, store.note_ready, clock, world.ask_contract)
     observer = Observer(
         world.engine,
         world.router,

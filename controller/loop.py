@@ -143,6 +143,7 @@ class Loop:
         self._unseen = sight.unseen
         now, gate = self._clock(), self._executor.gate
         desired = self._desirer.desire(sight, self._plan.pending, gate.refusals(), now)
+        sight = sight.without(desired.barred)
         # A world that was not seen gives no reason to act.
         is_acting = sight.complete and await self._may_act()
         plan = self._plan = self.planner(desired, sight.observed, now) if is_acting else Plan()

@@ -150,7 +150,8 @@ def going_on(row: Document) -> str:
     if row["rollout"]:
         return rows.rollout_words(row["rollout"], message)
     if rejected and rejected["version"] not in message:
-        rejection = f"version {rejected['version']} was rejected: {rejected['reason']}"
+        how = "refused" if rejected["is_refused"] else "rejected"
+        rejection = f"version {rejected['version']} was {how}: {rejected['reason']}"
         return f"{message}; {rejection}" if message else rejection
     return message
 

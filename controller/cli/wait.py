@@ -251,7 +251,8 @@ def _unusable_files(document: Document) -> Verdict | None:
 
 def _rolled_back(row: Document, part: Part) -> Verdict:
     name, rejected = row["name"], row["rejected"]
-    message = f"version {rejected['version']} was rolled back: {rejected['reason']}; version {version(row)} serves"
+    how = "refused" if rejected["is_refused"] else "rolled back"
+    message = f"version {rejected['version']} was {how}: {rejected['reason']}; version {version(row)} serves"
     return _ended_badly(part, message, f"correct the service, build it, then `pierhead deploy {name}`")
 
 
@@ -322,8 +323,9 @@ def _is_rejected(row: Document) -> bool:
 def _turned_down(row: Document, part: Part) -> Verdict:
     name, rejected = row["name"], row["rejected"]
     goes_back = bool(row["rollout"]) and row["rollout"]["phase"] == "ROLLING_BACK"
+    how = "refused" if rejected["is_refused"] else "rolled back"
     message = (
-        f"the files ask for version {rejected['version']}, which {'is being' if goes_back else 'was'} rolled back: "
+        f"the files ask for version {rejected['version']}, which {'is being' if goes_back else 'was'} {how}: "
         f"{rejected['reason']}; version {version(row)} goes on"
     )
     next_step = f"correct the files or the image, or try the same version again with `pierhead deploy {name}`"

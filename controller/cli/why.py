@@ -107,8 +107,10 @@ def _rollout(row: Document) -> list[str]:
     rejected = row["rejected"]
     if rejected:
         ago = f" {rows.age(rejected['at'], row['at'])} ago" if rejected["at"] else ""
-        lines.append(f"version {rejected['version']} was rejected{ago}: {rejected['reason']}")
-        lines.append(f"`pierhead deploy {row['name']}` tries it again")
+        how = "refused" if rejected["is_refused"] else "rejected"
+        lines.append(f"version {rejected['version']} was {how}{ago}: {rejected['reason']}")
+        if not rejected["is_refused"]:
+            lines.append(f"`pierhead deploy {row['name']}` tries it again")
     return lines
 
 

@@ -24,6 +24,7 @@ from ..storage.events import EventLog
 from ..storage.store import Store
 from . import rollout as machine
 from .answers import Answers
+from .contracts import ContractOf, Contracts
 from .revisions import differences, made_as, recorded, state_of, state_text, written
 from .rollout import Count, Facts, Rules, rollout_words
 
@@ -57,6 +58,8 @@ class Directions:
     rows: Mapping[str, RolloutStatus] = field(default_factory=dict)
     made: Mapping[str, Mapping[str, ServiceSpec]] = field(default_factory=dict)
     """By service and version, for versions with replicas: the spec of the version, where that is known."""
+    barred: Mapping[FailureKey, str] = field(default_factory=dict)
+    """As in `Desired`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +83,14 @@ class _Look:
 class Deployer:
     """Owns the rollout states of all services. The loop's thread only."""
 
-    def __init__(self, store: Store, events: EventLog, callers: Callers, *, is_manual: bool = False) -> None:
+    def __init__(
+        self, store: Store, events: EventLog, callers: Callers, contract_of: ContractOf, *, is_manual: bool = False
+    ) -> None:
         """`is_manual`: new versions wait for `deploy`."""
         self._store = store
         self._events = events
         self._callers = callers
+        self._contract_of = contract_of
         self._is_manual = is_manual
         self._states = {service: state_of(text) for service, text in store.rollouts.items()}
         self._answers: dict[str, Answers] = {}
@@ -127,6 +133,7 @@ class Deployer:
         } | {container_id: (key, now) for container_id, key in _ended(observed).items()}
         self._forget_others(spec)
         services, goals, rows, made = {}, {}, {}, {}
+        barred: dict[FailureKey, str] = {}
         for name, service in spec.services.items():
             self._record(service, look)
             facts, rules = self._facts(name, look), self._rules(service)
@@ -139,7 +146,8 @@ class Deployer:
             services[name], goals[name] = self._direction(service, state)
             rows[name] = self._row(name, state, facts, rules, now)
             made[name] = self._made(service, observed)
-        self.directions = Directions(services, goals, rows, made)
+            barred |= {(name, version): why for version, why in machine.barred(state, facts, rules).items()}
+        self.directions = Directions(services, goals, rows, made, barred)
         return self.directions
 
     def _rules(self, service: ServiceSpec) -> Rules:
@@ -148,16 +156,36 @@ class Deployer:
     def _facts(self, name: str, look: _Look) -> Facts:
         state = self.state(name)
         counts = look.counts[name]
+        contracts, is_reading = self._contracts(look.spec.services[name], state, look)
+        unread = "the contract of its image is being read" if is_reading else ""
         return Facts(
             target=look.targets.get(name, look.spec.services[name].replicas),
             offered=self._offered[name],
             counts=counts,
             failures=_failures(name, look.observed, look.refusals, _begun_at(state), look.now),
             tallies=self._tallies(name, state, look.observed),
-            waits_for=self._waits_for(name, state, look.callees),
+            waits_for=self._waits_for(name, state, look.callees) or unread,
             no_place=_no_place(name, state, look),
+            contracts=contracts,
             is_shared=self._is_shared(name, state, counts),
         )
+
+    def _contracts(
+        self, service: ServiceSpec, state: ServiceRollout, look: _Look
+    ) -> tuple[dict[str, str | None], bool]:
+        """(Facts.contracts, whether an image is being read for it)."""
+        name, counts = service.name, look.counts[service.name]
+        given = (self._offered[name], state.rollout.to if state.rollout else None)
+        following = {version for version in given if version is not None} - {state.stable}
+        others = {version for version, count in counts.items() if count.present}
+        if not service.managed or not following or not others:
+            return {}, False
+        mine = look.observed.containers_of(name)
+        told = {one.version: one.contract for one in mine if one.contract is not None}
+        records = {version: self._store.revisions.get((name, version)) for version in following | others}
+        contracts = Contracts(name, told, records, self._contract_of)
+        found = {each: contracts.why_not(each, others - {each}) for each in sorted(following) if others - {each}}
+        return found, contracts.is_reading
 
     def _is_shared(self, name: str, state: ServiceRollout, counts: Mapping[str, Count]) -> bool:
         """Whether other replicas exited together with those of the version that is rolled out (Facts.is_shared)."""

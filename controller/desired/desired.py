@@ -80,6 +80,7 @@ class Desirer:
             targets=targets,
             goals={name: goal for name, goal in directions.goals.items() if name in services},
             switched_off=switched_off(spec.services, targets, overrides),
+            barred=directions.barred,
             routing_hash=self._routing_hash(services.values()),
             router_silence_s=self._router_silence_s,
         )

@@ -18,8 +18,10 @@
 At rest `stable` is the version that runs. Where no replica of it runs, as after `make down` or in a service at zero
 replicas, a new version is adopted at once, because no old replica could serve meanwhile; its first replicas then show
 whether it works (`is_unproven`). A version that was rolled back is `rejected` until the files give another one or an
-operator asks for it again. `advance` takes the facts of one moment and returns the next state and the events. It is
-called every tick, also after a restart with the stored state, so it must continue from any state.
+operator asks for it again. A version whose contract cannot meet that of the running one is refused in WAITING, or goes
+back from STARTING before it serves; it follows by itself once nothing is in its way. `advance` takes the facts of one
+moment and returns the next state and the events. It is called every tick, also after a restart with the stored state,
+so it must continue from any state.
 
 Error rates are compared by Fisher's exact test, one-sided: how likely are that many errors in the new version's answers
 if both versions fail equally often? (R. A. Fisher, Statistical Methods for Research Workers, 1925, section 21.02.)
@@ -47,6 +49,7 @@ WORSE_BY = 0.01
 ROLLING_FORWARD = frozenset({RolloutPhase.STARTING, RolloutPhase.BAKING, RolloutPhase.ROLLING, RolloutPhase.SETTLING})
 STARTS_NEW = frozenset({RolloutPhase.STARTING, RolloutPhase.ROLLING})
 ON_TRIAL = frozenset({RolloutPhase.STARTING, RolloutPhase.BAKING})
+BEFORE_IT_SERVES = frozenset({RolloutPhase.WAITING, RolloutPhase.STARTING})
 SERVES_NEW = frozenset({RolloutPhase.BAKING, RolloutPhase.ROLLING, RolloutPhase.SETTLING})
 
 
@@ -99,6 +102,9 @@ class Facts:
     no_place: str = ""
     """Why the next replica cannot be placed on this machine, in words; "" while a replica that starts or stops may
     still change that."""
+    contracts: Mapping[str, str | None] = field(default_factory=dict)
+    """By version, for versions that may follow: why their replicas must not serve beside those of the others; "" = they
+    may; None = that is not known yet, as their contract is not. Left out: there is nothing to compare with."""
     is_shared: bool = False
     """Replicas of other versions or services have just exited by themselves as well, or several replicas exited
     together and none of the former version is left to compare with. The engine or the machine may be the cause."""
@@ -176,7 +182,8 @@ def retried(state: ServiceRollout, offered: str | None, now: float) -> ServiceRo
     state = replace(state, approved=offered)
     if state.rollout and state.rollout.phase is RolloutPhase.WAITING:
         state = replace(state, rollout=replace(state.rollout, begun_at=now))
-    if state.rejection_of(offered):
+    rejection = state.rejection_of(offered)
+    if rejection and not (rejection.is_refused and state.rollout):  # its replicas, which must not serve, still leave
         state = replace(state, rejected=None)
     return state
 
@@ -210,6 +217,51 @@ def promoted(state: ServiceRollout, now: float) -> ServiceRollout | None:
     return replace(state, rollout=replace(rollout, phase=RolloutPhase.ROLLING, since=now))
 
 
+# ---------------------------------------------------------------------------------------------------------- contracts
+
+
+def barred(state: ServiceRollout, facts: Facts, rules: Rules) -> Mapping[str, str]:
+    """The versions whose replicas must not get a request, and why."""
+    found: dict[str, str] = {}
+    if rules.spec.incompatible == "allow":
+        return found
+    if state.rejected is not None and state.rejected.is_refused:
+        found[state.rejected.version] = state.rejected.reason
+    rollout = state.rollout
+    if rollout is not None and rollout.phase in BEFORE_IT_SERVES:
+        why = facts.contracts.get(rollout.to, "")
+        if why != "":
+            found[rollout.to] = UNCOMPARED if why is None else why
+    return found
+
+
+UNCOMPARED = "its contract was not compared yet with that of the version that serves"
+
+
+def _refused(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, Note] | None:
+    """The state after a version that does not serve yet turned out not to be able to meet those that do."""
+    rollout = state.rollout
+    if rollout is None or rollout.phase not in BEFORE_IT_SERVES or rules.spec.incompatible == "allow":
+        return None
+    why = facts.contracts.get(rollout.to)
+    if not why or not facts.others(rollout.to):
+        return None
+    if rollout.phase is RolloutPhase.WAITING:
+        rejected = Rejection(rollout.to, why, now, is_refused=True)
+        note = Note("refused", f"{state.stable} -> {rollout.to} is refused: {why}", "warning")
+        return replace(state, rollout=None, rejected=rejected, approved=None), note
+    note = Note("rollback", f"{rollout.to} is rolled back to {state.stable}: {why}", "warning")
+    return _back(state, why, now, is_refused=True), note
+
+
+def _may_follow(rejection: Rejection, facts: Facts, rules: Rules) -> bool:
+    """Whether nothing is left of what a version was refused for."""
+    if not rejection.is_refused:
+        return False
+    is_alone = not facts.others(rejection.version)
+    return rules.spec.incompatible == "allow" or is_alone or facts.contracts.get(rejection.version, "") == ""
+
+
 # -------------------------------------------------------------------------------------------------------------- steps
 
 
@@ -225,6 +277,9 @@ def _step(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tupl
         return superseded
     if state.rollout.phase is RolloutPhase.ROLLING_BACK:
         return _rolling_back(state, state.rollout, facts, rules, now)
+    refused = _refused(state, facts, rules, now)
+    if refused:
+        return refused
     rollout = _excused(_timed(state.rollout, facts, now), state.stable, facts)
     state = replace(state, rollout=rollout)
     trouble = trouble_of(state, facts, rules, now)
@@ -263,8 +318,11 @@ def _at_rest(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> t
         return _first(state, facts, offered)
     if offered == state.stable:
         return replace(state, rejected=None, approved=None), None
-    if state.rejection_of(offered):
-        return state, None
+    rejection = state.rejection_of(offered)
+    if rejection is not None:
+        if not _may_follow(rejection, facts, rules):
+            return state, None
+        state = replace(state, rejected=None)
     if rules.is_manual and state.approved != offered:
         return state, None
     if not facts.others(offered) and not (facts.target and facts.waits_for):
@@ -335,7 +393,7 @@ def _forward(
         case RolloutPhase.WAITING if not facts.waits_for:
             message = f"{state.stable} -> {to}: {rollout.cause}"
             return enter(RolloutPhase.STARTING), Note("rollout", message, "ok")
-        case RolloutPhase.STARTING if facts.ready(to) >= min(1, target):
+        case RolloutPhase.STARTING if facts.ready(to) >= min(1, target) and to not in barred(state, facts, rules):
             first = f"{facts.ready(to)} of {target} replicas"
             message = f"{first} of {to} serve beside {state.stable}; watched for {rules.spec.bake_s:g} s"
             # Failures so far were part of becoming ready: only later ones count against the version.
@@ -397,12 +455,14 @@ def _proved(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tu
     return back, Note("rollback", f"{version} is rolled back to {former}: {why}", "warning")
 
 
-def _back(state: ServiceRollout, why: str, now: float, *, is_asked: bool = False) -> ServiceRollout:
+def _back(
+    state: ServiceRollout, why: str, now: float, *, is_asked: bool = False, is_refused: bool = False
+) -> ServiceRollout:
     rollout = state.rollout
     if rollout is None or state.stable is None:
         raise AssertionError("internal: a rollback without a rollout, or without a version to go back to")
     back = Rollout(rollout.to, state.stable, RolloutPhase.ROLLING_BACK, now, rollout.begun_at, why)
-    rejected = Rejection(rollout.to, why, now, is_asked)
+    rejected = Rejection(rollout.to, why, now, is_asked, is_refused)
     if rollout.is_return and state.rejected and state.rejected.version != rollout.to:
         rejected = state.rejected  # the files' version waits as before: no operator has asked for it
     return replace(state, rollout=back, rejected=rejected, approved=None)
@@ -517,11 +577,15 @@ def _errors(state: ServiceRollout, facts: Facts) -> str:
 
 def _rest_words(name: str, state: ServiceRollout, facts: Facts, rules: Rules) -> str:
     rejected = state.rejection_of(facts.offered)
+    if rejected is not None and rejected.is_refused:
+        return f"version {rejected.version} is refused, {state.stable} runs: {rejected.reason}"
     if rejected is not None:
         return (
             f"version {rejected.version} was rolled back ({rejected.reason}); {state.stable} runs; change "
             f"it, or try it again with `pierhead deploy {name}`"
         )
     if rules.is_manual and state.stable and facts.offered not in (None, state.stable):
-        return f"{state.stable} -> {facts.offered} waits for `pierhead deploy {name}`"
+        why = rules.spec.incompatible == "refuse" and facts.contracts.get(facts.offered)
+        refusal = f", which will refuse it: {why}" if why else ""
+        return f"{state.stable} -> {facts.offered} waits for `pierhead deploy {name}`{refusal}"
     return ""

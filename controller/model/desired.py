@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from .observed import Observed
 from .spec import ServiceSpec
-from .world import current_version
+from .world import FailureKey, current_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,9 @@ class Desired:
     """Services that stay at 0 replicas until an operator or the files change that: no request wakes them."""
     routing_hash: str = ""
     """Hash of the HAProxy configuration that these services need; "" = do not compare."""
+    barred: Mapping[FailureKey, str] = field(default_factory=dict)
+    """Versions whose replicas get no request, by service and version, and why: their contract cannot meet that of the
+    version that serves, or was not compared yet."""
     router_silence_s: float = 10.0
     """How long HAProxy may hang before it is restarted; twice as long after each restart that did not help."""
 
@@ -101,6 +104,8 @@ class Rejection:
     at: float
     is_asked: bool = False
     """An operator rejected it: it has not failed."""
+    is_refused: bool = False
+    """Its contract cannot meet that of the version that runs: it has not served."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .actions import Action
 from .nodes import Node
@@ -14,6 +14,7 @@ from .world import (
     FailureRecord,
     Gpu,
     GpuReading,
+    Health,
     ReplicaContainer,
     Retirement,
     RouterSilence,
@@ -86,3 +87,15 @@ class Sight:
     def complete(self) -> bool:
         """Whether decisions may be based on it. If not, it has the last reading, which status shows."""
         return not self.unseen
+
+    def without(self, barred: Mapping[FailureKey, str]) -> Sight:
+        """The same, in which replicas of these versions are not ready, for the reason that is given."""
+        if not barred:
+            return self
+        containers = tuple(
+            replace(one, health=Health.UNKNOWN, health_detail=barred[one.service, one.version])
+            if one.health is Health.READY and (one.service, one.version) in barred
+            else one
+            for one in self.observed.containers
+        )
+        return replace(self, observed=replace(self.observed, containers=containers))

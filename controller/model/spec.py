@@ -195,6 +195,8 @@ class RolloutSpec:
     is watched once all are new."""
     canary_weight: int | None = None
     """Per cent of the requests that a new version gets while it bakes; None = by its number of replicas."""
+    incompatible: Literal["refuse", "allow"] = "refuse"
+    """What becomes of a version whose contract cannot meet that of the running one."""
 
 
 @dataclass(frozen=True, slots=True)

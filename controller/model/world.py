@@ -129,6 +129,8 @@ class ReplicaContainer:
     """What it publishes for its callers' policies."""
     gpu_fault: str = ""
     """Why it cannot stay on its GPUs; "" when it may."""
+    contract: bytes | None = field(default=None, repr=False)
+    """Its contract as it tells it, a `pierhead.contract.v1.Application`; b"" = it has none; None = not asked yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,9 @@
 Health: UNKNOWN until the first good reading; READY; FAILED after `probe.failures` bad readings in a row, or after one
 in which the replica reports that it is broken, and READY again if it answers before it is replaced. "Draining" is an
 answer too, neither good nor bad: the replica received a SIGTERM.
+
+A managed replica is asked for its contract with its first good reading, which counts once the contract is there: it
+must be compared before the replica serves.
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ RETIRING_S = 0.1
 EARLY = 0.9
 """A bad answer counts from this part of a period after the last one: timers are not exact."""
 BODY_LIMIT = 64 * 1024
+MOST_CONTRACT_BYTES = 4 * 1024 * 1024
+"""Of a larger contract nothing is read: it counts as none."""
 MOST_COUNTED = 2**53
 """A greater count is ignored: the autoscaler uses floats, which are exact integers only up to here."""
 MOST_STATS = 16
@@ -74,6 +79,7 @@ class Reading:
 NOT_ASKED = Reading(ok=False, detail="not asked yet")
 NO_ADDRESS = Reading(ok=False, detail="it has no network address")
 """The reading of a replica without a network: it is not probed, as another container may have its address now."""
+CONTRACT_UNREAD = "it is ready, and has not told its contract yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,8 @@ class Verdict:
     ready_since: float | None = None
     user_config: UserConfigReport | None = None
     """The last one that it reported, in a reading or in between."""
+    contract: bytes | None = None
+    """As in `ReplicaContainer`."""
 
     def fill_in(self, container: ReplicaContainer) -> ReplicaContainer:
         """Return the container with what is known of it."""
@@ -110,6 +118,7 @@ class Verdict:
             stalled_since=self.stalled_since,
             user_config=self.user_config,
             stats=reading.stats,
+            contract=self.contract,
         )
 
 
@@ -126,6 +135,8 @@ class Judge:
         """
         self.spec = spec
         """May be replaced; the verdict stays."""
+        self.contract: bytes | None = None
+        """As in `ReplicaContainer`; set before the reading that it came with is recorded."""
         self._since = since
         self._was_ready = was_ready
         self._reports_progress = reports_progress
@@ -158,8 +169,10 @@ class Judge:
             read_at=now,
             ready_since=ready_since if health is Health.READY else None,
             user_config=reading.user_config or before.user_config,
+            contract=self.contract,
         )
-        return before.health is not health or before.reading.draining is not reading.draining
+        is_news = before.health is not health or before.contract is not self.contract
+        return is_news or before.reading.draining is not reading.draining
 
     def pause_s(self, now: float, *, retiring: bool) -> float:
         """Seconds until the next question."""
@@ -224,6 +237,11 @@ class Subject:
     spec: ProbeSpec
     managed: bool
 
+    @property
+    def host(self) -> str:
+        """Its address as it is written in a URL."""
+        return f"[{self.ip}]" if ":" in self.ip else self.ip
+
     def is_same_as(self, other: Subject | None) -> bool:
         """Whether the verdict on one is the verdict on the other."""
         return other is not None and (self.container_id, self.started_at) == (other.container_id, other.started_at)
@@ -250,6 +268,15 @@ class _Watch:
         return self._judged[2]
 
 
+AskContract = Callable[[Subject], Awaitable[bytes | None]]
+"""Asks a replica for its contract; b"" = it has none, None = it did not say. Does not raise."""
+
+
+async def no_contract(subject: Subject) -> bytes | None:
+    """Ask a replica that has none."""
+    return b""
+
+
 class Prober:
     """Owns one asking task for each replica that is up. `changed` is called when a verdict changes."""
 
@@ -261,6 +288,7 @@ class Prober:
         was_ready: Callable[[str, float], bool] = lambda container_id, started_at: False,
         note_ready: Callable[[str, float], None] = lambda container_id, started_at: None,
         clock: Callable[[], float] = time.time,
+        ask_contract: AskContract = no_contract,
     ) -> None:
         """`ask` must not raise, whatever a replica answers.
 
@@ -272,6 +300,7 @@ class Prober:
         self._was_ready = was_ready
         self._note_ready = note_ready
         self._clock = clock
+        self._ask_contract = ask_contract
         self._watches: dict[str, _Watch] = {}
 
     def sync(
@@ -353,7 +382,7 @@ class Prober:
 
     async def _ask_forever(self, watch: _Watch) -> None:
         while True:
-            reading = await self._ask(watch.subject) if watch.subject.ip else NO_ADDRESS
+            reading = await self._reading_of(watch) if watch.subject.ip else NO_ADDRESS
             now = self._clock()
             before = watch.judge.verdict
             changed = watch.judge.record(reading, now)
@@ -363,6 +392,17 @@ class Prober:
                 watch.asked.set()
                 self._changed()
             await self._pause(watch, watch.judge.pause_s(now, retiring=watch.retiring))
+
+    async def _reading_of(self, watch: _Watch) -> Reading:
+        """Ask a replica, and for its contract where it is ready and has not told it yet."""
+        subject, judge = watch.subject, watch.judge
+        reading = await self._ask(subject)
+        if not (reading.ok and judge.contract is None):
+            return reading
+        judge.contract = await self._ask_contract(subject) if subject.managed else b""
+        if judge.contract is None and judge.verdict.health is Health.UNKNOWN:
+            return replace(reading, ok=False, detail=CONTRACT_UNREAD, reason=CONTRACT_UNREAD)
+        return reading
 
     @staticmethod
     async def _pause(watch: _Watch, pause_s: float) -> None:
@@ -414,12 +454,11 @@ class HttpProbe:
         """Probe one replica once. Never raises, whatever the replica answers."""
         spec = subject.spec
         where = f":{spec.port}{spec.path}"
-        host = f"[{subject.ip}]" if ":" in subject.ip else subject.ip
         timeout = aiohttp.ClientTimeout(total=spec.timeout_s)
         headers = None if subject.managed else {"Connection": "close"}
         try:
             async with self._session.get(
-                f"http://{host}{where}", timeout=timeout, headers=headers, allow_redirects=False
+                f"http://{subject.host}{where}", timeout=timeout, headers=headers, allow_redirects=False
             ) as response:
                 body = await _body(response) if subject.managed else b""
                 if not response.content.at_eof():
@@ -431,6 +470,19 @@ class HttpProbe:
         except (aiohttp.ClientError, OSError) as error:
             return Reading(ok=False, detail=f"no valid answer from {where}: {str(error) or type(error).__name__}")
         return _reading(response.status, where, _report(body) if subject.managed else {})
+
+    async def contract(self, subject: Subject) -> bytes | None:
+        """Ask a managed replica for its contract, as `AskContract` says."""
+        url = f"http://{subject.host}:{subject.spec.port}/contract"
+        timeout = aiohttp.ClientTimeout(total=subject.spec.timeout_s)
+        try:
+            async with self._session.get(url, timeout=timeout, allow_redirects=False) as response:
+                body = await _body(response, MOST_CONTRACT_BYTES)
+                if not response.content.at_eof():
+                    response.close()
+        except (TimeoutError, aiohttp.ClientError, OSError):
+            return None
+        return body if response.status == 200 and len(body) <= MOST_CONTRACT_BYTES else b""
 
     async def give(self, address: str, text: str) -> UserConfigReport:
         """Send a replica a user_config; return its report. The caller sets a time limit. Raises ReplicaError."""
@@ -450,9 +502,9 @@ class HttpProbe:
         return report
 
 
-async def _body(response: aiohttp.ClientResponse) -> bytes:
+async def _body(response: aiohttp.ClientResponse, limit: int = BODY_LIMIT) -> bytes:
     body = b""
-    while len(body) <= BODY_LIMIT and (chunk := await response.content.readany()):
+    while len(body) <= limit and (chunk := await response.content.readany()):
         body += chunk
     return body
 

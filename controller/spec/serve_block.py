@@ -348,6 +348,7 @@ class RolloutBlock(_Block):
     max_unavailable: Annotated[int, Field(ge=0, le=1000)] = 0
     auto_rollback: bool = True
     bake_s: Annotated[float, Field(ge=0, le=86_400)] = 10.0
+    incompatible: Literal["refuse", "allow"] = "refuse"
 
 
 class CanaryBlock(_Block):

@@ -80,6 +80,8 @@ class RejectionDocument(Document):
     at: float
     is_asked: bool
     """A user asked for it: nothing has failed."""
+    is_refused: bool
+    """Its contract cannot meet that of the version that runs: it has not served."""
 
 
 class Service(Document):

@@ -41,6 +41,7 @@ PURE_ROOMS = ("model", "plan")
 PURE_MODULES = (
     "controller.desired.answers",
     "controller.desired.autoscale",
+    "controller.desired.contracts",
     "controller.desired.targets",
     "controller.desired.edge",
     "controller.desired.loads",

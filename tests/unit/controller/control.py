@@ -123,6 +123,8 @@ class Control:
     """By service: progress and words of its replicas that start."""
     user_configs: dict[str, str] = field(default_factory=dict)
     """By container: what is in force there."""
+    contracts: dict[str, bytes] = field(default_factory=dict)
+    """By version: what its replicas tell of their contract; others have none."""
     refused: set[str] = field(default_factory=set)
     """User_configs that no replica takes."""
     given: list[tuple[str, str]] = field(default_factory=list)
@@ -180,6 +182,12 @@ class Control:
         reading = self._reading(container)
         says = container is not None and reading.ongoing is not None
         return replace(reading, user_config=self.configured(container)) if container and says else reading
+
+    async def ask_contract(self, subject: Subject) -> bytes | None:
+        """Answer as the fake engine's container would."""
+        await asyncio.sleep(0)
+        container = self.engine.containers.get(subject.container_id)
+        return self.contracts.get(container.version, b"") if container else None
 
     def _reading(self, container: FakeContainer | None) -> Reading:
         name = container.name if container else ""
@@ -244,6 +252,7 @@ class Control:
                     give=self.give,
                     acts=holder.acts if holder else lambda: True,
                     certificate_ends_at=self.certificate_ends_at,
+                    ask_contract=self.ask_contract,
                 )
                 clock = holder.controller_clock if holder else self.clock
                 self.controller = assemble(

@@ -69,6 +69,7 @@ TURNED_DOWN = {
     "reason": "it does not become ready (3 tries)",
     "at": AT,
     "is_asked": False,
+    "is_refused": False,
     "id": "9f8e7d6c@0",
 }
 
@@ -96,6 +97,18 @@ def test_a_version_that_was_rolled_back_is_not_there_however_well_the_one_before
     assert not judge_all(document(turned_down(), starting), serving=serving).hopeless, "the others are waited for"
     few = turned_down(ready=1, converged=False, message="1 starting")
     assert not judge_all(document(few), serving=serving).hopeless, "until what serves in its place is all there"
+
+
+def test_a_version_that_was_refused_was_not_rolled_back() -> None:
+    refused = {
+        "is_refused": True,
+        "reason": "shop.Ranker.rank(user): was removed; version 9f8e7d6c cannot meet 1a2b3c4d",
+    }
+    verdict = judge_all(document(turned_down(rejected=refused)))
+    assert verdict.hopeless
+    assert (
+        "the files ask for version 9f8e7d6c, which was refused: shop.Ranker.rank(user): was removed" in verdict.message
+    )
 
 
 def test_a_way_back_that_goes_on_is_the_end_of_a_wait_for_serving_alone() -> None:

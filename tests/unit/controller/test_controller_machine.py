@@ -2,7 +2,8 @@
 
 Replicas die, hang, run out of memory; calls fail; engine and HAProxy go away and come back; people scale, deploy good
 and bad versions, roll back and change their mind; the controller is killed between any two actions and started again.
-Whatever happens: no bad version ever gets traffic, no GPU has two owners, no version gets another one's user_config.
+Whatever happens: no bad version ever gets traffic, no two versions get it whose contracts cannot meet, no GPU has two
+owners, no version gets another one's user_config.
 When the trouble ends, the world is what was asked for, and nothing is to do.
 
 PIERHEAD_TEST_EXAMPLES=1000 --hypothesis-profile=chance makes the long run.
@@ -24,15 +25,17 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from pierhead.classes.compare import IMAGE_PATH
 
 from controller.errors import ControllerError, EngineError, EngineUnreachable, RoutingError, UnknownService
 from controller.model.actions import AddServer, CreateContainer, RemoveContainer, SignalContainer, StartContainer
 from controller.model.nodes import Availability
 from controller.model.spec import NO_USER_CONFIG, AutoscaleSpec, GpuRequest, RolloutSpec, ServiceSpec, backend_name
-from controller.model.world import current_version
+from controller.model.world import ServerState, current_version
 from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.fakes.fake_swarm_configs import FakeSwarm, Fault
 from tests.fakes.fake_swarm_engine import FakeSwarmEngine
+from tests.harness.applications import contract
 from tests.harness.virtual_time import VirtualLoop
 from tests.unit.controller.control import Control
 from tests.unit.controller.worlds import gpu_service, gpus, service
@@ -96,6 +99,8 @@ class ControllerMachine(RuleBasedStateMachine):
         """By version: every user_config that was written beside it."""
         self.gpu_counts: dict[str, int] = {}
         """By version: how many GPUs a replica asks for, where it is not 1."""
+        self.contracts: dict[str, int] = {}
+        """By version: the number of its contract. Versions of one number can meet, those of two cannot."""
         self.removed: set[str] = set()
         """Services that the compose files do not have now."""
         self._count = 0
@@ -206,6 +211,21 @@ class ControllerMachine(RuleBasedStateMachine):
             self.bad.add(version)
             self.control.engine.behaviours[version] = BAD[what]
 
+    @rule(name=names, is_other=st.booleans(), is_carried=st.booleans())
+    def change_contract(self, name: str, is_other: bool, is_carried: bool) -> None:
+        """Build an image; its replicas tell a contract, and it may carry that, too."""
+        self._count += 1
+        number = max([*self.contracts.values(), 0]) + is_other
+        parameters = f"of{number}: int, more{self._count}: int = 0"
+        image = self.control.engine.add_image(self.specs[name].image, f"m{self._count}")
+        if is_carried:
+            self.control.engine.files[image] = {IMAGE_PATH: contract(parameters, ranker=name.capitalize())}
+        self.edit(name)
+        version, gpu = self.version(name), self.specs[name].gpu
+        self.gpu_counts[version] = gpu.count if gpu else 0
+        self.contracts[version] = number
+        self.control.contracts[version] = contract(parameters, name, ranker=name.capitalize())
+
     @rule(name=names, number=st.integers(0, 3))
     def configure(self, name: str, number: int) -> None:
         self.edit(name, user_config=f'{{"number":{number}}}' if number else NO_USER_CONFIG)
@@ -311,6 +331,19 @@ class ControllerMachine(RuleBasedStateMachine):
     def no_bad_version_gets_traffic(self) -> None:
         for _, name in self.control.router.servers:
             assert name.rsplit("-", 2)[1] not in self.bad, f"{name} gets traffic and never worked"
+
+    @invariant()
+    def no_two_versions_get_traffic_whose_contracts_cannot_meet(self) -> None:
+        for name in SERVICES:
+            found = self.control.view.endpoints.get(name)
+            versions = {one.version for one in (found.replicas if found else ()) if not one.draining}
+            versions |= {
+                server.name.rsplit("-", 2)[1]
+                for server in self.control.router.servers.values()
+                if server.backend == backend_name(name) and server.up and server.state is ServerState.READY
+            }
+            numbers = {self.contracts[version] for version in versions if version in self.contracts}
+            assert len(numbers) <= 1, f"{versions} of {name} meet\n{self.explained()}"
 
     @invariant()
     def no_version_gets_the_user_config_of_another(self) -> None:

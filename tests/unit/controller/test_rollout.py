@@ -315,6 +315,82 @@ def test_a_version_whose_later_replicas_haproxy_never_reaches_is_rolled_back_in_
     assert state.rejected.reason == ("it is ready, and for 60 s (startup.deadline_s) HAProxy has not sent to all of it")
 
 
+WHY = "shop.Ranker.rank(user): was removed; version v2 cannot meet v1 while they roll"
+ALLOW = replace(RULES, spec=replace(RULES.spec, incompatible="allow"))
+BOTH = counts(v1=(2, 2), v2=(1, 1))
+
+
+def test_a_version_that_cannot_meet_the_running_one_is_not_begun() -> None:
+    state, notes = advance(V1, facts(contracts={"v2": WHY}), RULES, 3)
+    assert state == replace(V1, rejected=Rejection("v2", WHY, 3, is_refused=True))
+    assert [(note.kind, note.message) for note in notes] == [("refused", f"v1 -> v2 is refused: {WHY}")]
+    assert goal_version(state, "v2") == ("v1", None)
+    assert rollout.barred(state, facts(), RULES) == {"v2": WHY}
+    assert advance(state, facts(contracts={"v2": WHY}), RULES, 4) == (state, ()), "it is said once"
+    assert rollout.rollout_words("ranker", state, facts(), RULES, 4) == f"version v2 is refused, v1 runs: {WHY}"
+
+
+@pytest.mark.parametrize("phase", [WAITING, STARTING])
+def test_a_version_waits_until_its_contract_is_known_and_serves_only_then(phase: RolloutPhase) -> None:
+    unknown = facts(counts=BOTH, contracts={"v2": None}, waits_for="the image is read" if phase is WAITING else "")
+    state, phases = walk(in_phase(phase), (1, unknown), (2, unknown))
+    assert phases == [phase.value] * 2
+    assert list(rollout.barred(state, unknown, RULES)) == ["v2"]
+    met = facts(counts=BOTH, contracts={"v2": ""})
+    state, phases = walk(state, (3, met))
+    assert (phases, rollout.barred(state, met, RULES)) == (["BAKING"], {})
+
+
+@pytest.mark.parametrize("auto_rollback", [True, False])
+def test_the_first_replica_of_a_version_that_cannot_meet_ends_it(auto_rollback: bool) -> None:
+    rules = replace(RULES, spec=replace(RULES.spec, auto_rollback=auto_rollback))
+    unmet = facts(counts=BOTH, contracts={"v2": WHY})
+    state, phases = walk(in_phase(STARTING), (1, unmet), rules=rules)
+    assert (phases, state.rejected) == (["ROLLING_BACK"], Rejection("v2", WHY, 1, is_refused=True))
+    assert rollout.barred(state, unmet, rules) == {"v2": WHY}
+    asked = rollout.retried(state, "v2", 2)
+    assert rollout.barred(asked, unmet, rules) == {"v2": WHY}, "its replicas have not left yet"
+    left = facts(contracts={"v2": None})
+    state, phases = walk(state, (3, left), (4, left), rules=rules)
+    assert phases == ["", ""], "its contract is not known any more, and it stays refused"
+    assert walk(rollout.retried(state, "v2", 5), (5, left), rules=rules)[1] == ["STARTING"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "rules", "phase"),
+    [
+        (facts(contracts={"v2": WHY}), ALLOW, "STARTING"),
+        (facts(contracts={"v2": ""}), RULES, "STARTING"),
+        (facts(counts={}), RULES, ""),
+    ],
+    ids=["it is allowed", "they can meet now", "nothing else runs"],
+)
+def test_a_refused_version_follows_once_nothing_is_in_its_way(seen: Facts, rules: Rules, phase: str) -> None:
+    refused = replace(V1, rejected=Rejection("v2", WHY, 1, is_refused=True))
+    state, phases = walk(refused, (2, seen), rules=rules)
+    assert phases == [phase]
+    assert state.rejected is None
+    assert rollout.barred(state, seen, rules) == {}
+    assert phase or state.stable == "v2"
+
+
+def test_a_version_that_serves_is_not_taken_away_for_its_contract() -> None:
+    for phase in (BAKING, ROLLING):
+        unmet = facts(counts=BOTH, contracts={"v2": WHY})
+        state, phases = walk(in_phase(phase), (1, unmet))
+        assert (phases, rollout.barred(state, unmet, RULES)) == ([phase.value], {})
+
+
+def test_where_versions_wait_for_deploy_what_will_be_refused_is_said_before() -> None:
+    manual = replace(RULES, is_manual=True)
+    unmet = facts(contracts={"v2": WHY})
+    assert advance(V1, unmet, manual, 1) == (V1, ())
+    words = rollout.rollout_words("ranker", V1, unmet, manual, 1)
+    assert words == f"v1 -> v2 waits for `pierhead deploy ranker`, which will refuse it: {WHY}"
+    state, _ = advance(rollout.retried(V1, "v2", 2), unmet, manual, 2)
+    assert state.rejected == Rejection("v2", WHY, 2, is_refused=True)
+
+
 versions = st.sampled_from(["v1", "v2", "v3"])
 tallies = st.builds(
     lambda answered, errors: Tally(answered, min(answered, errors)), st.integers(0, 500), st.integers(0, 500)
@@ -328,9 +404,26 @@ anything = st.builds(
     tallies=st.dictionaries(versions, tallies),
     waits_for=st.sampled_from(["", "", "a callee goes first"]),
     no_place=st.sampled_from(["", "", NO_ROOM]),
+    contracts=st.dictionaries(versions, st.sampled_from(["", "", WHY, None])),
     is_shared=st.booleans(),
 )
 asks = st.sampled_from(["", "", "", "retry", "abort", "promote", "return"])
+
+
+def check_contracts(
+    before: ServiceRollout, after: ServiceRollout, seen: Facts, rules: Rules, *, is_promoted: bool
+) -> None:
+    """A version serves only once its contract was compared with that of the others, and they can meet."""
+    going, was = after.rollout, before.rollout
+    if going is None or going.phase is ROLLING_BACK:
+        return
+    why, serves = seen.contracts.get(going.to, ""), going.phase in rollout.SERVES_NEW
+    if not serves and seen.others(going.to):
+        assert not why, "what cannot meet the others does not stay on its way"
+    if why is None:
+        served = was is not None and was.phase in rollout.SERVES_NEW
+        assert served or is_promoted or not serves, "it serves only once its contract was compared"
+        assert serves or going.to in rollout.barred(after, seen, rules)
 
 
 @settings(max_examples=400, deadline=None)
@@ -352,11 +445,14 @@ def test_a_rollout_never_gets_stuck_and_never_loses_the_version_that_works(
         elif ask == "return" and state.stable:
             state = rollout.returned(state, "v1", seen.offered, now)
         state, _ = advance(state, seen, rules, now)
-        waits = seen.offered if ask in ("", "abort", "promote") and before.rejection_of(seen.offered) else None
+        rejection = before.rejection_of(seen.offered)
+        is_rejected = rejection is not None and not rejection.is_refused
+        waits = seen.offered if ask in ("", "abort", "promote") and is_rejected else None
         if waits and waits not in (before.rollout.to if before.rollout else None, before.stable, *before.previous):
             assert goal_version(state, seen.offered)[0] != waits, "a rolled back version returns only on request"
         assert before.stable is None or state.stable is not None, "what works is never forgotten"
         goal, keep = goal_version(state, seen.offered)
+        check_contracts(before, state, seen, rules, is_promoted=ask == "promote")
         if state.rollout and state.rollout.phase in rollout.ON_TRIAL:
             assert keep == state.stable, "the version that works serves until the other has proved itself"
         if state.stable != before.stable and before.stable is not None:

@@ -1,0 +1,61 @@
+"""Reads the contracts that images carry, each image once and beside the ticks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from pierhead.classes.compare import IMAGE_PATH
+
+from ..engines.base import ClusterEngine
+from ..errors import EngineError, EngineUnreachable
+from ..outlive import outlive
+
+logger = logging.getLogger(__name__)
+
+MOST_KEPT = 64
+"""Images whose contracts are kept, the latest that were asked for: a version changes from one to another."""
+
+
+class ImageContracts:
+    """Answers from what was read; a question for another image begins a reading, whose end wakes the loop."""
+
+    def __init__(
+        self,
+        engine: ClusterEngine,
+        project: str,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        wake: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._project = project
+        self._spawn = spawn
+        self._wake = wake
+        self._known: dict[str, bytes] = {}
+        self._reading: set[str] = set()
+
+    def of(self, image: str) -> bytes | None:
+        """The contract in an image, by the image's id; b"" = there is none, None = it is being read."""
+        found = self._known.pop(image, None)
+        if found is not None:
+            self._known[image] = found
+        elif image not in self._reading:
+            self._reading.add(image)
+            self._spawn(outlive("reading the contract of an image", partial(self._read, image)))
+        return found
+
+    async def _read(self, image: str) -> None:
+        try:
+            self._known[image] = await self._engine.file_of_image(image, IMAGE_PATH, self._project) or b""
+        except EngineUnreachable as error:
+            logger.warning("the contract of image %s is read again: %s", image, error)
+        except EngineError as error:
+            logger.warning("the contract of image %s counts as none, the first replica tells its own: %s", image, error)
+            self._known[image] = b""
+        self._reading.discard(image)
+        while len(self._known) > MOST_KEPT:
+            del self._known[next(iter(self._known))]
+        self._wake()
