@@ -22,7 +22,7 @@ from tests.unit.controller.cli_documents import AT, UUID, document, event, gpu, 
 SHORTAGE = "it asks for 1 GPU and 0 of 1 are free: 1 held by ranker"
 NOTHING = Reading()
 TRAFFIC = Reading({"web": Traffic(812.4, 0.0012, 0.0093), "ranker": Traffic(1204.0, 0.0102, 1.31)})
-CRASHED = {"version": "9f8e7d6c", "reason": "it crashed", "at": AT}
+CRASHED = {"version": "9f8e7d6c", "reason": "it crashed", "at": AT, "is_refused": False}
 
 
 def ranker() -> dict[str, Any]:
@@ -118,6 +118,7 @@ def test_what_is_wrong_with_everything_comes_first() -> None:
             "version 9f8e7d6c was rolled back (it crashed)",
         ),
         (settled(rejected=CRASHED), "version 9f8e7d6c was rejected: it crashed"),
+        (settled(rejected=CRASHED | {"is_refused": True}), "version 9f8e7d6c was refused: it crashed"),
     ],
 )
 def test_a_rollout_is_what_goes_on(service: dict[str, Any], words: str) -> None:

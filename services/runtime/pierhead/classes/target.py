@@ -1,0 +1,53 @@
+"""Finds an application by `module:name`, as the commands take it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any, cast
+
+from pierhead.classes.service import Bound, Service
+
+
+class NoService(Exception):
+    """A target that is no service."""
+
+
+def service_at(target: str) -> type[Service] | Bound:
+    """The class, or what its `bind()` returned, at `module:name`; the current directory is on the module path.
+
+    Another object stands for an application where it has a method `__bound__()` that returns what `bind()` does.
+    Raises NoService; what the module raises at its import passes.
+    """
+    module, _, name = target.partition(":")
+    found = getattr(_import(module, target), name, None) if module and name else None
+    describe = getattr(type(found), "__bound__", None)
+    if describe is not None:
+        found = describe(found)
+    if isinstance(found, Bound) or (isinstance(found, type) and issubclass(found, Service)):
+        return found
+    raise NoService(f"{target}: expected module:name of a Service, or of what its bind() returned, found {found!r}")
+
+
+def bound_at(target: str) -> Bound:
+    """As `service_at`; a class is bound without arguments. Raises NoService, also for a class that needs some."""
+    found = service_at(target)
+    if isinstance(found, Bound):
+        return found
+    try:
+        return cast("Bound", found.bind())
+    except TypeError as error:
+        raise NoService(f"{target}: {error}; name what bind() returned with its arguments") from None
+
+
+def _import(module: str, target: str) -> Any:
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            raise NoService(f"{target}: there is no module {error.name} in {here}") from None
+        raise
