@@ -43,7 +43,8 @@ EARLY = 0.9
 """A bad answer counts from this part of a period after the last one: timers are not exact."""
 BODY_LIMIT = 64 * 1024
 MOST_CONTRACT_BYTES = 4 * 1024 * 1024
-"""Of a larger contract nothing is read: it counts as none."""
+"""A larger contract counts as none."""
+CONTRACT_TYPE = "application/x-protobuf"
 MOST_COUNTED = 2**53
 """A greater count is ignored: the autoscaler uses floats, which are exact integers only up to here."""
 MOST_STATS = 16
@@ -473,7 +474,9 @@ class HttpProbe:
 
     async def contract(self, subject: Subject) -> bytes | None:
         """Ask a managed replica for its contract, as `AskContract` says."""
-        url = f"http://{subject.host}:{subject.spec.port}/contract"
+        # A program's own readiness path may be at another port than the runtime's admin pages.
+        admin = subject.spec if subject.spec.path == MANAGED_PROBE.path else MANAGED_PROBE
+        url = f"http://{subject.host}:{admin.port}/contract"
         timeout = aiohttp.ClientTimeout(total=subject.spec.timeout_s)
         try:
             async with self._session.get(url, timeout=timeout, allow_redirects=False) as response:
@@ -482,7 +485,8 @@ class HttpProbe:
                     response.close()
         except (TimeoutError, aiohttp.ClientError, OSError):
             return None
-        return body if response.status == 200 and len(body) <= MOST_CONTRACT_BYTES else b""
+        is_one = (response.status, response.content_type) == (200, CONTRACT_TYPE)
+        return body if is_one and len(body) <= MOST_CONTRACT_BYTES else b""
 
     async def give(self, address: str, text: str) -> UserConfigReport:
         """Send a replica a user_config; return its report. The caller sets a time limit. Raises ReplicaError."""

@@ -17,7 +17,15 @@ from controller.errors import ReplicaError
 from controller.model.phases import Phase, phase_of
 from controller.model.spec import ProbeSpec, ServiceSpec
 from controller.model.world import Health, PublishedStats, ReplicaContainer, UserConfigReport
-from controller.observe.probe import HttpProbe, Judge, Prober, Reading, Subject
+from controller.observe.probe import (
+    CONTRACT_UNREAD,
+    MOST_CONTRACT_BYTES,
+    HttpProbe,
+    Judge,
+    Prober,
+    Reading,
+    Subject,
+)
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import until
 from tests.unit.controller.worlds import replica, service
@@ -89,6 +97,15 @@ def test_how_long_it_may_fail_for_does_not_depend_on_how_often_it_is_asked(retir
     assert least_s <= now - 10.0 <= SPEC.failures * SPEC.period_s
 
 
+def test_a_contract_that_comes_later_is_news_and_stays() -> None:
+    one = judge(was_ready=True)
+    assert one.record(GOOD, 1.0) is False
+    one.contract = b"contract"
+    assert one.record(GOOD, 2.0) is True
+    assert one.record(GOOD, 3.0) is False
+    assert one.verdict.fill_in(replica(service("web"), 1)).contract == b"contract"
+
+
 # ----------------------------------------------------------------------------------------------------- over HTTP
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -99,6 +116,7 @@ async def listening(answer: Answer, timeout_s: float = PATIENCE_S) -> AsyncItera
     """A replica on 127.0.0.1 that answers like that."""
     app = web.Application()
     app.router.add_get("/readyz", answer)
+    app.router.add_get("/contract", answer)
     app.router.add_put("/user-config", answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
@@ -187,6 +205,27 @@ async def test_a_refused_user_config_has_its_reason_on_one_line(probe: HttpProbe
 
 
 @pytest.mark.parametrize(
+    ("status", "kind", "body", "told"),
+    [
+        (200, "application/x-protobuf", b"contract", b"contract"),
+        (404, "application/json", b"{}", b""),
+        (200, "text/html", b"<!doctype html>", b""),
+        (200, "application/x-protobuf", bytes(MOST_CONTRACT_BYTES + 1), b""),
+    ],
+    ids=["a contract", "an earlier runtime", "another program", "too large"],
+)
+async def test_the_contract_that_a_replica_tells(
+    probe: HttpProbe, status: int, kind: str, body: bytes, told: bytes
+) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=status, body=body, content_type=kind)
+
+    async with listening(answer) as target:
+        assert await probe.contract(target) == told
+    assert await probe.contract(target) is None, "nobody answers"
+
+
+@pytest.mark.parametrize(
     "body",
     [
         b"",
@@ -235,7 +274,17 @@ class Replicas:
         self.asked: list[Subject] = []
         self.wakes = 0
         self.noted: list[tuple[str, float]] = []
-        self.prober = Prober(self.ask, spawn, self.wake, note_ready=lambda one, at: self.noted.append((one, at)))
+        self.contract: bytes | None = b""
+        self.prober = Prober(
+            self.ask,
+            spawn,
+            self.wake,
+            note_ready=lambda one, at: self.noted.append((one, at)),
+            ask_contract=self.ask_contract,
+        )
+
+    async def ask_contract(self, target: Subject) -> bytes | None:
+        return self.contract
 
     async def ask(self, target: Subject) -> Reading:
         self.asked.append(target)
@@ -283,6 +332,26 @@ async def test_verdicts_reach_the_snapshot_and_wake_the_loop(world: Replicas) ->
     await world.becomes(FAILED, BARE)
     assert world.wakes > wakes
     assert world.prober.ready_since(BARE.id) is None
+
+
+async def test_a_replica_is_ready_once_it_has_told_its_contract(world: Replicas) -> None:
+    world.answers[BARE.id], world.contract = GOOD, None
+    await world.sync(BARE)
+    judged = world.prober.judged(BARE)
+    assert (judged.health, judged.health_detail, judged.contract) == (UNKNOWN, CONTRACT_UNREAD, None)
+    assert world.noted == []
+    world.contract = b"contract"
+    assert (await world.becomes(READY, BARE)).contract == b"contract"
+    world.contract = b"another"
+    asked = len(world.asked)
+    await until(lambda: len(world.asked) > asked + 2)
+    assert world.prober.judged(BARE).contract == b"contract", "it is asked once"
+
+
+async def test_a_program_of_another_kind_has_no_contract(world: Replicas) -> None:
+    world.answers[BARE.id], world.contract = GOOD, b"contract"
+    await world.sync(BARE, spec=replace(WEB, managed=False))
+    assert (await world.becomes(READY, BARE)).contract == b""
 
 
 async def test_a_replica_that_loses_its_address_gets_no_question_and_fails(world: Replicas) -> None:
