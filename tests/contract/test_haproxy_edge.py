@@ -94,6 +94,8 @@ async def test_headers_that_a_replica_and_a_client_get(edge: Edge) -> None:
     assert headers["x-forwarded-for"] == edge.container.gateway
     assert headers["x-forwarded-proto"] == "http"
     assert headers["x-forwarded-host"] == f"{edge.container.ip}:8000"
+    async with edge.http.get("/echo", headers={"x-forwarded-prefix": "/admin"}) as answer:
+        assert "x-forwarded-prefix" not in (await answer.json())["headers"]
 
 
 async def test_a_request_that_a_replica_has_begun_is_not_repeated(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:

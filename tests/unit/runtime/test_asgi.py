@@ -88,6 +88,10 @@ class Site:
 
     async def stream(self, fail: str = "") -> StreamingResponse:
         async def pieces() -> AsyncIterator[str]:
+            if fail == "bad":
+                raise BadRequest("fail: expected anything else")
+            if fail == "first":
+                raise ValueError("before the first piece")
             yield "one\n"
             if fail:
                 raise ValueError("in the middle")
@@ -182,6 +186,79 @@ class TestErrors:
         async with client.get(f"{url}/fail/boom") as response:
             assert (response.status, await response.json()) == (500, {"oops": "boom"})
 
+    @pytest.mark.parametrize(("how", "status"), [("first", 500), ("bad", 400)])
+    async def test_a_stream_that_fails_before_its_first_piece_has_the_status_of_the_failure(
+        self, cluster: Cluster, site: Site, client: ClientSession, how: str, status: int
+    ) -> None:
+        asgi(site.app)
+        server, url = await start(cluster, site)
+        async with client.get(f"{url}/stream?fail={how}") as response:
+            error = (await response.json())["error"]
+            assert (response.status, error["request_id"]) == (status, response.headers["x-request-id"])
+        assert ("GET /stream", str(status)) in server.metrics.requests.values
+
+
+class TestWithoutAnEdge:
+    """As under httpx's ASGITransport."""
+
+    @staticmethod
+    async def answer_of(app: Any, path: str) -> tuple[int, Any]:
+        sent: list[Any] = []
+
+        bodies = [{"type": "http.request", "body": b"", "more_body": False}]
+
+        async def receive() -> Any:
+            return bodies.pop() if bodies else await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        path, _, query = path.partition("?")
+        scope = {
+            "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": query.encode(),
+            "headers": [], "http_version": "1.1", "scheme": "http", "server": ("x", 80), "client": ("x", 1),
+            "asgi": {"version": "3.0"},
+        }  # fmt: skip
+        await app(scope, receive, send)
+        return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent[1:]))
+
+    async def test_an_error_of_the_runtime_is_its_answer(self, site: Site) -> None:
+        app = asgi(asgi(site.app).app).app
+        for path in ("/fail/bad", "/stream?fail=bad"):
+            status, body = await self.answer_of(app, path)
+            assert (status, body["error"]["code"]) == (400, "bad_request")
+        with pytest.raises(ValueError, match="boom"):
+            await self.answer_of(app, "/fail/boom")
+
+    async def test_an_own_handler_comes_first(self, site: Site) -> None:
+        async def mine(_: Request, error: Exception) -> JSONResponse:
+            return JSONResponse({"mine": str(error)}, 418)
+
+        site.app.add_exception_handler(BadRequest, mine)
+        status, body = await self.answer_of(asgi(site.app).app, "/fail/bad")
+        assert (status, list(body)) == (418, ["mine"])
+
+
+class TestMounted:
+    """Behind a route that HAProxy has taken off the path."""
+
+    async def test_links_lead_back_and_routes_are_the_application_s_own(
+        self, cluster: Cluster, site: Site, client: ClientSession
+    ) -> None:
+        inner = FastAPI()
+        inner.add_api_route("/inner", site.steps)
+        site.app.mount("/sub", inner)
+        server, url = await start(cluster, site)
+        headers = {"x-forwarded-prefix": "/shop"}
+        async with client.get(f"{url}/docs", headers=headers) as response:
+            assert "url: '/shop/openapi.json'" in await response.text()
+        for path, status in (("/items/7", 200), ("/sub/inner", 200), ("/nowhere", 404)):
+            async with client.get(url + path, headers=headers) as response:
+                assert response.status == status, path
+        async with client.get(f"{url}/items/7/", headers=headers, allow_redirects=False) as response:
+            assert response.headers["location"].endswith("/shop/items/7")
+        assert ("GET /items/{id}", "200") in server.metrics.requests.values
+
 
 class TestClientThatLeaves:
     @pytest.mark.parametrize(
@@ -246,7 +323,7 @@ class TestClientThatLeaves:
         async def send(message: Any) -> None: ...
 
         read: list[bytes] = []
-        await AsgiEdge(app, server._edge)({"type": "http", "method": "POST", "headers": []}, receive, send)
+        await AsgiEdge(app, server.edge)({"type": "http", "method": "POST", "headers": []}, receive, send)
         assert (read, most) == ([b"a", b"b", b"c"], 1)
 
 
@@ -320,7 +397,7 @@ async def test_a_server_without_denial_responses_gets_a_close(cluster: Cluster) 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await AsgiEdge(FastAPI(), server._edge)({"type": "websocket", "headers": [], "path": "/"}, receive, send)
+    await AsgiEdge(FastAPI(), server.edge)({"type": "websocket", "headers": [], "path": "/"}, receive, send)
     server._admission.leave()
     assert sent == [{"type": "websocket.close", "code": 1013, "reason": "backpressure"}]
 

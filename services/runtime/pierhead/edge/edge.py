@@ -111,7 +111,7 @@ class Edge:
         text.
         """
         error = self.error_for(exception, method)
-        if self.settings.debug or not _is_internal(error):
+        if self.settings.debug or not is_internal(error):
             return error
         error_id = error.error_id if isinstance(error, UserCodeError) else _logged(_first_known(exception), method)
         return UserCodeError(f"internal error [error id {error_id}]", error_id=error_id)
@@ -125,7 +125,8 @@ def too_long(method: str, settings: Settings) -> DeadlineExceeded:
     )
 
 
-def _is_internal(error: PierheadError) -> bool:
+def is_internal(error: PierheadError) -> bool:
+    """Whether an error's text was not written for callers outside the stack."""
     return isinstance(error, UserCodeError | SettingsError) or (
         isinstance(error, RemoteError) and error.http_status == UserCodeError.http_status
     )

@@ -16,6 +16,7 @@ from typing import TypeAlias, TypeGuard
 from pierhead.deadlines import Deadlines
 from pierhead.edge.edge import UNMATCHED, Edge
 from pierhead.errors import ReplicaDied
+from pierhead.http.asgi_errors import EDGE_KEY, answer_errors
 from pierhead.http.asgi_exchange import Exchange, HttpExchange, Receive, Scope, Send, SocketExchange
 from pierhead.http.constants import CLIENT_LEFT
 from pierhead.http.visit import Visit
@@ -27,14 +28,24 @@ AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"))
 
-_READ = {key.encode(): key for key in (REQUEST_ID_KEY, TIMEOUT_KEY, TRACEPARENT_KEY, SESSION_KEY, MODEL_KEY)}
+PREFIX_KEY = "x-forwarded-prefix"
+"""The route that HAProxy took off the path (x-serve.strip_prefix). It lets no client's own one through."""
+
+_READ = {
+    key.encode(): key for key in (REQUEST_ID_KEY, TIMEOUT_KEY, TRACEPARENT_KEY, SESSION_KEY, MODEL_KEY, PREFIX_KEY)
+}
 
 
 class asgi:  # noqa: N801 - reads as the function it is to its callers
-    """`serve(asgi(app))`: marks `app` as an ASGI 3 application. Needed where `serve` cannot detect it."""
+    """`serve(asgi(app))`: marks `app` as an ASGI 3 application. Needed where `serve` cannot detect it.
+
+    A FastAPI or Starlette application then answers the runtime's errors also where it runs without a replica, as under
+    httpx's ASGITransport: a BadRequest is a 400.
+    """
 
     def __init__(self, app: AsgiApp) -> None:
         self.app = app
+        answer_errors(app)
 
 
 def is_asgi(part: object) -> TypeGuard[AsgiApp]:
@@ -85,6 +96,9 @@ class AsgiEdge:
 
     async def _visit(self, scope: Scope, exchange: Exchange) -> None:
         headers = {_READ[name]: value.decode("latin-1") for name, value in scope["headers"] if name in _READ}
+        scope[EDGE_KEY] = True
+        if PREFIX_KEY in headers:
+            _mount(scope, headers[PREFIX_KEY])
         visit = exchange.visit = Visit(headers.get, self._edge)
         code = CLIENT_LEFT
         try:
@@ -116,6 +130,17 @@ class AsgiEdge:
             # Part of the response was sent; the server closes the connection, as the response is incomplete.
             visit.outcome = str(known.http_status)
             logger.error("%s failed after its response had begun: %s", label, known.message)
+
+
+def _mount(scope: Scope, prefix: str) -> None:
+    """Tell the application where it is mounted: as in ASGI and WSGI, `path` begins with `root_path`.
+
+    So FastAPI's /docs finds its schema, and links and redirects lead back here.
+    """
+    scope["root_path"] = prefix
+    scope["path"] = prefix + scope["path"]
+    if scope.get("raw_path") is not None:
+        scope["raw_path"] = prefix.encode("latin-1") + scope["raw_path"]
 
 
 def label_of(scope: Scope, code: str) -> str:

@@ -236,21 +236,23 @@ class HttpExchange(Exchange):
             message = self._stamped(message)
             if self._edge.admission.draining:
                 message["headers"].append((b"connection", b"close"))
-            if message["status"] == 500:
-                self._held = [message]
-                return
-        elif kind == "http.response.body":
+            # Until there is a body: a stream whose source fails before its first item has the status of the failure.
+            self._held = [message]
+            return
+        if kind == "http.response.body":
             complete = not message.get("more_body", False)
-            if self._held is not None:
+            if self._held is not None and complete and self._is_starlette_s(message):
                 self._held.append(message)
-                if complete and bytes(message.get("body", b"")) == STARLETTE_S_500:
-                    return
-                await self.finish()
-                self._complete = complete
                 return
+            await self.finish()
             self._complete = complete
+        else:
+            await self.finish()
         self._edge.moved += 1
         await self._send(message)
+
+    def _is_starlette_s(self, message: Message) -> bool:
+        return self.status == "500" and bytes(message.get("body", b"")) == STARLETTE_S_500
 
     async def finish(self) -> None:
         """See Exchange."""
