@@ -225,7 +225,10 @@ class SettingsError(PierheadError):
 
 def cannot_listen(variable: str, host: str, port: int, error: Exception) -> SettingsError:
     """The error to raise when the port in an environment variable cannot be opened."""
-    return SettingsError(f"{variable}: cannot listen on {host}:{port}: {error}; is another process there?")
+    return SettingsError(
+        f"{variable}: cannot listen on {host}:{port}: {error}; is another process there? {variable} sets another port, "
+        "0 any free one"
+    )
 
 
 HTTP_STATUS_OF: dict[grpc.StatusCode, int] = {

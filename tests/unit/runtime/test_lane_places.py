@@ -127,7 +127,7 @@ async def test_a_call_that_ends_while_it_waits_leaves_nothing_and_is_logged_unde
     world: World, monkeypatch: pytest.MonkeyPatch, ends_by: str
 ) -> None:
     logged: list[tuple[str, str]] = []
-    monkeypatch.setattr(world.server._edge, "_log", lambda _, code, __, request_id: logged.append((code, request_id)))
+    monkeypatch.setattr(world.server.edge, "_log", lambda _, code, __, request_id: logged.append((code, request_id)))
     many = await world.fill(1)
     few = world.ask(timeout=0.5 if ends_by == "deadline" else 30, metadata=(("x-request-id", "mine"),))
     await until(lambda: world.waiting == 1 or bool(logged), "it waits, unless its time is over by now")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
 from typing import Any
 
@@ -18,7 +19,7 @@ from pierhead.errors import SettingsError
 from pierhead.replica.server import ReplicaServer
 
 from tests.harness.waiting import PATIENCE_S
-from tests.unit.runtime.harness import Cluster, EchoService, address, echo, generate, readyz, until
+from tests.unit.runtime.harness import Cluster, EchoService, address, echo, errors, generate, readyz, until
 from tests.unit.runtime.pipes import Pipes, PipesStub
 
 ECHO = "pierhead.echo.v1.Echo"
@@ -260,6 +261,17 @@ class TestParts:
             await cluster.start(EchoService(), port=first.grpc_port)
         with pytest.raises(SettingsError, match=rf"PIERHEAD_ADMIN_PORT: cannot listen on .*:{first.admin_port}"):
             await cluster.start(EchoService(), admin_port=first.admin_port)
+
+    async def test_the_usual_admin_port_may_be_taken_where_no_controller_probes_it(
+        self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        first = await cluster.start(EchoService())
+        monkeypatch.setattr("pierhead.replica.server.DEFAULT_ADMIN_PORT", first.admin_port)
+        second = await cluster.start(EchoService(), admin_port=first.admin_port)
+        assert second.admin_port not in (None, first.admin_port)
+        assert f"{second.admin_port}; PIERHEAD_ADMIN_PORT sets another one" in errors(caplog, logging.WARNING)[0]
+        with pytest.raises(SettingsError, match="PIERHEAD_ADMIN_PORT sets another port, 0 any free one"):
+            await cluster.start(EchoService(), admin_port=first.admin_port, discovery="127.0.0.1:1")
 
 
 SLOW = """

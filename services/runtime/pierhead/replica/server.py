@@ -9,6 +9,7 @@ starting --(check_health passed, listening)--> ready --(SIGTERM)--> draining --(
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import inspect
 import logging
@@ -38,7 +39,7 @@ from pierhead.replica.tally import Tally, tally
 from pierhead.replica.thread.user_loop import UserLoop
 from pierhead.replica.user_config import Hook, UserConfig, call_hook
 from pierhead.routing_stats import STATS
-from pierhead.settings import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, Settings
+from pierhead.settings import DEFAULT_ADMIN_PORT, DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, Settings
 
 if TYPE_CHECKING:
     from pierhead.http.server import HttpListener
@@ -71,8 +72,13 @@ class ReplicaServer:
         settings: Settings | None = None,
         metrics: runtime_metrics.RuntimeMetrics | None = None,
         contract: bytes = b"",
+        inside: bool = False,
     ) -> None:
-        """`contract`: what it tells of it on its admin port; see `admin_pages`."""
+        """The replica of some parts, which `run` serves.
+
+        - contract: what it tells of it on its admin port; see `admin_pages`.
+        - inside: without ports but the one for HTTP: `methods`, behind `edge`, are called in this process.
+        """
         if not parts:
             raise TypeError("serve() needs at least one part: a servicer, an aiohttp application")
         self.settings = settings or Settings.from_env()
@@ -87,7 +93,9 @@ class ReplicaServer:
         self._detail = "starting"
         parts = tuple(with_applications(parts))
         self._servicers = [part for part in parts if is_servicer(part)]
-        self._methods = [method for servicer in self._servicers for method in methods_of(servicer)]
+        self.methods = [method for servicer in self._servicers for method in methods_of(servicer)]
+        """As callers reach them once `ready` is set."""
+        self._inside = inside
         self._listeners = listeners_of(part for part in parts if not is_servicer(part))
         self._ending = [part for part in parts if part in self._servicers or isinstance(part, Service)]
         self._user: UserLoop | None = None
@@ -98,7 +106,7 @@ class ReplicaServer:
         self._reject_settings()
         name = self.settings.replica or self.settings.service or "this replica"
         self._admission = Admission(self.settings.max_ongoing_requests, name)
-        self._edge = Edge(self.settings, self._admission, self.metrics)
+        self.edge = Edge(self.settings, self._admission, self.metrics)
         self._health = health.aio.HealthServicer()
         self._services: list[str] = []
         self._server: grpc.aio.Server | None = None
@@ -167,7 +175,7 @@ class ReplicaServer:
 
     def _progress(self, answers: Tally) -> int:
         streams = sum(listener.moved() for listener in self._listeners.values())
-        return answers.in_time + self._edge.moved + streams + START.steps
+        return answers.in_time + self.edge.moved + streams + START.steps
 
     def _set_state(self, state: State, detail: str = "") -> None:
         self.state, self._detail = state, detail
@@ -205,21 +213,25 @@ class ReplicaServer:
 
     async def _end_on_stop(self, life: asyncio.Task[None]) -> None:
         await self._stop_now.wait()
-        logger.warning("stopping at once with %d requests in flight", self._admission.ongoing)
+        ongoing = self._admission.ongoing
+        logger.log(logging.WARNING if ongoing else logging.INFO, "stopping at once with %d requests in flight", ongoing)
         life.cancel()
 
     async def _live(self) -> None:
         """The replica's life in order."""
         START.hand_over()
-        await self._listen_admin()
+        if not self._inside:
+            await self._listen_admin()
         if self._user is not None:
             await self._user.start()
+            self.methods = [self._user.served(method) for method in self.methods]
         await self._config.settle()
         await self._watch.check_all()
         await self._listen()
-        # Objects that live now live until the end: exclude them from later garbage collections.
-        gc.collect()
-        gc.freeze()
+        if not self._inside:
+            # Objects that live now live until the end: exclude them from later garbage collections.
+            gc.collect()
+            gc.freeze()
         await self._config.settle()  # another config may have arrived meanwhile
         await self._say_ready()
         self.ready.set()
@@ -235,25 +247,30 @@ class ReplicaServer:
         try:
             self.admin_port = await self._admin.start(host, port)
         except OSError as error:
-            raise cannot_listen("PIERHEAD_ADMIN_PORT", host, port, error) from error
+            if port != DEFAULT_ADMIN_PORT or self.settings.discovery or error.errno != errno.EADDRINUSE:
+                raise cannot_listen("PIERHEAD_ADMIN_PORT", host, port, error) from error
+            # Without a controller several services share a machine, and nothing but a person looks at this port.
+            self.admin_port = await self._admin.start(host, 0)
+            logger.warning(
+                "admin port %d is taken: /readyz and /metrics are on %d; PIERHEAD_ADMIN_PORT sets another one",
+                port,
+                self.admin_port,
+            )
 
     async def _listen(self) -> None:
         settings = self.settings
-        if self._servicers:
+        if self._servicers and not self._inside:
             port = settings.grpc_port if self._listeners else _or_default(settings.port, DEFAULT_GRPC_PORT)
             self._server = grpc.aio.server(options=SERVER_OPTIONS)
-            methods = self._methods
-            if self._user is not None:
-                methods = [self._user.served(method) for method in methods]
-            self._services = register(methods, self._server, self._edge)
-            self._lanes = Lanes(methods, self._edge)
+            self._services = register(self.methods, self._server, self.edge)
+            self._lanes = Lanes(self.methods, self.edge)
             self._lanes.add_to(self._server)
             self._add_standard_services(self._server)
             self.grpc_port = self._bind_grpc(self._server, port)
             await self._server.start()
         for listener in self._listeners.values():
             port = _or_default(settings.port, DEFAULT_HTTP_PORT)
-            self.http_port = await listener.start(self._edge, settings.host, port)
+            self.http_port = await listener.start(self.edge, settings.host, port)
 
     def _add_standard_services(self, server: grpc.aio.Server) -> None:
         """grpc.health.v1 and reflection: outside admission, as they must answer when the replica is full."""
