@@ -62,6 +62,10 @@ class Watcher:
         return list(due.values())
 
 
+MOST_KNOWN = 100
+"""Names of known services in the state of an unknown one."""
+
+
 class Board:
     """The current state of every service. One owner: the loop's thread."""
 
@@ -101,9 +105,14 @@ class Board:
                     watcher.put(self.state(service))
 
     def state(self, service: str) -> discovery_pb2.ServiceEndpoints:
-        """Return a service's state; for a name that was never published: `unknown`, generation 0."""
+        """Return a service's state; for a name that was never published: `unknown`, generation 0, the known names."""
         known = self._states.get(service)
-        return known or discovery_pb2.ServiceEndpoints(service=service, epoch=self._epoch, unknown=True)
+        if known is not None:
+            return known
+        names = sorted(name for name, state in self._states.items() if not state.unknown)
+        return discovery_pb2.ServiceEndpoints(
+            service=service, epoch=self._epoch, unknown=True, known_services=names[:MOST_KNOWN]
+        )
 
     def watch(self, services: Iterable[str], name: str = "") -> Watcher:
         """Add a watcher and queue the current states, if any were published. End it with `leave`."""

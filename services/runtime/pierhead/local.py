@@ -1,43 +1,30 @@
 """Calls to a servicer in the same process, for tests and notebooks, with the behaviour of calls between containers.
 
-    generated stub -> handle's channel -> lane, caller's end ==> lane, replica's end -> edge -> servicer
-
-Only the transport of packets is in memory: messages are serialised and parsed, errors become statuses and errors again;
-deadlines, cancellation and flow control are the lanes' own. Streams of requests, which lanes do not carry, go over
-plain gRPC on a loopback port that is opened for the first one.
+generated stub -> handle's channel -> lane in memory -> edge -> servicer
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
-import dataclasses
 import itertools
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
 import grpc
 
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
+from pierhead.classes.methods import served_methods
+from pierhead.classes.service import Service
 from pierhead.edge.admission import Admission
 from pierhead.edge.edge import Edge
-from pierhead.edge.grpc_server import SERVER_OPTIONS, register
-from pierhead.edge.methods import methods_of
-from pierhead.lanes.caller import CallerLane
-from pierhead.lanes.connection import GrpcConnection, Method
-from pierhead.lanes.server import ServedLane, by_path
-from pierhead.lanes.window import WINDOW_BYTES
+from pierhead.edge.methods import ServedMethod, methods_of
+from pierhead.lanes.in_memory import LocalReplica
 from pierhead.metrics import RuntimeMetrics
 from pierhead.settings import Settings
-from pierhead.tasks import end_tasks
 
 StubT = TypeVar("StubT")
-
-logger = logging.getLogger("pierhead")
 
 _NUMBERS = itertools.count(1)
 
@@ -63,7 +50,7 @@ def local(
     ends the tasks that calls have started; so does the end of the event loop.
     Raises TypeError for an object that is no generated servicer.
     """
-    replica = LocalReplica(servicer, max_ongoing_requests=max_ongoing_requests, settings=settings)
+    replica = _replica((servicer,), max_ongoing_requests, settings)
     name = f"{type(servicer).__name__}#{next(_NUMBERS)}"
     Clients.override(name, replica)
     channel = _LocalChannel(name, timeout_s=timeout_s, max_queued_requests=max_queued_requests, metrics=replica.metrics)
@@ -85,28 +72,12 @@ def override_handle(
 
     Blocks may be nested; the inner one counts. Raises TypeError for an object that is no generated servicer.
     """
-    replica = LocalReplica(*servicers, max_ongoing_requests=max_ongoing_requests, settings=settings)
+    replica = _replica(servicers, max_ongoing_requests, settings)
     before = Clients.override(service, replica)
     try:
         yield replica
     finally:
         Clients.override(service, before)
-
-
-class LocalReplica:
-    """Servicers behind the edge of a replica that has no port."""
-
-    def __init__(
-        self, *servicers: object, max_ongoing_requests: int | None = None, settings: Settings | None = None
-    ) -> None:
-        self.metrics = RuntimeMetrics()
-        self.admission = Admission(sys.maxsize if max_ongoing_requests is None else max_ongoing_requests)
-        self.edge = Edge(settings or Settings(), self.admission, self.metrics)
-        self.methods = [method for servicer in servicers for method in methods_of(servicer)]
-
-    def connect(self, _: str, changed: Callable[[], None]) -> LocalConnection:
-        """Connect, as a pool does over a transport."""
-        return LocalConnection(self, changed)
 
 
 class _LocalChannel(HandleChannel):
@@ -115,89 +86,18 @@ class _LocalChannel(HandleChannel):
     replica: LocalReplica
 
 
-class _CallersEnd(CallerLane):
-    largest_packet = sys.maxsize
+def _replica(
+    servicers: tuple[object, ...], max_ongoing_requests: int | None, settings: Settings | None
+) -> LocalReplica:
+    """Servicers behind the edge of a replica that has no port. Raises TypeError for what is none."""
+    admission = Admission(sys.maxsize if max_ongoing_requests is None else max_ongoing_requests)
+    edge = Edge(settings or Settings(), admission, RuntimeMetrics())
+    return LocalReplica([method for servicer in servicers for method in _methods(servicer)], edge)
 
 
-class _ReplicasEnd(ServedLane):
-    largest_packet = large = sys.maxsize
-
-
-class LocalConnection:
-    """A `Connection` to a LocalReplica: both ends of a lane, joined in memory, and plain gRPC beside it."""
-
-    def __init__(self, replica: LocalReplica, changed: Callable[[], None]) -> None:
-        self.ready = True
-        self._replica = replica
-        self._changed = changed
-        self._server: grpc.aio.Server | None = None
-        self._beside: GrpcConnection | None = None
-        self._caller = _CallersEnd(_no_parcels)
-        self._served = _ReplicasEnd(by_path(replica.methods), replica.edge, "local")
-        self._served.peer_window = WINDOW_BYTES  # as in a caller's hello
-        self._packets: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
-        # An empty context: a servicer in another process would see none of the caller's variables.
-        self._carrier = asyncio.get_running_loop().create_task(
-            self._carry(), context=contextvars.Context(), name="local replica"
-        )
-
-    def open(
-        self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any, *, patient: bool = False
-    ) -> Any:
-        """Begin a call; see Connection."""
-        if method.request_streaming:
-            return self._plain_grpc().open(method, request, timeout, metadata, compression)
-        encode = method.request_serializer
-        raw = request if encode is None else encode(request)
-        return self._caller.begin(method, raw, timeout, metadata)
-
-    def _plain_grpc(self) -> GrpcConnection:
-        """The connection for streams of requests; its server begins to listen now, in the background."""
-        if self._beside is None:
-            self._server = grpc.aio.server(options=SERVER_OPTIONS)
-            replica = self._replica
-            # debug: these callers see exceptions as they do over a lane.
-            edge = Edge(dataclasses.replace(replica.edge.settings, debug=True), replica.admission, replica.metrics)
-            register(replica.methods, self._server, edge)
-            port = self._server.add_insecure_port("127.0.0.1:0")
-            self._starting = asyncio.get_running_loop().create_task(self._server.start(), context=contextvars.Context())
-            self._beside = GrpcConnection(f"127.0.0.1:{port}", lambda: None)
-        return self._beside
-
-    def check(self) -> None:
-        """Does nothing: the connection is ready until it is closed."""
-
-    async def close(self) -> None:
-        """End the calls and the connections."""
-        await end_tasks(self._carrier)
-        if self._beside is not None and self._server is not None:
-            await self._starting
-            await self._beside.close()
-            await self._server.stop(None)
-
-    async def _carry(self) -> None:
-        """Pass packets between the two ends until the connection is closed."""
-        # Owned by this coroutine: ends in the `finally` below.
-        sender = asyncio.get_running_loop().create_task(self._caller.outbox.write_all(self._packets.put))
-        try:
-            await self._served.serve(self)  # type: ignore[arg-type]  # it only reads and writes, as a stream's context does
-        except Exception:
-            logger.exception("internal: a local replica ended through a bug in the runtime")
-        finally:
-            self.ready = False
-            await end_tasks(sender)
-            self._served.close()
-            self._caller.lost("the local replica was closed")
-            self._changed()
-
-    async def read(self) -> bytes:
-        """The caller's next packet."""
-        return await self._packets.get()
-
-    async def write(self, packet: bytes) -> None:
-        """The replica's next packet."""
-        self._caller.receive(packet)
-
-
-def _no_parcels() -> NoReturn:
-    raise AssertionError("a local call sends no message beside its lane")
+def _methods(servicer: object) -> list[ServedMethod]:
+    """Its methods; an object of a service's class also answers calls to the classes that it derives from, as a fake."""
+    if not isinstance(servicer, Service):
+        return methods_of(servicer)
+    classes = [base for base in type(servicer).__mro__ if issubclass(base, Service) and base is not Service]
+    return [method for cls in classes for method in served_methods(servicer, cls.__contract__)]

@@ -63,6 +63,7 @@ async def test_whole_state_at_once_then_changes() -> None:
             ("p-web-v-2", "10.0.0.2:50051", "node-2", READY),
         ]
         assert (unknown.unknown, unknown.generation, unknown.policy) == (True, 0, "")
+        assert (list(unknown.known_services), list(first.known_services)) == (["web"], [])
         assert (unknown.scaled_to_zero_by, unknown.HasField("max_queued_requests")) == ("", False)
         board.publish({"web": of(endpoint(1), endpoint(2))})
         board.publish({"web": of(endpoint(1), endpoint(2, draining=True))})

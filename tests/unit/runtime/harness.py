@@ -254,7 +254,8 @@ class FakeDiscovery(discovery_pb2_grpc.DiscoveryServicer):
             for service in request.services:
                 state = self._states.get(service)
                 if state is None:
-                    state = discovery_pb2.ServiceEndpoints(service=service, unknown=True)
+                    known = sorted(self._states)
+                    state = discovery_pb2.ServiceEndpoints(service=service, unknown=True, known_services=known)
                 if sent.get(service) != state.generation:
                     sent[service] = state.generation
                     yield state

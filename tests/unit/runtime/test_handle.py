@@ -142,6 +142,16 @@ class TestNobodyComes:
         await until(lambda: channel.pool().listing.absence is None, "it is there by now")
         await _assert_waits_for_the_first(stub, channel, discovery, cluster)
 
+    async def test_one_to_a_service_that_is_misspelt_names_those_that_there_are(
+        self, monkeypatch: pytest.MonkeyPatch, discovery: FakeDiscovery
+    ) -> None:
+        monkeypatch.setattr(directories, "UNKNOWN_GRACE_S", 0.0)
+        for name in ("echo-kid", "shop"):
+            discovery.say(name)
+        stub, _ = make()
+        with pytest.raises(NoReplica, match=r'\(there are echo-kid, shop; did you mean "echo-kid"\?\)'):
+            await stub.Echo(echo(), timeout=600)
+
     async def test_one_that_only_dns_knows_is_waited_for(
         self, free_port: int, monkeypatch: pytest.MonkeyPatch, discovery: FakeDiscovery
     ) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 from pierhead.calls.directory import Directory
 from pierhead.calls.listing import Listing
@@ -19,13 +19,22 @@ from pierhead.settings import Settings
 from pierhead.store.memory import OWN_STORE, Store
 from pierhead.store.remote import RemoteStore
 
+_HERE: Final = Listing([Endpoint(name="local", address="local")])
+
 
 class InProcess(Protocol):
-    """A replica in this process, see `pierhead.local`."""
+    """A replica in this process, see `pierhead.lanes.in_memory`."""
 
     def connect(self, address: str, changed: Callable[[], None]) -> Connection:
         """As a transport does."""
         ...
+
+
+class Placed(NamedTuple):
+    """A service in this process, as one event loop calls it."""
+
+    replica: InProcess
+    listing: Listing
 
 
 class Clients:
@@ -39,6 +48,7 @@ class Clients:
         self.settings = settings
         self._directory = Directory(settings)
         self._pools: dict[tuple[str, str | InProcess], Pool] = {}
+        self._placed: dict[str, Placed] = {}
 
     @classmethod
     def current(cls) -> Clients:
@@ -63,14 +73,35 @@ class Clients:
         if replica is not None:
             cls._overrides[service] = replica
         for clients in cls._of_loop.values():
-            for (name, _), pool in clients._pools.items():
-                if name == service:
-                    pool.closed = True  # so that handles look up the pool again
+            clients._forget(service)
         return before
+
+    def place(self, service: str, placed: Placed) -> None:
+        """Send this loop's calls for `service` to a replica in this process."""
+        self._placed[service] = placed
+        self._directory.names = frozenset(self._placed)
+        self._forget(service)
+
+    async def displace(self, service: str) -> None:
+        """Undo `place`, if it was called: close the replica's connections and keep no reference to it."""
+        placed = self._placed.pop(service, None)
+        if placed is None:
+            return
+        self._directory.names = frozenset(self._placed)
+        for key in [key for key in self._pools if key == (service, placed.replica)]:
+            await self._pools.pop(key).close()
+
+    def _forget(self, service: str) -> None:
+        """Have handles look up the service's pool again."""
+        for (name, _), pool in self._pools.items():
+            if name == service:
+                pool.closed = True
 
     def pool(self, service: str, transport: str) -> Pool:
         """The pool of a service; the first use begins to watch the service."""
-        replica = self._overrides.get(service)
+        replica, listing = self._overrides.get(service), _HERE
+        if replica is None and service in self._placed:
+            replica, listing = self._placed[service]
         key = (service, transport if replica is None else replica)
         pool = self._pools.get(key)
         if pool is None:
@@ -82,7 +113,7 @@ class Clients:
             if replica is None:
                 self._directory.add(service, pool.update)
             else:
-                pool.update(Listing([Endpoint(name="local", address="local")]))
+                pool.update(listing)
         pool.closed = False
         return pool
 

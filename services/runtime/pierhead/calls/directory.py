@@ -5,7 +5,7 @@ the first answer, and for services that the controller does not know. While the 
 in force.
 
 A call to a service that is set to 0 replicas fails at once with an error that says so. So does a call to a service
-that neither the controller, for UNKNOWN_GRACE_S, nor DNS has known.
+that neither the controller, for UNKNOWN_GRACE_S, nor DNS has known; without a controller, where any service is known.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import asyncio
 import logging
 import random
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 import grpc
 
-from pierhead.calls.absence import SwitchedOff, Unknown
+from pierhead.calls.absence import SwitchedOff, Unfound, Unknown
 from pierhead.calls.listing import Listing
 from pierhead.calls.replica import Endpoint
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
@@ -47,6 +47,8 @@ class Directory:
     """Keeps one list of endpoints per service up to date and passes it to each service's pool."""
 
     def __init__(self, settings: Settings, rng: random.Random | None = None) -> None:
+        self.names: Collection[str] = ()
+        """Services that are in this process."""
         self._settings = settings
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._updates: dict[str, list[Update]] = {}
@@ -55,6 +57,8 @@ class Directory:
         self._from_controller: set[str] = set()
         self._graces: dict[str, asyncio.TimerHandle] = {}
         """Services that the controller does not know, until calls no longer wait for them."""
+        self._known: dict[str, tuple[str, ...]] = {}
+        """By a service that the controller does not know: those that it knows."""
         self._watch: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -73,6 +77,8 @@ class Directory:
         self._start_dns(service)
         if self._settings.discovery:
             self._restart_watch()
+        elif self._names():
+            self._graces[service] = asyncio.get_running_loop().call_later(UNKNOWN_GRACE_S, self._stay_unfound, service)
 
     async def close(self) -> None:
         """End every watcher."""
@@ -130,6 +136,7 @@ class Directory:
             # DNS says nothing about draining or readiness: it never replaces a list from the controller.
             if state.service not in self._from_controller:
                 self._start_dns(state.service)
+            self._known[state.service] = tuple(state.known_services)
             if state.service not in self._graces:
                 grace = asyncio.get_running_loop().call_later(UNKNOWN_GRACE_S, self._stay_unknown, state.service)
                 self._graces[state.service] = grace
@@ -146,7 +153,17 @@ class Directory:
     def _stay_unknown(self, service: str) -> None:
         """Let calls fail at once for a service that the controller does not know, unless DNS knows it."""
         if service in self._from_controller or service not in self._last:
-            self._update(service, replace(self._last.get(service, Listing()), absence=Unknown()))
+            absence = Unknown(self._known.get(service, ()))
+            self._update(service, replace(self._last.get(service, Listing()), absence=absence))
+
+    def _names(self) -> list[str]:
+        """The services that are known without a controller; those of variables as these spell them."""
+        return sorted({*self.names, *(self._settings.static or ())})
+
+    def _stay_unfound(self, service: str) -> None:
+        """Let calls fail at once for a service that is neither known here nor, by now, to DNS."""
+        if service not in self._last:
+            self._update(service, Listing(absence=Unfound(tuple(self._names()))))
 
     # ---- DNS
 
