@@ -10,6 +10,7 @@ from pierhead.batching.batch import batch
 from pierhead.batching.results import ENDED, Ended
 from pierhead.batching.run import current_batch
 from pierhead.calls.clients import close_handles
+from pierhead.classes.endpoints import endpoint
 from pierhead.classes.handles import call, options
 from pierhead.classes.service import Service
 from pierhead.errors import (
@@ -70,6 +71,7 @@ __all__ = [
     "close_handles",
     "current_batch",
     "current_request",
+    "endpoint",
     "errors",
     "handle",
     "has_replica",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from pierhead.classes.endpoints import endpoints_application
 from pierhead.classes.handles import handle_to
 from pierhead.classes.routes import with_service
 from pierhead.classes.service import Bound, Service
@@ -20,12 +21,15 @@ def made(parts: Iterable[object], service: str) -> list[object]:
 
 
 def with_applications(parts: Iterable[object]) -> Iterator[object]:
-    """The parts, and the ASGI applications of those that are services written as classes."""
+    """The parts, and the HTTP applications of those that are services written as classes."""
     for part in parts:
         yield part
-        application = type(part).__asgi__ if isinstance(part, Service) else None
-        if application is not None:
-            yield asgi(with_service(application, part))
+        if isinstance(part, Service):
+            application = type(part).__asgi__
+            if application is not None:
+                yield asgi(with_service(application, part))
+            elif type(part).__endpoints__:
+                yield endpoints_application(part, type(part).__endpoints__)
 
 
 def _chosen(bound: Bound, service: str) -> Bound:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, ParamSpec, TypeVar, cast
 
 from pierhead.classes.contract import Contract
+from pierhead.classes.endpoints import HttpEndpoint, endpoints_of
 from pierhead.classes.methods import served_methods
 from pierhead.classes.routes import adopt_routes
 from pierhead.classes.x_serve import XServe
+from pierhead.http.asgi_errors import answer_errors
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -45,7 +47,7 @@ class Service:
 
     - keywords of the class: those of an `x-serve` block, of which the compose file's outrank these.
     - asgi: an ASGI application that the service serves; methods that are routes of a FastAPI application are called
-      with the service as `self`, and are no part of the contract.
+      with the service as `self`, and are no part of the contract. Without a framework: `endpoint`.
     A `def` method runs in a thread of the replica; callers write `await call(self.scorer.rank, x)`. A method whose name
     begins with an underscore is private. `check_health`, `reconfigure`, `aclose` and `close` are as for servicers.
     Raises TypeError at the class's definition: for a type that cannot travel, with the path to it, and for an unknown
@@ -57,6 +59,8 @@ class Service:
     __asgi__: ClassVar[AsgiApp | None] = None
     __routes__: ClassVar[frozenset[Any]] = frozenset()
     """The methods that are routes of the ASGI application."""
+    __endpoints__: ClassVar[Mapping[str, Sequence[HttpEndpoint]]] = {}
+    """By the method's name, the HTTP requests that it answers."""
 
     def __init_subclass__(cls, *, asgi: AsgiApp | None = None, **x_serve: Unpack[XServe]) -> None:
         super().__init_subclass__()
@@ -65,7 +69,15 @@ class Service:
         if asgi is not None:
             cls.__asgi__ = staticmethod(asgi)
             cls.__routes__ = adopt_routes(asgi, cls)
-        cls.__contract__ = Contract(cls, Service, cls.__routes__)
+            answer_errors(asgi)
+        cls.__endpoints__ = endpoints_of(cls)
+        if cls.__endpoints__ and cls.__asgi__ is not None:
+            raise TypeError(
+                f"class {cls.__name__}: expected asgi= or methods with @endpoint, found both; make the methods routes "
+                "of the application"
+            )
+        answering = {getattr(cls, name) for name in cls.__endpoints__}
+        cls.__contract__ = Contract(cls, Service, cls.__routes__ | answering)
 
     @classmethod
     def bind(cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -109,25 +121,37 @@ class Bound:
         kwargs = {name: handle(each) if isinstance(each, Bound) else each for name, each in self.kwargs.items()}
         return self.cls(*args, **kwargs)
 
-    def graph(self) -> dict[str, Bound]:
-        """This service and those that it uses, by name. Raises ValueError for two of one name."""
-        found: dict[str, Bound] = {}
-        for bound in self._walk():
-            if found.setdefault(bound.name, bound) is not bound:
-                raise ValueError(
-                    f"two services are called {bound.name}: bind {bound.cls.__name__} once and pass that on, or give a "
-                    f"subclass of another name its own arguments"
-                )
-        return found
-
     def uses(self) -> list[Bound]:
-        """The services that this one has handles to."""
+        """The services that its constructor gets handles to."""
         return [each for each in (*self.args, *self.kwargs.values()) if isinstance(each, Bound)]
 
-    def _walk(self) -> Iterator[Bound]:
-        yield self
+    def graph(self) -> dict[str, Bound]:
+        """This service and those that it uses, by name, callers before callees.
+
+        Raises ValueError for two of one name, and for services that use each other in a circle.
+        """
+        found: dict[str, Bound] = {}
+        self._add_to(found, [])
+        return dict(reversed(found.items()))
+
+    def _add_to(self, found: dict[str, Bound], path: list[Bound]) -> None:
+        """Add it behind all that it uses; `path`: the services that lead here."""
+        if self in path:
+            circle = [*path[path.index(self) :], self]
+            raise ValueError(f"services use each other in a circle: {' -> '.join(each.name for each in circle)}")
         for each in self.uses():
-            yield from each._walk()
+            if found.get(each.name) is not each:
+                each._add_to(found, [*path, self])
+        if found.setdefault(self.name, self) is not self:
+            raise ValueError(
+                f"two services are called {self.name}: bind {self.cls.__name__} once and pass that on, or give a "
+                f"subclass of another name its own arguments"
+            )
+
+
+def serves_http(cls: type[Service]) -> bool:
+    """Whether it has an ASGI application, or methods with `@endpoint`."""
+    return cls.__asgi__ is not None or bool(cls.__endpoints__)
 
 
 def name_of(cls: type) -> str:

@@ -1,0 +1,77 @@
+"""Methods of a class that answer HTTP without a web framework."""
+
+from __future__ import annotations
+
+import pytest
+from aiohttp import ClientSession, web
+from fastapi import FastAPI
+from pierhead import BadRequest, Service, endpoint
+
+from tests.unit.runtime.harness import Cluster
+
+
+class Base(Service):
+    def __init__(self) -> None:
+        self.asked = 0
+
+    @endpoint("GET", "/base")
+    async def base(self, _: web.Request) -> web.Response:
+        return web.json_response({"asked": self.asked})
+
+
+class Hello(Base, route="/"):
+    @endpoint("GET", "/hello/{name}")
+    @endpoint("GET", "/hi/{name}")
+    async def hello(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        return web.json_response({"greeting": f"{request.path.split('/')[1]} {request.match_info['name']}"})
+
+    @endpoint("POST", "/length")
+    async def length(self, request: web.Request) -> web.Response:
+        text = await request.text()
+        if not text:
+            raise BadRequest("the body: expected some text, found none")
+        return web.json_response(await self.measure(text))
+
+    async def measure(self, text: str) -> int:
+        return len(text)
+
+
+async def test_they_are_served_behind_the_edge_beside_the_methods(cluster: Cluster, client: ClientSession) -> None:
+    server = await cluster.start(Hello())
+    url = f"http://127.0.0.1:{server.http_port}"
+    for path, body in {"/hello/Ada": {"greeting": "hello Ada"}, "/hi/Ada": {"greeting": "hi Ada"}}.items():
+        async with client.get(url + path) as response:
+            assert await response.json() == body
+    async with client.head(f"{url}/hello/Ada") as response:
+        assert response.status == 200
+    async with client.get(f"{url}/base") as response:
+        assert await response.json() == {"asked": 3}
+    async with client.post(f"{url}/length", data="four") as response:
+        assert await response.json() == 4
+    async with client.post(f"{url}/length") as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (400, "bad_request")
+    assert ("GET /hello/{name}", "200") in server.metrics.requests.values
+    assert [method.name.rpartition("/")[2] for method in server.methods] == ["measure"]
+
+
+async def test_an_object_is_served_more_than_once(cluster: Cluster, client: ClientSession) -> None:
+    hello = Hello()
+    for _ in range(2):
+        server = await cluster.start(hello)
+        async with client.get(f"http://127.0.0.1:{server.http_port}/base") as response:
+            assert response.status == 200
+
+
+def test_what_cannot_be_an_endpoint() -> None:
+    with pytest.raises(TypeError, match="a method with @endpoint must be `async def`"):
+
+        class Plain(Service):
+            @endpoint("GET", "/")  # type: ignore[type-var]
+            def plain(self, request: web.Request) -> web.Response:
+                return web.Response()
+
+    with pytest.raises(TypeError, match="class Both: expected asgi= or methods with @endpoint, found both"):
+
+        class Both(Base, asgi=FastAPI()):
+            pass
