@@ -14,6 +14,8 @@ MODULES = {name: path for name, path in modules_of(FOLDER, "pierhead").items() i
 IMPORTS = graph_of(MODULES)
 
 FLOORS = (
+    {"testing"},
+    {"dev"},
     {"replica", "triton"},
     {"classes"},
     {"calls"},

@@ -1,20 +1,25 @@
-"""Serves a service of an application, prints its contract, and writes the contracts that its image carries.
+"""The commands that import an application.
 
-python -m pierhead serve shop:shop
-python -m pierhead proto shop:Scorer
-python -m pierhead contract shop:shop --write /usr/local/share/pierhead/contract.binpb
+python -m pierhead dev shop:shop       serves it here, and again at every save
+python -m pierhead build shop:shop     prints its compose file
+python -m pierhead serve shop:shop     serves one of its services: what its image runs
+python -m pierhead proto shop:Scorer   prints the contract of a service
+python -m pierhead contract shop:shop --write FILE   writes the contracts that its image carries
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
-from pierhead.classes import contract_command
-from pierhead.classes.proto_text import proto_text
-from pierhead.classes.target import NoService, service_at
-from pierhead.replica.process import serve
+from pierhead.classes import command as proto
+from pierhead.classes import contract_command as contract
+from pierhead.classes.target import NoService
+from pierhead.dev import build
+from pierhead.dev import command as dev
+from pierhead.replica import command as serve
+
+COMMANDS = (dev, build, serve, proto, contract)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -23,23 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m pierhead", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, words in (("serve", "serve the service that PIERHEAD_SERVICE names"), ("proto", "print the .proto")):
-        command = commands.add_parser(name, help=words, description=words)
-        command.add_argument("target", help="module:name, of a service's class or of what its bind() returned")
-    contract_command.add(commands)
+    for each in COMMANDS:
+        each.add(commands)
     given = parser.parse_args(arguments)
     try:
-        if given.command == "contract":
-            given.run(given)
-            return
-        found = service_at(given.target)
+        given.run(given)
     except NoService as error:
         parser.error(str(error))
-    if given.command == "serve":
-        serve(found.bind() if isinstance(found, type) else found)
-    else:
-        cls = found if isinstance(found, type) else found.cls
-        sys.stdout.write(proto_text(cls.__contract__.file.proto))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,146 @@
+"""`python -m pierhead build shop:shop`: the compose file of an application, and a Dockerfile."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from pierhead.classes.service import Bound
+from pierhead.classes.target import bound_at
+from pierhead.dev.application import NoApplication, check_routes, graph_of
+from pierhead.dev.words import words_of
+
+DOCKERFILE: Final = "Dockerfile"
+IGNORED: Final = ".dockerignore"
+_IGNORE: Final = ".*\n**/.venv\n**/__pycache__\n"
+
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+"""Text that YAML takes for itself without quotes, but for `_WORDS`."""
+_WORDS = frozenset(("true", "false", "yes", "no", "on", "off", "y", "n", "null"))
+_NO_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+"""What JSON writes as it is and YAML does not take."""
+
+
+def add(commands: Any) -> None:
+    """Add the command to argparse's."""
+    words = "print the compose file of an application"
+    command: argparse.ArgumentParser = commands.add_parser("build", help=words, description=words)
+    command.add_argument("target", help="module:name, of a service's class or of what its bind() returned")
+    command.add_argument("-o", "--output", type=Path, help="write the compose file there in place of printing it")
+    command.add_argument(
+        "--dockerfile", nargs="?", const=Path(DOCKERFILE), type=Path,
+        help="write the image's Dockerfile as well, and a .dockerignore where there is none (default: ./Dockerfile)",
+    )  # fmt: skip
+    command.add_argument("--image", help="name of the image (default: the module's)")
+    command.add_argument("--force", action="store_true", help="overwrite files that exist")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print or write the files. Exits with 2 for a graph that cannot be served, and for a file that exists."""
+    with contextlib.redirect_stdout(sys.stderr):  # what the module prints is no part of the file
+        bound = bound_at(arguments.target)
+    try:
+        text = compose_text(bound, arguments.target, arguments.image or image_name(arguments.target))
+        files = {arguments.output: text} if arguments.output else {}
+        if arguments.dockerfile:
+            files[arguments.dockerfile] = dockerfile_text(arguments.target, Path("requirements.txt").exists())
+            ignored = arguments.dockerfile.with_name(IGNORED)
+            if not ignored.exists():
+                files[ignored] = _IGNORE
+        _write(files, force=arguments.force)
+    except NoApplication as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(2) from None
+    if arguments.output is None:
+        sys.stdout.write(text)
+
+
+def compose_text(bound: Bound, target: str, image: str) -> str:
+    """The compose file of a graph. Raises NoApplication."""
+    graph = graph_of(bound)
+    check_routes(graph, {name: words_of(each, {}) for name, each in graph.items()})
+    lines = [f"# The services of {target}, made by `python -m pierhead build {target}`. Edit it as you like."]
+    lines.append("services:")
+    for name, each in graph.items():
+        lines += [f"  {name}:", *(f"    {line}" for line in _service(name, each, image, builds=each is bound)), ""]
+    return "\n".join(lines)
+
+
+def _service(name: str, bound: Bound, image: str, *, builds: bool) -> Iterator[str]:
+    yield f"image: {image}"
+    if builds:  # Compose names an image after the service that builds it, so only one does
+        yield "build: ."
+    yield "scale: 0 # Compose builds the image; the controller starts the replicas"
+    uses = list(dict.fromkeys(each.name for each in bound.uses()))
+    if uses:
+        yield f"depends_on: [{', '.join(uses)}] # a new version is rolled out after theirs"
+    words = words_of(bound, {})
+    yield "x-serve:" if words else "x-serve: {}"
+    for key, value in words.items():
+        try:
+            yield f"  {key}: {yaml_flow(value)}"
+        except ValueError as error:
+            raise NoApplication(f"class {bound.cls.__name__} ({name}): {key}: {error}") from None
+
+
+def dockerfile_text(target: str, has_requirements: bool) -> str:
+    """The Dockerfile of an application's image."""
+    lines = [f"FROM pierhead/python:{metadata.version('pierhead')}", "WORKDIR /app"]
+    if has_requirements:
+        lines += ["COPY requirements.txt .", "RUN pip install --no-cache-dir -r requirements.txt"]
+    command = json.dumps(["python", "-m", "pierhead", "serve", target])
+    return "\n".join([*lines, "COPY . .", f"CMD {command}"]) + "\n"
+
+
+def image_name(target: str) -> str:
+    """The module's name as an image's: `my_app.shop` -> `my-app-shop`."""
+    return re.sub("[^a-z0-9]+", "-", target.partition(":")[0].lower()).strip("-") or "app"
+
+
+def yaml_flow(value: Any) -> str:
+    """A value of JSON as YAML in one line, dollar signs twice as Compose wants them. Raises ValueError for others."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_text(_key(key))}: {yaml_flow(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(yaml_flow, value)) + "]"
+    if isinstance(value, str):
+        return _text(value)
+    if value is None or isinstance(value, bool | int):
+        return json.dumps(value)
+    if isinstance(value, float) and math.isfinite(value):
+        text = repr(value)
+        return text if "." in text else text.replace("e", ".0e")  # 1e+16 is text to YAML 1.1
+    raise ValueError(f"expected a value that JSON can hold, found {value!r:.60}")
+
+
+def _key(key: object) -> str:
+    if not isinstance(key, str):
+        raise ValueError(f"expected text as keys, found {key!r:.60}")  # noqa: TRY004 - of its content
+    return key
+
+
+def _text(text: str) -> str:
+    text = text.replace("$", "$$")
+    if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
+        return text
+    quoted = json.dumps(text, ensure_ascii=False)
+    return _NO_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", quoted)
+
+
+def _write(files: Mapping[Path, str], *, force: bool) -> None:
+    """Write all of them or none. Raises NoApplication for one that exists."""
+    there = [str(file) for file in files if file.exists()]
+    if there and not force:
+        raise NoApplication(f"{' and '.join(there)} exists; nothing was written (--force overwrites)")
+    for file, text in files.items():
+        file.write_text(text, encoding="utf-8")
+        sys.stderr.write(f"wrote {file}\n")

@@ -1,0 +1,188 @@
+"""One version of an application in processes: `python -m pierhead serve` for each service, on ports that are free."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+
+from pierhead.classes.service import Bound, serves_http
+from pierhead.classes.target import bound_at
+from pierhead.dev.application import check_routes, graph_of
+from pierhead.dev.front import FrontLine, FrontRoute
+from pierhead.dev.ports import free_ports
+from pierhead.dev.version import Offer, VersionSource
+from pierhead.dev.words import Words, settings_of, variables_of, words_of
+from pierhead.settings import static_key
+
+POLL_S = 0.05
+PROBE_S = 2.0
+END_S = 5.0
+"""How long a process may take to end at once, before it is killed."""
+
+
+class ProcessFailed(Exception):
+    """The process of a service has ended before it was ready; its own output says why."""
+
+
+class _Process:
+    """The process of one service."""
+
+    def __init__(self, bound: Bound, words: Words) -> None:
+        self.bound = bound
+        self.words = words
+        self.settings = settings_of(bound.name, words)
+        self.has_http = serves_http(bound.cls)
+        self.has_grpc = bool(bound.cls.__contract__.methods)
+        self.http_port, self.grpc_port, self.admin_port = free_ports(3)
+        self.process: asyncio.subprocess.Process | None = None
+
+    def environment(self) -> dict[str, str]:
+        """The variables of its process, but for those that say where the others are."""
+        return {
+            **variables_of(self.words),
+            "PIERHEAD_SERVICE": self.bound.name,
+            "PIERHEAD_REPLICA": self.bound.name,
+            "PIERHEAD_HOST": "127.0.0.1",
+            "PIERHEAD_PORT": str(self.http_port if self.has_http else self.grpc_port),
+            "PIERHEAD_GRPC_PORT": str(self.grpc_port),
+            "PIERHEAD_ADMIN_PORT": str(self.admin_port),
+            "PIERHEAD_LOG_ENCODING": "text",
+            "PIERHEAD_ACCESS_LOG": "all",
+        }
+
+    def route(self) -> FrontRoute:
+        """Its route. Only for a service that has one."""
+        settings, queued = self.settings, self.words.get("max_queued_requests", -1)
+        line = FrontLine(
+            settings.max_ongoing_requests,
+            queued,
+            settings.request_timeout_s,
+            settings.backpressure_status_code,
+            settings.backpressure_retry_after_s,
+        )
+        stripped = self.words.get("strip_prefix", False)
+        return FrontRoute(self.words["route"], self.bound.name, self.http_port, line, stripped)
+
+    async def ready(self) -> None:
+        """Return once its /readyz answers 200. Raises ProcessFailed when it has ended."""
+        assert self.process is not None  # noqa: S101 - it was started
+        while not await _is_ready(self.admin_port):
+            if self.process.returncode is not None:
+                raise ProcessFailed(f"the process of {self.bound.name} ended with {self.process.returncode}; see above")
+            await asyncio.sleep(POLL_S)
+
+
+class ProcessVersion:
+    """A Version of which each service has a process."""
+
+    def __init__(self, source: VersionSource) -> None:
+        self._source = source
+        self._processes: list[_Process] = []
+        self._ending: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[Offer] | None = None
+        self._at_once = False
+        self._ended = asyncio.Event()
+
+    async def start(self) -> Offer:
+        """See Version."""
+        self._starting = asyncio.create_task(self._start())
+        try:
+            return await self._starting
+        except asyncio.CancelledError:
+            if self._ending is None:
+                raise
+            raise ProcessFailed("it was stopped while it started") from None
+        except BaseException:
+            self.stop(at_once=True)
+            raise
+
+    def stop(self, *, at_once: bool) -> None:
+        """See Version."""
+        self._at_once = self._at_once or at_once
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end())
+        elif at_once:
+            for each in self._processes:
+                _signal(each.process, again=True)
+
+    async def ended(self) -> None:
+        """See Version."""
+        await self._ended.wait()
+
+    async def _start(self) -> Offer:
+        forgotten = self._source.project.forget()
+        try:
+            bound = await asyncio.to_thread(bound_at, self._source.target)
+            graph, written = graph_of(bound), self._source.words()
+            words = {name: words_of(each, written) for name, each in graph.items()}
+            check_routes(graph, words)
+        except BaseException:
+            self._source.project.put_back(forgotten)
+            raise
+        self._processes = [_Process(graph[name], words[name]) for name in reversed(graph)]
+        where = {
+            f"PIERHEAD_STATIC_{static_key(each.bound.name)}": f"127.0.0.1:{each.grpc_port}"
+            for each in self._processes
+            if each.has_grpc
+        }
+        for each in self._processes:  # callees first
+            each.process = await self._spawn(each, where)
+            await each.ready()
+        return Offer(
+            [each.route() for each in self._processes if "route" in each.words],
+            None,
+            {
+                each.bound.cls.__contract__.service: f"127.0.0.1:{each.grpc_port}"
+                for each in self._processes
+                if each.has_grpc
+            },
+        )
+
+    async def _spawn(self, each: _Process, where: Mapping[str, str]) -> asyncio.subprocess.Process:
+        environment = {name: value for name, value in os.environ.items() if name != "PIERHEAD_DISCOVERY"}
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "pierhead", "serve", self._source.target,
+            env={**environment, **where, **each.environment()},
+            # Ctrl-C is for `dev`, which ends its processes itself.
+            start_new_session=True,
+        )  # fmt: skip
+
+    async def _end(self) -> None:
+        if self._starting is not None and not self._starting.done():
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        for each in reversed(self._processes):  # callers first
+            if each.process is None or each.process.returncode is not None:
+                continue
+            _signal(each.process, again=self._at_once)
+            try:
+                async with asyncio.timeout(END_S if self._at_once else each.settings.drain_timeout_s + END_S):
+                    await each.process.wait()
+            except TimeoutError:
+                each.process.kill()
+                await each.process.wait()
+        self._ended.set()
+
+
+def _signal(process: asyncio.subprocess.Process | None, *, again: bool) -> None:
+    """SIGTERM: once to drain, twice to end at once."""
+    for _ in range(1 + again):
+        if process is not None and process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.terminate()
+
+
+async def _is_ready(port: int) -> bool:
+    try:
+        async with asyncio.timeout(PROBE_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                return (await reader.readline()).startswith(b"HTTP/1.1 200")
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False

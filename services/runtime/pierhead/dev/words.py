@@ -1,0 +1,125 @@
+"""The `x-serve` words of a service without a controller: its class's keywords, and a compose file's over them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pierhead.classes.service import Bound
+from pierhead.classes.x_serve import XServe
+from pierhead.errors import SettingsError
+from pierhead.settings import Settings
+
+Words: TypeAlias = "Mapping[str, Any]"
+"""An `x-serve` block as it is written."""
+
+DRAIN_MARGIN_S = 5.0
+"""Between the longest request and the end of a drain, as the controller has it."""
+
+_VARIABLES = {
+    "max_ongoing_requests": "PIERHEAD_MAX_ONGOING_REQUESTS",
+    "request_timeout_s": "PIERHEAD_REQUEST_TIMEOUT_S",
+    "body_timeout_s": "PIERHEAD_BODY_TIMEOUT_S",
+    "graceful_shutdown_timeout_s": "PIERHEAD_DRAIN_TIMEOUT_S",
+    "backpressure.status_code": "PIERHEAD_BACKPRESSURE_STATUS_CODE",
+    "backpressure.retry_after_s": "PIERHEAD_BACKPRESSURE_RETRY_AFTER_S",
+    "run_user_code_in_separate_thread": "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD",
+    "debug": "PIERHEAD_DEBUG",
+    "user_config": "PIERHEAD_USER_CONFIG",
+    "logging.slow_request_s": "PIERHEAD_SLOW_REQUEST_S",
+}
+"""What the controller passes on to a replica by a variable, but for what belongs to a container."""
+
+
+class NoWords(Exception):
+    """A compose file that cannot be read, or words that no service can have."""
+
+
+def words_of(bound: Bound, written: Mapping[str, Words]) -> Words:
+    """One service's words; `written`: those of a compose file, by service."""
+    return {**bound.cls.__x_serve__, **written.get(bound.name, {})}
+
+
+def variables_of(words: Words) -> dict[str, str]:
+    """The environment that the controller would give a replica for these words."""
+    found = {name: _text(value) for key, name in _VARIABLES.items() if (value := _at(words, key)) is not None}
+    timeout_s = words.get("request_timeout_s")
+    if isinstance(timeout_s, int | float):
+        found.setdefault("PIERHEAD_DRAIN_TIMEOUT_S", str(timeout_s + DRAIN_MARGIN_S))
+    return found
+
+
+def settings_of(name: str, words: Words) -> Settings:
+    """The settings of a replica on this machine, with ports that are free. Raises NoWords."""
+    own = {name: value for name, value in os.environ.items() if name.startswith("PIERHEAD_MAX_BODY_BYTES")}
+    fixed = {"PIERHEAD_SERVICE": name, "PIERHEAD_REPLICA": name, "PIERHEAD_HOST": "127.0.0.1", "PIERHEAD_PORT": "0"}
+    try:
+        return Settings.from_env({**own, **variables_of(words), **fixed})
+    except SettingsError as error:
+        key_of = {variable: key for key, variable in _VARIABLES.items()}
+        lines = [_said(key_of, *line.partition(":")[::2]) for line in str(error).splitlines()]
+        raise NoWords("\n".join(f"{name}: x-serve.{line}" for line in lines)) from None
+
+
+def read_words(files: Iterable[Path]) -> dict[str, Words]:
+    """The `x-serve` blocks of compose files, by service; a later file's words come over an earlier one's.
+
+    Raises NoWords for a file that is missing, or that is none.
+    """
+    found: dict[str, Words] = {}
+    for file in files:
+        services = _mapping(_mapping(_load(file), str(file)).get("services"), f"{file}: services")
+        for name, definition in services.items():
+            where = f"{file}: services.{name}"
+            block = _mapping(_mapping(definition, where).get("x-serve"), f"{where}.x-serve")
+            for key in block:
+                if key not in XServe.__annotations__:
+                    raise NoWords(f"{where}.x-serve.{key}: unknown key")
+            if block:
+                found[str(name)] = {**found.get(str(name), {}), **_unescaped(block)}
+    return found
+
+
+def _load(file: Path) -> object:
+    try:
+        import yaml
+    except ImportError:
+        raise NoWords(f"{file}: PyYAML reads it and is not installed: pip install pyyaml") from None
+    try:
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise NoWords(f"{file}: cannot be read: {error}") from None
+
+
+def _mapping(found: object, where: str) -> Mapping[Any, Any]:
+    if found is None:
+        return {}
+    if not isinstance(found, Mapping):
+        raise NoWords(f"{where}: expected a mapping, found {found!r:.60}")
+    return found
+
+
+def _unescaped(value: Any) -> Any:
+    """Compose writes a dollar sign twice."""
+    if isinstance(value, Mapping):
+        return {key: _unescaped(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_unescaped(each) for each in value]
+    return value.replace("$$", "$") if isinstance(value, str) else value
+
+
+def _at(words: Words, key: str) -> Any:
+    block, _, inner = key.partition(".")
+    found = words.get(block)
+    return found.get(inner) if inner and isinstance(found, Mapping) else None if inner else found
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _said(key_of: Mapping[str, str], variable: str, rest: str) -> str:
+    return f"{key_of.get(variable, variable)}:{rest}"

@@ -1,0 +1,102 @@
+"""A stack in containers for a test, which the command `pierhead` starts and removes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from pierhead.dev.ports import free_ports
+
+PORTS = ("HTTP", "GRPC", "API", "STATS", "PROMETHEUS", "GRAFANA")
+"""The stack's ports, as the variables PIERHEAD_<NAME>_PORT call them."""
+
+UP_S = 1800.0
+DOWN_S = 300.0
+TOLD_LINES = 40
+
+
+class StackFailed(Exception):
+    """The stack could not be started; the message has the last lines of what the command said."""
+
+
+class Stack:
+    """The stack of a compose file, on free ports and under a name of its own, while a `with` block runs.
+
+        with Stack("compose.yaml") as stack:
+            urllib.request.urlopen(f"{stack.base_url}/shop/recommend?user=3")
+
+    - compose: the compose file; `pierhead up` runs in its directory.
+    - environment: variables for the compose files, above those of this process.
+    - command: what starts and removes it, before `up` and `down`.
+    It is removed at the end of the block however that ends, Ctrl-C included, and also where it could not be started.
+    """
+
+    def __init__(
+        self,
+        compose: str | os.PathLike[str] = "compose.yaml",
+        *,
+        environment: Mapping[str, str] | None = None,
+        command: Sequence[str] = ("pierhead",),
+    ) -> None:
+        self.compose = Path(compose).absolute()
+        self.project = f"test-{secrets.token_hex(4)}"
+        """Its name, with which the names of its containers begin."""
+        ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        self.base_url = f"http://127.0.0.1:{ports['HTTP']}"
+        """Where its routes are."""
+        self.grpc_address = f"127.0.0.1:{ports['GRPC']}"
+        self.api_url = f"http://127.0.0.1:{ports['API']}"
+        """The controller's REST API."""
+        self._command = tuple(command)
+        self._environment = {
+            **os.environ,
+            **{f"PIERHEAD_{name}_PORT": str(port) for name, port in ports.items()},
+            "COMPOSE_PROJECT_NAME": self.project,
+            "COMPOSE_FILE": str(self.compose),
+            **(environment or {}),
+        }
+
+    def __enter__(self) -> Stack:
+        if not self.compose.exists():
+            raise StackFailed(f"{self.compose} does not exist")
+        try:
+            self._run("up", UP_S)
+        except BaseException:  # Ctrl-C, too
+            with contextlib.suppress(StackFailed):
+                self._run("down", DOWN_S)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run("down", DOWN_S)
+
+    def _run(self, verb: str, limit_s: float) -> None:
+        command = " ".join([*self._command, verb])
+        # In a session of its own, so that Ctrl-C reaches this process alone, which then removes the stack.
+        with subprocess.Popen(
+            [*self._command, verb],
+            cwd=self.compose.parent,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                said, _ = process.communicate(timeout=limit_s)
+            except BaseException as error:
+                process.terminate()
+                if isinstance(error, subprocess.TimeoutExpired):
+                    raise StackFailed(f"{command} took more than {limit_s:g} s") from None
+                raise
+        if process.returncode:
+            told = "\n".join(said.splitlines()[-TOLD_LINES:])
+            raise StackFailed(f"{command} ended with {process.returncode}:\n{told}")

@@ -1,0 +1,265 @@
+"""`python -m pierhead dev`: a project on the disk that is edited while it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from tests.harness.waiting import PATIENCE_S
+
+SHOP = """
+from aiohttp import web
+from pierhead import Service, endpoint
+from scorer import Scorer
+
+
+class Shop(Service, route="/shop"):
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+
+    @endpoint("GET", "/shop")
+    async def get(self, request: web.Request) -> web.Response:
+        return web.json_response(await self.scorer.score(int(request.query["user"])))
+
+    @endpoint("GET", "/shop/wait")
+    async def wait(self, request: web.Request) -> web.Response:
+        await self.scorer.wait()
+        return web.json_response(await self.scorer.score(1))
+
+    async def aclose(self) -> None:
+        print("the shop is closed", flush=True)
+
+
+shop = Shop.bind(Scorer.bind())
+"""
+
+SCORER = """
+import asyncio
+import pathlib
+from pierhead import Service
+
+
+class Scorer(Service):
+    def __init__(self) -> None:
+        self.by = 2
+
+    async def score(self, user: int) -> float:
+        return user / self.by
+
+    async def wait(self) -> None:
+        pathlib.Path("waits").touch()
+        while not pathlib.Path("go").exists():
+            await asyncio.sleep(0.01)
+"""
+
+
+class Dev:
+    """The command in a process of its own, and what it has said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.said = ""
+        self.process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self.url = ""
+
+    async def start(self, *arguments: str) -> None:
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "pierhead", "dev", "--port", "0", "--grpc-port", "0", *arguments,
+            cwd=self.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=_environment(),
+        )  # fmt: skip
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        while line := await self.process.stdout.readline():
+            self.said += line.decode()
+
+    async def says(self, words: str, times: int = 1) -> str:
+        """Wait until it has said something so many times; return all that it has said."""
+        assert self.process is not None
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while self.said.count(words) < times:
+                    assert self._reading is not None
+                    assert not self._reading.done(), f"it ended without {words!r}:\n{self.said}"
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            raise AssertionError(f"it did not say {words!r}:\n{self.said}") from None
+        return self.said
+
+    async def serves(self, route: str = "/shop") -> str:
+        """Wait for the first version; return the front's address."""
+        said = await self.says(f"{route} ")
+        [line] = [line for line in said.splitlines() if f"{route} " in line]
+        self.url = line.split()[0].removesuffix(route)
+        return self.url
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text)
+
+    async def ended(self) -> int:
+        assert self.process is not None
+        assert self._reading is not None
+        async with asyncio.timeout(PATIENCE_S):
+            await self._reading
+            return await self.process.wait()
+
+    async def close(self) -> None:
+        if self.process is not None:
+            if self.process.returncode is None:
+                self.process.send_signal(signal.SIGTERM)
+            await self.ended()
+            self.process._transport.close()  # type: ignore[attr-defined]
+
+
+def _environment() -> dict[str, str]:
+    paths = [path for path in sys.path if path and Path(path).exists()]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.fixture
+async def dev(tmp_path: Path) -> AsyncIterator[Dev]:
+    made = Dev(tmp_path)
+    made.write("shop.py", SHOP)
+    made.write("scorer.py", SCORER)
+    yield made
+    await made.close()
+
+
+async def get(client: ClientSession, url: str) -> tuple[int, Any]:
+    async with client.get(url) as response:
+        return response.status, json.loads(await response.text())
+
+
+async def becomes(client: ClientSession, url: str, wanted: object) -> None:
+    """Wait until a request gets an answer; every one before it has to be an answer, too."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            status, found = await get(client, url)
+            assert status == 200, found
+            if found == wanted:
+                return
+            await asyncio.sleep(0.01)
+
+
+class TestReload:
+    async def test_a_saved_file_is_served_and_a_broken_one_is_not(self, dev: Dev, client: ClientSession) -> None:
+        await dev.start("shop:shop")
+        url = f"{await dev.serves()}/shop?user=6"
+        assert await get(client, url) == (200, 3.0)
+        # Both saves have one size, and may have one second.
+        dev.write("scorer.py", SCORER.replace("self.by = 2", "self.by = 3"))
+        await becomes(client, url, 2.0)
+        dev.write("scorer.py", SCORER.replace("self.by = 2", "self.by = 6"))
+        await becomes(client, url, 1.0)
+        await dev.says("version 3 serves after")
+
+        dev.write("scorer.py", SCORER.replace("self.by = 2", "raise RuntimeError('no weights')"))
+        said = await dev.says("version 3 still serves; the next save loads it again")
+        assert "shop:shop could not be loaded: RuntimeError: no weights (scorer.py:9)" in said
+        assert said.index("Traceback") < said.index('scorer.py", line 9') < said.index("could not be loaded")
+        assert "pierhead/dev" not in said, "the traceback begins with the user's code"
+        assert await get(client, url) == (200, 1.0)
+        dev.write("scorer.py", "def broken(:\n")
+        await dev.says("could not be loaded: SyntaxError", 1)
+        assert await get(client, url) == (200, 1.0)
+        dev.write("scorer.py", SCORER.replace("self.by = 2", "self.by = 1"))
+        await becomes(client, url, 6.0)
+
+    async def test_a_request_in_flight_ends_in_the_version_that_has_it(self, dev: Dev, client: ClientSession) -> None:
+        await dev.start("shop:shop")
+        url = f"{await dev.serves()}/shop"
+        waiting = asyncio.create_task(get(client, f"{url}/wait"))
+        async with asyncio.timeout(PATIENCE_S):
+            while not (dev.folder / "waits").exists():  # noqa: ASYNC110 - another process's file
+                await asyncio.sleep(0.01)
+        dev.write("scorer.py", SCORER.replace("self.by = 2", "self.by = 4"))
+        await becomes(client, f"{url}?user=4", 1.0)
+        (dev.folder / "go").touch()
+        assert await waiting == (200, 0.5)
+        await dev.says("the shop is closed")
+
+    async def test_a_start_that_fails_waits_for_a_save(self, dev: Dev, client: ClientSession) -> None:
+        dev.write("shop.py", SHOP.replace("from scorer import", "from scorers import"))
+        await dev.start("shop:shop")
+        await dev.says("ModuleNotFoundError: No module named 'scorers' (shop.py:4)")
+        await dev.says("waiting for a save")
+        dev.write("scorers.py", SCORER)
+        assert await get(client, f"{await dev.serves()}/shop?user=6") == (200, 3.0)
+
+
+class TestEnd:
+    async def test_ctrl_c_closes_the_services(self, dev: Dev) -> None:
+        await dev.start("shop:shop")
+        await dev.serves()
+        assert dev.process is not None
+        dev.process.send_signal(signal.SIGINT)
+        assert await dev.ended() == 0
+        assert "the shop is closed" in dev.said
+        assert "Traceback" not in dev.said
+
+    async def test_a_taken_port(self, dev: Dev) -> None:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            other.listen()
+            port = str(other.getsockname()[1])
+            await dev.start("shop:shop", "--port", port)
+            assert await dev.ended() == 2
+        assert dev.said == f"--port {port} on 127.0.0.1 cannot be opened: Address already in use; choose another one\n"
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("shop:nothing", "shop:nothing: expected module:name of a Service, or of what its bind() returned, found None"),
+        ("shp:shop", "shp:shop: there is no module shp in "),
+        ("shop:Shop", "shop:Shop: Shop.bind(): missing a required argument: 'scorer'"),
+        ("circle:circle", "services use each other in a circle: shop -> scorer -> shop"),
+    ],
+)
+async def test_what_is_no_application_is_one_message(dev: Dev, target: str, words: str) -> None:
+    dev.write(
+        "circle.py", "from shop import Scorer, Shop\nscorer = Scorer.bind()\ncircle = Shop.bind(scorer)\n"
+        "scorer.kwargs = {'shop': circle}\n",
+    )  # fmt: skip
+    await dev.start(target)
+    said = await dev.says("waiting for a save")
+    assert words in said
+    assert "Traceback" not in said
+
+
+async def test_a_compose_file_s_words_come_over_the_class_s(dev: Dev, client: ClientSession) -> None:
+    pytest.importorskip("yaml")
+    dev.write("compose.yaml", "services: {shop: {image: x, x-serve: {route: /, request_timeout_s: 5}}, db: {image: y}}")
+    await dev.start("shop:shop", "-f", "compose.yaml")
+    url = await dev.serves("/")
+    assert await get(client, f"{url}/shop?user=6") == (200, 3.0)
+    dev.write("compose.yaml", "services: {shop: {image: x, x-serve: {route: /other}}}")
+    await dev.says("version 2 serves after")
+    assert (await get(client, f"{url}/shop?user=6"))[0] == 404
+
+
+async def test_each_service_in_a_process_of_its_own(dev: Dev, client: ClientSession) -> None:
+    dev.write("scorer.py", SCORER.replace("return user", "return __import__('os').getpid() + 0 * user"))
+    await dev.start("shop:shop", "--processes")
+    url = f"{await dev.serves()}/shop?user=6"
+    assert dev.process is not None
+    status, process = await get(client, url)
+    assert (status, process == dev.process.pid) == (200, False)
+    dev.write("scorer.py", SCORER)
+    await becomes(client, url, 3.0)
+    dev.write("scorer.py", SCORER.replace("self.by = 2", "raise RuntimeError('no weights')"))
+    await dev.says("version 2 still serves")
+    assert await get(client, url) == (200, 3.0)
