@@ -219,6 +219,11 @@ class TestBadGraphs:
         with pytest.raises(NoWords, match=r'scorer: x-serve.max_ongoing_requests: expected an integer.*found "many"'):
             Application(door, {"scorer": {"max_ongoing_requests": "many"}})  # type: ignore[arg-type]
 
+    async def test_settings_that_are_refused(self) -> None:
+        with pytest.raises(RuntimeError, match="x-serve.user_config is refused: Scorer.reconfigure raised KeyError: 'by'"):
+            async with local(scorer, x_serve={"scorer": {"user_config": {"of": 1}}}):
+                pass
+
     async def test_a_constructor_that_raises_leaves_nothing_behind(self) -> None:
         class Broken(Service):
             def __init__(self, scorer: Scorer) -> None:

@@ -191,6 +191,24 @@ class TestReload:
         assert await waiting == (200, 0.5)
         await dev.says("the shop is closed")
 
+    async def test_former_versions_are_freed(self, dev: Dev, client: ClientSession) -> None:
+        """Services hold weights."""
+        counted = SCORER.replace("self.by = 2", "self.by = 1; builtins.made = _made(self)")
+        counted = counted.replace("return user / self.by", "return sum(each() is not None for each in builtins.made)")
+        counted = "import builtins, weakref\n" + counted + (
+            "\ndef _made(one: object) -> list[object]:\n"
+            "    return [*getattr(builtins, 'made', []), weakref.ref(one)]\n"
+        )  # fmt: skip
+        dev.write("scorer.py", counted)
+        await dev.start("shop:shop")
+        url = f"{await dev.serves()}/shop?user=6"
+        for version in (2, 3):
+            assert (await get(client, url))[0] == 200
+            dev.write("scorer.py", counted + "#" * version)
+            await dev.says(f"version {version} serves")
+        await dev.says("the shop is closed", 2)
+        await becomes(client, url, 1)
+
     async def test_a_start_that_fails_waits_for_a_save(self, dev: Dev, client: ClientSession) -> None:
         dev.write("shop.py", SHOP.replace("from scorer import", "from scorers import"))
         await dev.start("shop:shop")

@@ -225,7 +225,7 @@ class ReplicaServer:
         if self._user is not None:
             await self._user.start()
             self.methods = [self._user.served(method) for method in self.methods]
-        await self._config.settle()
+        await self._config.settle(once=self._inside)
         await self._watch.check_all()
         await self._listen()
         if not self._inside:

@@ -98,8 +98,9 @@ class UserConfig:
         """The current state."""
         return ConfigReport(digest(self._wanted), digest(self._applied), self._error)
 
-    async def settle(self, limit_s: float | None = None) -> None:
-        """Return once the wanted config is in force. A refused config is tried again until another one is wanted.
+    async def settle(self, limit_s: float | None = None, *, once: bool = False) -> None:
+        """Return once the wanted config is in force. A refused config is tried again until another one is wanted; with
+        `once` that raises RuntimeError in its place.
 
         `limit_s` bounds each call of a hook; a hook that does not return is cancelled, which counts as a refusal.
         """
@@ -107,6 +108,8 @@ class UserConfig:
         while self._wanted != self._applied:
             self._news.clear()
             await self._apply(self._wanted, limit_s)
+            if self._error and once:
+                raise RuntimeError(f"x-serve.user_config is refused: {self._error}")
             if self._error and not await self._wait_for_change(pause_s):
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             else:
