@@ -125,6 +125,8 @@ def asgi_stream(source: Told) -> FastAPI:
 async def test_what_is_sent_over_http_is_progress(cluster: Cluster, make: Callable[[Told], object]) -> None:
     source = Told()
     server = await cluster.start(make(source))
+    if make is asgi_stream:
+        source.next.release()  # the head of the response goes with it
     async with ClientSession(f"http://127.0.0.1:{server.http_port}") as client:
         # The WebSocket's handler does not read, and so does not answer a goodbye.
         opened: Any = (
