@@ -93,6 +93,14 @@ class TestComposeFile:
             "    x-serve:\n      route: /\n"
         )
 
+    def test_variables_of_the_class(self) -> None:
+        class Sealed(Service):
+            __environment__ = {"ALLOWED": "true", "SECRET": "${SECRET:?write one}"}  # noqa: RUF012 - read only
+
+        bound: Any = Sealed.bind()
+        service = yaml.safe_load(compose_text(bound, "app:sealed", "app"))["services"]["sealed"]
+        assert service["environment"] == {"ALLOWED": "true", "SECRET": "${SECRET:?write one}"}
+
     def test_a_value_that_no_file_can_hold(self) -> None:
         class Odd(Service, user_config={"when": {1, 2}}):
             pass

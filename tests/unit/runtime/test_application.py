@@ -220,7 +220,9 @@ class TestBadGraphs:
             Application(door, {"scorer": {"max_ongoing_requests": "many"}})  # type: ignore[arg-type]
 
     async def test_settings_that_are_refused(self) -> None:
-        with pytest.raises(RuntimeError, match="x-serve.user_config is refused: Scorer.reconfigure raised KeyError: 'by'"):
+        with pytest.raises(
+            RuntimeError, match="x-serve.user_config is refused: Scorer.reconfigure raised KeyError: 'by'"
+        ):
             async with local(scorer, x_serve={"scorer": {"user_config": {"of": 1}}}):
                 pass
 

@@ -56,6 +56,8 @@ class Service:
 
     __contract__: ClassVar[Contract]
     __x_serve__: ClassVar[Mapping[str, Any]] = {}
+    __environment__: ClassVar[Mapping[str, str]] = {}
+    """Variables that the compose file sets for the service; `${NAME:?...}` is a secret of the stack's own."""
     __asgi__: ClassVar[AsgiApp | None] = None
     __routes__: ClassVar[frozenset[Any]] = frozenset()
     """The methods that are routes of the ASGI application."""

@@ -83,6 +83,9 @@ def _service(name: str, bound: Bound, image: str, *, builds: bool) -> Iterator[s
     uses = list(dict.fromkeys(each.name for each in bound.uses()))
     if uses:
         yield f"depends_on: [{', '.join(uses)}] # a new version is rolled out after theirs"
+    if bound.cls.__environment__:
+        yield "environment:"
+        yield from (f"  {name}: {json.dumps(value)}" for name, value in bound.cls.__environment__.items())
     words = words_of(bound, {})
     yield "x-serve:" if words else "x-serve: {}"
     for key, value in words.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -128,8 +129,10 @@ class ProcessVersion:
             for each in self._processes
             if each.has_grpc
         }
+        secret = secrets.token_hex(16)
         for each in self._processes:  # callees first
-            each.process = await self._spawn(each, where)
+            own = {name: secret if "${" in value else value for name, value in each.bound.cls.__environment__.items()}
+            each.process = await self._spawn(each, {**own, **where})
             await each.ready()
         return Offer(
             [each.route() for each in self._processes if "route" in each.words],
@@ -141,11 +144,11 @@ class ProcessVersion:
             },
         )
 
-    async def _spawn(self, each: _Process, where: Mapping[str, str]) -> asyncio.subprocess.Process:
+    async def _spawn(self, each: _Process, more: Mapping[str, str]) -> asyncio.subprocess.Process:
         environment = {name: value for name, value in os.environ.items() if name != "PIERHEAD_DISCOVERY"}
         return await asyncio.create_subprocess_exec(
             sys.executable, "-m", "pierhead", "serve", self._source.target,
-            env={**environment, **where, **each.environment()},
+            env={**environment, **more, **each.environment()},
             # Ctrl-C is for `dev`, which ends its processes itself.
             start_new_session=True,
         )  # fmt: skip
