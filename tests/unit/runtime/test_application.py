@@ -221,7 +221,7 @@ class TestBadGraphs:
 
     async def test_settings_that_are_refused(self) -> None:
         with pytest.raises(
-            RuntimeError, match="x-serve.user_config is refused: Scorer.reconfigure raised KeyError: 'by'"
+            RuntimeError, match=r"x-serve\.user_config is refused: Scorer\.reconfigure raised KeyError: 'by'"
         ):
             async with local(scorer, x_serve={"scorer": {"user_config": {"of": 1}}}):
                 pass
