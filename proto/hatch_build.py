@@ -1,4 +1,5 @@
-"""Generates the gRPC stubs from proto/pierhead/**/*.proto whenever the project is installed or built.
+"""Generates the gRPC stubs from proto/pierhead/**/*.proto whenever the project is installed or built, and gives the
+wheel the controller and the stack's files.
 
 The stubs land inside the hand-written package (services/runtime/pierhead/<area>/v1), are ignored by git and are never
 edited. Package path and proto path are the same, so the generated imports need no rewriting.
@@ -6,6 +7,7 @@ edited. Package path and proto path are the same, so the generated imports need 
 
 from __future__ import annotations
 
+import runpy
 import shutil
 import sys
 import sysconfig
@@ -14,15 +16,42 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+EDITABLE = """\
+# The controller of the clone that is installed here.
+__path__ = [{controller!r}]
+"""
+
 
 class ProtoBuildHook(BuildHookInterface):  # type: ignore[misc]
-    """Runs protoc over every .proto file of the project."""
+    """Runs protoc over every .proto file of the project; names what the wheel has beside the runtime."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Generate stubs into the package; fails the build with protoc's own message when a .proto is wrong."""
-        generate(Path(self.root))
+        root = Path(self.root)
+        generate(root)
+        # An image that needs the runtime alone is built where the rest is not.
+        if self.target_name == "wheel" and (root / "controller" / "tool.py").exists():
+            if version == "editable":
+                build_data["force_include_editable"] = self._editable(root)
+            else:
+                build_data["force_include"] = included(root)
+
+    def _editable(self, root: Path) -> dict[str, str]:
+        shim = Path(self.directory) / "editable" / "__init__.py"
+        shim.parent.mkdir(parents=True, exist_ok=True)
+        shim.write_text(EDITABLE.format(controller=str(root / "controller")), encoding="utf-8")
+        return {str(shim): "pierhead_controller/__init__.py"}
+
+
+def included(root: Path) -> dict[str, str]:
+    """What the wheel has beside the runtime: the path in the clone, and that in the wheel."""
+    carried = runpy.run_path(str(root / "controller" / "project" / "carried.py"))["FILES"]
+    return {
+        str(root / "controller"): "pierhead_controller",
+        **{str(root / path): f"pierhead_stack/{path}" for path in carried},
+    }
 
 
 def generate(root: Path) -> None:

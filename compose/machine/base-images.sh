@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sees to the images that the stack's own images are built on, and to Grafana's. Each one that is here already is left
 # alone; the others are pulled. Where no registry gives them, Debian's are built from Debian packages, under the same
-# tags; Grafana's cannot be, and the stack does without.
+# tags; Grafana's cannot be, and the stack does without. `base-images.sh debian-only` does not ask for Grafana's.
 set -euo pipefail
 
 # shellcheck source=compose/machine/host.sh
@@ -13,9 +13,9 @@ readonly RELEASES=(trixie bookworm)
 readonly OWN_CERTIFICATES=/usr/local/share/ca-certificates
 
 main() {
-  local release grafana missing=() builds=()
+  local release grafana='' missing=() builds=()
   one_at_a_time
-  grafana=$(grafana_image)
+  [ "${1:-}" = debian-only ] || grafana=$(grafana_image)
   for release in "${RELEASES[@]}"; do
     is_here "debian:$release-slim" || missing+=("debian:$release-slim")
   done
@@ -118,4 +118,4 @@ write_slim_apt_settings() {
 workspace=$(mktemp -d)
 trap 'as_root rm -rf "$workspace"' EXIT
 trap 'exit 130' INT TERM
-main
+main "$@"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Hands a command to Pierhead's own program: control.sh COMMAND [ARGUMENT...]. Where it runs:
-#   1. here, with the clone's .venv, where PIERHEAD_API_URL names another machine's controller
+#   1. here, with the clone's .venv or the installed tool, where PIERHEAD_API_URL names another machine's controller
 #   2. in the controller's container: it has the program, and nothing else is needed
 #   3. here, where Docker does not let this user in and the API's port answers on 127.0.0.1
 # What needs no running stack (validate, schema, ...) runs here, in the container, or in one of the controller's image: the
@@ -21,6 +21,8 @@ main() {
   local controller='' elsewhere=''
   case "${1:-} ${2:-}" in # about this machine, and not about a stack
     'node init' | 'node join' | 'node token') shift && exec "$here/node.sh" "$@" ;;
+    'up ') exec "$here/up.sh" ;;
+    'down ') exec "$here/down.sh" ;;
   esac
   refuse_missing_names "$@"
   if [ -n "${PIERHEAD_API_URL:-}" ]; then
@@ -51,7 +53,7 @@ cover_what_runs() {
   exit "$wrong"
 }
 
-named_files() { for_engine "$(setting COMPOSE_FILE compose/compose.yaml)"; }
+named_files() { for_engine "$(setting COMPOSE_FILE "$default_files")"; }
 
 # hand_over_to_swarm COMMAND...: does not return. A deployment first stores what files and images say now.
 hand_over_to_swarm() {
@@ -68,7 +70,7 @@ hand_over_to_swarm() {
   [ "${1:-}" != status ] || tell_edited_files
   run_on_swarm "$@" || true
   if [ -n "${_PIERHEAD_COMPLETE:-}" ]; then exit 0; fi
-  warn "pierhead: the controller of the stack \"$project\" does not run on this Swarm. Start it with: make up"
+  warn "pierhead: the controller of the stack \"$project\" does not run on this Swarm. Start it with: $(typed up)"
   exit "$UNREACHABLE"
 }
 
@@ -85,7 +87,7 @@ hand_over() {
   if needs_no_stack "$@"; then run_in_image "$@"; fi
   if [ -n "${_PIERHEAD_COMPLETE:-}" ]; then exit 0; fi
   if has_program && ! docker ps --quiet >/dev/null 2>&1 && answers "$(api_port)"; then run_at_port "$@"; fi
-  warn "pierhead: the controller of the stack \"$project\" is not running. Start it with: make up"
+  warn "pierhead: the controller of the stack \"$project\" is not running. Start it with: $(typed up)"
   exit "$UNREACHABLE"
 }
 
@@ -93,9 +95,9 @@ hand_over() {
 refuse_missing_names() {
   case "${1:-} ${2-given} ${3-given}" in
     'scale  '* | 'scale '*' ')
-      refuse "scale: name a service and a number of replicas, or auto. Example: make scale SERVICE=ranker N=4"
+      refuse "scale: name a service and a number of replicas, or auto. Example: $(typed 'scale SERVICE=ranker N=4' 'scale ranker 4')"
       ;;
-    'why  '* | 'rollback  '*) refuse "$1: name a service. Example: make $1 SERVICE=ranker" ;;
+    'why  '* | 'rollback  '*) refuse "$1: name a service. Example: $(typed "$1 SERVICE=ranker" "$1 ranker")" ;;
   esac
 }
 
@@ -115,15 +117,21 @@ writes_a_file() {
 # The command goes on: there is one stack of that name, and in trouble it has to be reached from wherever one is.
 tell_whose_stack() {
   [ -n "${_PIERHEAD_COMPLETE:-}" ] ||
-    warn "pierhead: the stack \"$project\" was started from another clone, $1: what follows is about that one and its files"
+    warn "pierhead: the stack \"$project\" was started from another $(what_it_is), $1: what follows is about that one and its files"
 }
 
-has_program() { [ -x "$root/.venv/bin/python" ] && compgen -G "$root/.venv/lib/python*/site-packages/typer" >/dev/null; }
+# PIERHEAD_PROGRAM: the Python of the tool that has called this script.
+has_program() {
+  [ -n "${PIERHEAD_PROGRAM:-}" ] ||
+    { [ -x "$root/.venv/bin/python" ] && compgen -G "$root/.venv/lib/python*/site-packages/typer" >/dev/null; }
+}
 
 # -P: the directory that the command is typed in must not be taken for modules.
 run_here() {
   cd "$caller"
-  PYTHONPATH=$root PIERHEAD_PROJECT_DIR=${PIERHEAD_PROJECT_DIR:-$root} exec "$root/.venv/bin/python" -P -m controller.cli "$@"
+  export PIERHEAD_PROJECT_DIR=${PIERHEAD_PROJECT_DIR:-$root}
+  if [ -n "${PIERHEAD_PROGRAM:-}" ]; then exec "$PIERHEAD_PROGRAM" -P -m pierhead_controller.cli "$@"; fi
+  PYTHONPATH=$root exec "$root/.venv/bin/python" -P -m controller.cli "$@"
 }
 
 api_port() { setting PIERHEAD_API_PORT 8100; }
@@ -150,7 +158,7 @@ run_inside() {
   for name in "${PASSED_ON[@]}"; do
     [ -z "${!name+set}" ] || options+=(--env "$name=${!name}")
   done
-  # Files are named as seen from where the command is typed; the container has the clone at the same place.
+  # Files are named as seen from where the command is typed; the container has the project at the same place.
   case $caller/ in "$root"/?*) options+=(--workdir "$caller") ;; esac
   if [ "${1:-}" = validate ]; then options+=(--env "COMPOSE_FILE=$(named_files)"); fi
   exec docker exec ${options[@]+"${options[@]}"} "$controller" pierhead "$@"
@@ -162,7 +170,7 @@ goes_on() {
 
 run_in_image() {
   local image access=ro options=()
-  image=pierhead/controller:$(setting PIERHEAD_TAG latest)
+  image=pierhead/controller:$(image_tag)
   docker image inspect "$image" >/dev/null 2>&1 ||
     refuse "${1:-help}: needs the program, and this machine has neither the image $image nor a .venv in the clone." \
       "Build the image (make build), or make the .venv (compose/machine/venv.sh)."

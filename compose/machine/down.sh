@@ -22,16 +22,16 @@ main() {
     *) refuse "FORCE: expected 1 or nothing, found \"$2\"." ;;
   esac
   docker info >/dev/null 2>&1 ||
-    refuse "the Docker Engine does not answer, and what is left of the stack cannot be seen. Start it with: make machine"
+    refuse "the Docker Engine does not answer, and what is left of the stack cannot be seen. Start it with: $(typed machine up)"
   if on_swarm; then
     export VOLUMES=${1:-} FORCE=${2:-}
-    run_stack down </dev/null || give_up "the stack was not removed; the lines above say why. Repeat \`make down\` when that is mended."
+    run_stack down </dev/null || give_up "the stack was not removed; the lines above say why. Repeat \`$(typed down)\` when that is mended."
     return
   fi
   [ "${2:-}" = 1 ] || refuse_another_clones_stack
   choose_readable_files
   step "Stopping and removing the stack" docker compose --progress plain "${command[@]}" ||
-    give_up "the stack was not removed; the lines above say why. Repeat \`make down\` when that is mended."
+    give_up "the stack was not removed; the lines above say why. Repeat \`$(typed down)\` when that is mended."
   remove_leftovers
   if [ "${1:-}" = 1 ]; then remove_volumes; fi
 }
@@ -40,9 +40,9 @@ main() {
 refuse_another_clones_stack() {
   local elsewhere
   elsewhere=$(another_clone all)
-  [ -z "$elsewhere" ] || refuse "the stack named \"$project\" is another clone's: $elsewhere. Nothing was removed." \
-    "Remove it there: cd $elsewhere && make down; where that clone is gone, here: make down FORCE=1." \
-    "A stack of this clone's own needs a name of its own (COMPOSE_PROJECT_NAME in .env)."
+  [ -z "$elsewhere" ] || refuse "the stack named \"$project\" is another $(what_it_is)'s: $elsewhere. Nothing was removed." \
+    "Remove it there: cd $elsewhere && $(typed down); where that $(what_it_is) is gone, here: $(typed 'down FORCE=1' 'down --force')." \
+    "A stack of this $(what_it_is)'s own needs a name of its own (COMPOSE_PROJECT_NAME in .env)."
 }
 
 # With an app's file broken, the stack can still be removed: by its own file, and the labels of everything else.
@@ -51,7 +51,7 @@ choose_readable_files() {
   choose_build_inputs
   if ! docker compose config --quiet >/dev/null 2>&1; then
     warn "Compose cannot read ${COMPOSE_FILE//:/, }: removing what carries the project's label instead."
-    export COMPOSE_FILE=compose/compose.yaml
+    export COMPOSE_FILE=$own/compose.yaml COMPOSE_PROJECT_NAME=$project
   fi
 }
 
@@ -73,8 +73,8 @@ remove_volumes() {
   volumes=$(docker volume ls -q --filter "label=com.docker.compose.project=$project")
   # shellcheck disable=SC2086  # one argument each
   [ -z "$volumes" ] || step "Removing its other volumes" docker volume rm $volumes ||
-    give_up "not every volume was removed; the lines above say why. Repeat \`make down VOLUMES=1\` when that is mended."
+    give_up "not every volume was removed; the lines above say why. Repeat \`$(typed "down VOLUMES=1" "down --volumes")\` when that is mended."
 }
 
-trap 'warn "Interrupted: some of the stack may be left. \`make down\` again goes on from here."; exit 130' INT TERM
+trap 'warn "Interrupted: some of the stack may be left. \`$(typed down)\` again goes on from here."; exit 130' INT TERM
 main "$@"

@@ -1,11 +1,25 @@
 # shellcheck shell=bash
 # Which stack the scripts of this directory mean: its directory, files, project and settings. To be sourced; leaves the
-# shell in the clone's root, where `docker compose` reads .env.
+# shell in the project's root, where `docker compose` reads .env. In the clone that is also where the stack's files lie; a
+# project of the user's own has them in .pierhead (docs/decisions/tool-project-directory.md).
 
 # shellcheck source=compose/machine/host.sh
 . "$(dirname "${BASH_SOURCE[0]}")/host.sh"
 root=$(cd "$here/../.." && pwd)
+is_clone=1 own=compose stack_file=compose/compose.yaml swarm_file=compose/swarm.yaml default_files=compose/compose.yaml
+case $root in
+  */.pierhead)
+    root=${root%/.pierhead} is_clone='' own=.pierhead/compose stack_file=.pierhead/stack.yaml swarm_file=.pierhead/swarm.yaml
+    default_files=compose.yaml:.pierhead/stack.yaml
+    ;;
+esac
 cd "$root" || exit 1
+
+# typed MAKE COMMAND: how a reader types what is one of the two: in the clone, or in a project.
+typed() { if [ -n "$is_clone" ]; then printf 'make %s' "$1"; else printf 'pierhead %s' "${2:-$1}"; fi; }
+
+# what_it_is: what a message calls the directory that a stack is started from.
+what_it_is() { if [ -n "$is_clone" ]; then printf clone; else printf directory; fi; }
 
 # setting NAME DEFAULT: what `docker compose` would take for a variable: the shell's value, else the one in .env.
 setting() {
@@ -14,6 +28,13 @@ setting() {
     value=$(_line_of_env_file "$1" | _value_as_compose_reads_it)
   fi
   printf '%s' "${value:-$2}"
+}
+
+# image_tag: of the stack's images; in a project it is the tool's version, where nobody sets another.
+image_tag() {
+  local own_tag=latest
+  [ -n "$is_clone" ] || own_tag=$(sed -n 's/^PIERHEAD_TAG=//p' "$own/.env")
+  setting PIERHEAD_TAG "$own_tag"
 }
 
 # The last one counts.
@@ -35,7 +56,7 @@ on_swarm() { [ "$(setting PIERHEAD_ENGINE docker)" = swarm ]; }
 # for_engine FILES: of a COMPOSE_FILE, with the stack's own file for the engine that is chosen.
 for_engine() {
   if on_swarm; then
-    tr ':' '\n' <<<"$1" | sed -E "s#^(\./|$root/)?compose/compose\.yaml\$#compose/swarm.yaml#" | paste -sd : -
+    tr ':' '\n' <<<"$1" | sed -E "s#^(\./|$root/)?${stack_file//./\\.}\$#$swarm_file#" | paste -sd : -
   else
     printf '%s' "$1"
   fi
@@ -54,7 +75,7 @@ choose_files() {
       files=$files:compose/apps/$app.yaml
     done
   else
-    files=$(setting COMPOSE_FILE compose/compose.yaml)
+    files=$(setting COMPOSE_FILE "$default_files")
   fi
   case $2 in
     '' | 0) ;;
@@ -111,23 +132,23 @@ difference() {
   [ -n "$dropped$added" ] || return 0
   printf 'pierhead: the running stack has other files than COMPOSE_FILE (.env or the shell).'
   # shellcheck disable=SC2016  # the backquotes are for the reader
-  [ -z "$dropped" ] || printf ' Only in the running stack: %s; a plain `make up` drops this unless COMPOSE_FILE names it.' "$dropped"
+  [ -z "$dropped" ] || printf ' Only in the running stack: %s; a plain `%s` drops this unless COMPOSE_FILE names it.' "$dropped" "$(typed up)"
   # shellcheck disable=SC2016
-  [ -z "$added" ] || printf ' Only in COMPOSE_FILE: %s; `make up` starts this.' "$added"
+  [ -z "$added" ] || printf ' Only in COMPOSE_FILE: %s; `%s` starts this.' "$added" "$(typed up)"
 }
 
 _files_without() { comm -23 <(_files "$1") <(_files "$2") | paste -sd , | sed 's/,/, /g'; }
 
 _files() { tr ':' '\n' <<<"$1" | sed -e "s|^$root/||" -e 's|^\./||' | sort -u; }
 
-# another_clone WHICH: the clone whose stack has this one's name, where it is not this clone; nothing where there is none.
-# WHICH: running, or all, those that are stopped too.
+# another_clone WHICH: the clone, or directory, whose stack has this one's name, where it is not this one; nothing where there is
+# none. WHICH: running, or all, those that are stopped too.
 another_clone() {
   local directory all=()
   [ "$1" = running ] || all=(--all)
   while read -r directory; do
     is_elsewhere "$directory" || continue
-    dirname "$directory"
+    _started_from "$directory"
     return
   done < <(docker ps ${all[@]+"${all[@]}"} --filter "label=com.docker.compose.project=$project" \
     --filter label=com.docker.compose.oneoff=False --format '{{.Label "com.docker.compose.project.working_dir"}}')
@@ -137,11 +158,24 @@ another_clone() {
 clone_of() {
   local directory
   directory=$(docker inspect --format '{{index .Config.Labels "com.docker.compose.project.working_dir"}}' "$1" 2>/dev/null || true)
-  if is_elsewhere "$directory"; then dirname "$directory"; fi
+  if is_elsewhere "$directory"; then _started_from "$directory"; fi
 }
 
-# is_elsewhere DIRECTORY: one that Compose read files in is none of this clone's, by whatever name it is reached.
-is_elsewhere() { [ -n "$1" ] && ! [ "$1" -ef "$root/compose" ]; }
+# is_elsewhere DIRECTORY: one that Compose read its first file in is none of this clone's, or project's, by whatever name it is
+# reached.
+is_elsewhere() {
+  [ -n "$1" ] || return 1
+  if [ -n "$is_clone" ]; then
+    ! [ "$1" -ef "$root/compose" ]
+  else
+    ! [ "$1" -ef "$root" ] && case $1 in "$root"/*) false ;; esac
+  fi
+}
+
+# _started_from DIRECTORY: the clone, or the project's directory, whose stack has its first file there.
+_started_from() {
+  if [ "${1##*/}" = compose ] && ! [ -d "$1/.pierhead" ]; then dirname "$1"; else printf '%s\n' "$1"; fi
+}
 
 # refuse_broken_files: what Compose says about the files, before anything is touched.
 refuse_broken_files() {

@@ -5,9 +5,9 @@
 # read the resolved compose files from standard input. The program runs in the controller's image.
 run_stack() {
   local name options=() image login=${DOCKER_CONFIG:-${HOME:-}/.docker}/config.json
-  image=pierhead/controller:$(setting PIERHEAD_TAG latest)
+  image=pierhead/controller:$(image_tag)
   docker image inspect "$image" >/dev/null 2>&1 || image=$(controllers_image) ||
-    refuse "this needs the program, and this machine does not have the image $image. Build it: make build"
+    refuse "this needs the program, and this machine does not have the image $image. Build it: $(typed build up)"
   [ ! -r "$login" ] || options=(--volume "$login:/root/.docker/config.json:ro")
   for name in COMPOSE_PROFILES PIERHEAD_REGISTRY PIERHEAD_HTTP_PORT PIERHEAD_GRPC_PORT; do
     options+=(--env "$name=$(setting "$name" '')")

@@ -18,10 +18,12 @@ main() {
   on_swarm || refuse_another_clones_stack
   on_swarm || refuse_taken_ports
   on_swarm || warn_about_missing_gpus
-  ! builds || "$here/base-images.sh"
+  [ -n "$is_clone" ] || refuse_what_the_tool_sees
+  ! builds || see_to_base_images
   if on_swarm; then choose_registry; else choose_grafana; fi
   choose_build_inputs
   refuse_unusable_files
+  ! builds || [ -n "$is_clone" ] || build_base_of_users
   ! builds || build_images
   tell_what_goes
   start
@@ -29,7 +31,7 @@ main() {
   ready=$(mktemp "${TMPDIR:-/tmp}/pierhead.XXXXXX")
   wait_for_services || explain_services "$?"
   tail -n +2 "$ready" # rollouts that go on; what its first line says, the status does
-  step "Waiting until every app answers" wait_for_apps || explain_silence
+  [ -z "$is_clone" ] || step "Waiting until every app answers" wait_for_apps || explain_silence
   print_addresses
   advise_against_proxy
   ! on_swarm || run_stack clocks </dev/null || true
@@ -57,21 +59,43 @@ replicated_services() {
 
 builds() { [ "$(setting PIERHEAD_BUILD 1)" != 0 ]; }
 
-# Two `make up` of the same clone: the second waits. The lock is on the clone's own directory and leaves no file.
+# In a project Grafana is there only where it is asked for. The clone's base images have it either way.
+see_to_base_images() {
+  if [ -n "$is_clone" ] || [ "$(setting COMPOSE_PROFILES '')" = grafana ]; then
+    "$here/base-images.sh"
+  else
+    "$here/base-images.sh" debian-only
+  fi
+}
+
+# Two `up` of the same directory: the second waits. The lock is on the directory itself and leaves no file.
 one_up_at_a_time() {
   command -v flock >/dev/null 2>&1 || return 0
   exec 8<"$root"
   flock --nonblock 8 && return
-  say "Another \`make up\` of this clone is running: waiting for it."
+  say "Another \`$(typed up)\` of this $(what_it_is) is running: waiting for it."
   flock 8
 }
 
 refuse_another_clones_stack() {
   local elsewhere
   elsewhere=$(another_clone running)
-  [ -z "$elsewhere" ] || refuse "a stack named \"$project\" runs from another clone: $elsewhere." \
-    "Stop it there (make down; where that clone is gone, here: make down FORCE=1)," \
+  [ -z "$elsewhere" ] || refuse "a stack named \"$project\" runs from another $(what_it_is): $elsewhere." \
+    "Stop it there ($(typed down); where that $(what_it_is) is gone, here: $(typed 'down FORCE=1' 'down --force'))," \
     "or give this one a name and ports of its own in .env (COMPOSE_PROJECT_NAME, PIERHEAD_*_PORT)."
+}
+
+# refuse_what_the_tool_sees: the tool has the controller's reader, and needs no image for it.
+refuse_what_the_tool_sees() {
+  local said status=0
+  refuse_broken_files
+  [ -n "${PIERHEAD_PROGRAM:-}" ] || return 0
+  said=$(PIERHEAD_PROJECT_DIR=$root "$PIERHEAD_PROGRAM" -P -m pierhead_controller.cli validate 2>/dev/null) || status=$?
+  [ "$status" -ne 2 ] || [ -z "$said" ] || refuse_files "$said"
+}
+
+refuse_files() {
+  refuse "the compose files cannot be used:"$'\n'"$1" "Correct them and repeat. Nothing was started; what runs goes on as it was."
 }
 
 # What the controller would refuse is told before another image is built and before anything is started. Its own image,
@@ -79,6 +103,7 @@ refuse_another_clones_stack() {
 # that look fails for another reason it says nothing: the steps that follow meet the reason themselves.
 refuse_unusable_files() {
   local said status=0
+  if [ -n "${PIERHEAD_PROGRAM:-}" ] && ! on_swarm; then return; fi # seen already
   refuse_broken_files
   ! builds || step "Building the controller" docker compose --progress plain build controller ||
     give_up "the controller's image could not be built; the lines above say why. What runs already was not touched."
@@ -87,8 +112,42 @@ refuse_unusable_files() {
     return
   fi
   said=$(docker compose run --rm --no-deps --no-TTY controller pierhead validate 2>/dev/null </dev/null) || status=$?
-  [ "$status" -ne 2 ] || [ -z "$said" ] || refuse "the compose files cannot be used:"$'\n'"$said" \
-    "Correct them and repeat. Nothing was started; what runs goes on as it was."
+  [ "$status" -ne 2 ] || [ -z "$said" ] || refuse_files "$said"
+}
+
+# build_base_of_users: pierhead/python, where a Dockerfile of the project names it with this tag. Compose builds in no order,
+# so it has to be there before.
+build_base_of_users() {
+  local named tag
+  tag=$(image_tag)
+  while read -r named; do
+    case $named in
+      "pierhead/python:$tag" | pierhead/python | *'$'*)
+        step "Building pierhead/python:$tag" \
+          env "PIERHEAD_TAG=$tag" docker compose --file "$own/images.yaml" --progress plain build ||
+          give_up "pierhead/python:$tag could not be built; the lines above say why. What runs already was not touched."
+        ;;
+      *)
+        docker image inspect "$named" >/dev/null 2>&1 ||
+          refuse "a Dockerfile of this project begins with $named. That is not on this machine, and this tool makes" \
+            "pierhead/python:$tag. Change that line, or install the tool of that version. Nothing was started."
+        ;;
+    esac
+  done < <(dockerfiles | while read -r file; do
+    sed -nE 's,^[[:space:]]*(FROM|from|ARG|arg)[[:space:]](.*[[:space:]=])?(pierhead/python(:[^[:space:]]*)?)([[:space:]].*)?$,\3,p' \
+      "$file" 2>/dev/null || true
+  done | sort -u)
+}
+
+# dockerfiles: what the project's images are built from, one a line.
+dockerfiles() {
+  whole_config | awk '
+    function path(line) { sub(/^ *[a-z]+: /, "", line); gsub(/^"|"$/, "", line); return line }
+    /^[^ ]/ { top = $1 }
+    top != "services:" { next }
+    /^    [^ ]/ { key = $1 }
+    key == "build:" && /^      context: / { context = path($0) }
+    key == "build:" && /^      dockerfile: / { file = path($0); print (file ~ "^/" ? file : context "/" file) }'
 }
 
 # The controller removes what the files do not have any more, whatever profile is chosen. A user who forgot to name an app
@@ -99,7 +158,7 @@ tell_what_goes() {
     <(replicated_services | sort -u) \
     <(docker compose --profile '*' config --services 2>/dev/null | sort -u) | tr '\n' ' ')
   [ -z "${gone// /}" ] || warn "These run and are not among the chosen files, so they are removed: ${gone% }." \
-    "To keep them, name their files in COMPOSE_FILE (.env), or their apps: make up APPS=\"...\""
+    "To keep them, name their files in COMPOSE_FILE (.env)${is_clone:+, or their apps: make up APPS=\"...\"}"
 }
 
 # --- ports ---------------------------------------------------------------------------------------------------------
@@ -120,8 +179,10 @@ refuse_taken_ports() {
       taken+=("port $port ($name) is taken by $(listener "$port").")
     fi
   done < <(port_settings)
-  [ "${#taken[@]}" -eq 0 ] || refuse "${taken[@]}" "Stop that, or choose another port: in .env, or make up $first=... for this time."
+  [ "${#taken[@]}" -eq 0 ] || refuse "${taken[@]}" "Stop that, or choose another port: in .env, or for this time: $(one_time "$first=...")."
 }
+
+one_time() { if [ -n "$is_clone" ]; then printf 'make up %s' "$1"; else printf '%s pierhead up' "$1"; fi; }
 
 listens() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
@@ -202,6 +263,7 @@ routes() {
 
 # first_request SERVICE ROUTE: the request whose success means that an app of this clone works; nothing for other services.
 first_request() {
+  [ -n "$is_clone" ] || return 0
   case "$1 $2" in
     'echo /echo') echo '/echo?message=hi' ;;
     'recsys /recsys') echo '/recsys/?user_id=7' ;;
@@ -262,7 +324,7 @@ explain_controller() {
   else
     docker compose logs --no-log-prefix --tail 5 controller >&2 || true
   fi
-  give_up "the controller does not answer after $CONTROLLER_S s; above are the last lines of its log (make logs SERVICE=controller)." \
+  give_up "the controller does not answer after $CONTROLLER_S s; above are the last lines of its log ($(typed 'logs SERVICE=controller' 'logs controller'))." \
     "What runs goes on serving; nothing is scaled or healed meanwhile."
 }
 
@@ -270,7 +332,7 @@ explain_services() {
   [ "$1" -eq 2 ] || "$here/control.sh" status || true
   case $1 in
     2) give_up "the compose files cannot be used: the lines above say why. What ran before goes on." ;;
-    4) give_up "not every service serves after $READY_S s. The stack goes on trying; see why with \`make why SERVICE=...\`, \`make events\`." ;;
+    4) give_up "not every service serves after $READY_S s. The stack goes on trying; see why with \`$(typed 'why SERVICE=...' 'why SERVICE')\`, \`$(typed events)\`." ;;
     *) give_up "not every service serves as the files say, and waiting does not help: the lines above say why." \
       "The rest of the stack runs, and what served before goes on." ;;
   esac
@@ -278,7 +340,7 @@ explain_services() {
 
 explain_silence() {
   "$here/control.sh" status || true
-  give_up "an app does not answer after $READY_S s. The stack goes on trying; see why with \`make status\`, \`make events\`, \`make logs\`."
+  give_up "an app does not answer after $READY_S s. The stack goes on trying; see why with \`$(typed status)\`, \`$(typed events)\`, \`$(typed logs)\`."
 }
 
 print_addresses() {
@@ -314,5 +376,5 @@ advise_against_proxy() {
 }
 
 trap 'rm -f "${ready:-}"' EXIT
-trap 'warn "" "Interrupted. \`make up\` goes on from here; \`make down\` removes what was started."; exit 130' INT TERM
+trap 'warn "" "Interrupted. \`$(typed up)\` goes on from here; \`$(typed down)\` removes what was started."; exit 130' INT TERM
 main "$@"

@@ -15,7 +15,7 @@ import typer
 
 from . import completion
 from . import output as out
-from .commands import change, follow, llm, look, node, offline
+from .commands import change, follow, llm, look, node, offline, project
 from .errors import EXIT_CODES, INTERRUPTED, BadInput, CommandError
 from .versions import mismatch, stale_words
 
@@ -30,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (look, follow, change, node, offline, llm):
+for module in (project, look, follow, change, node, offline, llm):
     module.register(app)
 
 

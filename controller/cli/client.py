@@ -80,7 +80,7 @@ class Client:
     def _silent(self, error: Exception) -> Unreachable:
         return Unreachable(
             f"the controller does not answer at {self._url} ({getattr(error, 'reason', None) or error}); start the "
-            "stack with `make up`, or look at `docker compose logs controller`"
+            "stack with `pierhead up`, or look at `docker compose logs controller`"
         )
 
     def _send(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:

@@ -13,11 +13,13 @@ from .errors import CommandError
 def stale_words(environment: Mapping[str, str], installed: Path = PACKAGE) -> str:
     """A one-line warning that the image's code differs from the clone's; "" where it does not, or cannot be compared.
 
-    The clone is the project's directory, mounted into the controller's container at its own path.
+    The clone is the project's directory, mounted into the controller's container at its own path. A project of the
+    user's own has the stack's files in .pierhead/. The installed tool, PIERHEAD_PROGRAM, compares itself (tool.py).
     """
-    if not (project := environment.get("PIERHEAD_PROJECT_DIR")):
+    if not (project := environment.get("PIERHEAD_PROJECT_DIR")) or environment.get("PIERHEAD_PROGRAM"):
         return ""
-    checkout = Path(project) / "controller"
+    is_clone = not (Path(project) / ".pierhead" / "controller").is_dir()
+    checkout = Path(project) / "controller" if is_clone else Path(project) / ".pierhead" / "controller"
     # Another project may have a directory of that name; Pierhead's has this file.
     if not (checkout / "cli" / "versions.py").is_file() or checkout.resolve() == installed:
         return ""
@@ -27,6 +29,11 @@ def stale_words(environment: Mapping[str, str], installed: Path = PACKAGE) -> st
         return ""
     if ours == theirs:
         return ""
+    if not is_clone:
+        return (
+            f"pierhead: the controller's image is of other code than .pierhead/ (build {ours}, there {theirs}); "
+            "`pierhead up` builds and starts what is there"
+        )
     return (
         f"pierhead: the controller's image is of other code than this clone (build {ours}, the clone's is {theirs}); "
         "`make up` builds and starts the clone's, `make build` only builds it"
@@ -44,6 +51,6 @@ def mismatch(error: Exception) -> CommandError | None:
         return None
     return CommandError(
         f"the controller is of another build ({theirs}) than this command ({ours}), which cannot read its answer "
-        f"({type(error).__name__}: {error}); bring both to the same commit, or run `./pierhead` on the controller's "
+        f"({type(error).__name__}: {error}); bring both to the same version, or run `pierhead` on the controller's "
         "machine"
     )

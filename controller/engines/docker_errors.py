@@ -80,7 +80,7 @@ def image_missing(spec: ServiceSpec) -> ImageNotFound:
             f"{spec.name}` lists others, `pierhead deploy {spec.name}` takes what files and images give now"
         )
     if spec.has_build:
-        todo = f"build it with `make build` (or `docker compose build {spec.name}`)"
+        todo = f"build it with `docker compose build {spec.name}`"
     else:
         todo = f"check services.{spec.name}.image in the compose file, or fetch it with `docker pull {spec.image}`"
     return ImageNotFound(f"service {spec.name}: image {spec.image} is not on this machine; {todo}")

@@ -144,7 +144,7 @@ def _obstacle(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec) -> str |
     """Return why nothing of this service can be started now, or None."""
     if outlook.version is None:
         if spec.has_build:
-            return f"image {spec.image} is not on this machine: build it (`make build`)"
+            return f"image {spec.image} is not on this machine: build it (`docker compose build {spec.name}`)"
         return f"image {spec.image} is not on this machine: it is being pulled"
     if outlook.goal.spec is None:
         return f"no record says how version {outlook.version} is made: `pierhead deploy` takes what the files give"

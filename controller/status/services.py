@@ -294,7 +294,7 @@ def _obstacles(material: _Material, ready: int) -> list[str]:
 def _rest_words(material: _Material, spec: ServiceSpec) -> str:
     """The origin of the number of replicas; "" where it is the number in the files."""
     if material.wanted and spec.image in material.observed.images and material.observed.images[spec.image] is None:
-        remedy = "build it (`make build`)" if spec.has_build else "check the name, or pull it"
+        remedy = f"build it (`docker compose build {spec.name}`)" if spec.has_build else "check the name, or pull it"
         version = material.goal.version
         missing = f"version {version} goes on" if version else "what runs stays as it is, nothing new can be started"
         return f"image {spec.image} is not on this machine: {missing}; {remedy}"

@@ -22,6 +22,7 @@ AREAS = {
     "runtime": "Runtime",
     "routing": "Routing of calls",
     "llm": "Language models",
+    "tool": "The tool",
     "bench": "Bench",
 }
 """The first word of a page's file name, and what it stands for."""

@@ -518,7 +518,9 @@ async def test_a_failed_start_is_told(world: World) -> None:
     assert one.exit_code not in (None, 0)
 
 
-@pytest.mark.parametrize(("has_build", "todo"), [(True, "`make build`"), (False, "`docker pull pierhead-test/never")])
+@pytest.mark.parametrize(
+    ("has_build", "todo"), [(True, "`docker compose build "), (False, "`docker pull pierhead-test/never")]
+)
 async def test_a_missing_image_says_what_to_do(world: World, has_build: bool, todo: str) -> None:
     spec = world.spec("runs", MISSING_IMAGE, has_build=has_build)
     with pytest.raises(ImageNotFound) as raised:
@@ -527,7 +529,7 @@ async def test_a_missing_image_says_what_to_do(world: World, has_build: bool, to
     assert todo in str(raised.value)
     assert (await observe(world)).containers == ()
     if has_build:
-        with pytest.raises(ImageNotFound, match="make build"):  # what Compose builds is never pulled
+        with pytest.raises(ImageNotFound, match="docker compose build"):  # what Compose builds is never pulled
             await world.engine.perform(PullImage(target="runs", image=MISSING_IMAGE, spec=spec), world.project)
 
 

@@ -1,16 +1,12 @@
-"""The runtime as somebody uses it who has nothing but its wheel: the project of the site's page, in an empty directory.
-
-Wheels come from uv's cache where it holds them, so that no network is needed on a machine that has made .venv.
-"""
+"""The runtime as somebody uses it who has nothing but its wheel: the project of the site's page, in an empty place."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
-import sys
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,11 +15,10 @@ import pytest
 from tests.harness.ports import own_address
 from tests.harness.stack import ROOT
 from tests.harness.waiting import eventually
+from tests.harness.wheel import build_wheel, environment, uv
 
 PAGE = ROOT / "docs" / "how-to" / "own-repository.md"
 TENSORS = PAGE.with_name("large-tensors.md")
-SOURCES = ("services/runtime", "proto", "README.md", "LICENSE", "pyproject.toml")
-NO_NETWORK = re.compile(r"network|connect|resolve host|dns error|Failed to fetch|timed out", re.IGNORECASE)
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -32,35 +27,9 @@ def shown(language: str, page: Path = PAGE) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
-def uv(*arguments: str | Path) -> None:
-    """Run uv from its cache alone, or else with the network; skips the test where there is neither."""
-    command = ["uv"] if shutil.which("uv") else [sys.executable, "-m", "uv"]
-    for option in (["--offline"], []):
-        done = subprocess.run(
-            [*command, *arguments, *option], cwd="/", capture_output=True, text=True, timeout=200, check=False
-        )
-        if done.returncode == 0:
-            return
-    if NO_NETWORK.search(done.stderr):
-        pytest.skip(f"needs packages that are neither in uv's cache nor to be had: {done.stderr[-300:]}")
-    pytest.fail(done.stderr)
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: the build generates stubs into its sources, which other tests are using."""
-    copy, into = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel")
-    for name in SOURCES:
-        source, target = ROOT / name, copy / name
-        if source.is_dir():
-            shutil.copytree(
-                source, target, ignore=shutil.ignore_patterns("__pycache__", "v1") if "runtime" in name else None
-            )
-        else:
-            shutil.copy(source, target)
-    uv("build", "--wheel", "--out-dir", into, copy)
-    [built] = into.glob("pierhead-*.whl")
-    return built
+    return build_wheel(tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel"))
 
 
 def lowest() -> list[str]:
@@ -78,14 +47,13 @@ def project(wheel: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path
     [proto] = shown("proto")
     for name, text in (("greeter.proto", proto), ("service.py", service), ("caller.py", caller)):
         (tmp_path / name).write_text(text, encoding="utf-8")
-    uv("venv", "--python", sys.executable, tmp_path / "venv")
     versions = lowest() if request.param == "lowest" else ["grpcio-tools", "protobuf>=7"]
-    uv("pip", "install", "--python", tmp_path / "venv/bin/python", wheel, *versions)
+    environment(tmp_path / "venv", wheel, *versions)
     run(tmp_path, "-m", "grpc_tools.protoc", "-I.", "--python_out=.", "--grpc_python_out=.", "greeter.proto")
     return tmp_path
 
 
-def environment(**settings: str) -> dict[str, str]:
+def variables(**settings: str) -> dict[str, str]:
     """Nothing of this test's: no PYTHONPATH, no settings of a replica."""
     return {"PATH": os.environ["PATH"], **{f"PIERHEAD_{name}": value for name, value in settings.items()}}
 
@@ -93,7 +61,7 @@ def environment(**settings: str) -> dict[str, str]:
 def run(project: Path, *arguments: str, **settings: str) -> str:
     """Run the project's Python; returns what it prints."""
     done = subprocess.run(
-        ["venv/bin/python", *arguments], cwd=project, env=environment(**settings), capture_output=True, text=True,
+        ["venv/bin/python", *arguments], cwd=project, env=variables(**settings), capture_output=True, text=True,
         timeout=180, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -106,7 +74,7 @@ def service(project: Path) -> Iterator[str]:
     host, log = own_address(), project / "service.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            ["venv/bin/python", "service.py"], cwd=project, env=environment(HOST=host), stderr=output
+            ["venv/bin/python", "service.py"], cwd=project, env=variables(HOST=host), stderr=output
         )
     try:
         eventually(lambda: '"ready"' in log.read_text(), f"the service is ready; see {log}", within_s=120)
@@ -168,10 +136,37 @@ def test_they_speak_by_lane(project: Path, service: str) -> None:
     assert run(project, "-c", asked, STATIC_GREETER=service).splitlines()[1] == "['LaneConnection'] True"
 
 
-def test_the_wheel_holds_the_runtime_and_nothing_else(project: Path, wheel: Path) -> None:
-    listed = run(
-        project, "-c", f"import zipfile; print(*zipfile.ZipFile({str(wheel)!r}).namelist(), sep='\\n')"
-    ).split()
-    assert {name.split("/")[0] for name in listed} == {"pierhead", "pierhead-0.1.0.dist-info"}
-    assert "pierhead/py.typed" in listed
-    assert "pierhead/lane/v1/lane_pb2.py" in listed
+def test_the_wheel_holds_the_runtime_the_controller_and_the_stacks_files(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        listed = {each.filename: each.external_attr >> 16 & 0o777 for each in archive.infolist()}
+    assert {name.split("/")[0] for name in listed} == {
+        *("pierhead", "pierhead_controller", "pierhead_stack", "pierhead-0.1.0.dist-info")
+    }, "no generic name lands in site-packages"
+    assert {"pierhead/py.typed", "pierhead/lane/v1/lane_pb2.py", "pierhead/lane/v1/lane.proto"} <= set(listed)
+    assert {"pierhead_controller/tool.py", "pierhead_controller/Dockerfile"} <= set(listed)
+    assert {"pierhead_stack/compose/compose.yaml", "pierhead_stack/haproxy/haproxy.cfg.j2"} <= set(listed)
+    assert listed["pierhead_stack/compose/machine/up.sh"] == 0o755
+    assert not [name for name in listed if "__pycache__" in name or name.startswith("pierhead_stack/services/llm")]
+
+
+TOOLS_FILES = """
+from pathlib import Path
+from pierhead_controller.project import stack_files
+stack_files.write(Path("."))
+print(stack_files.build(), stack_files.version())
+"""
+
+
+def test_the_installed_tool_writes_what_the_clone_would(project: Path) -> None:
+    build, version = run(project, "-c", TOOLS_FILES).split()
+    written = project / ".pierhead"
+    assert (written / "build").read_text() == f"{build}\n"
+    ours = {path.relative_to(ROOT / "controller") for path in (ROOT / "controller").rglob("*.py")}
+    assert {path.relative_to(written / "controller") for path in (written / "controller").rglob("*.py")} == ours
+    for proto in (ROOT / "proto").rglob("*.proto"):
+        assert (written / proto.relative_to(ROOT)).read_bytes() == proto.read_bytes()
+    assert f"PIERHEAD_TAG={version}" in (written / "compose" / ".env").read_text()
+    said = subprocess.run(
+        [project / "venv/bin/pierhead", "--help"], env=variables(), cwd="/", capture_output=True, text=True, check=True
+    )
+    assert "Start the project of this directory" in said.stdout

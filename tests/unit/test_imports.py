@@ -19,7 +19,7 @@ GROUND_FLOOR = {"build", "certificates", "docker_http", "errors", "settings", "l
 """Modules of the root that every room may import. They import nothing of ours but each other."""
 TOP_FLOOR = {
     *("__main__", "assembly", "api", "commands", "loop", "apply", "lease", "down", "node_commands"),
-    *("boundaries", "one_machine", "on_swarm"),
+    *("boundaries", "one_machine", "on_swarm", "tool"),
 }
 """Modules of the root that no room imports."""
 ROOMS = {
@@ -33,7 +33,8 @@ ROOMS = {
     "plan": {"model"},
     "status": {"model", "storage", "engines", "routing", "spec", "observe", "desired", "plan"},
     "stack": {"model", "storage", "spec"},
-    "cli": {"model", "spec", "plan", "cli.simulate"},
+    "project": {"spec"},
+    "cli": {"model", "spec", "plan", "project", "cli.simulate"},
     "cli.simulate": {"model", "spec", "plan", "desired", "storage"},
 }
 """Each room -> the rooms that it may import. `model` imports nothing, not even the ground floor."""
@@ -111,12 +112,13 @@ def test_only_two_modules_know_the_real_boundaries() -> None:
         assert real - known <= {"controller.engines", "controller.routing"}, module
 
 
-DAEMON = {module: path for module, path in CONTROLLER.items() if not module.startswith("controller.cli")}
+COMMAND = ("controller.cli", "controller.project", "controller.tool")
+DAEMON = {module: path for module, path in CONTROLLER.items() if not module.startswith(COMMAND)}
 
 
 @pytest.mark.parametrize(
     ("modules", "forbidden"),
-    [(DAEMON, ("controller.cli", "typer", "rich")), (SERVICES, ("controller",)), (RUNTIME, ("services",))],
+    [(DAEMON, (*COMMAND, "typer", "rich")), (SERVICES, ("controller",)), (RUNTIME, ("services",))],
     ids=["the daemon: no command", "services: no controller", "the runtime: no service"],
 )
 def test_what_a_part_never_imports(modules: dict[str, Path], forbidden: tuple[str, ...]) -> None:

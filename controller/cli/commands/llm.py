@@ -214,7 +214,8 @@ def _place(file: Path) -> Path:
 def _how_to_start(place: Path) -> str:
     if place.suffix == ".yaml" and (place.parent == APPS or (place.is_absolute() and place.parent.name == APPS.name)):
         return f"make up APPS={place.stem}"
-    return f"add {place} to COMPOSE_FILE in .env, then make up"
+    up = "pierhead up" if Path(os.environ.get("PIERHEAD_PROJECT_DIR", ""), ".pierhead").is_dir() else "make up"
+    return f"add {place} to COMPOSE_FILE in .env, then {up}"
 
 
 def sleep(service: OneService, level: Level = 1, timeout: Patience = OPERATE_S, output: Output = "text") -> None:

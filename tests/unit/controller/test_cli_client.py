@@ -77,13 +77,13 @@ def test_an_address_that_nothing_answers_at_takes_seconds_and_not_as_long_as_an_
 def test_a_change_that_is_not_answered_may_have_been_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"
-        with pytest.raises(Unreachable, match=r"does not answer at .*start the stack with `make up`"):
+        with pytest.raises(Unreachable, match=r"does not answer at .*start the stack with `pierhead up`"):
             Client(url, timeout_s=0.1).get("/")
         for ask in (Client(url, change_timeout_s=0.2).post, Client(url, change_timeout_s=0.2).put):
             with pytest.raises(Unreachable, match=r"not answered within 0.2 s: it may have accepted the") as late:
                 ask("/api/v1/deploy", {})
-            assert "make up" not in str(late.value), "it runs"
-    with pytest.raises(Unreachable, match="start the stack with `make up`"):
+            assert "pierhead up" not in str(late.value), "it runs"
+    with pytest.raises(Unreachable, match="start the stack with `pierhead up`"):
         Client(url).post("/api/v1/deploy", {})
     with (
         serving(lambda handler: None) as url,

@@ -71,8 +71,8 @@ def test_a_controller_of_another_build_is_named(info: dict[str, str], monkeypatc
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == (
             f"the controller is of another build ({info.get('x-build', 'unknown')}) than this command ({build_of()}), "
-            "which cannot read its answer (KeyError: 'spec_problems'); bring both to the same commit, or run "
-            "`./pierhead` on the controller's machine\n"
+            "which cannot read its answer (KeyError: 'spec_problems'); bring both to the same version, or run "
+            "`pierhead` on the controller's machine\n"
         )
     with serving(lambda handler: sends(handler, 200, json.dumps({"info": {"x-build": build_of()}}).encode())) as url:
         monkeypatch.setenv("PIERHEAD_API_URL", url)

@@ -196,7 +196,7 @@ async def test_a_pruned_image_takes_nothing_down_and_is_reported(control: Contro
         assert control.router.ready("web") == ready
         control.engine.crash(ready[0])
         await until(lambda: control.row("web")[1] == 1)
-        await until(lambda: any("`make build`" in row.message for row in controller.view.services))
+        await until(lambda: any("`docker compose build web`" in row.message for row in controller.view.services))
         control.engine.add_image("image/web")
         await control.settled("web", 2, within_s=20.0)
 

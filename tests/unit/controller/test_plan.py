@@ -420,7 +420,7 @@ def test_the_failure_that_is_being_cleared_away_counts_for_the_next_start() -> N
         pytest.param(
             WEB,
             observed(specs=(WEB,), images={WEB.image: None}),
-            "pending web: image image/web is not on this machine: build it (`make build`)",
+            "pending web: image image/web is not on this machine: build it (`docker compose build web`)",
             id="an image to build",
         ),
         pytest.param(

@@ -304,7 +304,7 @@ async def test_a_version_whose_image_was_pruned_cannot_come_back_and_says_so(con
         words = f"image {pruned}, which this version was made of, is not on this machine any more"
         await until(lambda: words in message(control))
         assert "this version cannot come back; `pierhead revisions web` lists others" in message(control)
-        assert "make build" not in message(control)
+        assert "docker compose build" not in message(control)
         assert versions(control) == {version(control, web())}, "the serving replicas stay"
 
 
@@ -327,7 +327,8 @@ async def test_a_missing_image_does_not_keep_a_service_from_scaling(control: Con
         await stable_at(control, web())
         works = version(control, web())
         control.source.edit(web(image="image/typo"))
-        words = f"image image/typo is not on this machine: version {works} goes on; build it (`make build`)"
+        missing = "image image/typo is not on this machine"
+        words = f"{missing}: version {works} goes on; build it (`docker compose build web`)"
         await until(lambda: controller.view.services[0].message == words)
         controller.commands.scale("web", 3)
         await control.settled("web", 3)

@@ -131,7 +131,7 @@ def test_a_missing_image_blocks_and_other_failures_do_not() -> None:
     assert row.ready == 2
     assert row.message == (
         "image image/web is not on this machine: what runs stays as it is, nothing new can be started; "
-        "build it (`make build`)"
+        "build it (`docker compose build web`)"
     )
 
 

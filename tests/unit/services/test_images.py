@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 SERVICES = Path(__file__).parents[3] / "services"
+BASE_OF_USERS = SERVICES.parent / "compose" / "python" / "Dockerfile"
 DOCKERFILES = sorted(SERVICES.glob("**/Dockerfile"))
 NAMES = [str(path.parent.relative_to(SERVICES)) for path in DOCKERFILES]
 
@@ -24,7 +25,7 @@ def test_there_are_images() -> None:
 
 
 def test_the_first_stages_are_the_same_so_that_they_are_built_once() -> None:
-    first, *others = [shared_stages(path) for path in DOCKERFILES]
+    first, *others = [shared_stages(path) for path in (*DOCKERFILES, BASE_OF_USERS)]
     assert all(other == first for other in others)
 
 

@@ -1,0 +1,14 @@
+"""What the wheel carries of the stack, beside packages: files and directories of the clone.
+
+proto/hatch_build.py reads it as well, so it imports nothing.
+"""
+
+FILES = (
+    *(".dockerignore", "LICENSE", "README.md", "pyproject.toml", "uv.lock"),
+    *("compose/compose.yaml", "compose/images.yaml", "compose/reference.yaml", "compose/swarm.yaml"),
+    *("compose/x-serve.schema.json", "compose/python", "compose/registry", "compose/wheels"),
+    *("dashboards/grafana", "dashboards/prometheus", "haproxy", "proto/hatch_build.py", "services/runtime/README.md"),
+    *(f"compose/machine/{name}.sh" for name in ("base-images", "build", "control", "down", "engine", "host", "logs")),
+    *(f"compose/machine/{name}.sh" for name in ("messages", "node", "stack", "swarm", "up")),
+    *("compose/machine/no-ca.pem", "compose/machine/node_settings.py"),
+)

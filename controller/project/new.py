@@ -1,0 +1,114 @@
+"""`pierhead new`: the smallest project, which serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import InvalidRequest
+from . import stack_files
+from .project import normal_name
+
+_APP = '''\
+"""Two services: `web` answers HTTP and asks `greeter`."""
+
+from aiohttp import web
+from pierhead import Service, endpoint
+
+
+class Greeter(Service):
+    async def greet(self, name: str) -> str:
+        return f"Hello, {name}!"
+
+
+class Web(Service, route="/"):
+    def __init__(self, greeter: Greeter) -> None:  # in a replica: a handle with the same methods
+        self.greeter = greeter
+
+    @endpoint("GET", "/")
+    async def hello(self, request: web.Request) -> web.Response:
+        greeting = await self.greeter.greet(request.query.get("name", "you"))
+        return web.json_response({"greeting": greeting})
+
+
+app = Web.bind(Greeter.bind())
+'''
+
+_COMPOSE = """\
+x-app: &app
+  build: .
+  scale: 0 # Compose builds the image; Pierhead starts the replicas
+
+services:
+  web:
+    <<: *app
+    x-serve:
+      replicas: 1
+      route: /
+
+  greeter:
+    <<: *app
+    x-serve:
+      replicas: 1
+"""
+
+_DOCKERFILE = """\
+FROM pierhead/python:{tag}
+# RUN pip install --no-cache-dir numpy
+COPY app.py ./
+RUN python -m pierhead contract app:app
+USER pierhead
+CMD ["python", "-m", "pierhead", "serve", "app:app"]
+"""
+
+_TEST = '''\
+"""The services, called as what they are: objects. `pytest` runs it without Docker."""
+
+import asyncio
+
+from aiohttp.test_utils import make_mocked_request
+
+from app import Greeter, Web
+
+
+def test_it_greets() -> None:
+    assert asyncio.run(Greeter().greet("Ada")) == "Hello, Ada!"
+
+
+def test_a_request() -> None:
+    web = Web(Greeter())
+    answer = asyncio.run(web.hello(make_mocked_request("GET", "/?name=Ada")))
+    assert (answer.status, answer.text) == (200, '{"greeting": "Hello, Ada!"}')
+'''
+
+_NEXT = """\
+{name}: app.py, compose.yaml, Dockerfile, test_app.py.
+  cd {name}
+  pierhead dev app:app       # without Docker
+  pierhead up                # in containers
+  curl 'http://127.0.0.1:8000/?name=Ada'"""
+
+
+def new(directory: Path) -> str:
+    """Write a project into a directory that is not there, or is empty; returns what to do next.
+
+    Raises InvalidRequest.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise InvalidRequest(f"{directory} is there already, and not empty. Nothing was changed.")
+    if normal_name(directory.resolve().name) == "pierhead" and directory.resolve().name != "pierhead":
+        raise InvalidRequest(
+            f"{directory.name!r} has no letter or digit that a project's name may have. Try: pierhead new shop"
+        )
+    files = {
+        "app.py": _APP,
+        "compose.yaml": _COMPOSE,
+        "Dockerfile": _DOCKERFILE.format(tag=stack_files.tag()),
+        "test_app.py": _TEST,
+    }
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (directory / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"{directory}: cannot be written ({error.strerror})") from None
+    return _NEXT.format(name=directory)

@@ -1,0 +1,182 @@
+"""What a user does who has the wheel and no clone: a new project, and a compose file that was there before.
+
+The tool is installed into an environment outside of the repository. Its images have a tag of their own; they are built
+on base images that are here, so no registry is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from tests.harness.stack import request
+from tests.harness.waiting import eventually
+from tests.harness.wheel import build_wheel, environment
+
+pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(900)]
+
+TAG = "own-project-test"
+COMMAND_S = 600.0
+FOREIGN = """\
+services:
+  db:
+    image: debian:bookworm-slim
+    command: [sleep, infinity]
+    init: true
+    volumes: ["./data:/data:ro", "kept:/kept"]
+  web:
+    build: .
+    scale: 0
+    env_file: [web.env]
+    depends_on: [db]
+    x-serve:
+      replicas: 1
+      route: /
+      port: 8080
+      health: {probe: {path: /}}
+volumes:
+  kept: {}
+"""
+FOREIGN_IMAGE = f"""\
+FROM pierhead/python:{TAG}
+USER pierhead
+CMD ["sh", "-c", "cd /tmp && echo $SAYS > index.html && exec python -m http.server 8080"]
+"""
+
+
+@dataclass
+class User:
+    """Somebody in a directory, with the tool on PATH and nothing of this test's environment."""
+
+    programs: Path
+    directory: Path
+
+    def type(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PIERHEAD", "COMPOSE", "PYTHON"))
+        }
+        own = {"PATH": f"{self.programs}:{os.environ['PATH']}", "PIERHEAD_TAG": TAG, "PWD": str(self.directory)}
+        return subprocess.run(
+            words, cwd=self.directory, env={**kept, **own, **more}, capture_output=True, text=True, check=False,
+            timeout=COMMAND_S,
+        )  # fmt: skip
+
+    def does(self, *words: str, **more: str) -> str:
+        done = self.type(*words, **more)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def setting(self, name: str) -> str:
+        lines = (self.directory / ".env").read_bytes().decode().splitlines()
+        return next(line.partition("=")[2] for line in lines if line.startswith(f"{name}="))
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        answer = request(f"http://127.0.0.1:{self.setting('PIERHEAD_HTTP_PORT')}{path}")
+        return answer.status, answer.body
+
+    def containers(self) -> dict[str, str]:
+        """Of the project, in whatever state: name and id."""
+        labels = [f"com.docker.compose.project={self.setting('COMPOSE_PROJECT_NAME')}"]
+        found = docker.from_env().containers.list(all=True, filters={"label": labels}, ignore_removed=True)
+        return {str(one.name): str(one.id) for one in found}
+
+    def services(self) -> dict[str, Any]:
+        document = json.loads(self.does("pierhead", "status", "-o", "json"))
+        return {row["name"]: row for row in document["services"]}
+
+    @contextlib.contextmanager
+    def cleaned_up(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.does("pierhead", "down", "--volumes")
+            assert self.containers() == {}
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    wheel = build_wheel(tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel"))
+    yield environment(tmp_path_factory.mktemp("tool") / "venv", wheel)
+    engine = docker.from_env()
+    for image in engine.images.list():
+        for name in image.tags:
+            if name.endswith(f":{TAG}") or name.startswith(("ownshoptest-", "otherswebtest-")):
+                engine.images.remove(name, force=True)
+
+
+@pytest.fixture(scope="module")
+def shop(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
+    """A new project, brought up; the tests are one story, in this order."""
+    begins = User(programs, tmp_path_factory.mktemp("somewhere"))
+    assert "pierhead up" in begins.does("pierhead", "new", "own-shop test")
+    user = User(programs, begins.directory / "own-shop test")
+    project = user.directory / "compose.yaml"
+    project.write_bytes(project.read_bytes().replace(b"\n", b"\r\n"))
+    began = time.monotonic()
+    (user.directory / ".env").write_bytes(b"COMPOSE_PROJECT_NAME=ownshoptest\r\n")
+    with user.cleaned_up():
+        said = user.does("pierhead", "up")
+        print(f"up: {time.monotonic() - began:.0f} s\n{said}")
+        assert "In .env: COMPOSE_FILE=compose.yaml:.pierhead/stack.yaml" in said
+        yield user
+
+
+def test_a_new_project_answers_after_three_commands(shop: User) -> None:
+    status, body = shop.get("/?name=Ada")
+    assert (status, json.loads(body)) == (200, {"greeting": "Hello, Ada!"})
+    assert shop.services()["greeter"]["ready"] == 1
+    assert b"\r\n" in (shop.directory / ".env").read_bytes()
+
+
+def test_it_is_scaled_from_a_directory_below(shop: User) -> None:
+    below = shop.directory / "src"
+    below.mkdir()
+    User(shop.programs, below).does("pierhead", "scale", "greeter", "2")
+    assert shop.services()["greeter"]["ready"] == 2
+    assert "greeter" in User(shop.programs, below).does("pierhead", "why", "greeter")
+    assert "controls project ownshoptest" in shop.does("pierhead", "logs", "controller")
+
+
+def test_plain_compose_and_another_up_change_nothing(shop: User) -> None:
+    before = shop.containers()
+    shop.does("docker", "compose", "up", "--detach")
+    assert shop.containers() == before
+    shop.does("pierhead", "up")
+    assert shop.containers() == before
+
+
+def test_a_compose_file_that_was_there_runs_beside_it(shop: User, tmp_path: Path) -> None:
+    user = User(shop.programs, tmp_path / "others web test")
+    (user.directory / "data").mkdir(parents=True)
+    (user.directory / "web.env").write_text("SAYS=hello\n")
+    (user.directory / "Dockerfile").write_text(FOREIGN_IMAGE)
+    (user.directory / "compose.yaml").write_text(FOREIGN.replace("    scale: 0\n", ""))
+    missing = user.type("pierhead", "up")
+    assert missing.returncode == 2, missing.stdout
+    assert "services.web.scale: expected 0, found nothing, which means 1" in missing.stderr
+    assert "write scale: 0 here" in missing.stderr
+    assert user.containers() == {}, "nothing was started"
+    (user.directory / "compose.yaml").write_text(FOREIGN)
+    with user.cleaned_up():
+        said = user.does("pierhead", "up")
+        assert "http://127.0.0.1:" in said
+        assert user.setting("PIERHEAD_HTTP_PORT") != shop.setting("PIERHEAD_HTTP_PORT")
+        eventually(lambda: user.get("/") == (200, b"hello\n"), "the foreign service answers")
+        assert set(user.services()) == {"web"}
+        name = user.setting("COMPOSE_PROJECT_NAME")
+        assert f"{name}-db-1" in user.containers(), "Compose's own"
+        user.does("pierhead", "down")
+        assert user.containers() == {}
+        volumes = docker.from_env().volumes.list(filters={"name": f"{name}_kept"})
+        assert len(volumes) == 1, "volumes stay"
+    assert shop.get("/?name=Ada")[0] == 200, "the other project goes on"

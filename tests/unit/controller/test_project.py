@@ -1,0 +1,399 @@
+"""A project of the user's own: what is found, refused and written, and where a command goes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from controller.errors import InvalidRequest
+from controller.project import handover, new, ports, project, stack_files
+from controller.project.env_file import EnvFile
+from controller.project.project import NoProject, Project
+from controller.spec.parse import parse
+from tests.unit.test_machine_scripts import ENV_LINES
+
+ROOT = Path(__file__).resolve().parents[3]
+WEB = "services:\n  web:\n    image: web\n    scale: 0\n    x-serve: {route: /}\n"
+ALL_FREE: Callable[[int], bool] = lambda port: True  # noqa: E731
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Project:
+    (tmp_path / "My Shop").mkdir()
+    (tmp_path / "My Shop" / "compose.yaml").write_text(WEB)
+    return Project(tmp_path / "My Shop")
+
+
+@pytest.fixture(autouse=True)
+def _no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project, "_docker", lambda *_: [])
+    monkeypatch.setattr(ports, "is_free", ALL_FREE)
+
+
+def settled(shop: Project, environment: Mapping[str, str] | None = None) -> list[str]:
+    """What is said."""
+    said: list[str] = []
+    files = project.own_files(shop, environment or {})
+    project.settle(shop, files, environment or {}, said.append)
+    return said
+
+
+# ---------------------------------------------------------------------------------------------------------- finding
+
+
+def test_the_nearest_directory_with_compose_files_is_the_project(shop: Project) -> None:
+    below = shop.root / "src" / "deep"
+    below.mkdir(parents=True)
+    assert project.find(below) == project.find(shop.root) == shop
+    settled(shop)
+    assert project.find(shop.root / ".pierhead" / "compose") == shop, "the stack's own files are no project"
+    (shop.root / "compose.yaml").rename(shop.root / "mine.yaml")
+    (shop.root / ".env").write_text("COMPOSE_FILE=mine.yaml\n")
+    assert project.find(below) == shop
+    assert project.find(ROOT / "compose" / "machine") == Project(ROOT)
+    with pytest.raises(NoProject, match="pierhead new NAME"):
+        project.find(shop.root.parent)
+
+
+def test_an_override_file_is_part_of_the_project_as_it_is_for_compose(shop: Project) -> None:
+    (shop.root / "compose.override.yaml").write_text("services: {}\n")
+    assert project.own_files(shop, {}) == ["compose.yaml", "compose.override.yaml"]
+    assert project.own_files(shop, {"COMPOSE_FILE": "compose.yaml:.pierhead/stack.yaml"}) == ["compose.yaml"]
+    with pytest.raises(InvalidRequest, match=r"there is no file b\.yaml in"):
+        project.own_files(shop, {"COMPOSE_FILE": "compose.yaml:b.yaml"})
+    (shop.root / "deploy").mkdir()
+    (shop.root / "deploy" / "a.yaml").touch()
+    with pytest.raises(InvalidRequest, match=r"type the command in .*deploy"):
+        project.own_files(shop, {"COMPOSE_FILE": "deploy/a.yaml"})
+
+
+# --------------------------------------------------------------------------------------------------------- refusing
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("services: {db: {image: postgres}}", r"nothing to manage: no service of compose\.yaml has an x-serve block"),
+        ("services: {db: {image: postgres}}", "  db:\n    ...\n    scale: 0"),
+        ("services: {}", "  web:\n    ...\n    scale: 0"),
+        ("services: {prometheus: {image: p}, web: {x-serve: {}}}", r"services\.prometheus: the stack has a service of"),
+    ],
+)
+def test_what_cannot_be_managed_is_refused_with_what_to_do(shop: Project, text: str, words: str) -> None:
+    (shop.root / "compose.yaml").write_text(text)
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        project.check(shop, ["compose.yaml"])
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_a_block_in_an_included_file_counts_with_any_line_ends(shop: Project, newline: str) -> None:
+    (shop.root / "web.yaml").write_bytes(WEB.replace("\n", newline).encode())
+    included = "include: [web.yaml]\nservices: {db: {image: postgres}}\n"
+    (shop.root / "compose.yaml").write_bytes(included.replace("\n", newline).encode())
+    project.check(shop, ["compose.yaml"])
+    (shop.root / "compose.yaml").write_text("x-serve in what is no YAML: [")
+    project.check(shop, ["compose.yaml"])  # Compose says what is wrong
+
+
+# ------------------------------------------------------------------------------------------------ names, ports, .env
+
+
+def test_names_and_ports_are_chosen_once_and_told(shop: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "is_free", lambda port: port not in (8000, 8001))
+    told, port = settled(shop)
+    env = shop.env_file()
+    assert env.get("COMPOSE_PROJECT_NAME") == "myshop"
+    assert env.get("COMPOSE_FILE") == "compose.yaml:.pierhead/stack.yaml"
+    assert [env.get(name) for name in ports.PORTS] == ["8002", "9000", "8100", "8404", "9090"]
+    assert told.startswith("In .env: COMPOSE_PROJECT_NAME=myshop, COMPOSE_FILE=compose.yaml:.pierhead/stack.yaml, ")
+    assert port == "PIERHEAD_HTTP_PORT is 8002, as something else listens at port 8000."
+    before = (shop.root / ".env").read_bytes()
+    assert settled(shop) == []
+    assert (shop.root / ".env").read_bytes() == before
+
+
+def test_what_the_user_has_set_stays(shop: Project) -> None:
+    (shop.root / ".env").write_bytes(
+        b"# mine\r\nCOMPOSE_FILE=compose.yaml\r\nPIERHEAD_API_PORT=9000\r\nSECRET=a\r\nLAST=b"
+    )
+    settled(shop, {"PIERHEAD_HTTP_PORT": "7000"})
+    lines = (shop.root / ".env").read_bytes().decode().split("\r\n")
+    assert lines[:5] == [
+        "# mine",
+        "COMPOSE_FILE=compose.yaml:.pierhead/stack.yaml",
+        "PIERHEAD_API_PORT=9000",
+        "SECRET=a",
+        "LAST=b",
+    ]
+    assert "\n" not in "".join(lines), "one kind of line end"
+    assert "PIERHEAD_GRPC_PORT=9001" in lines, "9000 is given already"
+    assert not [line for line in lines if line.startswith("PIERHEAD_HTTP_PORT")], (
+        "the shell has named one for this time"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "elsewhere", "name"),
+    [
+        (WEB, "", "myshop"),
+        (f"name: till\n{WEB}", "", "till"),
+        (f"name: ${{TILL}}\n{WEB}", "", "myshop"),
+        (WEB, "myshop\t/somewhere/myshop", "myshop-2"),
+        (WEB, "myshop\t{root}/deploy", "myshop"),
+    ],
+)
+def test_a_project_has_composes_name_for_it(
+    shop: Project, text: str, elsewhere: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shop.root / "compose.yaml").write_text(text)
+    rows = [elsewhere.format(root=shop.root)]
+    monkeypatch.setattr(project, "_docker", lambda *words: rows if words[1] == "--all" else [])
+    settled(shop)
+    assert shop.env_file().get("COMPOSE_PROJECT_NAME") == name
+
+
+@pytest.mark.parametrize("lines", ENV_LINES)
+def test_a_line_of_the_env_file_is_read_as_compose_reads_it(tmp_path: Path, lines: str) -> None:
+    (tmp_path / ".env").write_bytes(f"{lines}\n".encode())
+    assert (EnvFile(tmp_path / ".env").get("NAME") or "") == ENV_LINES[lines]
+
+
+@pytest.mark.parametrize("value", ["plain", "two words", "it's", "a # b", "$HOME", ""])
+def test_what_is_written_is_what_is_read(tmp_path: Path, value: str) -> None:
+    file = EnvFile(tmp_path / ".env")
+    file.set("NAME", "first")
+    file.set("NAME", value)
+    assert file.save()
+    assert EnvFile(tmp_path / ".env").get("NAME") == value
+    assert (tmp_path / ".env").read_text().count("NAME") == 1
+
+
+def test_a_port_at_which_something_listens_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = int(taken.getsockname()[1])
+        assert not ports.is_free(port)
+    assert ports.choose(["PIERHEAD_HTTP_PORT"], [], lambda port: False, [8000]) == {"PIERHEAD_HTTP_PORT": 8000}
+
+
+# ---------------------------------------------------------------------------------------------------- the stack's files
+
+
+def test_the_copy_has_the_clones_layout_and_what_images_are_built_from(shop: Project) -> None:
+    settled(shop)
+    copy = shop.root / ".pierhead"
+    for path in (
+        "compose/compose.yaml",
+        "haproxy/haproxy.cfg.j2",
+        "controller/loop.py",
+        "controller/Dockerfile",
+        "uv.lock",
+    ):
+        assert (copy / path).read_bytes() == (ROOT / path).read_bytes()
+    assert (copy / "services/runtime/pierhead/classes/service.py").is_file()
+    assert (copy / "proto/pierhead/echo/v1/echo.proto").read_bytes() == (
+        ROOT / "proto/pierhead/echo/v1/echo.proto"
+    ).read_bytes()
+    assert not list(copy.rglob("*_pb2.py")), "an image generates its own"
+    assert os.access(copy / "compose" / "machine" / "up.sh", os.X_OK)
+    assert (copy / ".gitignore").read_text() == "*\n"
+    tracked = subprocess.run(
+        ["git", "ls-files", "-s", "haproxy", "controller"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for line in tracked.stdout.splitlines():
+        mode, path = line.split()[0], line.split("\t")[1]
+        assert (copy / path).stat().st_mode & 0o777 == int(mode[-3:], 8), f"{path}: another mode is another image"
+
+
+def test_the_copy_is_brought_to_the_build_of_the_tool_and_nothing_else_is_touched(shop: Project) -> None:
+    settled(shop)
+    copy = shop.root / ".pierhead"
+    assert stack_files.written_build(shop.root) == stack_files.build()
+    kept = (copy / "compose" / "compose.yaml").stat().st_mtime_ns
+    (copy / "controller" / "loop.py").write_text("older = True\n")
+    (copy / "controller" / "older").mkdir()
+    (copy / "controller" / "older" / "gone.py").touch()
+    (copy / "build").unlink()
+    assert stack_files.written_build(shop.root) == "", "interrupted"
+    settled(shop)
+    assert (copy / "controller" / "loop.py").read_bytes() == (ROOT / "controller" / "loop.py").read_bytes()
+    assert not (copy / "controller" / "older").exists()
+    assert (copy / "compose" / "compose.yaml").stat().st_mtime_ns == kept
+
+
+@pytest.fixture
+def compose() -> Callable[..., str]:
+    if shutil.which("docker") is None:
+        pytest.skip("needs the Compose plug-in, not an engine")
+
+    def run(directory: Path, *arguments: str) -> str:
+        command = ["docker", "compose", *arguments]
+        clean = {"PATH": os.environ["PATH"], "PWD": str(directory), "HOME": str(directory)}
+        return subprocess.run(command, cwd=directory, env=clean, capture_output=True, text=True, check=True).stdout
+
+    return run
+
+
+@pytest.mark.parametrize("file", ["stack.yaml", "swarm.yaml"])
+def test_compose_reads_the_users_paths_from_the_project_and_the_stacks_from_its_copy(
+    shop: Project, compose: Callable[..., str], file: str
+) -> None:
+    (shop.root / "compose.yaml").write_text(WEB + "    build: .\n    volumes: ['./data:/data']\n")
+    settled(shop)
+    env = shop.env_file()
+    env.set("COMPOSE_FILE", f"compose.yaml:.pierhead/{file}")
+    env.save()
+    config = yaml.safe_load(compose(shop.root, "config"))
+    assert config["name"] == "myshop"
+    web, controller = config["services"]["web"], config["services"]["controller"]
+    assert web["build"]["context"] == str(shop.root)
+    assert web["volumes"][0]["source"] == str(shop.root / "data")
+    assert controller["image"] == f"pierhead/controller:{stack_files.version()}"
+    if file == "stack.yaml":
+        assert controller["build"]["context"] == str(shop.root / ".pierhead")
+        assert (controller["working_dir"], controller["environment"]["COMPOSE_FILE"]) == (
+            str(shop.root),
+            env.get("COMPOSE_FILE"),
+        )
+        assert set(parse("myshop", config).services) == {"web"}
+
+
+# ------------------------------------------------------------------------------------------------------- a new project
+
+
+def test_a_new_project_is_small_and_valid(tmp_path: Path) -> None:
+    said = new.new(tmp_path / "shop")
+    assert "pierhead up" in said
+    app = (tmp_path / "shop" / "app.py").read_text()
+    assert len(app.splitlines()) <= 40
+    definition = yaml.safe_load((tmp_path / "shop" / "compose.yaml").read_text())
+    services = parse("shop", definition).services
+    assert {name: (one.protocol, one.route) for name, one in services.items()} == {
+        "web": ("http", "/"),
+        "greeter": ("grpc", None),
+    }
+    assert (tmp_path / "shop" / "Dockerfile").read_text().startswith(f"FROM pierhead/python:{stack_files.tag()}\n")
+    project.check(Project(tmp_path / "shop"), ["compose.yaml"])
+    with pytest.raises(InvalidRequest, match="is there already, and not empty"):
+        new.new(tmp_path / "shop")
+
+
+def test_the_unit_test_of_a_new_project_passes(tmp_path: Path) -> None:
+    new.new(tmp_path / "shop")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_app.py"]
+    path = os.pathsep.join([str(ROOT / "services" / "runtime"), str(tmp_path / "shop")])
+    done = subprocess.run(
+        command,
+        cwd=tmp_path / "shop",
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+
+
+# ------------------------------------------------------------------------------------------------------- the hand-over
+
+
+def environment_with(directory: Path, *, has_runtime: bool) -> Path:
+    packages = directory / "lib" / "python3.11" / "site-packages"
+    packages.mkdir(parents=True)
+    (directory / "bin").mkdir()
+    (directory / "bin" / "python").symlink_to(sys.executable)
+    if has_runtime:
+        (packages / "pierhead-0.1.0.dist-info").mkdir()
+    return directory / "bin" / "python"
+
+
+def test_user_code_runs_in_the_projects_python_where_that_has_the_runtime(tmp_path: Path) -> None:
+    below = tmp_path / "shop" / "src"
+    below.mkdir(parents=True)
+    active = environment_with(tmp_path / "active", has_runtime=True)
+    assert handover.interpreter(below, {}) == Path(sys.executable)
+    assert handover.interpreter(below, {"VIRTUAL_ENV": str(tmp_path / "active")}) == active
+    environment_with(tmp_path / "shop" / ".venv", has_runtime=False)
+    assert handover.interpreter(below, {"VIRTUAL_ENV": str(tmp_path / "active")}) == active
+    shutil.rmtree(tmp_path / "shop" / ".venv")
+    own = environment_with(tmp_path / "shop" / ".venv", has_runtime=True)
+    assert handover.interpreter(below, {"VIRTUAL_ENV": str(tmp_path / "active")}) == own
+
+
+# ------------------------------------------------------------------------------------------------- where a command runs
+
+
+def typed(where: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Type a command of the installed tool, on a machine whose docker does not answer."""
+    fake = where / "bin"
+    fake.mkdir(exist_ok=True)
+    (fake / "docker").write_text("#!/bin/sh\nexit 1\n")
+    (fake / "docker").chmod(0o755)
+    program = "import sys; sys.argv[0] = 'pierhead'; from controller.tool import main; main()"
+    own = {"PATH": f"{fake}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{ROOT}/services/runtime", "HOME": str(where)}
+    return subprocess.run(
+        [sys.executable, "-P", "-c", program, *words], cwd=where, env=own | environment, capture_output=True, text=True,
+        check=False, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("up", 2, "there is no compose file in"),
+        ("status", 2, "there is no compose file in"),
+        ("schema", 0, "x-serve"),
+        ("--help", 0, "Write a new project"),
+        ("status --help", 0, "Show services, replicas, GPUs"),
+        ("new shop", 0, "pierhead up"),
+        ("new 'shop", 2, ""),
+    ],
+)
+def test_outside_a_project(tmp_path: Path, words: str, code: int, said: str) -> None:
+    arguments = ["new", ".."] if words == "new 'shop" else words.split()
+    done = typed(tmp_path, *arguments)
+    assert done.returncode == code, done.stderr
+    assert said in done.stdout + done.stderr
+
+
+def test_in_a_project_that_does_not_run(shop: Project) -> None:
+    done = typed(shop.root, "status")
+    assert (done.returncode, done.stderr) == (
+        3,
+        f"pierhead: the stack of {shop.root} does not run. Start it with: pierhead up\n",
+    )
+    settled(shop)
+    done = typed(shop.root, "status", PIERHEAD_API_PORT="1")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == 'pierhead: the controller of the stack "myshop" is not running. Start it with: pierhead up\n'
+    (shop.root / ".pierhead" / "build").write_text("0123456789ab\n")
+    done = typed(shop.root, "why", "web")
+    assert "was brought up by another build of this tool (0123456789ab; this is" in done.stderr.splitlines()[0]
+    assert "`pierhead up` brings both together" in done.stderr
+
+
+def test_up_refuses_a_port_of_env_that_is_taken(shop: Project, compose: Callable[..., str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (shop.root / ".env").write_text(f"PIERHEAD_STATS_PORT={port}\n")
+        settled(shop)
+        healthy = 'case "$*" in version*) echo 26.1.5 ;; "compose version"*) echo 2.26.1 ;; esac'
+        fake = shop.root / "bin"
+        fake.mkdir()
+        (fake / "docker").write_text(f"#!/bin/sh\n{healthy}\n")
+        (fake / "docker").chmod(0o755)
+        up = str(shop.root / ".pierhead/compose/machine/up.sh")
+        own = {"PATH": f"{fake}:{os.environ['PATH']}", "HOME": str(shop.root)}
+        done = subprocess.run([up], cwd="/", env=own, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert f"port {port} (PIERHEAD_STATS_PORT) is taken by " in done.stderr
+    assert "or for this time: PIERHEAD_STATS_PORT=... pierhead up." in done.stderr
