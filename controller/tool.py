@@ -44,18 +44,25 @@ def _run(words: Sequence[str]) -> None:
         _here()
         return
     first_two = " ".join(words[:2])
-    if first_two in OF_THE_MACHINE:
-        script = str(stack_files.machine_scripts() / "control.sh")
-        os.execv(script, [script, *words])  # noqa: S606 - no shell is needed
     needs_none = command in WITHOUT_A_STACK or first_two in WITHOUT_A_STACK
     try:
         project = find(Path.cwd())
     except NoProject:
+        if first_two in OF_THE_MACHINE:
+            _of_the_machine(words)
         if not (needs_none or asks or os.environ.get("PIERHEAD_API_URL")):
             raise
         _here()
         return
+    if first_two in OF_THE_MACHINE and not project.is_clone and not stack_files.written_build(project.root):
+        _of_the_machine(words)
     _in_project(project, words, is_silent=asks, needs_none=needs_none)
+
+
+def _of_the_machine(words: Sequence[str]) -> NoReturn:
+    """By the installed scripts, where no project has its own."""
+    script = str(stack_files.machine_scripts() / "control.sh")
+    os.execve(script, [script, *words], {**os.environ, "PIERHEAD_PROGRAM": sys.executable})  # noqa: S606 - no shell
 
 
 def _in_project(project: Project, words: Sequence[str], *, is_silent: bool, needs_none: bool) -> None:

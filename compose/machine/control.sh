@@ -85,7 +85,10 @@ hand_over() {
     run_inside "$controller" "$@"
   fi
   if needs_no_stack "$@"; then run_in_image "$@"; fi
-  if [ -n "${_PIERHEAD_COMPLETE:-}" ]; then exit 0; fi
+  if [ -n "${_PIERHEAD_COMPLETE:-}" ]; then
+    if [ -n "${PIERHEAD_PROGRAM:-}" ]; then run_here "$@"; fi
+    exit 0
+  fi
   if has_program && ! docker ps --quiet >/dev/null 2>&1 && answers "$(api_port)"; then run_at_port "$@"; fi
   warn "pierhead: the controller of the stack \"$project\" is not running. Start it with: $(typed up)"
   exit "$UNREACHABLE"

@@ -16,6 +16,8 @@ set -euo pipefail
 # shellcheck source=compose/machine/stack.sh
 . "$(dirname "${BASH_SOURCE[0]}")/stack.sh"
 
+me=./pierhead # what a reader types
+[ -z "${PIERHEAD_PROGRAM:-}" ] || me=pierhead
 readonly SWARM_PORT=2377 GOSSIP_PORT=7946 REGISTRY_PORT=5000
 readonly REACH_S=5 ENGINE_S=60
 # Overridable, so that a test can see what is written.
@@ -34,7 +36,7 @@ main() {
     'token 0') print_join_command ;;
     *)
       refuse "node: expected init, join ADDRESS TOKEN, or token [--manager]." \
-        "On a manager, ./pierhead node token prints the command for a new machine."
+        "On a manager, $me node token prints the command for a new machine."
       ;;
   esac
 }
@@ -94,7 +96,7 @@ join() {
   address=$(with_port "$1")
   case $token in
     SWMTKN-1-*-*) ;;
-    *) refuse "join: \"$token\" is no token of a Swarm (SWMTKN-1-...)." "On a manager, ./pierhead node token prints the command." ;;
+    *) refuse "join: \"$token\" is no token of a Swarm (SWMTKN-1-...)." "On a manager, $me node token prints the command." ;;
   esac
   "$here/engine.sh" engine-only
   case $(swarm .LocalNodeState) in
@@ -115,12 +117,12 @@ join() {
 print_join_command() {
   local token
   is_manager || refuse "token: this machine is no manager of a Swarm." \
-    "Run it on one (docker node ls lists them), or make this machine the first: ./pierhead node init"
+    "Run it on one (docker node ls lists them), or make this machine the first: $me node init"
   token=$(docker swarm join-token --quiet "$role" 2>/dev/null) || refuse "token: the Swarm has no quorum: more than half of its managers must be up." \
     "docker node ls lists them."
   [ -n "$registry" ] || [ "$(setting PIERHEAD_REGISTRY '')" != here ] || registry=$(own_registry)
-  say "  ./pierhead node join $(swarm .NodeAddr):$SWARM_PORT $token${registry:+ --registry $registry}"
-  warn "(In a clone of this repository there. Keep the token to yourself; \`docker swarm join-token --rotate $role\` makes it void.)"
+  say "  $me node join $(swarm .NodeAddr):$SWARM_PORT $token${registry:+ --registry $registry}"
+  warn "($([ "$me" = pierhead ] && echo "With the tool" || echo "In a clone of this repository") there. Keep the token to yourself; \`docker swarm join-token --rotate $role\` makes it void.)"
 }
 
 # --- the Swarm, as this engine knows it ------------------------------------------------------------------------------
@@ -185,9 +187,9 @@ explained() {
   case $1 in
     *'join token'*)
       echo "the manager at $2 does not take this token: it is incomplete, or void since another was made." \
-        "On a manager, ./pierhead node token prints the command."
+        "On a manager, $me node token prints the command."
       ;;
-    *fingerprint*) echo "the token is of another Swarm than the manager at $2. On a manager, ./pierhead node token prints the command." ;;
+    *fingerprint*) echo "the token is of another Swarm than the manager at $2. On a manager, $me node token prints the command." ;;
     *'not yet valid'* | *'has expired'*)
       echo "the certificates of the Swarm at $2 are not valid by this machine's clock: $(date). Set the clock and repeat."
       ;;

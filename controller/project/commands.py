@@ -35,7 +35,10 @@ def down(*, volumes: bool, force: bool) -> NoReturn:
     """Remove the project's stack."""
     project = find(Path.cwd())
     if not project.is_clone and not stack_files.written_build(project.root):
-        _prepare(project)  # .pierhead was removed, say: the scripts that remove a stack are in it
+        if stack_files.DIRECTORY not in (project.env_file().get(FILES) or ""):
+            _say(f"{project.root} has no stack of Pierhead's: there is nothing to remove.")
+            sys.exit(0)
+        stack_files.write(project.root)  # it was removed, and the scripts that remove a stack are in it
     run_script(project, "down.sh", ("1" if volumes else "", "1" if force else ""), {})
 
 

@@ -71,7 +71,7 @@ class Project:
 def find(start: Path) -> Project:
     """The project that `start` is in: the nearest directory that has compose files. Raises NoProject."""
     for directory in (start, *start.parents):
-        is_stacks = (directory / "machine" / "up.sh").is_file()  # compose/ of the clone or of .pierhead
+        is_stacks = directory.name == stack_files.DIRECTORY or (directory / "machine" / "up.sh").is_file()
         if not is_stacks and (_named(directory) or Project(directory).is_clone):
             return Project(directory)
     raise NoProject(
