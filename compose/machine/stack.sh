@@ -110,6 +110,8 @@ choose_build_inputs() {
   local bundle wheels
   bundle=$(setting PIERHEAD_CA_BUNDLE "$(ca_bundle)")
   wheels=$(setting PIERHEAD_WHEELS "$(wheel_directory)")
+  # In a project the user's files and the stack's begin at different directories.
+  [ -n "$is_clone" ] || wheels=${wheels:-$root/$own/wheels}
   export PIERHEAD_CA_BUNDLE=${bundle:-./machine/no-ca.pem} PIERHEAD_WHEELS=${wheels:-./wheels}
 }
 

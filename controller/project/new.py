@@ -34,6 +34,7 @@ app = Web.bind(Greeter.bind())
 '''
 
 _COMPOSE = """\
+# yaml-language-server: $schema=.pierhead/compose/x-serve.schema.json
 x-app: &app
   build: .
   scale: 0 # Compose builds the image; Pierhead starts the replicas
@@ -59,6 +60,8 @@ RUN python -m pierhead contract app:app
 USER pierhead
 CMD ["python", "-m", "pierhead", "serve", "app:app"]
 """
+
+_IGNORED = ".*\n**/__pycache__\n"
 
 _TEST = '''\
 """The services, called as what they are: objects. `pytest` runs it without Docker."""
@@ -103,6 +106,7 @@ def new(directory: Path) -> str:
         "app.py": _APP,
         "compose.yaml": _COMPOSE,
         "Dockerfile": _DOCKERFILE.format(tag=stack_files.tag()),
+        ".dockerignore": _IGNORED,
         "test_app.py": _TEST,
     }
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,6 +111,7 @@ def build(
     except ValueError as error:
         raise BadInput(f"--service: {error}; nothing was written") from None
     _check(document)
+    _find_the_stack(document)
     text = HEADER + yaml.safe_dump(document, sort_keys=False, width=120)
     if file is None or place is None:
         out.say(text.rstrip("\n"))
@@ -194,6 +196,22 @@ def _check(document: dict[str, Any]) -> None:
         raise BadInput("\n".join([*error.problems, "nothing was written"])) from None
 
 
+def _find_the_stack(document: Mapping[str, Any]) -> None:
+    """Let images be built from the stack's files where a project has them; otherwise the file is for the clone."""
+    if not _is_in_project():
+        return
+    for service in document["services"].values():
+        build = service["build"]
+        build["context"] = ".pierhead"
+        if "additional_contexts" in build:
+            build["additional_contexts"] = {"wheels": "${PIERHEAD_WHEELS:-.pierhead/compose/wheels}"}
+
+
+def _is_in_project() -> bool:
+    project = os.environ.get("PIERHEAD_PROJECT_DIR")
+    return bool(project) and (Path(str(project)) / ".pierhead").is_dir()
+
+
 def _place(file: Path) -> Path:
     """Return FILE relative to the clone's root, as in COMPOSE_FILE; unchanged where the clone is not known.
 
@@ -214,8 +232,7 @@ def _place(file: Path) -> Path:
 def _how_to_start(place: Path) -> str:
     if place.suffix == ".yaml" and (place.parent == APPS or (place.is_absolute() and place.parent.name == APPS.name)):
         return f"make up APPS={place.stem}"
-    up = "pierhead up" if Path(os.environ.get("PIERHEAD_PROJECT_DIR", ""), ".pierhead").is_dir() else "make up"
-    return f"add {place} to COMPOSE_FILE in .env, then {up}"
+    return f"add {place} to COMPOSE_FILE in .env, then {'pierhead up' if _is_in_project() else 'make up'}"
 
 
 def sleep(service: OneService, level: Level = 1, timeout: Patience = OPERATE_S, output: Output = "text") -> None:

@@ -99,6 +99,12 @@ def test_a_file_is_written_where_the_controller_finds_it_and_over_another_only_w
     assert "/m/r" in (apps / "q.yaml").read_text()
     said = run("--model", "/m/q", "--file", str(mine / "q.yaml"), project=clone)
     assert said.endswith("Start it: add mine/apps/q.yaml to COMPOSE_FILE in .env, then make up\n")
+    shop = tmp_path / "shop"
+    (shop / ".pierhead").mkdir(parents=True)
+    said = run("--model", "/m/q", "--file", str(shop / "q.yaml"), project=shop)
+    assert said.endswith("Start it: add q.yaml to COMPOSE_FILE in .env, then pierhead up\n")
+    services = yaml.safe_load((shop / "q.yaml").read_text())["services"].values()
+    assert {service["build"]["context"] for service in services} == {".pierhead"}, "a project of the user's own"
     for outside in (tmp_path / "q.yaml", apps / "away.yaml"):
         said = run("--model", "/m/q", "--file", str(outside), code=2, project=clone)
         assert f"--file: {outside} is outside of the clone, {clone}, and the controller sees only that" in said
