@@ -50,7 +50,7 @@ def _run(words: Sequence[str]) -> None:
     except NoProject:
         if first_two in OF_THE_MACHINE:
             _of_the_machine(words)
-        if not (needs_none or asks or os.environ.get("PIERHEAD_API_URL")):
+        if _is_known(command) and not (needs_none or asks or os.environ.get("PIERHEAD_API_URL")):
             raise
         _here()
         return
@@ -86,6 +86,15 @@ def _in_project(project: Project, words: Sequence[str], *, is_silent: bool, need
 def _end(words: str) -> NoReturn:
     sys.stderr.write(f"pierhead: {words}\n")
     sys.exit(UNREACHABLE)
+
+
+def _is_known(command: str) -> bool:
+    """A word that is no command gets the command line's own answer."""
+    from typer.main import get_command
+
+    from .cli.app import app
+
+    return command in getattr(get_command(app), "commands", ())
 
 
 def _here() -> None:

@@ -355,6 +355,7 @@ def typed(where: Path, *words: str, **environment: str) -> subprocess.CompletedP
         ("--help", 0, "Write a new project"),
         ("status --help", 0, "Show services, replicas, GPUs"),
         ("new shop", 0, "pierhead up"),
+        ("statsu", 2, "No such command 'statsu'"),
         ("new 'shop", 2, ""),
     ],
 )
