@@ -18,6 +18,7 @@ from controller.project import handover, new, ports, project, stack_files
 from controller.project.env_file import EnvFile
 from controller.project.project import NoProject, Project
 from controller.spec.parse import parse
+from tests.harness.ports import free_ports
 from tests.unit.test_machine_scripts import ENV_LINES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -380,6 +381,79 @@ def test_in_a_project_that_does_not_run(shop: Project) -> None:
     done = typed(shop.root, "why", "web")
     assert "was brought up by another build of this tool (0123456789ab; this is" in done.stderr.splitlines()[0]
     assert "`pierhead up` brings both together" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("typed up; typed 'why SERVICE=a' 'why a'", "pierhead uppierhead why a"),
+        ("image_tag", stack_files.version()),
+        ("PIERHEAD_TAG=mine; image_tag", "mine"),
+        ("choose_files '' ''; printf %s $COMPOSE_FILE", "compose.yaml:.pierhead/stack.yaml"),
+        ("PIERHEAD_ENGINE=swarm; choose_files '' ''; printf %s $COMPOSE_FILE", "compose.yaml:.pierhead/swarm.yaml"),
+        ("is_elsewhere $root/compose/compose || printf here", "here"),
+        ("is_elsewhere $root || printf here", "here"),
+        ("is_elsewhere /somewhere/shop && _started_from /somewhere/shop", "/somewhere/shop\n"),
+        ("_started_from /somewhere/clone/compose", "/somewhere/clone\n"),
+    ],
+)
+def test_what_the_scripts_know_of_a_project(tmp_path: Path, question: str, answer: str) -> None:
+    shop = Project(tmp_path)
+    (shop.root / "compose.yaml").write_text(WEB)
+    settled(shop)
+    sources = "; ".join(f". {shop.machine}/{name}.sh" for name in ("messages", "host", "stack"))
+    done = subprocess.run(
+        ["bash", "-euc", f"{sources}; {question}"], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout == answer
+
+
+@pytest.mark.parametrize(
+    ("line", "builds", "refuses"),
+    [
+        (f"FROM pierhead/python:{stack_files.version()}\r", True, False),
+        (f"FROM --platform=linux/amd64 pierhead/python:{stack_files.version()} AS base", True, False),
+        ("ARG BASE=pierhead/python:${TAG}\nFROM ${BASE}", True, False),
+        ("FROM pierhead/python:0.0.1", False, True),
+        ("FROM registry.example/pierhead/python:0.0.1", False, False),
+        ("# FROM pierhead/python:0.0.1\nFROM debian", False, False),
+    ],
+)
+def test_the_base_of_users_images_is_built_where_a_dockerfile_begins_with_it(
+    shop: Project, line: str, builds: bool, refuses: bool
+) -> None:
+    """`up` on a machine whose docker builds nothing and knows no image."""
+    (shop.root / "my code").mkdir()
+    (shop.root / "my code" / "Dockerfile").write_bytes(f"{line}\n".encode())
+    settled(shop)
+    config = {"services": {"web": {"build": {"context": str(shop.root / "my code"), "dockerfile": "Dockerfile"}}}}
+    (shop.root / "config").write_text(yaml.safe_dump(config, width=1000))
+    fake = shop.root / "bin"
+    fake.mkdir()
+    cases = (
+        "version*) echo 26.1.5",
+        "'compose version'*) echo 2.26.1",
+        "'image inspect debian'*)",
+        "'image inspect'*) exit 1",
+        f"*'--profile * config') cat '{shop.root}/config'",
+        f"*images.yaml*) echo base >>'{shop.root}/calls'",
+        f"*' build') echo all >>'{shop.root}/calls'; exit 1",
+    )
+    (fake / "docker").write_text("\n".join(["#!/bin/sh", 'case "$*" in', *(f"{case} ;;" for case in cases), "esac\n"]))
+    (fake / "docker").chmod(0o755)
+    numbers = dict(zip(ports.PORTS, map(str, free_ports(len(ports.PORTS))), strict=True))
+    own = {"PATH": f"{fake}:{os.environ['PATH']}", "HOME": str(shop.root), "PIERHEAD_CDI_DIRS": "/etc", **numbers}
+    program = shop.root / "python"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    done = subprocess.run(
+        [str(shop.machine / "up.sh")], env={**own, "PIERHEAD_PROGRAM": str(program)}, capture_output=True, text=True,
+        check=False, timeout=60,
+    )  # fmt: skip
+    calls = (shop.root / "calls").read_text().split() if (shop.root / "calls").exists() else []
+    assert calls == (["base"] if builds else []) + ([] if refuses else ["all"]), done.stderr
+    assert ("Change that line, or install the tool of that version" in done.stderr) is refuses
 
 
 def test_up_refuses_a_port_of_env_that_is_taken(shop: Project) -> None:
