@@ -12,7 +12,7 @@ from typing import Any, assert_type
 
 import grpc
 import pytest
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession
 from fastapi import FastAPI, WebSocket
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -35,7 +35,6 @@ from pierhead.calls.clients import Clients
 from pierhead.classes.handles import handle_on, handle_to
 from pierhead.classes.parts import made
 from pierhead.classes.service import name_of
-from pierhead.classes.web import answers_http
 from pierhead.errors import SettingsError
 from pierhead.metrics import RuntimeMetrics
 
@@ -88,21 +87,6 @@ class Scorer(Service, replicas=2):
 
     async def aclose(self) -> None:
         self.closed = True
-
-
-class Door(Service, route="/"):
-    async def __call__(self, request: web.Request) -> web.Response:
-        if request.query.get("fail"):
-            raise BadRequest("no")
-        return web.json_response({"method": request.method, "path": request.path})
-
-
-class Doubles(Service):
-    async def __call__(self, number: int) -> int:
-        return number
-
-    async def double(self, number: int) -> int:
-        return 2 * number
 
 
 app = FastAPI()
@@ -272,18 +256,6 @@ class TestOutside:
             with pytest.raises(grpc.aio.AioRpcError, match=f"{SCORER}/fail: kind: missing; expected str"):
                 await fail(b"")
         assert (f"{SCORER}/rank", "OK") in server.metrics.requests.values
-
-    async def test_a_class_answers_http_by_call(self, cluster: Cluster, client: ClientSession) -> None:
-        server = await cluster.start(Door())
-        url = f"http://127.0.0.1:{server.http_port}"
-        async with client.post(f"{url}/a/b") as response:
-            assert (response.status, await response.json()) == (200, {"method": "POST", "path": "/a/b"})
-        async with client.get(f"{url}/?fail=1") as response:
-            assert response.status == 400
-        assert server.grpc_port is None, "it is no RPC"
-        assert answers_http(Door)
-        assert not answers_http(Doubles), "its parameter is no request"
-        assert not answers_http(Scorer)
 
     async def test_routes_of_fastapi_are_methods(self, cluster: Cluster, client: ClientSession) -> None:
         shop = Shop(Scorer(), "EUR")
