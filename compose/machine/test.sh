@@ -74,7 +74,7 @@ run_tests() {
   # testcontainers' reaper is an image from a registry; remove_leftovers does its work.
   export TESTCONTAINERS_RYUK_DISABLED=true
   .venv/bin/python -m pytest ${chosen[@]+"${chosen[@]}"} --numprocesses 2 --dist loadfile --no-loadscope-reorder \
-    tests/unit tests/contract || status=1
+    tests/unit tests/contract tests/rayserve || status=1
   end_images
   .venv/bin/python -m pytest ${chosen[@]+"${chosen[@]}"} tests/faults tests/integration tests/e2e || status=1
   return "$status"

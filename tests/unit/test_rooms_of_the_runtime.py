@@ -16,6 +16,7 @@ IMPORTS = graph_of(MODULES)
 FLOORS = (
     {"testing"},
     {"dev"},
+    {"rayserve"},
     {"replica", "triton"},
     {"classes"},
     {"calls"},

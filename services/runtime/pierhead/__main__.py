@@ -5,6 +5,7 @@ python -m pierhead build shop:shop     prints its compose file
 python -m pierhead serve shop:shop     serves one of its services: what its image runs
 python -m pierhead proto shop:Scorer   prints the contract of a service
 python -m pierhead contract shop:shop --write FILE   writes the contracts that its image carries
+python -m pierhead import-ray serve_config.yaml      translates a file of Ray Serve's
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from pierhead.classes import contract_command as contract
 from pierhead.classes.target import NoService
 from pierhead.dev import build
 from pierhead.dev import command as dev
+from pierhead.rayserve import import_ray
 from pierhead.replica import command as serve
 
-COMMANDS = (dev, build, serve, proto, contract)
+COMMANDS = (dev, build, serve, proto, contract, import_ray)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

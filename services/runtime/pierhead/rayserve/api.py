@@ -1,0 +1,264 @@
+"""`serve.run` and the functions around it: applications of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pierhead.rayserve.config import HTTPOptions, gRPCOptions, made
+from pierhead.rayserve.context import DEFAULT_APPLICATION, DeploymentID, current_replica
+from pierhead.rayserve.deployment import Application
+from pierhead.rayserve.engine import EngineThread, LocalApplication
+from pierhead.rayserve.exceptions import RayServeException
+from pierhead.rayserve.grpc_proxy import RayServeGrpc
+from pierhead.rayserve.handle import DeploymentHandle, is_known
+from pierhead.rayserve.proxy import RayServeListener, RayServeProxy
+from pierhead.rayserve.schema import ProxyStatus, ServeStatus
+
+
+@dataclass(frozen=True)
+class RunTarget:
+    """One application for `run_many`."""
+
+    target: Application
+    name: str = DEFAULT_APPLICATION
+    route_prefix: str | None = "/"
+    logging_config: Any = None
+    external_scaler_enabled: bool = False
+
+
+class Instance:
+    """The applications of this process and their servers. Its coroutines run on the engine's loop."""
+
+    def __init__(self) -> None:
+        self.http = HTTPOptions()
+        self.grpc = gRPCOptions(grpc_servicer_functions=())
+        self.applications: dict[str, LocalApplication] = {}
+        self.engine: EngineThread | None = None
+        self._lock = threading.RLock()
+        self._listener: RayServeListener | None = None
+        self._grpc_server: RayServeGrpc | None = None
+
+    def start(self, *, listen: bool) -> EngineThread:
+        """The engine, started and listening."""
+        with self._lock:
+            if self.engine is None:
+                self.engine = EngineThread()
+            if listen and self._listener is None:
+                self.engine.run(self._listen())
+            if self.grpc.grpc_servicer_functions and self._grpc_server is None:
+                self.engine.run(self._listen_grpc())
+            return self.engine
+
+    async def _listen(self) -> None:
+        listener = RayServeListener(RayServeProxy(self.applications, self.http), self.http)
+        await listener.start()
+        self._listener = listener
+        self.http = replace(self.http, port=listener.port)
+
+    async def _listen_grpc(self) -> None:
+        server = RayServeGrpc(self.applications, self.grpc)
+        await server.start()
+        self._grpc_server = server
+
+    async def deploy(self, target: RunTarget) -> LocalApplication:
+        """Start an application in the place of the one of its name. Raises RayServeException, RuntimeError."""
+        for other in self.applications.values():
+            taken = target.route_prefix is not None and other.route_prefix == target.route_prefix
+            if taken and other.name != target.name:
+                raise RayServeException(
+                    f"Prefix {target.route_prefix} is being used by application(s): {other.name}. Failed to deploy "
+                    f"application {target.name}."
+                )
+        former = self.applications.pop(target.name, None)
+        if former is not None:
+            await former.close()
+        application = LocalApplication(target.target, target.name, target.route_prefix)
+        try:
+            await application.start()
+        except Exception as error:
+            raise RuntimeError(f"Deploying application {target.name} failed: {error!r}") from error
+        self.applications[target.name] = application
+        return application
+
+    async def delete(self, name: str) -> None:
+        """End an application; an unknown one is none."""
+        application = self.applications.pop(name, None)
+        if application is not None:
+            await application.close()
+
+    async def close(self) -> None:
+        """End every application and the servers."""
+        if self._listener is not None:
+            await self._listener.stop()
+        if self._grpc_server is not None:
+            await self._grpc_server.stop()
+        self._listener = self._grpc_server = None
+        for name in list(self.applications):
+            await self.delete(name)
+
+    def shut_down(self) -> None:
+        """End everything; the next `start` begins anew."""
+        with self._lock:
+            engine, self.engine = self.engine, None
+            if engine is not None:
+                engine.run(self.close())
+                engine.close()
+            self.http, self.grpc = HTTPOptions(), gRPCOptions(grpc_servicer_functions=())
+
+
+INSTANCE: Final = Instance()
+"""This process's."""
+
+
+def start(
+    proxy_location: Any = None,
+    http_options: Any = None,
+    grpc_options: Any = None,
+    logging_config: Any = None,
+    tracing_config: Any = None,
+    controller_options: Any = None,
+    **_: Any,
+) -> None:
+    """Set where HTTP and gRPC are listened for, and listen. The other options have no effect.
+
+    Raises SettingsError where a port is taken, TypeError and ValueError for options that are none.
+    """
+    if INSTANCE.engine is None:
+        http = made(HTTPOptions, http_options, "http_options")
+        grpc = made(gRPCOptions, grpc_options, "grpc_options")
+        INSTANCE.http = http or HTTPOptions()
+        INSTANCE.grpc = grpc or gRPCOptions()
+    location = getattr(proxy_location, "value", proxy_location)
+    INSTANCE.start(listen=location not in ("Disabled", "NoServer"))
+
+
+def run(
+    target: Application,
+    blocking: bool = False,
+    name: str = DEFAULT_APPLICATION,
+    route_prefix: str | None = "/",
+    logging_config: Any = None,
+    _local_testing_mode: bool = False,
+    external_scaler_enabled: bool = False,
+    controller_options: Any = None,
+) -> DeploymentHandle[Any]:
+    """Serve an application in this process, and return a handle to its first deployment.
+
+    HTTP at 127.0.0.1:8000, or where `start` says; with `_local_testing_mode` there is no HTTP. `blocking` waits for
+    Ctrl-C. Raises TypeError for what `bind` has not made, RuntimeError for an application that does not start.
+    """
+    [handle] = run_many(
+        [RunTarget(target, name, route_prefix, logging_config, external_scaler_enabled)],
+        blocking=blocking,
+        _local_testing_mode=_local_testing_mode,
+    )
+    return handle
+
+
+def run_many(
+    targets: Sequence[RunTarget],
+    blocking: bool = False,
+    wait_for_ingress_deployment_creation: bool = True,
+    wait_for_applications_running: bool = True,
+    _local_testing_mode: bool = False,
+    controller_options: Any = None,
+) -> list[DeploymentHandle[Any]]:
+    """Serve several applications; see `run`."""
+    if not targets:
+        raise ValueError("No applications provided.")
+    handles = []
+    for target in targets:
+        _check_target(target)
+    for target in targets:
+        engine = INSTANCE.start(listen=not _local_testing_mode)
+        application = engine.run(INSTANCE.deploy(target))
+        handles.append(DeploymentHandle[Any](application.built.ingress, target.name))
+    if blocking:
+        try:
+            signal.pause()
+        except KeyboardInterrupt:
+            shutdown()
+    return handles
+
+
+def _check_target(target: RunTarget) -> None:
+    if not target.name:
+        raise RayServeException("Application name must a non-empty string.")
+    if not isinstance(target.target, Application):
+        raise TypeError("`serve.run` expects an `Application` returned by `Deployment.bind()`.")
+    check_prefix(target.route_prefix)
+
+
+def check_prefix(prefix: str | None) -> None:
+    """Raise ValueError for a route prefix that cannot be."""
+    if prefix is None:
+        return
+    if not prefix.startswith("/"):
+        raise ValueError(f"Invalid route_prefix '{prefix}', must start with a forward slash ('/').")
+    if prefix != "/" and prefix.endswith("/"):
+        raise ValueError(f"Invalid route_prefix '{prefix}', may not end with a trailing '/'.")
+    if "{" in prefix or "}" in prefix:
+        raise ValueError(f"Invalid route_prefix '{prefix}', may not contain wildcards.")
+
+
+def delete(name: str, _blocking: bool = True) -> None:
+    """End an application."""
+    if INSTANCE.engine is not None:
+        INSTANCE.engine.run(INSTANCE.delete(name))
+
+
+def shutdown() -> None:
+    """End every application of this process, and its servers."""
+    INSTANCE.shut_down()
+
+
+async def shutdown_async() -> None:
+    """As `shutdown`."""
+    await asyncio.to_thread(shutdown)
+
+
+def status() -> ServeStatus:
+    """The applications of this process."""
+    applications = {name: each.status() for name, each in INSTANCE.applications.items()}
+    return ServeStatus({"local": ProxyStatus.HEALTHY} if INSTANCE.engine is not None else {}, applications)
+
+
+def get_app_handle(name: str) -> DeploymentHandle[Any]:
+    """A handle to the first deployment of an application. Raises RayServeException for an unknown one."""
+    application = INSTANCE.applications.get(name)
+    if application is None:
+        raise RayServeException(f"Application '{name}' does not exist.")
+    return DeploymentHandle(application.built.ingress, name)
+
+
+def get_deployment_handle(
+    deployment_name: str, app_name: str | None = None, _check_exists: bool = True, **_: Any
+) -> DeploymentHandle[Any]:
+    """A handle to a deployment; within one, `app_name` is its own application. Raises RayServeException."""
+    if app_name is None:
+        replica = current_replica()
+        if replica is None:
+            raise RayServeException(
+                "Please specify an application name when getting a deployment handle outside of a Serve application."
+            )
+        app_name = replica.app_name
+    if _check_exists and not is_known(DeploymentID(deployment_name, app_name)):
+        raise RayServeException(f"Deployment '{deployment_name}' does not exist in application '{app_name}'.")
+    return DeploymentHandle(deployment_name, app_name)
+
+
+def get_deployment_actor(actor_name: str) -> Any:
+    """Raises RayServeException: there are no actors."""
+    raise RayServeException(f"there is no actor {actor_name}: run the shared state as a deployment with one replica")
+
+
+def get_deployment_actor_context() -> Any:
+    """Raises RayServeException: there are no actors."""
+    raise RayServeException(
+        "`serve.get_deployment_actor_context()` may only be called from within an actor: none exist"
+    )

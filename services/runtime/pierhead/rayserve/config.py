@@ -1,0 +1,186 @@
+"""Ray Serve's configuration objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from enum import Enum
+from typing import Any
+
+
+class ProxyLocation(str, Enum):  # noqa: UP042 - its str() is that of Ray Serve
+    """Accepted and without effect: HAProxy stands before all replicas."""
+
+    Disabled = "Disabled"
+    HeadOnly = "HeadOnly"
+    EveryNode = "EveryNode"
+
+
+class AggregationFunction(str, Enum):  # noqa: UP042 - its str() is that of Ray Serve
+    """How the load of a time window becomes one number."""
+
+    MEAN = "mean"
+    MAX = "max"
+    MIN = "min"
+
+
+class _Config:
+    """What pydantic's models have and users of these call."""
+
+    def dict(self, **_: Any) -> Mapping[str, Any]:
+        """As a mapping."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    def model_dump(self, **_: Any) -> Mapping[str, Any]:
+        """As a mapping."""
+        return self.dict()
+
+
+@dataclass
+class AutoscalingPolicy(_Config):
+    """What decides on the number of replicas; None = Ray Serve's formula."""
+
+    policy_function: str | Callable[..., Any] | None = None
+    policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class AutoscalingConfig(_Config):
+    """x-serve.autoscale: the number of replicas by load. Raises ValueError for bounds that contradict each other."""
+
+    min_replicas: int = 1
+    initial_replicas: int | None = None
+    max_replicas: int = 1
+    target_ongoing_requests: float | None = 2.0
+    metrics_interval_s: float = 10.0
+    look_back_period_s: float = 30.0
+    smoothing_factor: float = 1.0
+    upscale_smoothing_factor: float | None = None
+    downscale_smoothing_factor: float | None = None
+    upscaling_factor: float | None = None
+    downscaling_factor: float | None = None
+    downscale_delay_s: float = 600.0
+    downscale_to_zero_delay_s: float | None = None
+    upscale_delay_s: float = 30.0
+    aggregation_function: str = "mean"
+    policy: AutoscalingPolicy | Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.min_replicas < 0 or self.max_replicas < 1:
+            raise ValueError(
+                f"expected min_replicas >= 0 and max_replicas >= 1, found {self.min_replicas} and {self.max_replicas}"
+            )
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(
+                f"max_replicas ({self.max_replicas}) must be greater than or equal to min_replicas "
+                f"({self.min_replicas})!"
+            )
+        if self.initial_replicas is not None and not self.min_replicas <= self.initial_replicas <= self.max_replicas:
+            raise ValueError(
+                f"expected initial_replicas from min_replicas ({self.min_replicas}) to max_replicas "
+                f"({self.max_replicas}), found {self.initial_replicas}"
+            )
+
+    @classmethod
+    def default(cls) -> AutoscalingConfig:
+        """That of num_replicas="auto"."""
+        return cls(min_replicas=1, max_replicas=100, target_ongoing_requests=2.0)
+
+    @property
+    def first(self) -> int:
+        """How many replicas there are at the start."""
+        return self.min_replicas if self.initial_replicas is None else self.initial_replicas
+
+
+@dataclass
+class BackpressureConfig(_Config):
+    """The HTTP answer to a request that finds the line full."""
+
+    status_code: int = 503
+    retry_after_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.status_code not in (503, 429):
+            raise ValueError(f"status_code: expected 503 or 429, found {self.status_code}")
+
+
+@dataclass
+class RequestRouterConfig(_Config):
+    """x-serve.router: a policy's name, or `my_package.routing:MyPolicy`. The other fields have no effect."""
+
+    request_router_class: str | Callable[..., Any] = "power_of_two"
+    request_router_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    request_routing_stats_period_s: float = 10.0
+    request_routing_stats_timeout_s: float = 30.0
+    initial_backoff_s: float = 0.025
+    backoff_multiplier: float = 2.0
+    max_backoff_s: float = 0.5
+
+
+@dataclass
+class HTTPOptions(_Config):
+    """Where `serve.run` listens. In containers HAProxy listens, at PIERHEAD_HTTP_PORT."""
+
+    host: str | None = "127.0.0.1"
+    port: int = 8000
+    middlewares: Sequence[Any] = ()
+    location: ProxyLocation | str | None = None
+    num_cpus: int = 0
+    root_url: str = ""
+    root_path: str = ""
+    request_timeout_s: float | None = None
+    keep_alive_timeout_s: int = 90
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile_password: str | None = None
+    ssl_ca_certs: str | None = None
+
+
+@dataclass
+class gRPCOptions(_Config):  # noqa: N801 - Ray Serve's name
+    """Where `serve.run` listens for gRPC, and for which services."""
+
+    port: int = 9000
+    grpc_servicer_functions: Sequence[str] = ()
+    request_timeout_s: float | None = None
+    enable_reflection: bool = True
+
+
+@dataclass
+class ControllerOptions(_Config):
+    """Accepted and without effect."""
+
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class GangSchedulingConfig(_Config):
+    """Refused by `deployment`: nothing here places groups of replicas together."""
+
+    gang_size: int = 1
+    gang_placement_strategy: str = "PACK"
+    runtime_failure_policy: str = "RESTART_GANG"
+
+
+@dataclass
+class DeploymentActorConfig(_Config):
+    """Refused by `deployment`: there are no actors."""
+
+    name: str = ""
+    actor_class: Any = None
+    init_args: tuple[Any, ...] = ()
+    init_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    actor_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def made(kind: type[Any], value: Any, name: str) -> Any:
+    """The object of a configuration class that a mapping or such an object is. Raises TypeError and ValueError."""
+    if value is None or isinstance(value, kind):
+        return value
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name}: expected a {kind.__name__} or a dict, found {value!r:.100}")
+    known = {each.name for each in fields(kind)}
+    for key in value:
+        if key not in known:
+            raise ValueError(f"{name}: {key} is not one of {', '.join(sorted(known))}")
+    return kind(**value)

@@ -1,0 +1,297 @@
+"""`@serve.deployment`, `bind` and `@serve.ingress`: an application described, nothing started."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final
+
+from pierhead.rayserve.exceptions import RayServeException
+from pierhead.rayserve.options import DEFAULT, DeploymentOptions
+
+ASGI: Final = "__rayserve_asgi__"
+"""The attribute of a class that `ingress` was applied to: its ASGI application, a function that makes one, or None."""
+
+BUILD_ASGI: Final = "__serve_build_asgi_app__"
+"""The method that makes the application of a class, after its constructor."""
+
+
+class Deployment:
+    """A class or function with its options: made by `@serve.deployment`."""
+
+    func_or_class: Callable[..., Any]
+    init_args: tuple[Any, ...]
+    init_kwargs: Mapping[str, Any]
+
+    def __init__(
+        self,
+        func_or_class: Callable[..., Any],
+        name: str,
+        options: DeploymentOptions,
+        init_args: tuple[Any, ...] = (),
+        init_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(name, str):
+            raise TypeError("name must be a string.")
+        if "#" in name:
+            raise ValueError(f"Deployment names must not contain the '#' character. Current name: {name}.")
+        if not (inspect.isclass(func_or_class) or inspect.isfunction(func_or_class)):
+            raise TypeError(f"@serve.deployment must be called on a class or function, got {type(func_or_class)}.")
+        self.func_or_class = func_or_class
+        self._name = name
+        self._options = options
+        self.init_args = init_args
+        self.init_kwargs = init_kwargs or {}
+
+    @property
+    def name(self) -> str:
+        """The name within the application."""
+        return self._name
+
+    @property
+    def version(self) -> str | None:
+        """Always None, as in Ray Serve."""
+        return None
+
+    @property
+    def num_replicas(self) -> int:
+        """The wanted number of replicas."""
+        return self._options.num_replicas
+
+    @property
+    def user_config(self) -> Any:
+        """The argument of `reconfigure`."""
+        return self._options.user_config
+
+    @property
+    def max_ongoing_requests(self) -> int:
+        """Requests that one replica works on at a time."""
+        return self._options.max_ongoing_requests
+
+    @property
+    def max_queued_requests(self) -> int:
+        """Requests that may wait at each caller; -1 = any number."""
+        return self._options.max_queued_requests
+
+    @property
+    def backpressure_config(self) -> Any:
+        """The HTTP answer when the line is full."""
+        return self._options.backpressure_config
+
+    @property
+    def ray_actor_options(self) -> Mapping[str, Any] | None:
+        """As given."""
+        return self._options.ray_actor_options
+
+    @property
+    def logging_config(self) -> Any:
+        """As given."""
+        return self._options.logging_config
+
+    def set_logging_config(self, logging_config: Any) -> None:
+        """Set it."""
+        self._options = self._options.changed(logging_config=logging_config)
+
+    def bind(self, *args: Any, **kwargs: Any) -> Application:
+        """Describe the deployment with its constructor's arguments, some of which may be other applications."""
+        if inspect.isfunction(self.func_or_class) and (args or kwargs):
+            raise ValueError("deployment def is a function, but init_args or init_kwargs were passed.")
+        return Application(Deployment(self.func_or_class, self._name, self._options, args, kwargs))
+
+    def options(
+        self, func_or_class: Callable[..., Any] | None = None, name: Any = DEFAULT, **options: Any
+    ) -> Deployment:
+        """A copy with other options; those of `@serve.deployment`."""
+        args, kwargs = options.pop("_init_args", self.init_args), options.pop("_init_kwargs", self.init_kwargs)
+        return Deployment(
+            func_or_class or self.func_or_class,
+            self._name if name is DEFAULT else name,
+            self._options.changed(**options),
+            args,
+            kwargs,
+        )
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        """Raises RuntimeError: replicas make the objects."""
+        raise RuntimeError("Deployments cannot be constructed directly. Use `deployment.bind()` and `serve.run`.")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Deployment) and all(
+            getattr(self, name) == getattr(other, name) for name in ("_name", "_options", "init_args", "init_kwargs")
+        )
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"Deployment(name={self._name})"
+
+
+class Application:
+    """What `bind` returns: a deployment and those that it uses. A target of `serve.run`, `dev`, `serve` and `build`."""
+
+    _to_services: ClassVar[Callable[[Application], Any]]
+    """`pierhead.rayserve.services.bound_of`, which is above this module."""
+
+    def __init__(self, bound_deployment: Deployment) -> None:
+        self._bound_deployment = bound_deployment
+
+    def __repr__(self) -> str:
+        return f"Application(deployment={self._bound_deployment.name})"
+
+    def __bound__(self) -> Any:
+        """The application as a bound graph of services, for the commands that take one."""
+        return type(self)._to_services(self)
+
+
+def deployment(_func_or_class: Callable[..., Any] | None = None, name: Any = DEFAULT, **options: Any) -> Any:
+    """Make a deployment of a class or function.
+
+        @serve.deployment(num_replicas=2)
+        class Model: ...
+
+    Options are those of Ray Serve; `docs/how-to/from-ray-serve.md` says what each of them is here. Raises TypeError for
+    an unknown one, ValueError for an impossible value and for what is not supported.
+    """
+    made = DeploymentOptions().changed(**options)
+
+    def decorate(func_or_class: Callable[..., Any]) -> Deployment:
+        return Deployment(func_or_class, func_or_class.__name__ if name is DEFAULT else name, made)
+
+    return decorate if _func_or_class is None else decorate(_func_or_class)
+
+
+def ingress(app: Any = None) -> Callable[..., Any]:
+    """Serve an ASGI application (FastAPI, Starlette, ...) by a deployment's class.
+
+        @serve.deployment
+        @serve.ingress(app)
+        class Ingress:
+            @app.get("/")
+            def root(self): ...
+
+    `app` may be a function that makes the application, called in each replica. Without it the class has a method
+    `__serve_build_asgi_app__`. Raises ValueError for what is no class, and for a class with `__call__`.
+    """
+
+    def decorate(cls: type[Any] | None = None) -> type[Any]:
+        if cls is None:
+            cls = type("ASGIIngressDeployment", (_Plain,), {"__module__": __name__})
+        if not inspect.isclass(cls):
+            raise ValueError("@serve.ingress must be used with a class.")
+        if "__call__" in {name for base in cls.__mro__[:-1] for name in vars(base)}:
+            raise ValueError("Classes passed to @serve.ingress may not have __call__ method.")
+        if app is None and not hasattr(cls, BUILD_ASGI):
+            raise ValueError(
+                f"serve.ingress() called without an app argument requires {cls.__name__} to define `{BUILD_ASGI}`."
+            )
+        frozen = app
+        if app is not None and not inspect.isfunction(app):
+            from pierhead.rayserve.views import frozen_app
+
+            frozen = frozen_app(app, cls)
+        setattr(cls, ASGI, staticmethod(frozen) if inspect.isfunction(frozen) else frozen)
+        return cls
+
+    return decorate
+
+
+class _Plain:
+    """The class of `serve.ingress(app)()`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args = args
+        self.kwargs = kwargs
+
+
+def is_ingress(func_or_class: Any) -> bool:
+    """Whether `ingress` was applied to a class."""
+    return inspect.isclass(func_or_class) and hasattr(func_or_class, ASGI)
+
+
+# ---- applications as graphs
+
+
+class BuiltDeployment:
+    """One deployment of a built application."""
+
+    def __init__(self, name: str, deployment: Deployment, children: tuple[str, ...]) -> None:
+        self.name = name
+        self.deployment = deployment
+        self.children = children
+        """The names of the deployments whose handles the constructor gets, in the order of `replaced`."""
+
+    @property
+    def options(self) -> DeploymentOptions:
+        """As given."""
+        return self.deployment._options
+
+    def arguments(self, handle_to: Callable[[str], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The constructor's arguments, with a handle in the place of each application, nested ones included."""
+        names = iter(self.children)
+        put = _Replacing(lambda _: handle_to(next(names)))
+        return put.tuple_of(self.deployment.init_args), put.dict_of(self.deployment.init_kwargs)
+
+
+class BuiltApplication:
+    """The deployments of an application by name; the children come before those that use them."""
+
+    def __init__(self, app: Application) -> None:
+        self.deployments: dict[str, BuiltDeployment] = {}
+        self._names: dict[int, str] = {}
+        self.ingress = self._add(app, ())
+        """The name of the root."""
+        several = [each.name for each in self.deployments.values() if is_ingress(each.deployment.func_or_class)]
+        if len(several) > 1:
+            raise RayServeException(
+                f"Found multiple FastAPI deployments in the application: {', '.join(several)}. Please only include one "
+                "deployment with @serve.ingress in your application."
+            )
+
+    def _add(self, app: Application, above: tuple[Application, ...]) -> str:
+        known = self._names.get(id(app))
+        if known is not None:
+            return known
+        deployment = app._bound_deployment
+        if app in above:
+            raise RayServeException(f"{deployment.name} is bound to itself")
+        children: list[str] = []
+
+        def found(child: Application) -> Application:
+            children.append(self._add(child, (*above, app)))
+            return child
+
+        scan = _Replacing(found)
+        scan.tuple_of(deployment.init_args)
+        scan.dict_of(deployment.init_kwargs)
+        name, number = deployment.name, 1
+        while name in self.deployments:
+            name = f"{deployment.name}_{number}"
+            number += 1
+        self._names[id(app)] = name
+        self.deployments[name] = BuiltDeployment(name, deployment, tuple(children))
+        return name
+
+
+class _Replacing:
+    """Puts something in the place of each application in arguments, in lists, tuples, sets and dicts as well."""
+
+    def __init__(self, put: Callable[[Application], Any]) -> None:
+        self._put = put
+
+    def tuple_of(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(self._one(value) for value in values)
+
+    def dict_of(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {key: self._one(value) for key, value in values.items()}
+
+    def _one(self, value: Any) -> Any:
+        if isinstance(value, Application):
+            return self._put(value)
+        kind = type(value)
+        if kind in (list, set, frozenset):
+            return kind([self._one(each) for each in value])
+        if kind is tuple:
+            return self.tuple_of(value)
+        if kind is dict:
+            return self.dict_of(value)
+        return value

@@ -1,0 +1,388 @@
+"""Applications in this process, on an event loop in a thread of their own: what `serve.run` starts.
+
+    HTTP server --> proxy --> line of the ingress deployment --> one of its replicas
+    handle.remote() --> line of the deployment --> one of its replicas
+
+Replicas are objects, as many as `num_replicas` says. Arguments, results and exceptions are pickled on their way, as
+between processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import random
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from typing import Any, Final, TypeVar
+
+from pierhead.rayserve.context import DeploymentID, ReplicaContext, ReplicaID
+from pierhead.rayserve.deployment import Application, BuiltApplication, BuiltDeployment
+from pierhead.rayserve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
+from pierhead.rayserve.handle import DeploymentHandle, RemoteCall, register_dispatcher, resolved
+from pierhead.rayserve.pickles import copied, failure_of
+from pierhead.rayserve.responses import prepare, warm
+from pierhead.rayserve.schema import (
+    ApplicationStatus,
+    ApplicationStatusOverview,
+    DeploymentStatus,
+    DeploymentStatusOverview,
+    DeploymentStatusTrigger,
+    ReplicaRank,
+    ReplicaState,
+)
+from pierhead.rayserve.servant import Servant
+
+logger = logging.getLogger("ray.serve")
+
+T = TypeVar("T")
+
+_TRIES: Final = 3
+"""How often a constructor that raises is called."""
+
+_HEALTH_FAILURES: Final = 3
+"""Failed checks in a row that end a replica."""
+
+
+class _Replica:
+    """A servant, and how many requests it has."""
+
+    def __init__(self, servant: Servant) -> None:
+        self.servant = servant
+        self.ongoing = 0
+        self.watch: asyncio.Task[None] | None = None
+        self._idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def idle(self) -> asyncio.Future[None]:
+        """Done once there is no request."""
+        return self._idle
+
+    def done(self) -> None:
+        """One request less."""
+        self.ongoing -= 1
+        if not self.ongoing:
+            self._idle, idle = asyncio.get_running_loop().create_future(), self._idle
+            idle.set_result(None)
+
+
+class _Waiter:
+    """A request in the line."""
+
+    def __init__(self, call: RemoteCall) -> None:
+        self.call = call
+        self.place: asyncio.Future[_Replica] = asyncio.get_running_loop().create_future()
+
+
+class LocalDeployment:
+    """The replicas of one deployment, and the line before them. A Dispatcher."""
+
+    def __init__(self, built: BuiltDeployment, app_name: str) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.id = DeploymentID(built.name, app_name)
+        self._built = built
+        self._replicas: list[_Replica] = []
+        self._line: deque[_Waiter] = deque()
+        self._closed = False
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Start the replicas. Raises what user code raises."""
+        for rank in range(self._built.options.first_replicas):
+            self._replicas.append(await self._start_replica(rank))
+
+    async def _start_replica(self, rank: int) -> _Replica:
+        for attempt in range(1, _TRIES + 1):
+            servant = self._servant(rank)
+            try:
+                args, kwargs = copied(self._built.arguments(self._handle_to))
+                await servant.start(args, kwargs, copied(self._built.options.user_config))
+                if servant.app is not None:
+                    prepare(servant.app)
+                await servant.check_health()
+            except Exception:
+                if attempt == _TRIES:
+                    raise
+                logger.exception("%s: a replica did not start; it is tried again", self.id)
+            else:
+                replica = _Replica(servant)
+                replica.watch = asyncio.create_task(self._keep_well(replica), name=f"health of {self._built.name}")
+                return replica
+        raise AssertionError("every attempt returns or raises")
+
+    def _servant(self, rank: int) -> Servant:
+        replica_id = ReplicaID(uuid.uuid4().hex[:8], self.id)
+        context = ReplicaContext(
+            replica_id,
+            None,
+            self._built.options,
+            ReplicaRank(rank=rank, node_rank=0, local_rank=rank),
+            self._built.options.first_replicas,
+        )
+        return Servant(self._built, context)
+
+    def _handle_to(self, name: str) -> DeploymentHandle[Any]:
+        return DeploymentHandle(name, self.id.app_name)
+
+    async def _keep_well(self, replica: _Replica) -> None:
+        """Replace the replica once its `check_health` has failed three times in a row."""
+        options = self._built.options
+        failures = 0
+        while failures < _HEALTH_FAILURES:
+            await asyncio.sleep(options.health_check_period_s)
+            try:
+                async with asyncio.timeout(options.health_check_timeout_s or None):
+                    await replica.servant.check_health()
+                failures = 0
+            except Exception:
+                failures += 1
+                logger.exception("%s: check_health has failed %d times", self.id, failures)
+        rank = replica.servant.context.rank.rank
+        self._replicas.remove(replica)
+        replica.watch = None
+        await self._close_replica(replica)
+        self._replicas.append(await self._start_replica(rank))
+        self._next()
+
+    async def close(self) -> None:
+        """End the replicas; calls that wait fail."""
+        self._closed = True
+        while self._line:
+            waiter = self._line.popleft()
+            if not waiter.place.done():
+                waiter.place.set_exception(DeploymentUnavailableError(self.id))
+        for replica in self._replicas:
+            await self._close_replica(replica)
+        self._replicas.clear()
+
+    async def _close_replica(self, replica: _Replica) -> None:
+        if replica.watch is not None:
+            replica.watch.cancel()
+        if replica.ongoing:
+            await asyncio.wait([replica.idle()], timeout=self._built.options.graceful_shutdown_timeout_s)
+        try:
+            await replica.servant.close()
+        except Exception:
+            logger.exception("%s: a replica did not end well", self.id)
+
+    async def reconfigure(self, user_config: Any) -> None:
+        """Hand new settings to every replica."""
+        for replica in self._replicas:
+            await replica.servant.reconfigure(copied(user_config))
+
+    def status(self) -> DeploymentStatusOverview:
+        """For `serve.status()`."""
+        return DeploymentStatusOverview(
+            DeploymentStatus.HEALTHY,
+            DeploymentStatusTrigger.CONFIG_UPDATE_COMPLETED,
+            {ReplicaState.RUNNING: len(self._replicas)},
+            "",
+        )
+
+    # ---- the line
+
+    async def acquire(self, call: RemoteCall) -> _Replica:
+        """A replica with room, in whose count the request is. Raises BackPressureError where the line is full."""
+        if self._closed:
+            raise DeploymentUnavailableError(self.id)
+        if not self._line:
+            replica = self._choose(call)
+            if replica is not None:
+                replica.ongoing += 1
+                return replica
+        most = self._built.options.max_queued_requests
+        queued = sum(waiter.call.caller == call.caller for waiter in self._line)
+        if 0 <= most <= queued:
+            answer = self._built.options.backpressure_config
+            raise BackPressureError(queued, most, answer.status_code, answer.retry_after_s)
+        waiter = _Waiter(call)
+        self._line.append(waiter)
+        try:
+            return await waiter.place
+        except asyncio.CancelledError:
+            if waiter.place.done() and not waiter.place.cancelled() and waiter.place.exception() is None:
+                self.release(waiter.place.result())
+            elif waiter in self._line:
+                self._line.remove(waiter)
+            raise
+
+    def release(self, replica: _Replica) -> None:
+        """The request is over."""
+        replica.done()
+        self._next()
+
+    def _next(self) -> None:
+        while self._line:
+            waiter = self._line[0]
+            if waiter.place.done():
+                self._line.popleft()
+                continue
+            replica = self._choose(waiter.call)
+            if replica is None:
+                return
+            self._line.popleft()
+            replica.ongoing += 1
+            waiter.place.set_result(replica)
+
+    def _choose(self, call: RemoteCall) -> _Replica | None:
+        """The less loaded of two replicas with room; one that has the call's model before others."""
+        most = self._built.options.max_ongoing_requests
+        free = [replica for replica in self._replicas if replica.ongoing < most]
+        if not free:
+            return None
+        if call.model_id:
+            having = [replica for replica in free if call.model_id in replica.servant.held_models]
+            if having:
+                free = having
+            else:
+                fewest = min(len(replica.servant.held_models) for replica in free)
+                free = [replica for replica in free if len(replica.servant.held_models) == fewest]
+        if call.session_id and self._keeps_sessions:
+            number = int.from_bytes(call.session_id.encode()[-8:], "big")
+            return free[number % len(free)]
+        two = random.sample(free, min(2, len(free)))
+        return min(two, key=lambda replica: replica.ongoing)
+
+    @property
+    def _keeps_sessions(self) -> bool:
+        config = self._built.options.request_router_config
+        return config is not None and "onsistent" in str(config.request_router_class)
+
+    # ---- Dispatcher
+
+    async def call(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """See Dispatcher."""
+        given = copied(await resolved(args, kwargs))
+        replica = await self.acquire(call)
+        try:
+            return await self._call_at(replica, call, given)
+        finally:
+            self.release(replica)
+
+    async def _call_at(self, replica: _Replica, call: RemoteCall, given: Any) -> Any:
+        args, kwargs = given
+        try:
+            return copied(await replica.servant.call(call, args, kwargs))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise RequestCancelledError(call.request_id) from None  # user code has raised it
+        except Exception as error:
+            failed = failure_of(error).error()
+        raise failed
+
+    async def stream(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AsyncIterator[Any]:
+        """See Dispatcher."""
+        args, kwargs = copied(await resolved(args, kwargs))
+        replica = await self.acquire(call)
+        items = replica.servant.stream(call, args, kwargs)
+        try:
+            async for item in items:
+                yield copied(item)
+        except Exception as error:
+            failed = failure_of(error).error()
+        else:
+            return
+        finally:
+            await items.aclose()  # type: ignore[attr-defined]
+            self.release(replica)
+        raise failed
+
+    async def broadcast(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """See Dispatcher."""
+
+        async def at(replica: _Replica) -> Any:
+            replica.ongoing += 1
+            try:
+                return await self._call_at(replica, call, copied((args, dict(kwargs))))
+            finally:
+                self.release(replica)
+
+        return await asyncio.gather(*(at(replica) for replica in self._replicas), return_exceptions=True)
+
+
+class LocalApplication:
+    """One application of this process."""
+
+    def __init__(self, app: Application, name: str, route_prefix: str | None) -> None:
+        self.built = BuiltApplication(app)
+        self.name = name
+        self.route_prefix = route_prefix
+        self.deployments: dict[str, LocalDeployment] = {}
+        self.started = time.time()
+
+    @property
+    def ingress(self) -> LocalDeployment:
+        """The deployment that gets the HTTP requests."""
+        return self.deployments[self.built.ingress]
+
+    async def start(self) -> None:
+        """Start every deployment, those that are used by others first. Raises what user code raises."""
+        if self.route_prefix is not None:
+            warm()
+        try:
+            for name, built in self.built.deployments.items():
+                deployment = LocalDeployment(built, self.name)
+                self.deployments[name] = deployment
+                register_dispatcher(deployment.id, deployment)
+                await deployment.start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End every deployment."""
+        for deployment in reversed(self.deployments.values()):
+            await deployment.close()
+            register_dispatcher(deployment.id, None)
+
+    def status(self) -> ApplicationStatusOverview:
+        """For `serve.status()`."""
+        return ApplicationStatusOverview(
+            ApplicationStatus.RUNNING,
+            "",
+            self.started,
+            {name: deployment.status() for name, deployment in self.deployments.items()},
+        )
+
+
+class EngineThread:
+    """The event loop of this process's applications, in a daemon thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._main, name="pierhead-rayserve", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What a coroutine returns or raises on the loop. Not to be called on the loop itself."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("`serve.run`, `serve.shutdown` and the like cannot be called from within a deployment")
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    def close(self) -> None:
+        """End the loop and its tasks."""
+        atexit.unregister(self.close)
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(5)
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            left = asyncio.all_tasks(self.loop)
+            for task in left:
+                task.cancel()
+            if left:
+                self.loop.run_until_complete(asyncio.wait(left, timeout=2))
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.close()

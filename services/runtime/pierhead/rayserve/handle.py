@@ -1,0 +1,430 @@
+"""Handles: calls of deployments from anywhere in the process, with or without an event loop.
+
+    handle.method.remote(x) --> dispatcher of the deployment --> a replica, in this process or in another container
+
+A dispatcher lives on one event loop. A response is a future of `concurrent.futures` around a task on that loop, so that
+it can be awaited on every loop, and be waited for without one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import uuid
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from pierhead.rayserve.context import (
+    CHILDREN,
+    DEFAULT_APPLICATION,
+    DeploymentID,
+    _get_serve_request_context,
+    current_replica,
+)
+from pierhead.rayserve.exceptions import RayServeException, RequestCancelledError
+from pierhead.rayserve.options import DEFAULT
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_END: Final = object()
+
+_NO_STREAMS: Final = (
+    "Streaming deployment handle results cannot be passed to downstream handle calls: read the stream, and pass its "
+    "items on."
+)
+
+
+@dataclass(frozen=True)
+class RemoteCall:
+    """What goes with a call's arguments."""
+
+    method: str
+    request_id: str
+    route: str = ""
+    app_name: str = ""
+    model_id: str = ""
+    session_id: str = ""
+    caller: str = ""
+    """The handle's id: the line of waiting calls is bounded for each."""
+
+
+class Dispatcher(Protocol):
+    """Sends calls to the replicas of one deployment."""
+
+    loop: asyncio.AbstractEventLoop
+
+    async def call(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """One result. Raises what the caller is to get."""
+        ...
+
+    def stream(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AsyncIterator[Any]:
+        """Many results."""
+        ...
+
+    async def broadcast(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The result of every replica; an exception in the place of one that failed."""
+        ...
+
+
+_DISPATCHERS: Final[dict[DeploymentID, Dispatcher]] = {}
+
+
+def register_dispatcher(deployment: DeploymentID, dispatcher: Dispatcher | None) -> None:
+    """Send this process's calls of a deployment by `dispatcher` from now on; None = it is gone."""
+    if dispatcher is None:
+        _DISPATCHERS.pop(deployment, None)
+    else:
+        _DISPATCHERS[deployment] = dispatcher
+
+
+def dispatcher_of(deployment: DeploymentID) -> Dispatcher:
+    """What sends calls of a deployment. Raises RayServeException for an unknown one."""
+    replica = current_replica()
+    found: Dispatcher | None = None if replica is None else replica._dispatchers.get(deployment)
+    found = found or _DISPATCHERS.get(deployment)
+    if found is None:
+        known = ", ".join(str(each) for each in _DISPATCHERS) or "none"
+        raise RayServeException(f"{deployment} does not exist in this process; known: {known}")
+    return found
+
+
+def is_known(deployment: DeploymentID) -> bool:
+    """Whether this process can call a deployment."""
+    return deployment in _DISPATCHERS
+
+
+async def resolved(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments, with the result in the place of each response."""
+    waits: list[Any] = [each for each in (*args, *kwargs.values()) if isinstance(each, _Response)]
+    if not waits:
+        return args, dict(kwargs)
+    if any(isinstance(each, DeploymentResponseGenerator) for each in waits):
+        raise RuntimeError(_NO_STREAMS)
+    await asyncio.gather(*waits)
+
+    async def value(each: Any) -> Any:
+        return await each if isinstance(each, DeploymentResponse) else each
+
+    return tuple([await value(each) for each in args]), {name: await value(each) for name, each in kwargs.items()}
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+class _Response(Generic[R]):
+    """A call that has begun."""
+
+    def __init__(self, dispatcher: Dispatcher, call: RemoteCall, work: Any) -> None:
+        self._loop = dispatcher.loop
+        self._call = call
+        self._cancelled = False
+        self._future: concurrent.futures.Future[Any] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        siblings = CHILDREN.get()
+        if siblings is not None:
+            siblings.add(self)
+            self._future.add_done_callback(lambda _: siblings.discard(self))
+
+    @property
+    def request_id(self) -> str:
+        """The id of the request that the call belongs to."""
+        return self._call.request_id
+
+    @property
+    def by_reference(self) -> bool:
+        """Always False: results travel as bytes."""
+        return False
+
+    def cancel(self) -> None:
+        """Cancel the call, and what it has called. Later uses of the response raise RequestCancelledError."""
+        if not self._cancelled:
+            self._cancelled = True
+            self._future.cancel()
+
+    def cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._cancelled
+
+    async def _to_object_ref(self) -> Any:
+        raise _no_references()
+
+    def _to_object_ref_sync(self, *_: Any, **__: Any) -> Any:
+        raise _no_references()
+
+
+def _no_references() -> Exception:
+    return RayServeException("there is no object store, and so no ObjectRef: pass the response itself on")
+
+
+class DeploymentResponse(_Response[R]):
+    """The result of a call, to be awaited, to be had by `result()`, or to be passed on as an argument."""
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> R:
+        try:
+            # A wait that is cancelled (a timeout) leaves the call as it is.
+            result: R = await asyncio.shield(asyncio.wrap_future(self._future))
+        except asyncio.CancelledError:
+            if self._future.cancelled():
+                raise RequestCancelledError(self.request_id) from None
+            raise
+        return result
+
+    def result(self, *, timeout_s: float | None = None, _skip_asyncio_check: bool = False) -> R:
+        """Wait for the result. Raises TimeoutError, and RuntimeError within an event loop: await it there."""
+        if not _skip_asyncio_check and _in_event_loop():
+            raise RuntimeError(
+                "Sync methods should not be called from within an `asyncio` event loop. Use `await response` instead."
+            )
+        try:
+            result: R = self._future.result(timeout_s)
+        except concurrent.futures.CancelledError:
+            raise RequestCancelledError(self.request_id) from None
+        except TimeoutError:
+            if self._future.done():
+                raise  # the call's own
+            raise TimeoutError("Timed out waiting for result.") from None
+        return result
+
+    def __reduce__(self) -> Any:
+        raise RayServeException(
+            "`DeploymentResponse` is not serializable. If you are passing the `DeploymentResponse` in a nested object "
+            "(e.g. a list or dictionary) to a downstream deployment handle call, that is no longer supported. Please "
+            "only pass `DeploymentResponse` objects as top level arguments."
+        )
+
+
+class DeploymentResponseGenerator(_Response[R]):
+    """The results of a streaming call: an iterator, and an async iterator."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self._items: asyncio.Queue[Any] = asyncio.Queue()
+        self._error: BaseException | None = None
+        super().__init__(dispatcher, call, self._fill(dispatcher, args, kwargs))
+
+    async def _fill(self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        try:
+            async for item in dispatcher.stream(self._call, args, kwargs):
+                self._items.put_nowait(item)
+        except Exception as error:
+            self._error = error
+        finally:
+            self._items.put_nowait(_END)
+
+    def cancel(self) -> None:
+        """See DeploymentResponse."""
+        super().cancel()
+        self._loop.call_soon_threadsafe(self._items.put_nowait, _END)
+
+    async def _next(self) -> Any:
+        """The next item, or _END. On the dispatcher's loop."""
+        item = await self._items.get()
+        if item is not _END:
+            return item
+        self._items.put_nowait(_END)  # for whoever asks again
+        if self._cancelled or self._future.cancelled():
+            raise RequestCancelledError(self.request_id)
+        if self._error is not None:
+            raise self._error
+        return _END
+
+    def __await__(self) -> Any:
+        raise TypeError(
+            "`DeploymentResponseGenerator` cannot be awaited directly. Use `async for` or `await "
+            "response.__anext__()` instead."
+        )
+
+    def __aiter__(self) -> AsyncIterator[R]:
+        return self
+
+    async def __anext__(self) -> R:
+        if asyncio.get_running_loop() is self._loop:
+            item = await self._next()
+        else:
+            item = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._next(), self._loop))
+        if item is _END:
+            raise StopAsyncIteration
+        found: R = item
+        return found
+
+    def __iter__(self) -> Iterator[R]:
+        return self
+
+    def __next__(self) -> R:
+        if _in_event_loop():
+            raise RuntimeError(
+                "Sync methods should not be called from within an `asyncio` event loop. Use `async for` or `await "
+                "response.__anext__()` instead."
+            )
+        item = asyncio.run_coroutine_threadsafe(self._next(), self._loop).result()
+        if item is _END:
+            raise StopIteration
+        found: R = item
+        return found
+
+    def result(self, **_: Any) -> Any:
+        """Raises TypeError: a stream is iterated over."""
+        raise TypeError(
+            "`DeploymentResponseGenerator` doesn't support `.result()`. Use iteration instead: `for item in response` "
+            "(outside deployments) or `async for item in response` (inside deployments)."
+        )
+
+
+class DeploymentBroadcastResponse:
+    """The results of a call of every replica."""
+
+    def __init__(self, dispatcher: Dispatcher, work: Any) -> None:
+        self._future: concurrent.futures.Future[list[Any]] = asyncio.run_coroutine_threadsafe(work, dispatcher.loop)
+
+    def results(self, *, timeout_s: float | None = None, return_exceptions: bool = False) -> list[Any]:
+        """Wait for all results. Raises the first error unless errors are to be returned, and TimeoutError."""
+        if _in_event_loop():
+            raise RuntimeError(
+                "Sync methods should not be called from within an `asyncio` event loop. Use `await "
+                "response.results_async()` instead."
+            )
+        return self._checked(self._future.result(timeout_s), return_exceptions)
+
+    async def results_async(self, *, timeout_s: float | None = None, return_exceptions: bool = False) -> list[Any]:
+        """As `results`, to be awaited."""
+        async with asyncio.timeout(timeout_s):
+            found = await asyncio.shield(asyncio.wrap_future(self._future))
+        return self._checked(found, return_exceptions)
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        return self.results_async().__await__()
+
+    @staticmethod
+    def _checked(found: list[Any], return_exceptions: bool) -> list[Any]:
+        for each in found:
+            if isinstance(each, BaseException) and not return_exceptions:
+                raise each
+        return found
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What `options` has set."""
+
+    method_name: str = "__call__"
+    multiplexed_model_id: str = ""
+    session_id: str = ""
+    stream: bool = False
+
+
+class DeploymentHandle(Generic[T]):
+    """Calls of one deployment: `handle.remote(x)` is the function or `__call__`, `handle.method.remote(x)` a method."""
+
+    def __init__(
+        self,
+        deployment_name: str,
+        app_name: str = DEFAULT_APPLICATION,
+        *,
+        _chosen: _Chosen | None = None,
+        _handle_id: str | None = None,
+    ) -> None:
+        self.deployment_id = DeploymentID(deployment_name, app_name)
+        self.handle_id = _handle_id or uuid.uuid4().hex[:8]
+        self._chosen = _chosen or _Chosen()
+
+    @property
+    def deployment_name(self) -> str:
+        """The deployment's name."""
+        return self.deployment_id.name
+
+    @property
+    def app_name(self) -> str:
+        """The application's name."""
+        return self.deployment_id.app_name
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether the deployment is known here."""
+        return is_known(self.deployment_id)
+
+    def running_replicas_populated(self) -> bool:
+        """Whether the deployment is known here."""
+        return is_known(self.deployment_id)
+
+    def options(
+        self,
+        *,
+        method_name: Any = DEFAULT,
+        multiplexed_model_id: Any = DEFAULT,
+        session_id: Any = DEFAULT,
+        stream: Any = DEFAULT,
+        _prefer_local_routing: Any = DEFAULT,
+        _by_reference: Any = DEFAULT,
+        request_serialization: Any = DEFAULT,
+        response_serialization: Any = DEFAULT,
+    ) -> DeploymentHandle[T]:
+        """The same handle with other options. Those of serialization and locality have no effect."""
+        given = {
+            "method_name": method_name,
+            "multiplexed_model_id": multiplexed_model_id,
+            "session_id": session_id,
+            "stream": stream,
+        }
+        chosen = replace(self._chosen, **{name: value for name, value in given.items() if value is not DEFAULT})
+        return DeploymentHandle(self.deployment_name, self.app_name, _chosen=chosen, _handle_id=self.handle_id)
+
+    def __getattr__(self, name: str) -> DeploymentHandle[T]:
+        if name.startswith("__"):  # asked for by `copy`, `inspect` and the like
+            raise AttributeError(name)
+        return self.options(method_name=name)
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Begin a call. The result is a DeploymentResponse, or with `stream=True` a DeploymentResponseGenerator."""
+        dispatcher = dispatcher_of(self.deployment_id)
+        call = self._call()
+        if self._chosen.stream:
+            return DeploymentResponseGenerator(dispatcher, call, args, kwargs)
+        return DeploymentResponse(dispatcher, call, dispatcher.call(call, args, kwargs))
+
+    def broadcast(self, method_name: str, *args: Any, **kwargs: Any) -> DeploymentBroadcastResponse:
+        """Call a method of every replica."""
+        dispatcher = dispatcher_of(self.deployment_id)
+        call = replace(self._call(), method=method_name)
+        return DeploymentBroadcastResponse(dispatcher, dispatcher.broadcast(call, args, kwargs))
+
+    def shutdown(self) -> None:
+        """Does nothing: connections belong to the process."""
+
+    async def shutdown_async(self) -> None:
+        """Does nothing: connections belong to the process."""
+
+    def _init(self, **_: Any) -> None:
+        """Does nothing: a handle needs no start."""
+
+    def _call(self) -> RemoteCall:
+        request = _get_serve_request_context()
+        chosen = self._chosen
+        return RemoteCall(
+            method=chosen.method_name,
+            request_id=request.request_id or str(uuid.uuid4()),
+            route=request.route,
+            app_name=request.app_name or self.app_name,
+            model_id=chosen.multiplexed_model_id,
+            session_id=chosen.session_id,
+            caller=self.handle_id,
+        )
+
+    def __repr__(self) -> str:
+        return f"DeploymentHandle(deployment='{self.deployment_name}')"
+
+    def __reduce__(self) -> Any:
+        return _handle, (self.deployment_name, self.app_name, self._chosen)
+
+
+def _handle(deployment_name: str, app_name: str, chosen: _Chosen) -> DeploymentHandle[Any]:
+    return DeploymentHandle(deployment_name, app_name, _chosen=chosen)

@@ -1,0 +1,276 @@
+"""`python -m pierhead import-ray serve_config.yaml`: a compose file from the YAML of `serve build`.
+
+What has no counterpart is named: on standard error, and at the top of the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pierhead.classes.service import Bound
+from pierhead.rayserve.deployment import Application
+from pierhead.rayserve.exceptions import RayServeException
+from pierhead.rayserve.options import DEFAULT, NO_EFFECT, DeploymentOptions
+from pierhead.rayserve.pickles import ALLOW, SECRET
+from pierhead.rayserve.services import ROUTE_PREFIX, RayDeployment, bound_of
+
+_TOP: Final[Mapping[str, str]] = {
+    "proxy_location": "HAProxy stands before all replicas",
+    "logging_config": "",
+    "applications": "",
+    "http_options": "",
+    "grpc_options": "",
+    "target_capacity": "there is no counterpart; scale the services",
+    "tracing_config": "`traceparent` is passed on; exporters are the services' own",
+}
+_APPLICATION: Final = {
+    "name", "route_prefix", "import_path", "args", "runtime_env", "deployments", "logging_config", "host", "port",
+    "autoscaling_policy", "external_scaler_enabled",
+}  # fmt: skip
+_HTTP: Final[Mapping[str, str]] = {
+    "host": "HAProxy listens on every address; PIERHEAD_HTTP_ADDRESS in .env",
+    "root_path": "write x-serve.route",
+    "keep_alive_timeout_s": "HAProxy's own",
+    "ssl_keyfile": "PIERHEAD_TLS in .env",
+    "ssl_certfile": "PIERHEAD_TLS in .env",
+}
+
+
+def add(commands: Any) -> None:
+    """Add the command to argparse's."""
+    words = "make a compose file of a Ray Serve configuration"
+    command: argparse.ArgumentParser = commands.add_parser("import-ray", help=words, description=words)
+    command.add_argument("file", type=Path, help="the YAML of `serve build`")
+    command.add_argument("-o", "--output", type=Path, help="where to write the compose file (default: standard output)")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Write the compose file. Exits with 2 for a file that is no configuration."""
+    try:
+        text, notes = compose_of(arguments.file.read_text(encoding="utf-8"))
+    except (OSError, RayServeException) as error:
+        sys.stderr.write(f"{arguments.file}: {error}\n")
+        raise SystemExit(2) from None
+    for note in notes:
+        sys.stderr.write(f"{note}\n")
+    if arguments.output is None:
+        sys.stdout.write(text)
+    else:
+        arguments.output.write_text(text, encoding="utf-8")
+
+
+def compose_of(text: str, importing: Callable[[str], Any] | None = None) -> tuple[str, list[str]]:
+    """The compose file, and what it leaves out, in words. Raises RayServeException for what is no configuration.
+
+    `importing`: what an import path names; default: it is imported.
+    """
+    try:
+        import yaml
+    except ImportError as error:
+        raise RayServeException("PyYAML is not installed: install pierhead[controller]") from error
+    try:
+        config = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RayServeException(f"this is not YAML: {error}") from None
+    translation = _Translation(importing or _imported)
+    services = translation.services(config)
+    document = {"services": services}
+    head = ["# Made of a Ray Serve configuration by `pierhead import ray`."]
+    head += [f"# NOT TRANSLATED: {note}" for note in translation.notes]
+    body = yaml.safe_dump(document, sort_keys=False, width=120)
+    return "\n".join(head) + f"\n\n{body}", translation.notes
+
+
+class _Translation:
+    """Translates one configuration, and notes what it leaves out."""
+
+    def __init__(self, importing: Callable[[str], Any]) -> None:
+        self.notes: list[str] = []
+        self._importing = importing
+        self._request_timeout_s: float | None = None
+        self._logging: Mapping[str, Any] | None = None
+
+    def services(self, config: Any) -> dict[str, Any]:
+        if not isinstance(config, Mapping) or not isinstance(config.get("applications"), list):
+            raise RayServeException("expected a mapping with a list `applications`, as `serve build` writes it")
+        for key in config:
+            if key not in _TOP:
+                self._note(str(key), "unknown")
+            elif _TOP[key] and not (key == "proxy_location" and config[key] == "EveryNode"):
+                self._note(key, _TOP[key])
+        self._logging = config.get("logging_config") or None
+        self._http(config.get("http_options") or {})
+        self._grpc(config.get("grpc_options") or {})
+        found: dict[str, Any] = {}
+        for application in config["applications"]:
+            for name, service in self._application(application).items():
+                if name in found:
+                    raise RayServeException(
+                        f"two deployments would both be the service {name}: rename one by its option `name`"
+                    )
+                found[name] = service
+        return found
+
+    def _note(self, where: str, why: str) -> None:
+        self.notes.append(f"{where}: {why}")
+
+    def _http(self, options: Mapping[str, Any]) -> None:
+        for key, value in options.items():
+            if key == "request_timeout_s":
+                self._request_timeout_s = value
+            elif key == "port":
+                if value != 8000:
+                    self._note("http_options.port", f"write PIERHEAD_HTTP_PORT={value} into .env")
+            elif value not in (None, "", 90) and not (key == "host" and value == "0.0.0.0"):
+                self._note(f"http_options.{key}", _HTTP.get(key, "there is no counterpart"))
+
+    def _grpc(self, options: Mapping[str, Any]) -> None:
+        if options.get("grpc_servicer_functions"):
+            self._note(
+                "grpc_options.grpc_servicer_functions",
+                "write a service as a class for gRPC from outside, and its name into x-serve.grpc_services",
+            )
+        if options.get("port") not in (None, 9000):
+            self._note("grpc_options.port", f"write PIERHEAD_GRPC_PORT={options['port']} into .env")
+
+    def _application(self, config: Any) -> dict[str, Any]:
+        if not isinstance(config, Mapping) or not isinstance(config.get("import_path"), str):
+            raise RayServeException("expected applications with an import_path each")
+        path, name = config["import_path"], str(config.get("name", "default"))
+        where = f"applications.{name}"
+        target = path if ":" in path else ":".join(path.rsplit(".", 1))
+        self._leave_out(where, target, config)
+        environment = self._environment(where, config.get("runtime_env") or {})
+        options = {each["name"]: each for each in config.get("deployments") or () if isinstance(each, Mapping)}
+        graph = self._graph(where, target, options, config.get("args") or {})
+        prefix = config.get("route_prefix", "/")
+        found = {}
+        for deployment, (service, is_ingress, own) in graph.items():
+            block, compose = self._block(where, deployment, own, options.get(deployment, {}), config)
+            if is_ingress and prefix is not None:
+                block["route"] = prefix
+            found[service] = {
+                "image": name.lower(),
+                "build": ".",
+                "command": ["python", "-m", "pierhead", "serve", target],
+                "scale": 0,
+                "environment": {
+                    ALLOW: "true",
+                    SECRET: "${" + SECRET + ":?write a secret of 32 characters into .env}",
+                    **({ROUTE_PREFIX: prefix} if is_ingress and prefix not in (None, "/") else {}),
+                    **environment,
+                },
+                **compose,
+                "x-serve": block,
+            }
+        for deployment in options:
+            if deployment not in graph:
+                self._note(f"{where}.deployments.{deployment}", f"{target} has no such deployment")
+        return found
+
+    def _leave_out(self, where: str, target: str, config: Mapping[str, Any]) -> None:
+        for key in config:
+            if key not in _APPLICATION:
+                self._note(f"{where}.{key}", "unknown")
+        for key in ("autoscaling_policy", "host", "port"):
+            if config.get(key):
+                self._note(f"{where}.{key}", "there is no counterpart")
+        if config.get("args"):
+            self._note(f"{where}.args", f"the image serves {target} as it is: bind the arguments in a module")
+
+    def _environment(self, where: str, runtime_env: Mapping[str, Any]) -> dict[str, str]:
+        for key in runtime_env:
+            if key != "env_vars":
+                words = "write it into the Dockerfile" if key in ("pip", "conda", "uv") else "the image holds the code"
+                self._note(f"{where}.runtime_env.{key}", words)
+        return {str(key): str(value).replace("$", "$$") for key, value in (runtime_env.get("env_vars") or {}).items()}
+
+    def _graph(
+        self, where: str, target: str, options: Mapping[str, Any], args: Mapping[str, Any]
+    ) -> dict[str, tuple[str, bool, DeploymentOptions]]:
+        """Each deployment's service, whether it is the first one, and its options in the code."""
+        try:
+            found = self._importing(target)
+            if callable(found) and not isinstance(found, Application):
+                found = found(dict(args)) if args else found()
+            bound: Bound = bound_of(found)
+        except Exception as error:
+            self._note(
+                where,
+                f"{target} could not be imported ({error!r}), so options in the code are not known, and the last "
+                "deployment of the list is taken for the one that gets the requests",
+            )
+            names = list(options)
+            return {each: (_service(each), each == names[-1], DeploymentOptions()) for each in names}
+        cls: Any = bound.cls
+        application: Any = cls.__application__
+        return {each: (child.name, child is bound, _options(child.cls)) for each, child in application.services.items()}
+
+    def _block(
+        self, where: str, name: str, own: DeploymentOptions, written: Mapping[str, Any], config: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The x-serve block of a deployment, and what stands beside it."""
+        here = f"{where}.deployments.{name}"
+        given = {key: value for key, value in written.items() if key != "name"}
+        for key in ("placement_group_bundles", "ray_actor_options"):
+            if given.get(key) is None:
+                given.pop(key, None)
+        try:
+            options = own.changed(**{key: DEFAULT if value is None else value for key, value in given.items()})
+            logging = config.get("logging_config") or self._logging
+            if logging and options.logging_config is None:
+                options = options.changed(logging_config=_logging(logging))
+            block = options.x_serve()
+        except (ValueError, TypeError, RayServeException) as error:
+            self._note(here, str(error))
+            return {}, {}
+        for key, words in options.without_effect().items():
+            self._note(f"{here}.{key}", words or NO_EFFECT[key])
+        if options.user_config is not None and not isinstance(options.user_config, Mapping):
+            self._note(f"{here}.user_config", "x-serve.user_config is a mapping; the value in the code stays in force")
+        if self._request_timeout_s and "request_timeout_s" not in block:
+            block["request_timeout_s"] = float(self._request_timeout_s)
+        return block, _resources(options)
+
+
+def _imported(target: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    module, _, name = target.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _options(cls: Any) -> DeploymentOptions:
+    deployment: type[RayDeployment] = cls
+    return deployment.__built__.options
+
+
+def _service(name: str) -> str:
+    from pierhead.classes.service import name_of
+
+    return name_of(type(name.replace("-", "_"), (), {}))
+
+
+def _logging(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def _resources(options: DeploymentOptions) -> dict[str, Any]:
+    """Limits of CPU and memory, as Compose writes them."""
+    wanted = options.ray_actor_options or {}
+    limits: dict[str, Any] = {}
+    if wanted.get("num_cpus"):
+        limits["cpus"] = str(wanted["num_cpus"])
+    if wanted.get("memory"):
+        limits["memory"] = f"{int(wanted['memory'])}b"
+    return {"deploy": {"resources": {"limits": limits}}} if limits else {}

@@ -1,0 +1,112 @@
+"""Ray Serve's metrics for user code: counters, gauges and histograms, in the replica's /metrics."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import prometheus_client
+
+from pierhead.metrics import PROCESS
+from pierhead.rayserve.context import current_replica
+
+_OWN: Final = ("deployment", "replica", "application")
+
+
+class _Metric:
+    """One metric. Objects of one name share the series, as replicas of one process do."""
+
+    _made: Final[dict[str, Any]] = {}
+    _lock: Final = threading.Lock()
+
+    def __init__(self, name: str, description: str = "", tag_keys: Sequence[str] | None = None) -> None:
+        if isinstance(tag_keys, str):
+            raise TypeError(f"tag_keys should be a tuple type, got: {type(tag_keys)}")
+        for key in tag_keys or ():
+            if key in _OWN:
+                raise ValueError(f"'{key}' tag is reserved for Ray Serve metrics")
+        self._name = name
+        self._keys = (*_OWN, *(tag_keys or ()))
+        self._default: dict[str, str] = {}
+        with self._lock:
+            key = f"{type(self).__name__}:{name}"
+            if key not in self._made:
+                self._made[key] = self._make(name, description)
+                PROCESS.register(self._made[key])
+            self._metric = self._made[key]
+
+    def _make(self, name: str, description: str) -> Any:
+        raise NotImplementedError
+
+    def set_default_tags(self, default_tags: Mapping[str, str]) -> Any:
+        """Values of tags that calls do not name."""
+        self._default = dict(default_tags)
+        return self
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Name, tags and defaults."""
+        return {"name": self._name, "tag_keys": self._keys, "default_tags": self._default}
+
+    def _series(self, tags: Mapping[str, str] | None) -> Any:
+        replica = current_replica()
+        values = dict.fromkeys(self._keys, "")
+        if replica is not None:
+            values.update(deployment=replica.deployment, replica=replica.replica_tag, application=replica.app_name)
+        values.update(self._default)
+        values.update(tags or {})
+        unknown = set(values) - set(self._keys)
+        if unknown:
+            raise ValueError(f"Unrecognized tag key {', '.join(sorted(unknown))}; known: {', '.join(self._keys)}.")
+        return self._metric.labels(**{key: str(value) for key, value in values.items()})
+
+
+class ServeCounter(_Metric):
+    """A number that grows."""
+
+    def _make(self, name: str, description: str) -> Any:
+        return prometheus_client.Counter(name, description or name, self._keys, registry=None)
+
+    def inc(self, value: float = 1.0, tags: Mapping[str, str] | None = None) -> None:
+        """Add to it."""
+        self._series(tags).inc(value)
+
+
+class ServeGauge(_Metric):
+    """A number that goes up and down."""
+
+    def _make(self, name: str, description: str) -> Any:
+        return prometheus_client.Gauge(name, description or name, self._keys, registry=None)
+
+    def set(self, value: float, tags: Mapping[str, str] | None = None) -> None:
+        """Set it."""
+        self._series(tags).set(value)
+
+
+class ServeHistogram(_Metric):
+    """Counts of values by bucket."""
+
+    def __init__(
+        self,
+        name: str,
+        description: str = "",
+        boundaries: Sequence[float] | None = None,
+        tag_keys: Sequence[str] | None = None,
+    ) -> None:
+        if not boundaries:
+            raise ValueError("boundaries: expected a list of numbers above 0")
+        self._boundaries = list(boundaries)
+        super().__init__(name, description, tag_keys)
+
+    def _make(self, name: str, description: str) -> Any:
+        return prometheus_client.Histogram(
+            name, description or name, self._keys, buckets=self._boundaries, registry=None
+        )
+
+    def observe(self, value: float, tags: Mapping[str, str] | None = None) -> None:
+        """Count a value."""
+        self._series(tags).observe(value)
+
+
+Counter, Gauge, Histogram = ServeCounter, ServeGauge, ServeHistogram

@@ -1,0 +1,298 @@
+"""The options of a deployment: their values, and what they are in an x-serve block."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
+
+from pierhead.rayserve.config import (
+    AutoscalingConfig,
+    BackpressureConfig,
+    RequestRouterConfig,
+    made,
+)
+from pierhead.rayserve.exceptions import RayServeException
+from pierhead.rayserve.schema import LoggingConfig
+
+
+class Default:
+    """The type of `DEFAULT`."""
+
+    def __repr__(self) -> str:
+        return "DEFAULT"
+
+
+DEFAULT: Final = Default()
+"""Stands for an option that was not given."""
+
+NO_EFFECT: Final[Mapping[str, str]] = {
+    "placement_group_bundles": "a replica is one container; write deploy.resources beside x-serve",
+    "placement_group_strategy": "a replica is one container",
+    "placement_group_bundle_label_selector": "a replica is one container; write deploy.placement on a Swarm",
+    "max_constructor_retry_count": "rollout.auto_rollback and startup.deadline_s decide",
+    "rolling_update_percentage": "write rollout.max_surge and rollout.max_unavailable, which are numbers",
+    "health_check_timeout_s": "check_health runs in the replica and has 10 s",
+    "health_check_period_s": "check_health runs in the replica every 10 s",
+    "runtime_env": "the image and the compose file's environment",
+    "resources": "write deploy.placement on a Swarm",
+    "label_selector": "write deploy.placement on a Swarm",
+    "accelerator_type": "write device_ids of the reservation",
+}
+"""Options that are accepted, change nothing in containers, and what stands in their place."""
+
+REFUSED: Final[Mapping[str, str]] = {
+    "gang_scheduling_config": "nothing here places groups of replicas together",
+    "deployment_actors": "there are no actors; run the shared state as a deployment of its own with one replica",
+    "version": "it was removed from Ray Serve",
+}
+"""Options that would mean something else than what was asked for, and why."""
+
+_ROUTERS: Final = {
+    "PowerOfTwoChoicesRequestRouter": "power_of_two",
+    "RoundRobinRouter": "round_robin",
+    "RoundRobinRequestRouter": "round_robin",
+    "ConsistentHashRouter": "consistent_hash",
+    "PrefixCacheAffinityRouter": "prefix",
+    "PrefixAwarePow2ReplicaRouter": "prefix",
+}
+"""Ray Serve's request routers by the name of their class."""
+
+
+@dataclass(frozen=True)
+class DeploymentOptions:
+    """What `@serve.deployment` and `options` set. Immutable; `changed` makes others."""
+
+    num_replicas: int = 1
+    max_ongoing_requests: int = 5
+    max_queued_requests: int = -1
+    user_config: Any = None
+    backpressure_config: BackpressureConfig = field(default_factory=BackpressureConfig)
+    autoscaling_config: AutoscalingConfig | None = None
+    graceful_shutdown_wait_loop_s: float = 2.0
+    graceful_shutdown_timeout_s: float = 20.0
+    health_check_period_s: float = 10.0
+    health_check_timeout_s: float = 30.0
+    logging_config: LoggingConfig | None = None
+    request_router_config: RequestRouterConfig | None = None
+    max_constructor_retry_count: int = 20
+    ray_actor_options: Mapping[str, Any] | None = None
+    placement_group_bundles: Any = None
+    placement_group_strategy: str | None = None
+    placement_group_bundle_label_selector: Any = None
+    max_replicas_per_node: int | None = None
+    rolling_update_percentage: float = 0.2
+    max_surge_percent: int = 0
+    given: frozenset[str] = frozenset()
+    """The options that a user has set."""
+
+    def changed(self, **options: Any) -> DeploymentOptions:
+        """With other values. Raises ValueError and TypeError for values that cannot be."""
+        given = {name: value for name, value in options.items() if value is not DEFAULT}
+        _refuse(given, {each.name for each in fields(self)} - {"given"})
+        wanted = given.get("num_replicas")
+        if wanted == "auto":
+            given["autoscaling_config"] = _auto(given.get("autoscaling_config"))
+            del given["num_replicas"]
+        elif wanted is not None:
+            if given.get("autoscaling_config") is not None:
+                raise ValueError("Manually setting num_replicas is not allowed when autoscaling_config is provided.")
+            given["autoscaling_config"] = None  # a number in place of bounds
+        for name, kind in _KINDS.items():
+            if name in given:
+                given[name] = made(kind, given[name], name)
+        for name in ("num_replicas", "backpressure_config"):
+            if name in given and given[name] is None:
+                del given[name]
+        _check(given)
+        return replace(self, **given, given=self.given | set(given))
+
+    @property
+    def first_replicas(self) -> int:
+        """How many replicas there are at the start, at least one."""
+        if self.autoscaling_config is None:
+            return self.num_replicas
+        return max(1, self.autoscaling_config.first)
+
+    def x_serve(self) -> dict[str, Any]:
+        """The keys of the x-serve block that say the same."""
+        found: dict[str, Any] = {"max_ongoing_requests": self.max_ongoing_requests}
+        if self.autoscaling_config is not None:
+            found["autoscale"] = autoscale_of(self.autoscaling_config)
+        elif self.num_replicas != 1:
+            found["replicas"] = self.num_replicas
+        found |= self._line() | self._end()
+        if self.max_replicas_per_node is not None:
+            found["max_replicas_per_node"] = self.max_replicas_per_node
+        if self.request_router_config is not None:
+            found["router"] = router_of(self.request_router_config)
+        if self.logging_config is not None:
+            found["logging"] = logging_of(self.logging_config)
+        if isinstance(self.user_config, Mapping) and self.user_config:
+            found["user_config"] = dict(self.user_config)
+        gpus = (self.ray_actor_options or {}).get("num_gpus") or 0
+        if gpus:
+            found["gpu"] = {"count": int(gpus)} if float(gpus).is_integer() else {"fraction": float(gpus)}
+        return found
+
+    def _line(self) -> dict[str, Any]:
+        """How many requests wait, and how those beyond are answered."""
+        found: dict[str, Any] = {}
+        if self.max_queued_requests != -1:
+            found["max_queued_requests"] = self.max_queued_requests
+        if "backpressure_config" in self.given:
+            answer = self.backpressure_config
+            found["backpressure"] = {"status_code": answer.status_code}
+            if answer.retry_after_s is not None:
+                found["backpressure"]["retry_after_s"] = float(answer.retry_after_s)
+        return found
+
+    def _end(self) -> dict[str, Any]:
+        """How replicas end, and how a version replaces another one."""
+        found: dict[str, Any] = {}
+        if "graceful_shutdown_wait_loop_s" in self.given:
+            found["graceful_shutdown_wait_loop_s"] = max(0.25, float(self.graceful_shutdown_wait_loop_s))
+        if "graceful_shutdown_timeout_s" in self.given:
+            # A drain is longer than any request: requests may take a little less than the time for the drain.
+            found["graceful_shutdown_timeout_s"] = max(6.0, float(self.graceful_shutdown_timeout_s))
+            found["request_timeout_s"] = min(60.0, found["graceful_shutdown_timeout_s"] - 5.0)
+        if "max_surge_percent" in self.given:
+            surge = -(-self.max_surge_percent * self.first_replicas // 100)
+            found["rollout"] = {"max_surge": surge, "max_unavailable": 0 if surge else 1}
+        return found
+
+    def without_effect(self) -> dict[str, str]:
+        """The given options that change nothing in containers, and what stands in their place."""
+        given = self.given | set(self.ray_actor_options or ())
+        return {name: words for name, words in NO_EFFECT.items() if name in given}
+
+
+def _refuse(given: dict[str, Any], known: Collection[str]) -> None:
+    """Raise for options that are not supported, and for unknown ones."""
+    for name, why in REFUSED.items():
+        if given.pop(name, None) is not None:
+            raise ValueError(f"@serve.deployment: {name} is not supported: {why}")
+    for name in given:
+        if name not in known:
+            raise TypeError(f"@serve.deployment: {name} is not one of {', '.join(sorted(known))}")
+
+
+def _auto(config: Any) -> AutoscalingConfig:
+    """The bounds of num_replicas="auto": Ray Serve's, in which the given ones are put."""
+    given = made(AutoscalingConfig, config, "autoscaling_config")
+    if given is None:
+        return AutoscalingConfig.default()
+    plain, default = AutoscalingConfig(), AutoscalingConfig.default()
+    named = set(config) if isinstance(config, Mapping) else set()
+    changes = {
+        each.name: getattr(given, each.name)
+        for each in fields(given)
+        if each.name in named or getattr(given, each.name) != getattr(plain, each.name)
+    }
+    return replace(default, **changes)
+
+
+_KINDS: Final[Mapping[str, type[Any]]] = {
+    "autoscaling_config": AutoscalingConfig,
+    "backpressure_config": BackpressureConfig,
+    "logging_config": LoggingConfig,
+    "request_router_config": RequestRouterConfig,
+}
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    if given.get("num_replicas", 1) == 0:
+        raise ValueError("num_replicas is expected to larger than 0")
+    for name, least in (("num_replicas", 1), ("max_ongoing_requests", 1), ("max_queued_requests", -1)):
+        value = given.get(name, 1)
+        if value is None:
+            raise ValueError(f"`{name}` must be non-null, got None.")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name}: expected an integer >= {least}, found {value!r}")
+    for name in (
+        "graceful_shutdown_wait_loop_s",
+        "graceful_shutdown_timeout_s",
+        "health_check_period_s",
+        "health_check_timeout_s",
+    ):
+        value = given.get(name, 1.0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise ValueError(f"{name}: expected a number of seconds >= 0, found {value!r}")
+    if given.get("user_config") is not None:
+        try:
+            json.dumps(given["user_config"])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"user_config must be JSON-serializable: {error}") from None
+
+
+def autoscale_of(config: AutoscalingConfig) -> dict[str, Any]:
+    """x-serve.autoscale. Raises RayServeException for a policy that no import path names."""
+    found: dict[str, Any] = {"min": config.min_replicas, "max": config.max_replicas}
+    plain = AutoscalingConfig()
+    if config.initial_replicas is not None:
+        found["initial"] = config.initial_replicas
+    for name in ("target_ongoing_requests", "look_back_period_s", "upscale_delay_s", "downscale_delay_s"):
+        value = getattr(config, name)
+        if value is not None and value != getattr(plain, name):
+            found[name] = float(value)
+    if config.downscale_to_zero_delay_s is not None:
+        found["downscale_to_zero_delay_s"] = float(config.downscale_to_zero_delay_s)
+    factors = (
+        ("upscaling_factor", config.upscaling_factor or config.upscale_smoothing_factor or config.smoothing_factor),
+        (
+            "downscaling_factor",
+            config.downscaling_factor or config.downscale_smoothing_factor or config.smoothing_factor,
+        ),
+    )
+    found.update({name: float(value) for name, value in factors if value != 1.0})
+    aggregation = getattr(config.aggregation_function, "value", config.aggregation_function)
+    if aggregation != "mean":
+        found["aggregation_function"] = aggregation
+    policy = config.policy
+    function = (
+        policy.get("policy_function") if isinstance(policy, Mapping) else getattr(policy, "policy_function", None)
+    )
+    if function is not None and "default_autoscaling_policy" not in str(function):
+        found["policy"] = _path_of(function, "autoscaling_config.policy")
+        kwargs = policy.get("policy_kwargs") if isinstance(policy, Mapping) else getattr(policy, "policy_kwargs", None)
+        if kwargs:
+            found["policy_kwargs"] = dict(kwargs)
+    return found
+
+
+def router_of(config: RequestRouterConfig) -> dict[str, Any]:
+    """x-serve.router. Raises RayServeException for a class that no import path names."""
+    wanted = config.request_router_class
+    name = wanted.rpartition(":")[2].rpartition(".")[2] if isinstance(wanted, str) else wanted.__name__
+    policy = _ROUTERS.get(name)
+    if policy is None:
+        named = wanted in ("power_of_two", "round_robin", "least_ongoing", "consistent_hash", "prefix", "engine_load")
+        policy = str(wanted) if named else _path_of(wanted, "request_router_config.request_router_class")
+    found: dict[str, Any] = {"policy": policy}
+    if config.request_router_kwargs:
+        found["policy_kwargs"] = dict(config.request_router_kwargs)
+    return found
+
+
+def logging_of(config: LoggingConfig) -> dict[str, Any]:
+    """x-serve.logging."""
+    level = config.log_level
+    if isinstance(level, int):
+        level = "debug" if level <= 10 else "info" if level <= 20 else "warning" if level <= 30 else "error"
+    encoding = getattr(config.encoding, "value", config.encoding)
+    found = {"log_level": str(level).lower().replace("critical", "error"), "encoding": str(encoding).lower()}
+    if not config.enable_access_log:
+        found["access_log"] = "off"
+    return found
+
+
+def _path_of(function: str | Callable[..., Any], option: str) -> str:
+    """`module:name` of something that can be imported."""
+    if isinstance(function, str):
+        module, _, name = function.rpartition(":") if ":" in function else function.rpartition(".")
+    else:
+        module, name = function.__module__, function.__qualname__
+    if not module or not name.isidentifier():
+        raise RayServeException(f"{option}: expected what `module:name` imports, found {function!r}")
+    return f"{module}:{name}"

@@ -1,0 +1,145 @@
+"""Arguments, results and exceptions as bytes, by cloudpickle where it is installed; and the seal on such bytes.
+
+A pickle runs code where it is read. So bytes are read only if they carry a seal: an HMAC with a secret of the stack,
+or, where there is none, with one that this process has drawn at its start. Only a process with the secret can call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import pickle
+import secrets
+import traceback
+from typing import Any, Final, NamedTuple
+
+from pierhead.errors import BadRequest, SettingsError
+from pierhead.rayserve.exceptions import RayError, RayTaskError
+
+try:
+    import cloudpickle as _cloudpickle
+except ImportError:  # what plain pickle cannot take is an error that names the extra
+    _cloudpickle = None
+
+ALLOW: Final = "PIERHEAD_ALLOW_PICKLE"
+SECRET: Final = "PIERHEAD_PICKLE_SECRET"  # noqa: S105 - a name
+SECRET_FILE: Final = "PIERHEAD_PICKLE_SECRET_FILE"  # noqa: S105 - a name
+
+_DIGEST: Final = hashlib.sha256
+_SIZE: Final = 32
+
+
+class CannotPickle(TypeError):
+    """A value that cannot travel between replicas."""
+
+
+def dumps(value: Any) -> bytes:
+    """A value as bytes. Raises CannotPickle, or what the value itself raises."""
+    try:
+        if _cloudpickle is not None:
+            dumped: bytes = _cloudpickle.dumps(value)
+            return dumped
+        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        more = "" if _cloudpickle is not None else "; install pierhead[rayserve] for functions and classes of a script"
+        raise CannotPickle(f"Could not serialize {value!r:.200}: {error}{more}") from error
+
+
+def loads(raw: bytes) -> Any:
+    """The value of bytes from `dumps`. Only for bytes of this process, or with a seal."""
+    return pickle.loads(raw)  # noqa: S301 - see the module
+
+
+def copied(value: Any) -> Any:
+    """The value as another replica would get it."""
+    return loads(dumps(value))
+
+
+# ---- exceptions
+
+
+class PickledError(NamedTuple):
+    """An exception on its way to the caller."""
+
+    cause: bytes | None
+    """None: it cannot be pickled."""
+    kind: str
+    traceback: str
+
+    def error(self) -> RayTaskError:
+        """What the caller's code gets."""
+        cause: BaseException
+        try:
+            cause = RayError(self.kind) if self.cause is None else loads(self.cause)
+        except Exception as error:
+            cause = RayError(f"{self.kind} could not be deserialized: {error!r}")
+        return RayTaskError(cause, self.traceback).as_instanceof_cause()
+
+
+def failure_of(error: BaseException) -> PickledError:
+    """An exception as what travels."""
+    text = "".join(traceback.format_exception(error)).strip()
+    own = error.cause if isinstance(error, RayTaskError) else error
+    kind = f"{type(own).__module__}.{type(own).__qualname__}"
+    try:
+        raw = dumps(own)
+        loads(raw)
+    except Exception as why:
+        return PickledError(None, f"Exception {kind} isn't serializable: {why}", text)
+    return PickledError(raw, kind, text)
+
+
+# ---- the seal
+
+
+class Seal:
+    """Signs bytes for one purpose, and opens what was signed for it."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def sealed(self, raw: bytes, purpose: str) -> bytes:
+        """The bytes with their seal before them."""
+        return self._sign(raw, purpose) + raw
+
+    def opened(self, sealed: bytes, purpose: str) -> bytes:
+        """The bytes behind a seal. Raises BadRequest for bytes that were not sealed with this key for this purpose."""
+        seal, raw = sealed[:_SIZE], sealed[_SIZE:]
+        if not hmac.compare_digest(seal, self._sign(raw, purpose)):
+            raise BadRequest(
+                f"{purpose}: these bytes do not carry the seal of this stack ({SECRET}): Python objects are taken only "
+                "from deployments of the same application"
+            )
+        return raw
+
+    def _sign(self, raw: bytes, purpose: str) -> bytes:
+        signed = hmac.new(self._key, purpose.encode() + b"\0", _DIGEST)
+        signed.update(raw)
+        return signed.digest()
+
+
+_OF_THIS_PROCESS: Final = Seal(secrets.token_bytes(_SIZE))
+
+
+def seal() -> Seal:
+    """The stack's seal; that of this process where the environment does not allow pickles between processes.
+
+    Raises SettingsError where they are allowed and there is no secret.
+    """
+    if os.environ.get(ALLOW, "").lower() not in ("1", "true", "yes"):
+        return _OF_THIS_PROCESS
+    secret = os.environ.get(SECRET, "").encode()
+    path = os.environ.get(SECRET_FILE, "")
+    if not secret and path:
+        try:
+            with open(path, "rb") as file:
+                secret = file.read().strip()
+        except OSError as error:
+            raise SettingsError(f"{SECRET_FILE}: {path} cannot be read: {error}") from error
+    if len(secret) < 16:
+        raise SettingsError(
+            f"{SECRET}: expected at least 16 characters, since {ALLOW} is true, found {len(secret)}; `pierhead build` "
+            "writes both"
+        )
+    return Seal(hashlib.sha256(secret).digest())

@@ -1,0 +1,131 @@
+"""Ray Serve's states and records, as far as they mean something here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class EncodingType(str, Enum):  # noqa: UP042 - its str() is that of Ray Serve
+    """How a log line is written."""
+
+    TEXT = "TEXT"
+    JSON = "JSON"
+
+
+@dataclass
+class LoggingConfig:
+    """The logging of a deployment: x-serve.logging. `logs_dir` has no effect: Docker keeps the logs."""
+
+    encoding: str = "TEXT"
+    log_level: str | int = "INFO"
+    logs_dir: str | None = None
+    enable_access_log: bool = True
+    additional_log_standard_attrs: Sequence[str] = ()
+
+
+@dataclass
+class TracingConfig:
+    """Accepted and without effect: `traceparent` is passed on, exporters are the user's own."""
+
+    enabled: bool = False
+    exporter_import_path: str | None = None
+    sampling_ratio: float = 0.01
+
+
+class ReplicaState(str, Enum):  # noqa: UP042 - its str() is that of Ray Serve
+    """The state of a replica."""
+
+    STARTING = "STARTING"
+    UPDATING = "UPDATING"
+    RECOVERING = "RECOVERING"
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    STOPPED = "STOPPED"
+
+
+class DeploymentStatus(str, Enum):  # noqa: UP042 - its str() is that of Ray Serve
+    """The status of a deployment."""
+
+    UPDATING = "UPDATING"
+    HEALTHY = "HEALTHY"
+    UNHEALTHY = "UNHEALTHY"
+    DEPLOY_FAILED = "DEPLOY_FAILED"
+    UPSCALING = "UPSCALING"
+    DOWNSCALING = "DOWNSCALING"
+
+
+class DeploymentStatusTrigger(str, Enum):  # noqa: UP042 - its str() is that of Ray Serve
+    """What has led to a deployment's status."""
+
+    UNSPECIFIED = "UNSPECIFIED"
+    CONFIG_UPDATE_STARTED = "CONFIG_UPDATE_STARTED"
+    CONFIG_UPDATE_COMPLETED = "CONFIG_UPDATE_COMPLETED"
+    REPLICA_STARTUP_FAILED = "REPLICA_STARTUP_FAILED"
+    HEALTH_CHECK_FAILED = "HEALTH_CHECK_FAILED"
+    DELETING = "DELETING"
+
+
+class ApplicationStatus(str, Enum):  # noqa: UP042 - its str() is that of Ray Serve
+    """The status of an application."""
+
+    NOT_STARTED = "NOT_STARTED"
+    DEPLOYING = "DEPLOYING"
+    DEPLOY_FAILED = "DEPLOY_FAILED"
+    RUNNING = "RUNNING"
+    UNHEALTHY = "UNHEALTHY"
+    DELETING = "DELETING"
+
+
+class ProxyStatus(str, Enum):  # noqa: UP042 - its str() is that of Ray Serve
+    """The status of the HTTP server."""
+
+    STARTING = "STARTING"
+    HEALTHY = "HEALTHY"
+    UNHEALTHY = "UNHEALTHY"
+    DRAINING = "DRAINING"
+    DRAINED = "DRAINED"
+
+
+@dataclass
+class DeploymentStatusOverview:
+    """A deployment in `serve.status()`."""
+
+    status: DeploymentStatus
+    status_trigger: DeploymentStatusTrigger
+    replica_states: dict[ReplicaState, int]
+    message: str
+
+
+@dataclass
+class ApplicationStatusOverview:
+    """An application in `serve.status()`."""
+
+    status: ApplicationStatus
+    message: str
+    last_deployed_time_s: float
+    deployments: dict[str, DeploymentStatusOverview]
+
+
+@dataclass
+class ServeStatus:
+    """What `serve.status()` returns."""
+
+    proxies: dict[str, ProxyStatus] = field(default_factory=dict)
+    applications: dict[str, ApplicationStatusOverview] = field(default_factory=dict)
+    target_capacity: float | None = None
+
+
+@dataclass(frozen=True)
+class ReplicaRank:
+    """The replica's number among its deployment's."""
+
+    rank: int
+    node_rank: int
+    local_rank: int
+
+    def model_dump(self) -> dict[str, Any]:
+        """As a mapping."""
+        return {"rank": self.rank, "node_rank": self.node_rank, "local_rank": self.local_rank}

@@ -1,0 +1,342 @@
+"""One replica's object of user code: it is constructed, called, reconfigured, checked and ended here.
+
+Used by both ends: replicas of `serve.run`, which share a process, and those in containers of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context, copy_context
+from functools import partial
+from typing import Any, Final
+
+from pierhead.rayserve.context import (
+    CHILDREN,
+    ReplicaContext,
+    _RequestContext,
+    enter_replica,
+    register_replica,
+)
+from pierhead.rayserve.deployment import ASGI, BUILD_ASGI, BuiltDeployment
+from pierhead.rayserve.exceptions import RayServeException
+from pierhead.rayserve.handle import RemoteCall
+from pierhead.rayserve.lifespan import Lifespan
+from pierhead.rayserve.multiplex import models_of
+
+logger = logging.getLogger("ray.serve")
+
+_MOST_THREADS: Final = 1000
+
+
+class Servant:
+    """The user's object, in the context of its replica. Belongs to one event loop."""
+
+    def __init__(self, built: BuiltDeployment, context: ReplicaContext) -> None:
+        self.built = built
+        self.context = context
+        self.app: Any = None
+        """The ASGI application of a class with `@serve.ingress`."""
+        self._forget: Callable[[], None] = lambda: None
+        self._object: Any = None
+        self._lifespan: Lifespan | None = None
+        most = min(_MOST_THREADS, built.options.max_ongoing_requests)
+        self._threads = ThreadPoolExecutor(most, f"rayserve-{built.name}")
+
+    @property
+    def held_models(self) -> set[str]:
+        """The ids of the models that the replica has or loads."""
+        models = models_of(self.context)
+        return set() if models is None else set(models.held())
+
+    # ---- life
+
+    async def start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], user_config: Any) -> None:
+        """Construct the object, start its ASGI application and hand over the settings. Raises what user code raises."""
+        self._forget = register_replica(self.context)
+        try:
+            await self._inside(self._start, args, kwargs, user_config)
+        except BaseException:
+            self._forget()
+            raise
+
+    async def _start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], user_config: Any) -> None:
+        definition: Any = self.built.deployment.func_or_class
+        if inspect.isfunction(definition):
+            self._object = self.context.servable_object = definition
+        else:
+            made: Any = definition.__new__(definition)
+            self._object = self.context.servable_object = made
+            await _awaited(made.__init__(*args, **kwargs))
+            if hasattr(definition, ASGI):
+                await self._start_asgi(definition)
+        await self._reconfigure(user_config)
+
+    async def _start_asgi(self, definition: Any) -> None:
+        build = getattr(self._object, BUILD_ASGI, None)
+        if build is not None:
+            self.app = await _awaited(build())
+            if self.app is None:
+                raise TypeError(f"`{BUILD_ASGI}` must return an ASGI app.")
+        else:
+            app = getattr(definition, ASGI)
+            self.app = app() if inspect.isfunction(app) else app
+        self._lifespan = Lifespan(self.app)
+        await self._lifespan.start()
+
+    async def close(self) -> None:
+        """End the application, the object (`__del__`) and its models."""
+        try:
+            await self._inside(self._close)
+        finally:
+            self._forget()
+            self._threads.shutdown(wait=False)
+
+    async def _close(self) -> None:
+        if self._lifespan is not None:
+            await self._lifespan.stop()
+        end = getattr(self._object, "__del__", None)
+        if end is not None and not inspect.isfunction(self._object):
+            try:
+                await _awaited(end())
+            except Exception:
+                logger.exception("%s: __del__ raised", self.built.name)
+            _without_del(self._object)
+        models = models_of(self.context)
+        if models is not None:
+            await models.close()
+
+    async def reconfigure(self, user_config: Any) -> None:
+        """Hand over settings. Raises what user code raises, and RayServeException where it cannot take any."""
+        await self._inside(self._reconfigure, user_config)
+
+    async def _reconfigure(self, user_config: Any) -> None:
+        hook = None if inspect.isfunction(self._object) else getattr(self._object, "reconfigure", None)
+        wants_rank = hook is not None and "rank" in inspect.signature(hook).parameters
+        if user_config is None and not wants_rank:
+            return
+        if inspect.isfunction(self._object):
+            raise ValueError("deployment_def must be a class to use user_config or rank")
+        if hook is None:
+            raise RayServeException(
+                f"user_config or rank specified but deployment {self.context.replica_id.deployment_id} missing "
+                "reconfigure method"
+            )
+        named = {"rank": self.context.rank} if wants_rank else {}
+        await self._run(hook, (user_config,), named)
+
+    async def check_health(self) -> None:
+        """The user's `check_health`, where there is one. Raises what it raises."""
+        check = getattr(self._object, "check_health", None)
+        if check is not None and not inspect.isfunction(self._object):
+            await self._inside(self._run, check, (), {})
+
+    # ---- calls
+
+    async def call(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The result of a method. Raises what it raises, and TypeError for a generator."""
+        return await self._request(_context_of(call), self._call, call.method, args, kwargs)
+
+    async def _call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        method = self._method(name)
+        if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+            raise _is_a_generator(name)
+        result = await self._run(method, args, kwargs)
+        if inspect.isgenerator(result) or inspect.isasyncgen(result):
+            raise _is_a_generator(name)
+        return result
+
+    async def stream(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AsyncIterator[Any]:
+        """The items that a method yields. Raises what it raises, and TypeError for one that yields nothing."""
+        items: asyncio.Queue[Any] = asyncio.Queue()
+        done = object()
+        loop = asyncio.get_running_loop()
+
+        async def fill() -> None:
+            try:
+                await self._request(_context_of(call), self._fill, call.method, args, kwargs, items.put_nowait, loop)
+            finally:
+                items.put_nowait(done)
+
+        filling = asyncio.create_task(fill(), name=f"stream of {self.built.name}")
+        try:
+            while (item := await items.get()) is not done:
+                yield item
+            await filling
+        finally:
+            if not filling.done():
+                filling.cancel()
+                await asyncio.wait([filling])
+
+    async def _fill(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        put: Callable[[Any], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        method = self._method(name)
+        if inspect.isgeneratorfunction(method):
+            await self._in_thread(_exhaust, method, args, kwargs, _threadsafe(loop, put))
+            return
+        result = method(*args, **kwargs)
+        if inspect.iscoroutine(result):
+            result = await result
+        if inspect.isasyncgen(result) or hasattr(result, "__anext__"):
+            async for item in result:
+                put(item)
+        elif inspect.isgenerator(result):
+            await self._in_thread(_put_all, result, _threadsafe(loop, put))
+        else:
+            raise TypeError(
+                f"Called method '{name}' with `handle.options(stream=True)` but it did not return a generator."
+            )
+
+    async def http(self, request: _RequestContext, serve: Callable[[], Awaitable[None]]) -> None:
+        """Run what serves one HTTP request or WebSocket, as user code of that request."""
+        await self._request(request, serve)
+
+    async def plain(self, request: Any) -> Any:
+        """What the function or `__call__` returns for a Starlette request. Within `http`."""
+        method = self._method("__call__")
+        args = (request,) if inspect.signature(method).parameters else ()
+        if inspect.isgeneratorfunction(method):
+            logger.warning(
+                "%s: the items of a generator are not sent, as in Ray Serve: return a StreamingResponse",
+                self.built.name,
+            )
+            return await self._in_thread(_exhaust, method, args, {}, lambda _: None)
+        if inspect.isasyncgenfunction(method):
+            return method(*args)
+        return await self._run(method, args, {})
+
+    # ---- user code
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        if inspect.isfunction(self._object):
+            return self._object
+        method = getattr(self._object, name, None)
+        if method is None:
+            public = [each for each in dir(self._object) if not each.startswith("__")]
+            methods = [each for each in public if callable(getattr(self._object, each, None))]
+            raise RayServeException(
+                f"Tried to call a method '{name}' that does not exist. Available methods: {methods}."
+            )
+        found: Callable[..., Any] = method
+        return found
+
+    async def _run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call a function: a `def` in a thread, anything else here."""
+        is_plain = inspect.isfunction(function) or inspect.ismethod(function)
+        if is_plain and not inspect.iscoroutinefunction(function) and not _yields(function):
+            result = await self._in_thread(function, *args, **kwargs)
+        else:
+            result = function(*args, **kwargs)
+        return await result if inspect.iscoroutine(result) else result
+
+    async def _in_thread(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """A function in a thread. Cancellation waits for its end: until then its request is in flight."""
+        work = partial(copy_context().run, partial(_without_stop, function), *args, **kwargs)
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            result, stop = await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if not running.cancel():
+                await asyncio.wait([running])
+            raise
+        if stop is not None:
+            raise RuntimeError(f"{function!r} raised StopIteration") from stop
+        return result
+
+    async def _request(self, request: _RequestContext, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        """Run a coroutine function as user code of a request; the request's own calls are cancelled with it."""
+        context = self._fresh(request)
+        children = context.run(CHILDREN.get)
+        task = asyncio.get_running_loop().create_task(_coroutine(function, args), context=context)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            for child in list(children or ()):
+                child.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+            raise
+
+    async def _inside(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+        """Run a coroutine function as user code without a request."""
+        return await asyncio.get_running_loop().create_task(_coroutine(function, args), context=self._fresh(None))
+
+    def _fresh(self, request: _RequestContext | None) -> Context:
+        context = copy_context()
+        context.run(enter_replica, self.context, request)
+        return context
+
+
+def _context_of(call: RemoteCall) -> _RequestContext:
+    return _RequestContext(
+        route=call.route,
+        request_id=call.request_id,
+        _internal_request_id=call.request_id,
+        app_name=call.app_name,
+        multiplexed_model_id=call.model_id,
+        session_id=call.session_id,
+    )
+
+
+async def _coroutine(function: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> Any:
+    return await function(*args)
+
+
+async def _awaited(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result
+
+
+def _yields(function: Callable[..., Any]) -> bool:
+    return inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
+
+
+def _threadsafe(loop: asyncio.AbstractEventLoop, put: Callable[[Any], None]) -> Callable[[Any], None]:
+    def put_soon(item: Any) -> None:
+        loop.call_soon_threadsafe(partial(put, item))
+
+    return put_soon
+
+
+def _without_stop(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, StopIteration | None]:
+    """No future can hold a StopIteration."""
+    try:
+        return function(*args, **kwargs), None
+    except StopIteration as stop:
+        return None, stop
+
+
+def _exhaust(
+    method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], put: Callable[[Any], Any]
+) -> None:
+    _put_all(method(*args, **kwargs), put)
+
+
+def _put_all(items: Any, put: Callable[[Any], Any]) -> None:
+    for item in items:
+        put(item)
+
+
+def _is_a_generator(name: str) -> TypeError:
+    return TypeError(
+        f"Method '{name}' returned a generator. You must use `handle.options(stream=True)` to call generators on a "
+        "deployment."
+    )
+
+
+def _without_del(found: Any) -> None:
+    """Make the garbage collector call no `__del__` of this object: it has run."""
+    kind = type(found)
+    try:
+        found.__class__ = type(kind.__name__, (kind,), {"__del__": lambda _: None, "__module__": kind.__module__})
+    except (AttributeError, TypeError):
+        logger.debug("%s keeps its __del__", kind.__name__)

@@ -1,0 +1,140 @@
+"""`pierhead import ray`: what of a configuration stands in the compose file, and what is named as left out."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pierhead import rayserve as serve
+from pierhead.rayserve import import_ray
+from pierhead.rayserve.exceptions import RayServeException
+from pierhead.rayserve.import_ray import compose_of
+
+from controller.spec.parse import parse
+
+
+@serve.deployment(num_replicas=2, max_ongoing_requests=9)
+class Ranker:
+    pass
+
+
+@serve.deployment
+class Shop:
+    def __init__(self, ranker: Any) -> None:
+        self.ranker = ranker
+
+
+APP = Shop.bind(Ranker.bind())
+
+CONFIG = """
+proxy_location: EveryNode
+http_options: {host: 0.0.0.0, port: 8080, request_timeout_s: 20}
+logging_config: {log_level: WARNING, encoding: JSON, logs_dir: null, enable_access_log: true}
+applications:
+- name: shop
+  route_prefix: /shop
+  import_path: shop:app
+  runtime_env:
+    env_vars: {MODEL: "a$b"}
+    pip: [torch]
+  deployments:
+  - name: Ranker
+    num_replicas: auto
+    autoscaling_config: {min_replicas: 1, max_replicas: 4, target_ongoing_requests: 8}
+    user_config: {threshold: 0.5}
+    health_check_period_s: 5
+    ray_actor_options: {num_cpus: 2, num_gpus: 1, memory: 1000000000}
+  - name: Shop
+    max_queued_requests: 20
+  - name: Gone
+"""
+
+
+def test_a_configuration_becomes_a_compose_file() -> None:
+    text, notes = compose_of(CONFIG, lambda _: APP)
+    services = yaml.safe_load(text)["services"]
+    common = {"image": "shop", "build": ".", "command": ["python", "-m", "pierhead", "serve", "shop:app"], "scale": 0}
+    secret = "${PIERHEAD_PICKLE_SECRET:?write a secret of 32 characters into .env}"
+    environment = {"PIERHEAD_ALLOW_PICKLE": "true", "PIERHEAD_PICKLE_SECRET": secret, "MODEL": "a$$b"}
+    logging = {"log_level": "warning", "encoding": "json"}
+    assert services == {
+        "ranker": {
+            **common,
+            "environment": environment,
+            "deploy": {"resources": {"limits": {"cpus": "2", "memory": "1000000000b"}}},
+            "x-serve": {
+                "max_ongoing_requests": 9,
+                "autoscale": {"min": 1, "max": 4, "target_ongoing_requests": 8.0},
+                "logging": logging,
+                "user_config": {"threshold": 0.5},
+                "gpu": {"count": 1},
+                "request_timeout_s": 20.0,
+            },
+        },
+        "shop": {
+            **common,
+            "environment": {"PIERHEAD_RAYSERVE_ROUTE_PREFIX": "/shop", **environment},
+            "x-serve": {
+                "max_ongoing_requests": 5,
+                "max_queued_requests": 20,
+                "logging": logging,
+                "request_timeout_s": 20.0,
+                "route": "/shop",
+            },
+        },
+    }
+    assert notes == [
+        "http_options.port: write PIERHEAD_HTTP_PORT=8080 into .env",
+        "applications.shop.runtime_env.pip: write it into the Dockerfile",
+        "applications.shop.deployments.Ranker.health_check_period_s: check_health runs in the replica every 10 s",
+        "applications.shop.deployments.Gone: shop:app has no such deployment",
+    ]
+    assert [line.removeprefix("# NOT TRANSLATED: ") for line in text.splitlines() if "NOT TRANSLATED" in line] == notes
+
+
+def test_the_controller_reads_the_compose_file() -> None:
+    text, _ = compose_of(CONFIG, lambda _: APP)
+    written = text.replace("${PIERHEAD_PICKLE_SECRET:?write a secret of 32 characters into .env}", "x" * 32)
+    assert set(parse("shop", yaml.safe_load(written)).services) == {"ranker", "shop"}
+
+
+def test_without_the_module_the_last_deployment_gets_the_requests() -> None:
+    def missing(_: str) -> Any:
+        raise ModuleNotFoundError("No module named 'shop'")
+
+    text, notes = compose_of(CONFIG, missing)
+    services = yaml.safe_load(text)["services"]
+    assert [name for name, service in services.items() if "route" in service["x-serve"]] == ["gone"]
+    assert any("could not be imported" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "not YAML"),
+        ("[]", "a list `applications`"),
+        ("applications: [{name: a}]", "an import_path each"),
+        ("applications: [{name: a, import_path: 'm:app'}, {name: b, import_path: 'm:app'}]", "both be the service"),
+    ],
+)
+def test_what_is_no_configuration_is_refused(text: str, message: str) -> None:
+    with pytest.raises(RayServeException, match=message):
+        compose_of(text, lambda _: APP)
+
+
+def test_the_command_writes_a_file_and_names_what_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    parser = argparse.ArgumentParser()
+    import_ray.add(parser.add_subparsers())
+    (tmp_path / "serve.yaml").write_text("applications: [{import_path: nowhere_at_all.app, deployments: [{name: A}]}]")
+    given = parser.parse_args(["import-ray", "serve.yaml", "-o", "compose.yaml"])
+    given.run(given)
+    assert "nowhere_at_all:app could not be imported" in capsys.readouterr().err
+    assert list(yaml.safe_load((tmp_path / "compose.yaml").read_text())["services"]) == ["a"]
+    with pytest.raises(SystemExit):
+        given.run(parser.parse_args(["import-ray", "missing.yaml"]))

@@ -1,0 +1,71 @@
+"""The page of Ray Serve's names: it has every one of them, and says of each what is so."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import subprocess
+from typing import Any
+
+import pytest
+from pierhead.rayserve.options import DeploymentOptions
+
+from tests.harness.imports import ROOT
+from tests.harness.rayserve_apps import rays_python
+
+PAGE = ROOT / "docs" / "reference" / "ray-serve.md"
+LISTED = (ROOT / "tests" / "rayserve" / "ray_serve_names.txt").read_text(encoding="utf-8").split()
+ROWS = re.findall(r"^\| `([^`]+)` \| (yes|differs|no) \| (.*?) ?\|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_page_has_every_name_once_and_no_other() -> None:
+    assert [f"ray.serve.{name}" for name, _, _ in ROWS] == LISTED
+
+
+def test_what_differs_and_what_is_missing_is_explained() -> None:
+    assert [name for name, word, words in ROWS if (word == "yes") is bool(words)] == []
+
+
+def test_a_name_is_there_exactly_where_the_page_says_so() -> None:
+    assert [name for name, word, _ in ROWS if _is_there(name) is (word == "no")] == []
+
+
+def _is_there(name: str) -> bool:
+    path, _, parameter = name.rstrip(")").partition("(")
+    if path == "deployment" and parameter and parameter != "name":
+        return parameter in DeploymentOptions.__dataclass_fields__ or _is_refused(parameter)
+    found: Any = importlib.import_module("pierhead.rayserve")
+    at = "pierhead.rayserve"
+    for part in path.split("."):
+        at = f"{at}.{part}"
+        if inspect.isclass(found) and part in inspect.get_annotations(found):
+            return True
+        if not hasattr(found, part):
+            try:
+                found = importlib.import_module(at)
+            except ImportError:
+                return False
+        else:
+            found = getattr(found, part)
+        if inspect.isfunction(found) and f"{at}." in f"pierhead.rayserve.{path}." and part != path.split(".")[-1]:
+            found = importlib.import_module(at)  # a module and a function have this name
+    return not parameter or parameter.removeprefix("_") in {
+        each.removeprefix("_") for each in inspect.signature(found).parameters
+    }
+
+
+def _is_refused(option: str) -> bool:
+    with pytest.raises(ValueError, match=f"{option} is not supported"):
+        DeploymentOptions().changed(**{option: object()})
+    return True
+
+
+@pytest.mark.long
+def test_the_list_is_that_of_the_installed_ray_serve() -> None:
+    python = rays_python()
+    if python is None:
+        pytest.skip("Ray Serve is not installed; compose/machine/bench.sh makes its environment")
+    script = ROOT / "tests" / "rayserve" / "list_names.py"
+    found = subprocess.run([python, str(script)], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == LISTED

@@ -1,0 +1,218 @@
+"""Parts of pierhead.rayserve whose answers no HTTP request shows."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from pierhead import rayserve as serve
+from pierhead.errors import BadRequest, SettingsError
+from pierhead.rayserve.config import AutoscalingConfig
+from pierhead.rayserve.deployment import BuiltApplication
+from pierhead.rayserve.exceptions import BackPressureError, RayServeException, RayTaskError
+from pierhead.rayserve.options import DeploymentOptions
+from pierhead.rayserve.pickles import Seal, copied, failure_of, seal
+from pierhead.rayserve.services import bound_of
+
+# ---- options
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, {"max_ongoing_requests": 5}),
+        ({"num_replicas": 3}, {"max_ongoing_requests": 5, "replicas": 3}),
+        ({"max_queued_requests": 7}, {"max_ongoing_requests": 5, "max_queued_requests": 7}),
+        ({"num_replicas": "auto"}, {"max_ongoing_requests": 5, "autoscale": {"min": 1, "max": 100}}),
+        (
+            {"num_replicas": "auto", "autoscaling_config": {"max_replicas": 4, "upscale_delay_s": 5}},
+            {"max_ongoing_requests": 5, "autoscale": {"min": 1, "max": 4, "upscale_delay_s": 5.0}},
+        ),
+        (
+            {"autoscaling_config": AutoscalingConfig(min_replicas=0, initial_replicas=2, max_replicas=2)},
+            {"max_ongoing_requests": 5, "autoscale": {"min": 0, "max": 2, "initial": 2}},
+        ),
+        (
+            {"backpressure_config": {"status_code": 429, "retry_after_s": 2}},
+            {"max_ongoing_requests": 5, "backpressure": {"status_code": 429, "retry_after_s": 2.0}},
+        ),
+        ({"user_config": {"a": 1}}, {"max_ongoing_requests": 5, "user_config": {"a": 1}}),
+        ({"ray_actor_options": {"num_gpus": 0.5}}, {"max_ongoing_requests": 5, "gpu": {"fraction": 0.5}}),
+        ({"ray_actor_options": {"num_gpus": 2}}, {"max_ongoing_requests": 5, "gpu": {"count": 2}}),
+        (
+            {"logging_config": {"log_level": "DEBUG", "encoding": "JSON", "enable_access_log": False}},
+            {"max_ongoing_requests": 5, "logging": {"log_level": "debug", "encoding": "json", "access_log": "off"}},
+        ),
+        (
+            {"request_router_config": {"request_router_class": "ray.serve.experimental:ConsistentHashRouter"}},
+            {"max_ongoing_requests": 5, "router": {"policy": "consistent_hash"}},
+        ),
+        (
+            {"graceful_shutdown_timeout_s": 30},
+            {"max_ongoing_requests": 5, "graceful_shutdown_timeout_s": 30.0, "request_timeout_s": 25.0},
+        ),
+    ],
+)
+def test_options_are_words_of_x_serve(options: dict[str, Any], words: dict[str, Any]) -> None:
+    assert DeploymentOptions().changed(**options).x_serve() == words
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_replicas": 0}, "larger than 0"),
+        ({"max_ongoing_requests": 0}, "expected an integer >= 1"),
+        ({"num_replica": 1}, "num_replica is not one of"),
+        ({"num_replicas": 2, "autoscaling_config": {}}, "not allowed when autoscaling_config"),
+        ({"autoscaling_config": {"min_replicas": 3, "max_replicas": 2}}, "greater than or equal"),
+        ({"autoscaling_config": {"max": 2}}, "autoscaling_config: max is not one of"),
+        ({"gang_scheduling_config": {"gang_size": 2}}, "gang_scheduling_config is not supported"),
+        ({"deployment_actors": [1]}, "deployment_actors is not supported"),
+        ({"user_config": object()}, "JSON"),
+        ({"health_check_period_s": -1}, "expected a number of seconds"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        DeploymentOptions().changed(**options)
+
+
+def test_options_without_effect_are_named() -> None:
+    options = DeploymentOptions().changed(rolling_update_percentage=0.5, ray_actor_options={"runtime_env": {}})
+    assert set(options.without_effect()) == {"rolling_update_percentage", "runtime_env"}
+
+
+# ---- applications as services
+
+
+@serve.deployment(num_replicas=2)
+class ImageModel:
+    pass
+
+
+@serve.deployment(max_ongoing_requests=9)
+class Ingress:
+    def __init__(self, *models: Any) -> None:
+        self.models = models
+
+
+def test_an_application_is_a_graph_of_services() -> None:
+    shared = ImageModel.bind()
+    graph = bound_of(Ingress.bind(shared, [shared], ImageModel.options(name="other-model").bind())).graph()
+    assert {name: dict(bound.cls.__x_serve__) for name, bound in graph.items()} == {
+        "ingress": {"max_ongoing_requests": 9, "route": "/"},
+        "image-model": {"max_ongoing_requests": 5, "replicas": 2},
+        "other-model": {"max_ongoing_requests": 5, "replicas": 2},
+    }
+    assert graph["ingress"].cls.__contract__.service == f"{__name__}.Ingress"
+
+
+def test_two_deployments_that_would_be_one_service_are_named() -> None:
+    app = Ingress.bind(ImageModel.bind(), ImageModel.options(name="image_model").bind())
+    with pytest.raises(RayServeException, match="ImageModel and image_model would both be the service image-model"):
+        bound_of(app)
+
+
+def test_deployments_of_one_name_get_numbers() -> None:
+    assert list(BuiltApplication(Ingress.bind(ImageModel.bind(), ImageModel.bind())).deployments) == [
+        "ImageModel",
+        "ImageModel_1",
+        "Ingress",
+    ]
+
+
+def test_a_class_with_call_is_no_ingress() -> None:
+    class Callable:
+        def __call__(self) -> None: ...
+
+    with pytest.raises(ValueError, match="may not have __call__"):
+        serve.ingress(lambda: None)(Callable)
+
+
+# ---- pickles and their seal
+
+
+def test_bytes_without_the_seal_are_never_read() -> None:
+    class Explodes:
+        def __reduce__(self) -> Any:
+            return pytest.fail, ("this was read",)
+
+    ours, theirs = Seal(b"k" * 32), Seal(b"x" * 32)
+    raw = pickle.dumps(Explodes())
+    for forged in (raw, b"", theirs.sealed(raw, "call"), ours.sealed(raw, "reply"), ours.sealed(raw, "call")[:-1]):
+        with pytest.raises(BadRequest, match="do not carry the seal"):
+            ours.opened(forged, "call")
+    assert ours.opened(ours.sealed(b"fine", "call"), "call") == b"fine"
+
+
+def test_without_a_secret_only_this_process_can_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PIERHEAD_ALLOW_PICKLE", raising=False)
+    monkeypatch.setenv("PIERHEAD_PICKLE_SECRET", "known to somebody else")
+    own = seal()
+    assert own is seal()
+    monkeypatch.setenv("PIERHEAD_ALLOW_PICKLE", "true")
+    assert seal().opened(seal().sealed(b"x", "call"), "call") == b"x"
+    with pytest.raises(BadRequest):
+        own.opened(seal().sealed(b"x", "call"), "call")
+    monkeypatch.setenv("PIERHEAD_PICKLE_SECRET", "short")
+    with pytest.raises(SettingsError, match="at least 16 characters"):
+        seal()
+
+
+def test_the_secret_may_be_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("PIERHEAD_ALLOW_PICKLE", "true")
+    monkeypatch.setenv("PIERHEAD_PICKLE_SECRET_FILE", str(tmp_path / "secret"))
+    with pytest.raises(SettingsError, match="cannot be read"):
+        seal()
+    (tmp_path / "secret").write_text("a secret of a file, long enough\n")
+    assert seal().opened(seal().sealed(b"x", "call"), "call") == b"x"
+
+
+# ---- exceptions
+
+
+class WithArguments(Exception):
+    def __init__(self, item: str, *, left: int) -> None:
+        super().__init__(item)
+        self.left = left
+
+    def __reduce__(self) -> Any:
+        return _again, (self.args[0], self.left)
+
+
+def _again(item: str, left: int) -> WithArguments:
+    return WithArguments(item, left=left)
+
+
+class Unpicklable(Exception):
+    def __init__(self) -> None:
+        super().__init__("cannot travel")
+        self.held = (each for each in ())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("v"), KeyError("k"), OSError(2, "no file"), StopAsyncIteration("s"), WithArguments("tea", left=2),
+     UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), BackPressureError(3, 2), ExceptionGroup("g", [ValueError(1)])],
+)  # fmt: skip
+def test_an_exception_of_another_replica_is_of_its_own_class_and_of_rays(error: Exception) -> None:
+    for found in (failure_of(error).error(), copied(failure_of(error).error())):
+        assert isinstance(found, RayTaskError)
+        assert isinstance(found, type(error))
+        assert type(found).__name__ == f"RayTaskError({type(error).__name__})"
+        assert type(found.cause) is type(error)
+        assert str(error).splitlines()[0] in str(found)
+    again = failure_of(failure_of(error).error()).error()  # passed on by a third one
+    assert type(again.cause) is type(error)
+
+
+def test_attributes_of_an_exception_stay() -> None:
+    found: Any = failure_of(WithArguments("tea", left=2)).error()
+    assert found.left == 2
+
+
+def test_an_exception_that_cannot_be_pickled_is_told_by_name() -> None:
+    found = failure_of(Unpicklable()).error()
+    assert type(found) is RayTaskError
+    assert "Unpicklable isn't serializable" in str(found.cause)
