@@ -1,11 +1,11 @@
 """Runs applications of `apps/` on one system, sends each its requests, and writes what it answered.
 
     python driver.py ray hello_class ... --out answers.json       with Ray Serve's own Python
-    python driver.py pierhead hello_class ... --out answers.json  `serve.run` of pierhead.rayserve
-    python driver.py services hello_class ... --out answers.json  as services, in processes of their own
+    python driver.py pierhead hello_class ... --out answers.json  `serve.run` of ours
+    python driver.py services hello_class ... --out answers.json  as services, in processes
 
-An application is a module with `app`, `REQUESTS`, and perhaps `calls(handle)`, a generator of results, and ROUTE_PREFIX.
-For the last two systems a copy is made in which nothing but the import lines are others. It imports nothing of ours that
+An application is a module with `app`, `REQUESTS`, perhaps `calls(handle)`, a generator of results, and ROUTE_PREFIX.
+For the last two systems a copy is made, of which only the import lines are others. It imports nothing of ours that
 Ray Serve's environment lacks.
 """
 
@@ -89,7 +89,9 @@ class Client:
         own = {name.lower(): value for name, value in headers.items()}.get("x-request-id")
         answer_id = dict(kept).get("x-request-id")
         own_port = f":{self._port}"
-        shown = {name: value.replace(own_port, "") for name, value in kept if name != "x-request-id"}
+        shown: dict[str, str] = {name: value.replace(own_port, "") for name, value in kept if name != "x-request-id"}
+        if "allow" in shown:  # made of a set
+            shown["allow"] = ", ".join(sorted(shown["allow"].split(", ")))
         shown["x-request-id"] = "ours" if own and answer_id == own else "made" if answer_id else "none"
         return {"status": response.status, "headers": dict(sorted(shown.items())), "body": raw.decode("latin-1")}
 
@@ -168,7 +170,7 @@ def _run(serve: Any, module: Any, port: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def on_services(port: int) -> Iterator[Callable[[Any], dict[str, Any]]]:
-    from service_processes import ServiceProcesses
+    from service_processes import ServiceProcesses  # type: ignore[import-not-found]
 
     def run(module: Any) -> dict[str, Any]:
         with ServiceProcesses(module, port) as handle:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from typing import Any
 
 MODULES = (
     "ray.serve",
@@ -72,8 +73,8 @@ def main() -> None:
     print("\n".join(sorted(names)))
 
 
-def _at(path: str) -> object:
-    found: object = importlib.import_module("ray.serve")
+def _at(path: str) -> Any:
+    found: Any = importlib.import_module("ray.serve")
     at = "ray.serve"
     for name in path.removeprefix("ray.serve.").split("."):
         at = f"{at}.{name}"

@@ -19,6 +19,7 @@ SLOW = {"backpressure", "cancel", "unhealthy"}
 """They take seconds, of time that passes."""
 
 IN_ONE_PROCESS = {
+    "async_generator_http": "a replica puts the request's id on every response",
     "autoscaling": "counts replicas, of which there is one",
     "backpressure": "the bound of a line comes from Discovery",
     "health_check": "check_health has a period of ten seconds",

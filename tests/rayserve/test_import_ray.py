@@ -1,5 +1,8 @@
 """`pierhead import ray`: what of a configuration stands in the compose file, and what is named as left out."""
 
+# mypy: disable-error-code="attr-defined"
+# It takes a decorated class for the class itself.
+
 from __future__ import annotations
 
 import argparse

@@ -38,6 +38,7 @@ class Instance:
         self.http = HTTPOptions()
         self.grpc = gRPCOptions(grpc_servicer_functions=())
         self.applications: dict[str, LocalApplication] = {}
+        self._apart: list[LocalApplication] = []
         self.engine: EngineThread | None = None
         self._lock = threading.RLock()
         self._listener: RayServeListener | None = None
@@ -64,6 +65,13 @@ class Instance:
         server = RayServeGrpc(self.applications, self.grpc)
         await server.start()
         self._grpc_server = server
+
+    async def deploy_apart(self, target: RunTarget) -> LocalApplication:
+        """Start an application for its handle alone, as a test does. Raises what its constructors raise."""
+        application = LocalApplication(target.target, target.name, None, is_known=False)
+        await application.start()
+        self._apart.append(application)
+        return application
 
     async def deploy(self, target: RunTarget) -> LocalApplication:
         """Start an application in the place of the one of its name. Raises RayServeException, RuntimeError."""
@@ -100,6 +108,8 @@ class Instance:
         self._listener = self._grpc_server = None
         for name in list(self.applications):
             await self.delete(name)
+        while self._apart:
+            await self._apart.pop().close()
 
     def shut_down(self) -> None:
         """End everything; the next `start` begins anew."""
@@ -149,8 +159,8 @@ def run(
 ) -> DeploymentHandle[Any]:
     """Serve an application in this process, and return a handle to its first deployment.
 
-    HTTP at 127.0.0.1:8000, or where `start` says; with `_local_testing_mode` there is no HTTP. `blocking` waits for
-    Ctrl-C. Raises TypeError for what `bind` has not made, RuntimeError for an application that does not start.
+    HTTP at 127.0.0.1:8000, or where `start` says. With `_local_testing_mode` only the handle calls it. `blocking` waits
+    for Ctrl-C. Raises TypeError for what `bind` has not made, RuntimeError for an application that does not start.
     """
     [handle] = run_many(
         [RunTarget(target, name, route_prefix, logging_config, external_scaler_enabled)],
@@ -176,8 +186,8 @@ def run_many(
         _check_target(target)
     for target in targets:
         engine = INSTANCE.start(listen=not _local_testing_mode)
-        application = engine.run(INSTANCE.deploy(target))
-        handles.append(DeploymentHandle[Any](application.built.ingress, target.name))
+        deploy = INSTANCE.deploy_apart if _local_testing_mode else INSTANCE.deploy
+        handles.append(engine.run(deploy(target)).handle())
     if blocking:
         try:
             signal.pause()

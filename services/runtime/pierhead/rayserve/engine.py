@@ -80,10 +80,11 @@ class _Waiter:
 class LocalDeployment:
     """The replicas of one deployment, and the line before them. A Dispatcher."""
 
-    def __init__(self, built: BuiltDeployment, app_name: str) -> None:
+    def __init__(self, built: BuiltDeployment, app_name: str, siblings: Mapping[DeploymentID, LocalDeployment]) -> None:
         self.loop = asyncio.get_running_loop()
         self.id = DeploymentID(built.name, app_name)
         self._built = built
+        self._siblings = siblings
         self._replicas: list[_Replica] = []
         self._line: deque[_Waiter] = deque()
         self._closed = False
@@ -122,6 +123,7 @@ class LocalDeployment:
             self._built.options,
             ReplicaRank(rank=rank, node_rank=0, local_rank=rank),
             self._built.options.first_replicas,
+            _dispatchers=self._siblings,
         )
         return Servant(self._built, context)
 
@@ -309,12 +311,19 @@ class LocalDeployment:
 class LocalApplication:
     """One application of this process."""
 
-    def __init__(self, app: Application, name: str, route_prefix: str | None) -> None:
+    def __init__(self, app: Application, name: str, route_prefix: str | None, *, is_known: bool = True) -> None:
+        """`is_known`: whether handles by name find its deployments; without it only `handle` does."""
         self.built = BuiltApplication(app)
         self.name = name
         self.route_prefix = route_prefix
         self.deployments: dict[str, LocalDeployment] = {}
         self.started = time.time()
+        self._is_known = is_known
+        self._by_id: dict[DeploymentID, LocalDeployment] = {}
+
+    def handle(self) -> DeploymentHandle[Any]:
+        """A handle to the first deployment."""
+        return DeploymentHandle(self.built.ingress, self.name, _dispatcher=None if self._is_known else self.ingress)
 
     @property
     def ingress(self) -> LocalDeployment:
@@ -327,9 +336,10 @@ class LocalApplication:
             warm()
         try:
             for name, built in self.built.deployments.items():
-                deployment = LocalDeployment(built, self.name)
-                self.deployments[name] = deployment
-                register_dispatcher(deployment.id, deployment)
+                deployment = LocalDeployment(built, self.name, self._by_id)
+                self.deployments[name] = self._by_id[deployment.id] = deployment
+                if self._is_known:
+                    register_dispatcher(deployment.id, deployment)
                 await deployment.start()
         except BaseException:
             await self.close()
@@ -339,7 +349,8 @@ class LocalApplication:
         """End every deployment."""
         for deployment in reversed(self.deployments.values()):
             await deployment.close()
-            register_dispatcher(deployment.id, None)
+            if self._is_known:
+                register_dispatcher(deployment.id, None)
 
     def status(self) -> ApplicationStatusOverview:
         """For `serve.status()`."""

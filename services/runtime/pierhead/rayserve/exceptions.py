@@ -126,7 +126,7 @@ class RayTaskError(RayError):
         if issubclass(RayTaskError, kind):
             return self
         try:
-            made = _dual(kind)(self.cause, self.traceback_str)
+            made = _dual(cast("Any", kind))(self.cause, self.traceback_str)
         except Exception:  # the class cannot be derived from, or has a constructor in the way
             logger.debug("no RayTaskError can be a %s as well", kind.__name__, exc_info=True)
             return self

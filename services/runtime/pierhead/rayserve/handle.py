@@ -332,7 +332,10 @@ class DeploymentHandle(Generic[T]):
         *,
         _chosen: _Chosen | None = None,
         _handle_id: str | None = None,
+        _dispatcher: Dispatcher | None = None,
     ) -> None:
+        self._dispatcher = _dispatcher
+        """What sends its calls; None = what is found by name."""
         self.deployment_id = DeploymentID(deployment_name, app_name)
         self.handle_id = _handle_id or uuid.uuid4().hex[:8]
         self._chosen = _chosen or _Chosen()
@@ -376,7 +379,13 @@ class DeploymentHandle(Generic[T]):
             "stream": stream,
         }
         chosen = replace(self._chosen, **{name: value for name, value in given.items() if value is not DEFAULT})
-        return DeploymentHandle(self.deployment_name, self.app_name, _chosen=chosen, _handle_id=self.handle_id)
+        return DeploymentHandle(
+            self.deployment_name,
+            self.app_name,
+            _chosen=chosen,
+            _handle_id=self.handle_id,
+            _dispatcher=self._dispatcher,
+        )
 
     def __getattr__(self, name: str) -> DeploymentHandle[T]:
         if name.startswith("__"):  # asked for by `copy`, `inspect` and the like
@@ -385,7 +394,7 @@ class DeploymentHandle(Generic[T]):
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Begin a call. The result is a DeploymentResponse, or with `stream=True` a DeploymentResponseGenerator."""
-        dispatcher = dispatcher_of(self.deployment_id)
+        dispatcher = self._dispatcher or dispatcher_of(self.deployment_id)
         call = self._call()
         if self._chosen.stream:
             return DeploymentResponseGenerator(dispatcher, call, args, kwargs)
@@ -393,7 +402,7 @@ class DeploymentHandle(Generic[T]):
 
     def broadcast(self, method_name: str, *args: Any, **kwargs: Any) -> DeploymentBroadcastResponse:
         """Call a method of every replica."""
-        dispatcher = dispatcher_of(self.deployment_id)
+        dispatcher = self._dispatcher or dispatcher_of(self.deployment_id)
         call = replace(self._call(), method=method_name)
         return DeploymentBroadcastResponse(dispatcher, dispatcher.broadcast(call, args, kwargs))
 
