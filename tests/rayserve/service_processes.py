@@ -56,7 +56,6 @@ class ServiceProcesses:
         return DeploymentHandle[Any](name)
 
     def _start(self, name: str, bound: Any, port: int) -> int:
-        prefix = getattr(self._module, "ROUTE_PREFIX", "/")
         admin = _free_port()
         words = bound.cls.__x_serve__
         environment = {
@@ -69,7 +68,6 @@ class ServiceProcesses:
         }
         if "route" in words:
             environment |= {"PIERHEAD_PORT": str(self._http_port), "PIERHEAD_GRPC_PORT": str(port)}
-            environment["PIERHEAD_RAYSERVE_ROUTE_PREFIX"] = prefix
         else:
             environment["PIERHEAD_PORT"] = str(port)
         command = [sys.executable, "-P", "-m", "pierhead", "serve", f"{self._module.__name__}:app"]

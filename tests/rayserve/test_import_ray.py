@@ -79,13 +79,14 @@ def test_a_configuration_becomes_a_compose_file() -> None:
         },
         "shop": {
             **common,
-            "environment": {"PIERHEAD_RAYSERVE_ROUTE_PREFIX": "/shop", **environment},
+            "environment": environment,
             "x-serve": {
                 "max_ongoing_requests": 5,
                 "max_queued_requests": 20,
                 "logging": logging,
                 "request_timeout_s": 20.0,
                 "route": "/shop",
+                "strip_prefix": True,
             },
         },
     }

@@ -16,8 +16,7 @@ from pierhead.classes.service import Bound
 from pierhead.rayserve.deployment import Application
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.options import DEFAULT, NO_EFFECT, DeploymentOptions
-from pierhead.rayserve.pickles import ALLOW, SECRET
-from pierhead.rayserve.services import ROUTE_PREFIX, RayDeployment, bound_of
+from pierhead.rayserve.services import RayDeployment, bound_of
 
 _TOP: Final[Mapping[str, str]] = {
     "proxy_location": "HAProxy stands before all replicas",
@@ -154,18 +153,13 @@ class _Translation:
         for deployment, (service, is_ingress, own) in graph.items():
             block, compose = self._block(where, deployment, own, options.get(deployment, {}), config)
             if is_ingress and prefix is not None:
-                block["route"] = prefix
+                block |= {"route": prefix} if prefix == "/" else {"route": prefix, "strip_prefix": True}
             found[service] = {
                 "image": name.lower(),
                 "build": ".",
                 "command": ["python", "-m", "pierhead", "serve", target],
                 "scale": 0,
-                "environment": {
-                    ALLOW: "true",
-                    SECRET: "${" + SECRET + ":?write a secret of 32 characters into .env}",
-                    **({ROUTE_PREFIX: prefix} if is_ingress and prefix not in (None, "/") else {}),
-                    **environment,
-                },
+                "environment": {**RayDeployment.__environment__, **environment},
                 **compose,
                 "x-serve": block,
             }

@@ -12,7 +12,7 @@ import os
 import re
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, cast
 
 from pierhead.classes.handles import handle_to, options
 from pierhead.classes.service import Bound, Service, name_of
@@ -34,9 +34,6 @@ from pierhead.request import accept_opaque, current_request
 
 logger = logging.getLogger("ray.serve")
 
-ROUTE_PREFIX: Final = "PIERHEAD_RAYSERVE_ROUTE_PREFIX"
-"""The variable that names the route of the application, where it is not "/"."""
-
 _CALL, _REPLY = "call", "reply"
 
 
@@ -45,7 +42,10 @@ class RayDeployment(Service):
 
     __built__: ClassVar[BuiltDeployment]
     __application__: ClassVar[AppGraph]
-    __environment__: ClassVar[Mapping[str, str]] = {ALLOW: "true", SECRET: "${" + SECRET + "}"}
+    __environment__: ClassVar[Mapping[str, str]] = {
+        ALLOW: "true",
+        SECRET: "${" + SECRET + ":?write a secret of 32 characters into .env}",
+    }
     """What the compose file sets for the service beside its x-serve block."""
 
     def __init__(self, *_: Any) -> None:
@@ -54,7 +54,6 @@ class RayDeployment(Service):
         self._started: asyncio.Task[None] | None = None
         built = self.__built__
         app_name = self.__application__.name
-        self._route = os.environ.get(ROUTE_PREFIX, "/").rstrip("/")
         replica = os.environ.get("PIERHEAD_REPLICA") or uuid.uuid4().hex[:8]
         replica_id = ReplicaID(replica, DeploymentID(built.name, app_name))
         dispatchers = {
@@ -158,9 +157,9 @@ class RayDeployment(Service):
         request_id = found.decode("latin-1") if found else current.request_id if current else uuid.uuid4().hex
         if found is None:
             scope["headers"] = [*scope["headers"], (REQUEST_ID, request_id.encode())]
-        if self._route and scope["path"].startswith(self._route):
-            scope["root_path"] = scope.get("root_path", "") + self._route
-        request = request_of(scope, request_id, route=self._route or "/", app_name=self.__application__.name)
+        # With x-serve.strip_prefix the edge has put the route there.
+        route = scope.get("root_path") or "/"
+        request = request_of(scope, request_id, route=route, app_name=self.__application__.name)
         started = False
 
         async def noted(message: Message) -> None:
