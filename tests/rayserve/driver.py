@@ -18,6 +18,7 @@ import importlib
 import json
 import os
 import re
+import socket
 import sys
 import tempfile
 import threading
@@ -65,6 +66,8 @@ class Client:
                 return list(threads.map(self.send, request["concurrent"]))
         if "websocket" in request:
             return self._websocket(request)
+        if "abandon" in request:
+            return self._abandon(request)
         return self._http(request)
 
     def _http(self, request: dict[str, Any]) -> Any:
@@ -95,18 +98,25 @@ class Client:
         shown["x-request-id"] = "ours" if own and answer_id == own else "made" if answer_id else "none"
         return {"status": response.status, "headers": dict(sorted(shown.items())), "body": raw.decode("latin-1")}
 
+    def _abandon(self, request: dict[str, Any]) -> Any:
+        """Leave before the answer."""
+        with socket.create_connection(("127.0.0.1", self._port), timeout=20) as connection:
+            connection.sendall(f"GET {request['abandon']} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            time.sleep(request["after"])
+        return "left"
+
     def _websocket(self, request: dict[str, Any]) -> Any:
         from websockets.exceptions import ConnectionClosed, InvalidStatus
         from websockets.sync.client import connect
 
         got: list[Any] = []
         try:
-            with connect(f"ws://127.0.0.1:{self._port}{request['websocket']}", open_timeout=20) as socket:
+            with connect(f"ws://127.0.0.1:{self._port}{request['websocket']}", open_timeout=20) as open_socket:
                 for text in request["send"]:
-                    socket.send(text)
+                    open_socket.send(text)
                 try:
                     for _ in range(request["receive"]):
-                        message = socket.recv(timeout=20)
+                        message = open_socket.recv(timeout=20)
                         got.append(message if isinstance(message, str) else message.decode("latin-1"))
                 except ConnectionClosed as closed:
                     got.append({"closed": closed.rcvd.code if closed.rcvd else None})

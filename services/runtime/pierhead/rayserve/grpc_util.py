@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import grpc
+
+_LIVE: Final[WeakValueDictionary[int, Any]] = WeakValueDictionary()
+
+
+def _live(number: int) -> Any:
+    return _LIVE[number]
 
 
 class RayServegRPCContext:
     """What a method with a parameter `grpc_context` gets: status and metadata of its answer."""
 
     def __init__(self, metadata: Mapping[str, str]) -> None:
+        _LIVE[id(self)] = self
         self._metadata = dict(metadata)
         self._code: grpc.StatusCode | None = None
         self._details = ""
         self._trailing: list[tuple[str, str]] = []
+
+    def __reduce__(self) -> Any:
+        """A replica of this process gets the object itself: what it sets is the answer's."""
+        return _live, (id(self),)
 
     def invocation_metadata(self) -> list[tuple[str, str]]:
         """The client's metadata."""

@@ -173,9 +173,10 @@ class DeploymentResponse(_Response[R]):
             # A wait that is cancelled (a timeout) leaves the call as it is.
             result: R = await asyncio.shield(asyncio.wrap_future(self._future))
         except asyncio.CancelledError:
-            if self._future.cancelled():
+            task = asyncio.current_task()
+            if self._future.cancelled() and not (task is not None and task.cancelling()):
                 raise RequestCancelledError(self.request_id) from None
-            raise
+            raise  # the caller itself is cancelled
         return result
 
     def result(self, *, timeout_s: float | None = None, _skip_asyncio_check: bool = False) -> R:

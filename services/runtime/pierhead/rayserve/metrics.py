@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -10,6 +11,8 @@ import prometheus_client
 
 from pierhead.metrics import PROCESS
 from pierhead.rayserve.context import current_replica
+
+logger = logging.getLogger("ray.serve")
 
 _OWN: Final = ("deployment", "replica", "application")
 
@@ -56,9 +59,9 @@ class _Metric:
             values.update(deployment=replica.deployment, replica=replica.replica_tag, application=replica.app_name)
         values.update(self._default)
         values.update(tags or {})
-        unknown = set(values) - set(self._keys)
-        if unknown:
-            raise ValueError(f"Unrecognized tag key {', '.join(sorted(unknown))}; known: {', '.join(self._keys)}.")
+        for key in set(values) - set(self._keys):  # as in Ray Serve, no error
+            logger.warning("metric %s: %s is none of its tags", self._name, key)
+            del values[key]
         return self._metric.labels(**{key: str(value) for key, value in values.items()})
 
 

@@ -260,11 +260,10 @@ class Servant:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
+            task.cancel()
             for child in list(children or ()):
                 child.cancel()
-            if not task.done():
-                task.cancel()
-                await asyncio.wait([task])
+            await asyncio.wait([task])
             raise
 
     async def _inside(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
