@@ -63,7 +63,8 @@ class Client:
         """The answer to one request, or the answers to concurrent ones."""
         if "concurrent" in request:
             with ThreadPoolExecutor(len(request["concurrent"])) as threads:
-                return list(threads.map(self.send, request["concurrent"]))
+                answers = list(threads.map(self.send, request["concurrent"]))
+            return sorted(answers, key=json.dumps) if request.get("sorted") else answers
         if "websocket" in request:
             return self._websocket(request)
         if "abandon" in request:

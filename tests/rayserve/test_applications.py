@@ -22,6 +22,7 @@ IN_ONE_PROCESS = {
     "async_generator_http": "a replica puts the request's id on every response",
     "autoscaling": "counts replicas, of which there is one",
     "backpressure": "the bound of a line comes from Discovery",
+    "http_backpressure": "HAProxy keeps the line",
     "health_check": "check_health has a period of ten seconds",
     "many_replicas": "counts replicas, of which there is one",
     "root_path": "HAProxy answers what no route takes",

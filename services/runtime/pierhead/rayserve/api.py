@@ -13,7 +13,7 @@ from pierhead.rayserve.config import HTTPOptions, gRPCOptions, made
 from pierhead.rayserve.context import DEFAULT_APPLICATION, DeploymentID, current_replica
 from pierhead.rayserve.deployment import Application
 from pierhead.rayserve.engine import EngineThread, LocalApplication
-from pierhead.rayserve.exceptions import RayServeException
+from pierhead.rayserve.exceptions import RayServeException, RayTaskError
 from pierhead.rayserve.grpc_proxy import RayServeGrpc
 from pierhead.rayserve.handle import DeploymentHandle, is_known
 from pierhead.rayserve.proxy import RayServeListener, RayServeProxy
@@ -78,10 +78,11 @@ class Instance:
         for other in self.applications.values():
             taken = target.route_prefix is not None and other.route_prefix == target.route_prefix
             if taken and other.name != target.name:
-                raise RayServeException(
+                refused = RayServeException(
                     f"Prefix {target.route_prefix} is being used by application(s): {other.name}. Failed to deploy "
                     f"application {target.name}."
                 )
+                raise RayTaskError(refused, str(refused)).as_instanceof_cause()  # Ray's controller raises it
         former = self.applications.pop(target.name, None)
         if former is not None:
             await former.close()
