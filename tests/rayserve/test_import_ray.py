@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,15 @@ def test_without_the_module_the_last_deployment_gets_the_requests() -> None:
     assert any("could not be imported" in note for note in notes)
 
 
+def test_a_function_that_builds_the_application_is_called_and_named() -> None:
+    text, notes = compose_of("applications: [{import_path: m.build, args: {to: fr}}]", lambda _: lambda args: APP)
+    assert set(yaml.safe_load(text)["services"]) == {"ranker", "shop"}
+    assert notes == [
+        "applications.default.args: the image serves m:build as it is: bind the arguments in a module",
+        "applications.default: m:build builds the application: call it in a module, and name what it returns",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -140,5 +150,9 @@ def test_the_command_writes_a_file_and_names_what_is_left_out(
     given.run(given)
     assert "nowhere_at_all:app could not be imported" in capsys.readouterr().err
     assert list(yaml.safe_load((tmp_path / "compose.yaml").read_text())["services"]) == ["a"]
+    secret = (tmp_path / ".env").read_text()
+    assert re.fullmatch("PIERHEAD_PICKLE_SECRET=[0-9a-f]{32}\n", secret)
+    given.run(given)
+    assert (tmp_path / ".env").read_text() == secret
     with pytest.raises(SystemExit):
         given.run(parser.parse_args(["import-ray", "missing.yaml"]))

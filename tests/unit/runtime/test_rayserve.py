@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from pierhead.rayserve.deployment import BuiltApplication
 from pierhead.rayserve.exceptions import BackPressureError, RayServeException, RayTaskError
 from pierhead.rayserve.options import DeploymentOptions
 from pierhead.rayserve.pickles import Seal, copied, failure_of, seal
+from pierhead.rayserve.responses import warm
 from pierhead.rayserve.services import bound_of
 
 # ---- options
@@ -131,6 +133,12 @@ def test_a_class_with_call_is_no_ingress() -> None:
 
     with pytest.raises(ValueError, match="may not have __call__"):
         serve.ingress(lambda: None)(Callable)
+
+
+def test_what_http_needs_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    with pytest.raises(SettingsError, match=r"install pierhead\[asgi\]"):
+        warm()
 
 
 # ---- pickles and their seal

@@ -16,6 +16,7 @@ from pierhead.classes.service import Bound
 from pierhead.rayserve.deployment import Application
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.options import DEFAULT, NO_EFFECT, DeploymentOptions
+from pierhead.rayserve.pickles import SECRET, write_secret
 from pierhead.rayserve.services import RayDeployment, bound_of
 
 _TOP: Final[Mapping[str, str]] = {
@@ -62,6 +63,8 @@ def run(arguments: argparse.Namespace) -> None:
         sys.stdout.write(text)
     else:
         arguments.output.write_text(text, encoding="utf-8")
+        if write_secret(arguments.output.with_name(".env")):
+            sys.stderr.write(f"wrote {SECRET} into .env\n")
 
 
 def compose_of(text: str, importing: Callable[[str], Any] | None = None) -> tuple[str, list[str]]:
@@ -192,6 +195,7 @@ class _Translation:
         try:
             found = self._importing(target)
             if callable(found) and not isinstance(found, Application):
+                self._note(where, f"{target} builds the application: call it in a module, and name what it returns")
                 found = found(dict(args)) if args else found()
             bound: Bound = bound_of(found)
         except Exception as error:

@@ -12,6 +12,7 @@ import os
 import pickle
 import secrets
 import traceback
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pierhead.errors import BadRequest, SettingsError
@@ -117,6 +118,16 @@ class Seal:
         signed = hmac.new(self._key, purpose.encode() + b"\0", _DIGEST)
         signed.update(raw)
         return signed.digest()
+
+
+def write_secret(env_file: Path) -> bool:
+    """Write a secret into a Compose project's `.env` unless it has one; returns whether it was written."""
+    text = env_file.read_text(encoding="utf-8") if env_file.exists() else ""
+    if any(line.partition("=")[0].strip() == SECRET for line in text.splitlines()):
+        return False
+    line = f"{SECRET}={secrets.token_hex(16)}\n"
+    env_file.write_text(f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{line}", encoding="utf-8")
+    return True
 
 
 _OF_THIS_PROCESS: Final = Seal(secrets.token_bytes(_SIZE))
