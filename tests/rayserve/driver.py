@@ -61,10 +61,10 @@ class Client:
 
     def send(self, request: dict[str, Any]) -> Any:
         """The answer to one request, or the answers to concurrent ones."""
+        time.sleep(request.get("wait", 0))
         if "concurrent" in request:
             with ThreadPoolExecutor(len(request["concurrent"])) as threads:
-                answers = list(threads.map(self.send, request["concurrent"]))
-            return sorted(answers, key=json.dumps) if request.get("sorted") else answers
+                return list(threads.map(self.send, request["concurrent"]))
         if "websocket" in request:
             return self._websocket(request)
         if "abandon" in request:

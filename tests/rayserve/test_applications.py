@@ -15,7 +15,7 @@ import pytest
 
 from tests.harness.rayserve_apps import answers, applications, own_python, rays_python, recorded
 
-SLOW = {"backpressure", "cancel", "unhealthy"}
+SLOW = {"backpressure", "cancel", "http_backpressure", "unhealthy"}
 """They take seconds, of time that passes."""
 
 IN_ONE_PROCESS = {

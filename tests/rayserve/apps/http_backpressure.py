@@ -19,4 +19,8 @@ class Slow:
 
 
 app = Slow.bind()
-REQUESTS = [{"path": "/"}, {"concurrent": [{"path": "/?s=2"}] * 5, "sorted": True}, {"path": "/"}]
+REQUESTS = [
+    {"path": "/"},
+    {"concurrent": [{"path": "/?s=4"}, {"path": "/", "wait": 1.5}, {"path": "/", "wait": 2.5}, {"path": "/", "wait": 2.5}]},
+    {"path": "/"},
+]
