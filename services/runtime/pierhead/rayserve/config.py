@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any
+
+logger = logging.getLogger("ray.serve")
 
 
 class ProxyLocation(str, Enum):  # noqa: UP042 - its str() is that of Ray Serve
@@ -25,7 +28,23 @@ class AggregationFunction(str, Enum):  # noqa: UP042 - its str() is that of Ray 
 
 
 class _Config:
-    """What pydantic's models have and users of these call."""
+    """What pydantic's models have and users of these call. Unknown fields are ignored, as Ray Serve does."""
+
+    _strict = False
+    """Unknown fields are a ValueError."""
+
+    def __init__(self, **given: Any) -> None:
+        for each in fields(self):  # type: ignore[arg-type]
+            default = each.default if each.default_factory is MISSING else each.default_factory()
+            setattr(self, each.name, given.pop(each.name, default))
+        for name in given:
+            if self._strict:
+                raise ValueError(f"{type(self).__name__}: {name} is none of its fields")
+            logger.warning("%s: %s is none of its fields and has no effect", type(self).__name__, name)
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for values that cannot be."""
 
     def dict(self, **_: Any) -> Mapping[str, Any]:
         """As a mapping."""
@@ -36,7 +55,7 @@ class _Config:
         return self.dict()
 
 
-@dataclass
+@dataclass(init=False)
 class AutoscalingPolicy(_Config):
     """What decides on the number of replicas; None = Ray Serve's formula."""
 
@@ -44,7 +63,7 @@ class AutoscalingPolicy(_Config):
     policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(init=False)
 class AutoscalingConfig(_Config):
     """x-serve.autoscale: the number of replicas by load. Raises ValueError for bounds that contradict each other."""
 
@@ -92,9 +111,11 @@ class AutoscalingConfig(_Config):
         return self.min_replicas if self.initial_replicas is None else self.initial_replicas
 
 
-@dataclass
+@dataclass(init=False)
 class BackpressureConfig(_Config):
     """The HTTP answer to a request that finds the line full."""
+
+    _strict = True
 
     status_code: int = 503
     retry_after_s: float | None = None
@@ -104,7 +125,7 @@ class BackpressureConfig(_Config):
             raise ValueError(f"status_code: expected 503 or 429, found {self.status_code}")
 
 
-@dataclass
+@dataclass(init=False)
 class RequestRouterConfig(_Config):
     """x-serve.router: a policy's name, or `my_package.routing:MyPolicy`. The other fields have no effect."""
 
@@ -117,7 +138,7 @@ class RequestRouterConfig(_Config):
     max_backoff_s: float = 0.5
 
 
-@dataclass
+@dataclass(init=False)
 class HTTPOptions(_Config):
     """Where `serve.run` listens. In containers HAProxy listens, at PIERHEAD_HTTP_PORT."""
 
@@ -136,7 +157,7 @@ class HTTPOptions(_Config):
     ssl_ca_certs: str | None = None
 
 
-@dataclass
+@dataclass(init=False)
 class gRPCOptions(_Config):  # noqa: N801 - Ray Serve's name
     """Where `serve.run` listens for gRPC, and for which services."""
 
@@ -146,14 +167,15 @@ class gRPCOptions(_Config):  # noqa: N801 - Ray Serve's name
     enable_reflection: bool = True
 
 
-@dataclass
+@dataclass(init=False)
 class ControllerOptions(_Config):
     """Accepted and without effect."""
 
+    _strict = True
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(init=False)
 class GangSchedulingConfig(_Config):
     """Refused by `deployment`: nothing here places groups of replicas together."""
 
@@ -162,7 +184,7 @@ class GangSchedulingConfig(_Config):
     runtime_failure_policy: str = "RESTART_GANG"
 
 
-@dataclass
+@dataclass(init=False)
 class DeploymentActorConfig(_Config):
     """Refused by `deployment`: there are no actors."""
 
@@ -179,8 +201,7 @@ def made(kind: type[Any], value: Any, name: str) -> Any:
         return value
     if not isinstance(value, Mapping):
         raise TypeError(f"{name}: expected a {kind.__name__} or a dict, found {value!r:.100}")
-    known = {each.name for each in fields(kind)}
-    for key in value:
-        if key not in known:
-            raise ValueError(f"{name}: {key} is not one of {', '.join(sorted(known))}")
-    return kind(**value)
+    try:
+        return kind(**value)
+    except TypeError as error:  # a dataclass without that field
+        raise ValueError(f"{name}: {error}") from None
