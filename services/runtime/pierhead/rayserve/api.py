@@ -12,7 +12,7 @@ from typing import Any, Final
 from pierhead.rayserve.config import HTTPOptions, gRPCOptions, made
 from pierhead.rayserve.context import DEFAULT_APPLICATION, DeploymentID, current_replica
 from pierhead.rayserve.deployment import Application
-from pierhead.rayserve.engine import EngineThread, LocalApplication
+from pierhead.rayserve.engine import EngineThread, EngineApplication
 from pierhead.rayserve.exceptions import RayServeException, RayTaskError
 from pierhead.rayserve.grpc_proxy import RayServeGrpc
 from pierhead.rayserve.handle import DeploymentHandle, is_known
@@ -37,8 +37,8 @@ class Instance:
     def __init__(self) -> None:
         self.http = HTTPOptions()
         self.grpc = gRPCOptions(grpc_servicer_functions=())
-        self.applications: dict[str, LocalApplication] = {}
-        self._apart: list[LocalApplication] = []
+        self.applications: dict[str, EngineApplication] = {}
+        self._apart: list[EngineApplication] = []
         self.engine: EngineThread | None = None
         self._lock = threading.RLock()
         self._listener: RayServeListener | None = None
@@ -66,14 +66,14 @@ class Instance:
         await server.start()
         self._grpc_server = server
 
-    async def deploy_apart(self, target: RunTarget) -> LocalApplication:
+    async def deploy_apart(self, target: RunTarget) -> EngineApplication:
         """Start an application for its handle alone, as a test does. Raises what its constructors raise."""
-        application = LocalApplication(target.target, target.name, None, is_known=False)
+        application = EngineApplication(target.target, target.name, None, is_known=False)
         await application.start()
         self._apart.append(application)
         return application
 
-    async def deploy(self, target: RunTarget) -> LocalApplication:
+    async def deploy(self, target: RunTarget) -> EngineApplication:
         """Start an application in the place of the one of its name. Raises RayServeException, RuntimeError."""
         for other in self.applications.values():
             taken = target.route_prefix is not None and other.route_prefix == target.route_prefix
@@ -86,7 +86,7 @@ class Instance:
         former = self.applications.pop(target.name, None)
         if former is not None:
             await former.close()
-        application = LocalApplication(target.target, target.name, target.route_prefix)
+        application = EngineApplication(target.target, target.name, target.route_prefix)
         try:
             await application.start()
         except Exception as error:

@@ -77,10 +77,12 @@ class _Waiter:
         self.place: asyncio.Future[_Replica] = asyncio.get_running_loop().create_future()
 
 
-class LocalDeployment:
+class EngineDeployment:
     """The replicas of one deployment, and the line before them. A Dispatcher."""
 
-    def __init__(self, built: BuiltDeployment, app_name: str, siblings: Mapping[DeploymentID, LocalDeployment]) -> None:
+    def __init__(
+        self, built: BuiltDeployment, app_name: str, siblings: Mapping[DeploymentID, EngineDeployment]
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self.id = DeploymentID(built.name, app_name)
         self._built = built
@@ -308,7 +310,7 @@ class LocalDeployment:
         return await asyncio.gather(*(at(replica) for replica in self._replicas), return_exceptions=True)
 
 
-class LocalApplication:
+class EngineApplication:
     """One application of this process."""
 
     def __init__(self, app: Application, name: str, route_prefix: str | None, *, is_known: bool = True) -> None:
@@ -316,17 +318,17 @@ class LocalApplication:
         self.built = BuiltApplication(app)
         self.name = name
         self.route_prefix = route_prefix
-        self.deployments: dict[str, LocalDeployment] = {}
+        self.deployments: dict[str, EngineDeployment] = {}
         self.started = time.time()
         self._is_known = is_known
-        self._by_id: dict[DeploymentID, LocalDeployment] = {}
+        self._by_id: dict[DeploymentID, EngineDeployment] = {}
 
     def handle(self) -> DeploymentHandle[Any]:
         """A handle to the first deployment."""
         return DeploymentHandle(self.built.ingress, self.name, _dispatcher=None if self._is_known else self.ingress)
 
     @property
-    def ingress(self) -> LocalDeployment:
+    def ingress(self) -> EngineDeployment:
         """The deployment that gets the HTTP requests."""
         return self.deployments[self.built.ingress]
 
@@ -336,7 +338,7 @@ class LocalApplication:
             warm()
         try:
             for name, built in self.built.deployments.items():
-                deployment = LocalDeployment(built, self.name, self._by_id)
+                deployment = EngineDeployment(built, self.name, self._by_id)
                 self.deployments[name] = self._by_id[deployment.id] = deployment
                 if self._is_known:
                     register_dispatcher(deployment.id, deployment)

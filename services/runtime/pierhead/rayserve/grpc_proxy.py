@@ -12,7 +12,7 @@ import grpc
 
 from pierhead.edge.grpc_server import SERVER_OPTIONS
 from pierhead.rayserve.config import gRPCOptions
-from pierhead.rayserve.engine import LocalApplication
+from pierhead.rayserve.engine import EngineApplication
 from pierhead.rayserve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
 from pierhead.rayserve.grpc_util import RayServegRPCContext
 from pierhead.rayserve.handle import DeploymentHandle
@@ -27,7 +27,7 @@ _REQUEST_ID = "request_id"
 class RayServeGrpc:
     """One server for every function `add_...Servicer_to_server` that the options name."""
 
-    def __init__(self, applications: Mapping[str, LocalApplication], options: gRPCOptions) -> None:
+    def __init__(self, applications: Mapping[str, EngineApplication], options: gRPCOptions) -> None:
         self._applications = applications
         self._options = options
         self._server: grpc.aio.Server | None = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pierhead.errors import SettingsError
 from pierhead.rayserve.config import HTTPOptions
-from pierhead.rayserve.engine import LocalApplication
+from pierhead.rayserve.engine import EngineApplication
 from pierhead.rayserve.handle import RemoteCall
 from pierhead.rayserve.responses import (
     REQUEST_ID,
@@ -37,7 +37,7 @@ _WITHOUT_WATCH: Final = b"x-request-disconnect-disabled"
 class RayServeProxy:
     """An ASGI application before the applications of this process."""
 
-    def __init__(self, applications: Mapping[str, LocalApplication], options: HTTPOptions) -> None:
+    def __init__(self, applications: Mapping[str, EngineApplication], options: HTTPOptions) -> None:
         self._applications = applications
         self._options = options
 
@@ -65,9 +65,9 @@ class RayServeProxy:
             return
         await self._serve(application, request_id.decode("latin-1"), scope, receive, stamped)
 
-    def _match(self, path: str) -> LocalApplication | None:
+    def _match(self, path: str) -> EngineApplication | None:
         """The application with the longest prefix of the path."""
-        best: LocalApplication | None = None
+        best: EngineApplication | None = None
         for each in self._applications.values():
             prefix = each.route_prefix
             if prefix is None or not (prefix == "/" or path == prefix or path.startswith(f"{prefix}/")):
@@ -77,7 +77,7 @@ class RayServeProxy:
         return best
 
     async def _serve(
-        self, application: LocalApplication, request_id: str, scope: Scope, receive: Receive, send: Send
+        self, application: EngineApplication, request_id: str, scope: Scope, receive: Receive, send: Send
     ) -> None:
         prefix = application.route_prefix or "/"
         scope["root_path"] = self._options.root_path + ("" if prefix == "/" else prefix)
@@ -107,7 +107,7 @@ class RayServeProxy:
             client.close()
 
     async def _work(
-        self, application: LocalApplication, prefix: str, request_id: str, scope: Scope, client: _Client
+        self, application: EngineApplication, prefix: str, request_id: str, scope: Scope, client: _Client
     ) -> None:
         request = request_of(scope, request_id, route=prefix, app_name=application.name)
         deployment = application.ingress
