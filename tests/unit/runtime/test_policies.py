@@ -163,6 +163,19 @@ class TestMaking:
         with pytest.raises(ValueError, match="already registered"):
             register_policy("round_robin", RoundRobin)
 
+    def test_a_module_that_is_imported_anew_registers_its_policy_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("pierhead.policies.registry._REGISTRY", {})
+
+        def module(number: int) -> type:
+            class Mine(RoundRobin):
+                version = number
+
+            return Mine
+
+        for number in (1, 2):
+            register_policy("mine", module(number))
+            assert make_policy("mine", Random()).version == number  # type: ignore[attr-defined]
+
     def test_a_name_that_looks_like_an_import_path_is_refused(self) -> None:
         with pytest.raises(ValueError, match="without a colon"):
             register_policy("my:policy", RoundRobin)

@@ -28,11 +28,19 @@ def register_policy(name: str, make: Callable[..., Policy]) -> None:
     """Make a policy known to `handle(..., policy=name)`. Each handle gets an object of its own, made with a
     random.Random and the keyword arguments in `policy_kwargs`.
     """
-    if name in _REGISTRY:
+    known = _REGISTRY.get(name)
+    if known is not None and not _is_reloaded(known, make):
         raise ValueError(f'policy "{name}" is already registered')
     if not name or ":" in name:
         raise ValueError(f'policy: expected a name without a colon, which marks an import path, found "{name}"')
     _REGISTRY[name] = make
+
+
+def _is_reloaded(known: Callable[..., Policy], make: Callable[..., Policy]) -> bool:
+    """Whether a module that was imported anew, as by `python -m pierhead dev`, registers its policy again."""
+    if known is make:
+        return False
+    return all(getattr(known, key, known) == getattr(make, key, make) for key in ("__module__", "__qualname__"))
 
 
 def make_policy(policy: str, rng: Random, kwargs: Mapping[str, Any] | None = None) -> Policy:
