@@ -13,9 +13,7 @@ class Textgen:
     async def generate(self, prompts: list[str]):
         for step in range(3):
             await asyncio.sleep(0.01)
-            yield [
-                f"{prompt}{step}/{len(prompts)} " if step <= len(prompt) else StopIteration for prompt in prompts
-            ]
+            yield [f"{prompt}{step}/{len(prompts)} " if step <= len(prompt) else StopIteration for prompt in prompts]
 
     async def __call__(self, request: Request):
         return StreamingResponse(self.generate(request.query_params["p"]), media_type="text/plain")

@@ -36,4 +36,7 @@ class Chatbot:
 
 
 app = Chatbot.bind(Bot.bind())
-REQUESTS = [{"websocket": "/", "send": ["hello there", "friend"], "receive": 6}, {"websocket": "/nowhere", "send": [], "receive": 1}]
+REQUESTS = [
+    {"websocket": "/", "send": ["hello there", "friend"], "receive": 6},
+    {"websocket": "/nowhere", "send": [], "receive": 1},
+]

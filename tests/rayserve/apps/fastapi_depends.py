@@ -48,7 +48,15 @@ class Api:
 
 app = Api.bind()
 REQUESTS = [
-    {"path": "/me"}, {"path": "/me", "headers": {"authorization": "Bearer key"}}, {"path": "/sync/a/b/c?x=1"},
-    {"method": "POST", "path": "/any", "headers": {"origin": "http://a.test"}}, {"path": "/inner/deep"}, {"path": "/docs"},
-    {"method": "OPTIONS", "path": "/any", "headers": {"origin": "http://a.test", "access-control-request-method": "POST"}},
+    {"path": "/me"},
+    {"path": "/me", "headers": {"authorization": "Bearer key"}},
+    {"path": "/sync/a/b/c?x=1"},
+    {"method": "POST", "path": "/any", "headers": {"origin": "http://a.test"}},
+    {"path": "/inner/deep"},
+    {"path": "/docs"},
+    {
+        "method": "OPTIONS",
+        "path": "/any",
+        "headers": {"origin": "http://a.test", "access-control-request-method": "POST"},
+    },
 ]

@@ -68,6 +68,10 @@ class Ingress:
 
 app = Ingress.bind()
 REQUESTS = [
-    {"path": "/v1/ping"}, {"path": "/odd"}, {"path": "/cookie"}, {"method": "POST", "path": "/later"},
-    {"path": "/done"}, {"path": "/broken"},
+    {"path": "/v1/ping"},
+    {"path": "/odd"},
+    {"path": "/cookie"},
+    {"method": "POST", "path": "/later"},
+    {"path": "/done"},
+    {"path": "/broken"},
 ]

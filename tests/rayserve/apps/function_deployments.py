@@ -26,7 +26,11 @@ class Pipeline:
 
     async def __call__(self, text: str):
         clean = self.preprocess.remote(text, lower=False)
-        return [await clean, await self.model.remote(clean, scale=3), await self.model.remote(self.preprocess.remote(text))]
+        return [
+            await clean,
+            await self.model.remote(clean, scale=3),
+            await self.model.remote(self.preprocess.remote(text)),
+        ]
 
     async def split(self, text):
         return [word async for word in self.words.options(stream=True).remote(text)]

@@ -21,6 +21,13 @@ class Slow:
 app = Slow.bind()
 REQUESTS = [
     {"path": "/"},
-    {"concurrent": [{"path": "/?s=4"}, {"path": "/", "wait": 1.5}, {"path": "/", "wait": 2.5}, {"path": "/", "wait": 2.5}]},
+    {
+        "concurrent": [
+            {"path": "/?s=4"},
+            {"path": "/", "wait": 1.5},
+            {"path": "/", "wait": 2.5},
+            {"path": "/", "wait": 2.5},
+        ]
+    },
     {"path": "/"},
 ]

@@ -38,5 +38,7 @@ class Api:
 
 app = Api.bind(Detector.bind())
 REQUESTS = [
-    {"path": "/image?size=3"}, {"method": "POST", "path": "/detect", "body": "aÿþb"}, {"path": "/chunks"},
+    {"path": "/image?size=3"},
+    {"method": "POST", "path": "/detect", "body": "aÿþb"},
+    {"path": "/chunks"},
 ]

@@ -37,6 +37,9 @@ class Api:
 
 app = Api.bind(Store.bind())
 REQUESTS = [
-    {"method": "PUT", "path": "/kv/a?value=1"}, {"path": "/kv/a"}, {"path": "/kv/b"},
-    {"method": "PUT", "path": "/kv/a?value=2"}, {"path": "/kv/a"},
+    {"method": "PUT", "path": "/kv/a?value=1"},
+    {"path": "/kv/a"},
+    {"path": "/kv/b"},
+    {"method": "PUT", "path": "/kv/a?value=2"},
+    {"path": "/kv/a"},
 ]

@@ -36,8 +36,11 @@ def calls(handle):
     yield [Model.name, Model.num_replicas, Model.max_ongoing_requests, other.name, other.num_replicas]
     yield [str(Model), repr(handle), handle.deployment_name, handle.app_name]
     for wrong in (
-        lambda: Model(), lambda: Model.options(num_replicas=0), lambda: Model.options(max_ongoing_requests=0),
-        lambda: Model.options(nothing=1), lambda: serve.deployment(num_replicas=2, autoscaling_config={"max_replicas": 3}),
+        lambda: Model(),
+        lambda: Model.options(num_replicas=0),
+        lambda: Model.options(max_ongoing_requests=0),
+        lambda: Model.options(nothing=1),
+        lambda: serve.deployment(num_replicas=2, autoscaling_config={"max_replicas": 3}),
         lambda: Model.options(name="a#b"),
     ):
         try:

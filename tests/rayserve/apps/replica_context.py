@@ -13,9 +13,14 @@ class Inner:
     def info(self):
         context = serve.get_replica_context()
         return [
-            context.app_name, context.deployment, self.at_start, context.servable_object is self,
-            isinstance(context.replica_tag, str), context.replica_id.unique_id == context.replica_tag,
-            context.world_size, context.rank.rank,
+            context.app_name,
+            context.deployment,
+            self.at_start,
+            context.servable_object is self,
+            isinstance(context.replica_tag, str),
+            context.replica_id.unique_id == context.replica_tag,
+            context.world_size,
+            context.rank.rank,
         ]
 
 

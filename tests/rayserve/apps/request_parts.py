@@ -24,8 +24,12 @@ app = echo.bind()
 REQUESTS = [
     {"path": "/a/b?x=1&x=2&y=%20", "headers": {"x-own": "mine", "cookie": "k=v", "x-request-id": "r-1"}},
     {"method": "PUT", "path": "/p", "body": "raw body", "headers": {"x-request-id": "r-2"}},
-    {"method": "POST", "path": "/f", "body": "a=1&b=2", "headers": {
-        "content-type": "application/x-www-form-urlencoded", "x-request-id": "r-3"}},
+    {
+        "method": "POST",
+        "path": "/f",
+        "body": "a=1&b=2",
+        "headers": {"content-type": "application/x-www-form-urlencoded", "x-request-id": "r-3"},
+    },
     {"method": "DELETE", "path": "/d", "headers": {"x-request-id": "r-4"}},
     {"method": "PATCH", "path": "/d", "body": "x", "headers": {"x-request-id": "r-5"}},
     {"method": "HEAD", "path": "/h", "headers": {"x-request-id": "r-6"}},

@@ -22,6 +22,12 @@ class Ingress:
 
 app = Ingress.bind()
 REQUESTS = [
-    {"path": "/api/v2/"}, {"path": "/api/v2"}, {"path": "/api/v2/items/1"}, {"path": "/api/v2x"}, {"path": "/"},
-    {"path": "/api/v2/openapi.json"}, {"path": "/-/routes"}, {"path": "/-/healthz"},
+    {"path": "/api/v2/"},
+    {"path": "/api/v2"},
+    {"path": "/api/v2/items/1"},
+    {"path": "/api/v2x"},
+    {"path": "/"},
+    {"path": "/api/v2/openapi.json"},
+    {"path": "/-/routes"},
+    {"path": "/-/healthz"},
 ]
