@@ -208,7 +208,7 @@ class _Gateway:
         for one in self._seen:
             one.look(now)
         call = _Call(_Message(prompt.text))
-        chosen = self._policy.choose(self._seen, call)
+        chosen = cast("_Seen", self._policy.choose(self._seen, call))  # these policies choose one, at once
         if self._on_routed is not None:
             self._on_routed(chosen, call)
         chosen.own += 1

@@ -14,7 +14,8 @@ import pytest
 from pierhead import Backpressure, BadRequest, close_handles, handle
 from pierhead.calls.channel import HandleChannel
 from pierhead.echo.v1 import echo_pb2_grpc
-from pierhead.local import LocalReplica, local, override_handle
+from pierhead.lanes.in_memory import LocalReplica
+from pierhead.local import local, override_handle
 from pierhead.metrics import RuntimeMetrics
 from pierhead.request import CURRENT, RequestContext
 
