@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import cast
 
 from pierhead.calls.pool import REPORT_TRUSTED_S
 from pierhead.policies.policy import Policy
