@@ -133,10 +133,15 @@ build_base_of_users() {
             "pierhead/python:$tag. Change that line, or install the tool of that version. Nothing was started."
         ;;
     esac
-  done < <(dockerfiles | while read -r file; do
-    sed -nE 's,^[[:space:]]*(FROM|from|ARG|arg)[[:space:]](.*[[:space:]=])?(pierhead/python(:[^[:space:]]*)?)([[:space:]].*)?$,\3,p' \
-      "$file" 2>/dev/null || true
-  done | sort -u)
+  done < <({
+    whole_config | bases_of_ours # of Dockerfiles that are written in the compose file
+    dockerfiles | while read -r file; do bases_of_ours "$file" 2>/dev/null || true; done
+  } | sort -u)
+}
+
+# bases_of_ours [FILE]: pierhead/python, as lines of a Dockerfile name it.
+bases_of_ours() {
+  sed -nE 's,^[[:space:]]*(FROM|from|ARG|arg)[[:space:]](.*[[:space:]=])?(pierhead/python(:[^[:space:]]*)?)([[:space:]].*)?$,\3,p' "$@"
 }
 
 # dockerfiles: what the project's images are built from, one a line.

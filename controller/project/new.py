@@ -88,7 +88,7 @@ _NEXT = """\
   cd {name}
   pierhead dev app:app       # without Docker
   pierhead up                # in containers
-  curl 'http://127.0.0.1:8000/?name=Ada'"""
+  curl 'http://127.0.0.1:8000/?name=Ada'   # at the port that was said"""
 
 
 def new(directory: Path) -> str:

@@ -135,6 +135,7 @@ def test_a_new_project_answers_after_three_commands(shop: User) -> None:
     status, body = shop.get("/?name=Ada")
     assert (status, json.loads(body)) == (200, {"greeting": "Hello, Ada!"})
     assert shop.services()["greeter"]["ready"] == 1
+    assert "service Greeter {" in shop.does("pierhead", "proto", "app:Greeter"), "by the tool's own Python"
     assert b"\r\n" in (shop.directory / ".env").read_bytes()
 
 

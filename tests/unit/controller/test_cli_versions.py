@@ -49,6 +49,19 @@ def test_other_code_is_a_warning_on_standard_error(installed: Path, change: Call
     )
 
 
+def test_in_a_project_the_stacks_copy_is_compared(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "shop" / ".pierhead").mkdir(parents=True)
+    copy = Path(shutil.copytree(ROOT / "controller", tmp_path / "shop" / ".pierhead" / "controller"))
+    assert warning(installed, tmp_path / "shop") == ""
+    (copy / "loop.py").write_text("newer = True\n")
+    assert warning(installed, tmp_path / "shop") == (
+        f"pierhead: the controller's image is of other code than .pierhead/ (build {build_of(installed)}, there "
+        f"{build_of(copy)}); `pierhead up` builds and starts what is there"
+    )
+    environment = {"PIERHEAD_PROJECT_DIR": str(tmp_path / "shop"), "PIERHEAD_PROGRAM": sys.executable}
+    assert stale_words(environment, installed) == "", "the tool has said it"
+
+
 def test_the_command_warns_and_goes_on(installed: Path) -> None:
     (installed / "loop.py").write_text("older = True\n")
     environment = {**os.environ, "PYTHONPATH": str(installed.parent), "PIERHEAD_PROJECT_DIR": str(ROOT)}

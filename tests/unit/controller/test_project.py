@@ -415,6 +415,7 @@ def test_what_the_scripts_know_of_a_project(tmp_path: Path, question: str, answe
         (f"FROM pierhead/python:{stack_files.version()}\r", True, False),
         (f"FROM --platform=linux/amd64 pierhead/python:{stack_files.version()} AS base", True, False),
         ("ARG BASE=pierhead/python:${TAG}\nFROM ${BASE}", True, False),
+        (f"inline FROM pierhead/python:{stack_files.version()}", True, False),
         ("FROM pierhead/python:0.0.1", False, True),
         ("FROM registry.example/pierhead/python:0.0.1", False, False),
         ("# FROM pierhead/python:0.0.1\nFROM debian", False, False),
@@ -427,8 +428,11 @@ def test_the_base_of_users_images_is_built_where_a_dockerfile_begins_with_it(
     (shop.root / "my code").mkdir()
     (shop.root / "my code" / "Dockerfile").write_bytes(f"{line}\n".encode())
     settled(shop)
-    config = {"services": {"web": {"build": {"context": str(shop.root / "my code"), "dockerfile": "Dockerfile"}}}}
-    (shop.root / "config").write_text(yaml.safe_dump(config, width=1000))
+    build = {"context": str(shop.root / "my code"), "dockerfile": "Dockerfile"}
+    config = yaml.safe_dump({"services": {"web": {"build": build}}}, width=1000)
+    if line.startswith("inline"):
+        config += f"      dockerfile_inline: |\n        {line.removeprefix('inline ')}\n        COPY a b\n"
+    (shop.root / "config").write_text(config)
     fake = shop.root / "bin"
     fake.mkdir()
     cases = (
