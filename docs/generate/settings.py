@@ -16,9 +16,9 @@ ABOUT = """\
 
 ## Of the stack
 
-`.env`, in the directory of [a project](../how-to/own-repository.md) or in the clone's root, holds what `docker compose`,
-typed there, starts by default. A variable set in the shell wins over its line in the file. The controller reads the file too, so variables that an app's compose file
-interpolates belong there.
+`.env`, in the directory of [a project](../how-to/own-repository.md) or in the clone's root, holds what
+`docker compose`, typed there, starts by default. A variable set in the shell wins over its line in the file. The
+controller reads the file too, so variables that an app's compose file interpolates belong there.
 
 | variable | default | meaning |
 |---|---|---|
