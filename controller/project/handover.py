@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-COMMANDS = ("serve", "proto", "dev", "build", "contract", "import")
+COMMANDS = ("dev", "build", "serve", "proto", "contract", "import-ray")
 """Of `python -m pierhead`."""
 
 

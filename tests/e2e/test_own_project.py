@@ -19,6 +19,7 @@ from typing import Any
 import docker
 import pytest
 
+from tests.harness.ports import free_ports
 from tests.harness.stack import request
 from tests.harness.waiting import eventually
 from tests.harness.wheel import build_wheel, environment
@@ -154,6 +155,18 @@ def test_plain_compose_and_another_up_change_nothing(shop: User) -> None:
     assert shop.containers() == before
     shop.does("pierhead", "up")
     assert shop.containers() == before
+
+
+def test_it_is_served_without_docker_by_the_tools_own_python(shop: User) -> None:
+    port, began = free_ports(1)[0], time.monotonic()
+    command = [str(shop.programs / "pierhead"), "dev", "app:app", "--port", str(port)]
+    with subprocess.Popen(command, cwd=shop.directory, env={"PATH": os.environ["PATH"]}) as dev:
+        try:
+            url = f"http://127.0.0.1:{port}/?name=Ada"
+            eventually(lambda: request(url).json == {"greeting": "Hello, Ada!"}, "dev answers")
+            print(f"dev: {time.monotonic() - began:.1f} s")
+        finally:
+            dev.terminate()
 
 
 def test_a_compose_file_that_was_there_runs_beside_it(shop: User, tmp_path: Path) -> None:

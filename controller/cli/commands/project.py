@@ -22,7 +22,10 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENT]...")]
 HANDED_OVER = {
     "dev": "Serve an application without Docker, and reload it when its files change.",
     "build": "Print the compose file of an application.",
+    "serve": "Serve one service of an application: what its image runs.",
     "proto": "Print the .proto of a service.",
+    "contract": "Write the contracts that an application's image carries.",
+    "import-ray": "Make a compose file of the YAML of Ray Serve's `serve build`.",
 }
 """What `python -m pierhead` of the project's Python does; `pierhead COMMAND --help` explains each."""
 
