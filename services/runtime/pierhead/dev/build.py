@@ -97,11 +97,11 @@ def _service(name: str, bound: Bound, image: str, *, builds: bool) -> Iterator[s
 
 def dockerfile_text(target: str, has_requirements: bool) -> str:
     """The Dockerfile of an application's image."""
-    lines = [f"FROM pierhead/python:{metadata.version('pierhead')}", "WORKDIR /app"]
+    lines = [f"FROM pierhead/python:{metadata.version('pierhead')}"]
     if has_requirements:
         lines += ["COPY requirements.txt .", "RUN pip install --no-cache-dir -r requirements.txt"]
     command = json.dumps(["python", "-m", "pierhead", "serve", target])
-    return "\n".join([*lines, "COPY . .", f"CMD {command}"]) + "\n"
+    return "\n".join([*lines, "COPY . .", "USER pierhead", f"CMD {command}"]) + "\n"
 
 
 def image_name(target: str) -> str:

@@ -15,9 +15,15 @@ from pierhead.dev.ports import free_ports
 PORTS = ("HTTP", "GRPC", "API", "STATS", "PROMETHEUS", "GRAFANA")
 """The stack's ports, as the variables PIERHEAD_<NAME>_PORT call them."""
 
+COMPOSE_S_NAMES = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
+"""Files that are found without being named."""
+
 UP_S = 1800.0
 DOWN_S = 300.0
 TOLD_LINES = 40
+
+
+_DOWN = ("down", "--volumes")
 
 
 class StackFailed(Exception):
@@ -53,11 +59,13 @@ class Stack:
         self.api_url = f"http://127.0.0.1:{ports['API']}"
         """The controller's REST API."""
         self._command = tuple(command)
+        here = {name: value for name, value in os.environ.items() if name != "COMPOSE_FILE"}
+        files = {} if self.compose.name in COMPOSE_S_NAMES else {"COMPOSE_FILE": str(self.compose)}
         self._environment = {
-            **os.environ,
+            **here,
             **{f"PIERHEAD_{name}_PORT": str(port) for name, port in ports.items()},
             "COMPOSE_PROJECT_NAME": self.project,
-            "COMPOSE_FILE": str(self.compose),
+            **files,
             **(environment or {}),
         }
 
@@ -65,23 +73,23 @@ class Stack:
         if not self.compose.exists():
             raise StackFailed(f"{self.compose} does not exist")
         try:
-            self._run("up", UP_S)
+            self._run(["up"], UP_S)
         except BaseException:  # Ctrl-C, too
             with contextlib.suppress(StackFailed):
-                self._run("down", DOWN_S)
+                self._run(_DOWN, DOWN_S)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._run("down", DOWN_S)
+        self._run(_DOWN, DOWN_S)
 
-    def _run(self, verb: str, limit_s: float) -> None:
-        command = " ".join([*self._command, verb])
+    def _run(self, words: Sequence[str], limit_s: float) -> None:
+        command = " ".join([*self._command, *words])
         # In a session of its own, so that Ctrl-C reaches this process alone, which then removes the stack.
         with subprocess.Popen(
-            [*self._command, verb],
+            [*self._command, *words],
             cwd=self.compose.parent,
             env=self._environment,
             stdin=subprocess.DEVNULL,
