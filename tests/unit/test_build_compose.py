@@ -154,6 +154,7 @@ class TestCommand:
         assert read_words([project / "compose.yaml"]) == {"scorer": {"replicas": 2}}
         lines = (project / "Dockerfile").read_text().splitlines()
         assert lines[0].startswith("FROM pierhead/python:")
+        assert "RUN python -m pierhead contract built:Scorer" in lines
         assert lines[-1] == 'CMD ["python", "-m", "pierhead", "serve", "built:Scorer"]'
         assert ".*" in (project / ".dockerignore").read_text()
         (project / "compose.yaml").write_text("mine")

@@ -15,7 +15,7 @@ from pierhead import Backpressure, BadRequest, NoReplica, Service, batch, endpoi
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
 from pierhead.classes.handles import handle_on
-from pierhead.dev.application import Application, NoApplication
+from pierhead.dev.application import NoApplication, RunningApplication
 from pierhead.dev.words import NoWords
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.testing import LocalApplication, local
@@ -179,7 +179,7 @@ async def test_a_name_that_is_none_says_which_there_are(monkeypatch: pytest.Monk
 
 
 async def test_plain_grpc_reaches_every_service_by_one_port() -> None:
-    application = Application(door)  # type: ignore[arg-type]
+    application = RunningApplication(door)  # type: ignore[arg-type]
     await application.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{application.grpc_port}") as channel:
@@ -200,24 +200,24 @@ class TestBadGraphs:
         two: Any = Shop.bind(one)
         one.kwargs = {"shop": two}
         with pytest.raises(NoApplication, match="services use each other in a circle: shop -> scorer -> shop"):
-            Application(two)
+            RunningApplication(two)
 
     def test_two_services_of_one_name(self) -> None:
         two: Any = Door.bind(Scorer.bind(), Shop.bind(Scorer.bind()))
         with pytest.raises(NoApplication, match="two services are called scorer: bind Scorer once"):
-            Application(two)
+            RunningApplication(two)
 
     def test_two_services_of_one_route(self) -> None:
         with pytest.raises(NoApplication, match="door and shop have the same route, /shop"):
-            Application(door, {"door": {"route": "/shop"}})  # type: ignore[arg-type]
+            RunningApplication(door, {"door": {"route": "/shop"}})  # type: ignore[arg-type]
 
     def test_a_route_that_nothing_answers(self) -> None:
         with pytest.raises(NoApplication, match="scorer has the route /scorer and answers no HTTP"):
-            Application(door, {"scorer": {"route": "/scorer"}})  # type: ignore[arg-type]
+            RunningApplication(door, {"scorer": {"route": "/scorer"}})  # type: ignore[arg-type]
 
     def test_words_that_no_service_can_have(self) -> None:
         with pytest.raises(NoWords, match=r'scorer: x-serve.max_ongoing_requests: expected an integer.*found "many"'):
-            Application(door, {"scorer": {"max_ongoing_requests": "many"}})  # type: ignore[arg-type]
+            RunningApplication(door, {"scorer": {"max_ongoing_requests": "many"}})  # type: ignore[arg-type]
 
     async def test_settings_that_are_refused(self) -> None:
         with pytest.raises(
@@ -239,7 +239,7 @@ class TestBadGraphs:
 
 
 async def test_in_flight_requests_end_before_their_callees() -> None:
-    application = Application(door)  # type: ignore[arg-type]
+    application = RunningApplication(door)  # type: ignore[arg-type]
     await application.start()
     found: Any = handle_on(Scorer, HandleChannel("scorer"))
     waiting = asyncio.create_task(found.wait())

@@ -85,7 +85,7 @@ class Running:
         return FrontRoute(self.words["route"], self.name, port, line, self.words.get("strip_prefix", False))
 
 
-class Application:
+class RunningApplication:
     """Starts and ends the services of a graph in the running loop."""
 
     def __init__(self, bound: Bound, written: Mapping[str, Words] | None = None) -> None:

@@ -101,7 +101,8 @@ def dockerfile_text(target: str, has_requirements: bool) -> str:
     if has_requirements:
         lines += ["COPY requirements.txt .", "RUN pip install --no-cache-dir -r requirements.txt"]
     command = json.dumps(["python", "-m", "pierhead", "serve", target])
-    return "\n".join([*lines, "COPY . .", "USER pierhead", f"CMD {command}"]) + "\n"
+    lines += ["COPY . .", f"RUN python -m pierhead contract {target}", "USER pierhead", f"CMD {command}"]
+    return "\n".join(lines) + "\n"
 
 
 def image_name(target: str) -> str:

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 from pierhead.calls.clients import Clients, close_handles
 from pierhead.classes.target import bound_at
 from pierhead.classes.threads import allow_threads
-from pierhead.dev.application import Application
+from pierhead.dev.application import RunningApplication
 from pierhead.dev.front import FrontRoute
 from pierhead.dev.project import Project
 from pierhead.dev.words import Words, read_words
@@ -107,7 +107,7 @@ class ThreadVersion:
         forgotten: Mapping[str, ModuleType] = {}
         try:
             forgotten = self._source.project.forget()
-            application = Application(bound_at(self._source.target), self._source.words())
+            application = RunningApplication(bound_at(self._source.target), self._source.words())
             asyncio.run(self._live(application))
         except BaseException as error:  # SystemExit, too: the owner reports it
             failure = error
@@ -118,7 +118,7 @@ class ThreadVersion:
         self._tell(self._failed, failure)
         self._tell(self._ended.set)
 
-    async def _live(self, application: Application) -> None:
+    async def _live(self, application: RunningApplication) -> None:
         loop = asyncio.get_running_loop()
         self._stop, self._now = asyncio.Event(), asyncio.Event()
         with self._lock:
@@ -148,7 +148,7 @@ class ThreadVersion:
             with self._lock:
                 self._loop = None
 
-    async def _end(self, application: Application) -> None:
+    async def _end(self, application: RunningApplication) -> None:
         """Drain, until that is to end at once."""
         draining = asyncio.create_task(application.stop())
         now = asyncio.create_task(self._now.wait())

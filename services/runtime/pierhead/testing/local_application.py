@@ -10,7 +10,7 @@ import aiohttp
 
 from pierhead.classes.handles import handle_to
 from pierhead.classes.service import Bound, Service
-from pierhead.dev.application import Application
+from pierhead.dev.application import RunningApplication
 from pierhead.dev.front import Front
 
 ServiceT = TypeVar("ServiceT", bound=Service)
@@ -21,7 +21,7 @@ TIMEOUT_S = 60.0
 class LocalApplication:
     """An application that runs; see `local`."""
 
-    def __init__(self, application: Application, base_url: str, http: aiohttp.ClientSession) -> None:
+    def __init__(self, application: RunningApplication, base_url: str, http: aiohttp.ClientSession) -> None:
         self.base_url = base_url
         """Where its routes are, for any HTTP client."""
         self.http = http
@@ -54,7 +54,7 @@ async def local(
     bound = application.bind() if isinstance(application, type) and issubclass(application, Service) else application
     if not isinstance(bound, Bound):
         raise TypeError(f"local() takes a Service's class, or what its bind() returned, found {application!r:.60}")
-    running, front = Application(bound, x_serve), Front()
+    running, front = RunningApplication(bound, x_serve), Front()
     await running.start()
     try:
         port = await front.listen("127.0.0.1", 0)
