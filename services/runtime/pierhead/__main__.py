@@ -11,28 +11,34 @@ python -m pierhead import-ray serve_config.yaml      translates a file of Ray Se
 from __future__ import annotations
 
 import argparse
+import importlib
+import sys
 from collections.abc import Sequence
 
-from pierhead.classes import command as proto
-from pierhead.classes import contract_command as contract
 from pierhead.classes.target import NoService
-from pierhead.dev import build
-from pierhead.dev import command as dev
-from pierhead.rayserve import import_ray
-from pierhead.replica import command as serve
 
-COMMANDS = (dev, build, serve, proto, contract, import_ray)
+COMMANDS = {
+    "dev": "pierhead.dev.command",
+    "build": "pierhead.dev.build",
+    "serve": "pierhead.replica.command",
+    "proto": "pierhead.classes.command",
+    "contract": "pierhead.classes.contract_command",
+    "import-ray": "pierhead.rayserve.import_ray",
+}
+"""Each command's module, which has `add(commands)` and `run(arguments)`. Only the one that is typed is imported: a
+replica, which is `serve`, does without the others' memory."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one of the commands. Exits with 2 for a target that is none."""
+    words = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(
         prog="python -m pierhead", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for each in COMMANDS:
-        each.add(commands)
-    given = parser.parse_args(arguments)
+    for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
+        importlib.import_module(COMMANDS[name]).add(commands)
+    given = parser.parse_args(words)
     try:
         given.run(given)
     except NoService as error:

@@ -333,6 +333,15 @@ class TestApplications:
         channel = HandleChannel("scorer")
         call_score: Any = channel.unary_unary("/shop.Scorer/score")
         assert await call_score(b"\x08\x03") == b"\t\x00\x00\x00\x00\x00\x00\xf8?", "1.5 as field 1"
+        program = (
+            "import sys; from pierhead.__main__ import main\n"
+            "try: main(['serve', 'shop:nothing'])\n"
+            "finally: print(*(name for name in sys.modules if name.split('.')[1:2] in (['dev'], ['rayserve'])))"
+        )
+        apart = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert (apart.returncode, apart.stdout) == (2, "\n"), "a replica does without the other commands' memory"
         for target in ("shop", "pierhead:batch", "pierhead:nothing"):
             with pytest.raises(SystemExit):
                 main(["proto", target])
