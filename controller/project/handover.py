@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-COMMANDS = ("dev", "build", "serve", "proto", "contract", "import-ray")
+COMMANDS = ("serve", "proto", "dev", "build", "contract", "import", "import-ray")
 """Of `python -m pierhead`."""
 
 

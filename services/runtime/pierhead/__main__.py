@@ -31,7 +31,9 @@ replica, which is `serve`, does without the others' memory."""
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one of the commands. Exits with 2 for a target that is none."""
-    words = sys.argv[1:] if arguments is None else arguments
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:2] == ["import", "ray"]:  # as `pierhead import ray` passes it on
+        words[:2] = ["import-ray"]
     parser = argparse.ArgumentParser(
         prog="python -m pierhead", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
