@@ -228,6 +228,21 @@ class TestEnd:
         assert "the shop is closed" in dev.said
         assert "Traceback" not in dev.said
 
+    async def test_ctrl_c_waits_for_no_method_that_blocks(self, dev: Dev, client: ClientSession) -> None:
+        blocking = SCORER.replace("async def wait", "def wait").replace("await asyncio.sleep(0.01)", "time.sleep(600)")
+        dev.write("scorer.py", f"import time\n{blocking}")
+        await dev.start("shop:shop")
+        url = await dev.serves()
+        asking = asyncio.create_task(client.get(f"{url}/shop/wait").__aenter__())
+        async with asyncio.timeout(PATIENCE_S):
+            while not (dev.folder / "waits").exists():  # noqa: ASYNC110 - another process's file
+                await asyncio.sleep(0.01)
+        assert dev.process is not None
+        dev.process.send_signal(signal.SIGINT)
+        assert await dev.ended() == 0
+        assert "the shop is closed" in dev.said
+        await asyncio.wait([asking])
+
     async def test_a_taken_port(self, dev: Dev) -> None:
         with socket.socket() as other:
             other.bind(("127.0.0.1", 0))

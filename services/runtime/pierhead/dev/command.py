@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,13 +15,15 @@ from pierhead.dev.front import Front
 from pierhead.dev.processes import ProcessVersion
 from pierhead.dev.project import Project
 from pierhead.dev.server import DevServer, QuietPoller
-from pierhead.dev.version import ThreadVersion, VersionSource
+from pierhead.dev.version import THREAD, ThreadVersion, VersionSource
 from pierhead.edge import logs
 from pierhead.settings import Settings
 
 HTTP_PORT: Final = 8000
 GRPC_PORT: Final = 9000
 """Those of HAProxy."""
+LINGER_S: Final = 0.5
+"""How long the threads of versions that have ended may take to notice it."""
 
 
 def add(commands: Any) -> None:
@@ -51,6 +54,18 @@ def run(arguments: argparse.Namespace) -> None:
     except _Taken as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(2) from None
+    _leave_blocked_methods()
+
+
+def _leave_blocked_methods() -> None:
+    """End the process where a `def` method blocks its thread: Python itself would wait for it."""
+    versions = [thread for thread in threading.enumerate() if thread.name == THREAD]
+    for thread in versions:
+        thread.join(LINGER_S)
+    if any(thread.is_alive() for thread in versions):
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
 
 
 class _Taken(Exception):

@@ -29,6 +29,9 @@ from pierhead.settings import Settings
 
 logger = logging.getLogger("pierhead")
 
+THREAD = "pierhead-version"
+"""The name of a version's thread."""
+
 
 class Offer(NamedTuple):
     """What a version serves."""
@@ -82,7 +85,7 @@ class ThreadVersion:
         self._served = False
         self._stop: asyncio.Event
         self._now: asyncio.Event
-        self._thread = threading.Thread(target=self._main, name="pierhead-version", daemon=True)
+        self._thread = threading.Thread(target=self._main, name=THREAD, daemon=True)
 
     async def start(self) -> Offer:
         """See Version."""
@@ -147,6 +150,8 @@ class ThreadVersion:
             await close_handles()
             with self._lock:
                 self._loop = None
+            if self._served:
+                self._tell(self._ended.set)  # what is left are threads of methods that block, and no one waits for them
 
     async def _end(self, application: RunningApplication) -> None:
         """Drain, until that is to end at once."""
