@@ -209,6 +209,16 @@ class TestReload:
         await dev.says("the shop is closed", 2)
         await becomes(client, url, 1)
 
+    async def test_code_that_blocks_every_service_is_named(self, dev: Dev, client: ClientSession) -> None:
+        dev.write("scorer.py", SCORER.replace("await asyncio.sleep(0.01)", "__import__('time').sleep(0.01)"))
+        await dev.start("shop:shop")
+        url = await dev.serves()
+        asking = asyncio.create_task(get(client, f"{url}/shop/wait"))
+        await dev.says("the event loop has been blocked for ")
+        await dev.says("scorer.py:17 Scorer.wait")
+        (dev.folder / "go").touch()
+        assert await asking == (200, 0.5)
+
     async def test_a_start_that_fails_waits_for_a_save(self, dev: Dev, client: ClientSession) -> None:
         dev.write("shop.py", SHOP.replace("from scorer import", "from scorers import"))
         await dev.start("shop:shop")

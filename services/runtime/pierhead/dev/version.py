@@ -24,7 +24,9 @@ from pierhead.dev.application import RunningApplication
 from pierhead.dev.front import FrontRoute
 from pierhead.dev.project import Project
 from pierhead.dev.words import Words, read_words
+from pierhead.metrics import RuntimeMetrics
 from pierhead.multiplex.multiplexed import close_models
+from pierhead.replica.watchdog import Watchdog
 from pierhead.settings import Settings
 
 logger = logging.getLogger("pierhead")
@@ -130,6 +132,7 @@ class ThreadVersion:
             self._loop = loop
         Clients.use(Settings(static=Settings.from_env().static))
         allow_threads(Settings(max_ongoing_requests=application.most_ongoing))
+        watchdog = Watchdog(RuntimeMetrics())
         starting = asyncio.create_task(application.start())
         stopping = asyncio.create_task(self._stop.wait())
         try:
@@ -140,9 +143,11 @@ class ThreadVersion:
                 offer = Offer(application.routes(), application.grpc_port, grpc)
                 self._served = True
                 self._tell(self._serves, offer)
+                watchdog.start()
                 await stopping
                 await self._end(application)
         finally:
+            watchdog.stop()
             starting.cancel()
             stopping.cancel()
             await asyncio.wait([starting, stopping])
