@@ -18,6 +18,7 @@ from typing import Any
 
 import docker
 import pytest
+from pierhead.testing import Stack
 
 from tests.harness.ports import free_ports
 from tests.harness.stack import request
@@ -167,6 +168,18 @@ def test_it_is_served_without_docker_by_the_tools_own_python(shop: User) -> None
             print(f"dev: {time.monotonic() - began:.1f} s")
         finally:
             dev.terminate()
+
+
+def test_a_test_has_a_stack_of_its_own(shop: User) -> None:
+    """`pierhead.testing.Stack` of the same directory, beside the stack that is up."""
+    own = {"PYTHONPATH": "", "PIERHEAD_TAG": TAG, "PATH": f"{shop.programs}:{os.environ['PATH']}"}
+    with Stack(shop.directory / "compose.yaml", environment=own, command=[str(shop.programs / "pierhead")]) as stack:
+        answer = request(f"{stack.base_url}/?name=Ada")
+        assert (answer.status, json.loads(answer.body)) == (200, {"greeting": "Hello, Ada!"})
+    labels = [f"com.docker.compose.project={stack.project}"]
+    assert docker.from_env().containers.list(all=True, filters={"label": labels}) == []
+    assert shop.setting("COMPOSE_PROJECT_NAME") == "ownshoptest"
+    assert shop.get("/?name=Ada")[0] == 200, "the other one goes on"
 
 
 def test_a_compose_file_that_was_there_runs_beside_it(shop: User, tmp_path: Path) -> None:
