@@ -12,7 +12,7 @@ from typing import Any, Final
 from pierhead.rayserve.config import HTTPOptions, gRPCOptions, made
 from pierhead.rayserve.context import DEFAULT_APPLICATION, DeploymentID, current_replica
 from pierhead.rayserve.deployment import Application
-from pierhead.rayserve.engine import EngineThread, EngineApplication
+from pierhead.rayserve.engine import EngineApplication, EngineThread
 from pierhead.rayserve.exceptions import RayServeException, RayTaskError
 from pierhead.rayserve.grpc_proxy import RayServeGrpc
 from pierhead.rayserve.handle import DeploymentHandle, is_known
