@@ -3,9 +3,10 @@
     python driver.py ray hello_class ... --out answers.json       with Ray Serve's own Python
     python driver.py pierhead hello_class ... --out answers.json  `serve.run` of ours
     python driver.py services hello_class ... --out answers.json  as services, in processes
+    python driver.py dev hello_class ... --out answers.json       `python -m pierhead dev`, HTTP alone
 
 An application is a module with `app`, `REQUESTS`, perhaps `calls(handle)`, a generator of results, and ROUTE_PREFIX.
-For the last two systems a copy is made, of which only the import lines are others. It imports nothing of ours that
+For all systems but the first a copy is made, of which only the import lines are others. It imports nothing of ours that
 Ray Serve's environment lacks.
 """
 
@@ -131,12 +132,12 @@ def plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=repr))
 
 
-def answers_of(module: Any, handle: Any, port: int) -> dict[str, Any]:
+def answers_of(module: Any, handle: Any, port: int, *, calls: bool = True) -> dict[str, Any]:
     """What the application answers to its requests and calls."""
     client = Client(port)
     answers = [client.send(request) for request in getattr(module, "REQUESTS", [])]
     results: list[Any] = []
-    if hasattr(module, "calls"):
+    if calls and hasattr(module, "calls"):
         try:
             results.extend(plain(result) for result in module.calls(handle))
         except Exception as error:
@@ -190,7 +191,18 @@ def on_services(port: int) -> Iterator[Callable[[Any], dict[str, Any]]]:
     yield run
 
 
-SYSTEMS = {"ray": on_ray, "pierhead": on_pierhead, "services": on_services}
+@contextlib.contextmanager
+def on_dev(port: int) -> Iterator[Callable[[Any], dict[str, Any]]]:
+    from service_processes import DevServer  # type: ignore[import-not-found]
+
+    def run(module: Any) -> dict[str, Any]:
+        with DevServer(module, port):
+            return {**answers_of(module, None, port, calls=False), "calls": None}
+
+    yield run
+
+
+SYSTEMS = {"ray": on_ray, "pierhead": on_pierhead, "services": on_services, "dev": on_dev}
 
 
 def main() -> None:

@@ -101,6 +101,34 @@ class ServiceProcesses:
         self._loop.close()
 
 
+class DevServer:
+    """A context manager: `python -m pierhead dev` of an application."""
+
+    def __init__(self, module: Any, http_port: int) -> None:
+        command = [sys.executable, "-P", "-m", "pierhead", "dev", f"{module.__name__}:app", "--port", str(http_port)]
+        self._process = subprocess.Popen([*command, "--grpc-port", str(_free_port())])
+        self._port = http_port
+
+    def __enter__(self) -> None:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self._port), timeout=5).close()
+            except OSError:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError("the dev server did not listen") from None
+                time.sleep(0.05)
+            else:
+                return  # it answers requests once the application serves
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
 async def _closed() -> None:
     from pierhead import close_handles
 

@@ -28,6 +28,7 @@ IN_ONE_PROCESS = {
     "root_path": "HAProxy answers what no route takes",
     "plain_prefix": "HAProxy answers what no route takes",
     "timeout_header": "a deadline is 504 for a service",
+    "two_applications": "uses serve.run itself",
     "unhealthy": "the controller replaces a replica",
 }
 """Applications whose answers as services need a stack, and why."""
@@ -61,6 +62,12 @@ def test_serve_run_answers_as_ray_serve_did_where_time_passes(slow: dict[str, An
 @pytest.mark.parametrize("name", ["errors", "fastapi_class"])
 def test_services_in_processes_answer_as_ray_serve_did(name: str, tmp_path: Path) -> None:
     assert answers("services", own_python(), [name], tmp_path / "services.json")[name] == recorded()[name]
+
+
+@pytest.mark.parametrize("name", ["fastapi_stream", "websocket"])
+def test_dev_answers_as_ray_serve_did(name: str, tmp_path: Path) -> None:
+    found = answers("dev", own_python(), [name], tmp_path / "dev.json")
+    assert found[name]["requests"] == recorded()[name]["requests"]
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from pierhead.classes.service import Bound
 from pierhead.classes.target import bound_at
 from pierhead.dev.application import NoApplication, check_routes, graph_of
 from pierhead.dev.words import words_of
+from pierhead.rayserve.pickles import SECRET, write_secret
 
 DOCKERFILE: Final = "Dockerfile"
 IGNORED: Final = ".dockerignore"
@@ -57,6 +58,10 @@ def run(arguments: argparse.Namespace) -> None:
             if not ignored.exists():
                 files[ignored] = _IGNORE
         _write(files, force=arguments.force)
+        if arguments.output and any(SECRET in each.cls.__environment__ for each in graph_of(bound).values()):
+            env_file = arguments.output.with_name(".env")
+            if write_secret(env_file):
+                sys.stderr.write(f"wrote {SECRET} into {env_file}\n")
     except NoApplication as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(2) from None
