@@ -193,7 +193,7 @@ def on_services(port: int) -> Iterator[Callable[[Any], dict[str, Any]]]:
 
 @contextlib.contextmanager
 def on_dev(port: int) -> Iterator[Callable[[Any], dict[str, Any]]]:
-    from service_processes import DevServer  # type: ignore[import-not-found]
+    from service_processes import DevServer
 
     def run(module: Any) -> dict[str, Any]:
         with DevServer(module, port):
