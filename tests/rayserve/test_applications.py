@@ -21,6 +21,7 @@ SLOW = {"backpressure", "cancel", "http_backpressure", "unhealthy"}
 IN_ONE_PROCESS = {
     "async_generator_http": "a replica puts the request's id on every response",
     "autoscaling": "counts replicas, of which there is one",
+    "bad_reconfigure": "uses serve.run itself",
     "backpressure": "the bound of a line comes from Discovery",
     "http_backpressure": "HAProxy keeps the line",
     "health_check": "check_health has a period of ten seconds",
