@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
 
-from pierhead import Service
+from aiohttp import web
+from pierhead import Service, serve
 
 
 class Ranker(Service):
@@ -12,13 +13,7 @@ class Ranker(Service):
         return sorted(items)
 
 
-async def page(scope: Any, receive: Any, send: Any) -> None:
-    body = str(await Shop.current.ask()).encode()
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
-    await send({"type": "http.response.body", "body": body})
-
-
-class Shop(Service, asgi=page):
+class Shop(Service):
     current: Shop
 
     def __init__(self, ranker: Ranker) -> None:
@@ -30,3 +25,13 @@ class Shop(Service, asgi=page):
 
 
 app = Shop.bind(Ranker.bind())
+
+
+async def page(_: web.Request) -> web.Response:
+    return web.Response(text=str(await Shop.current.ask()))
+
+
+if __name__ == "__main__":
+    http = web.Application()
+    http.router.add_get("/shop", page)
+    serve(app, *([http] if os.environ["PIERHEAD_SERVICE"] == "shop" else []))
