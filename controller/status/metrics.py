@@ -118,7 +118,7 @@ def _rollouts(view: View | None) -> Iterator[Metric]:
     )
     rejected = GaugeMetricFamily(
         "pierhead_service_rolled_back",
-        "1 while the files give a version that was rolled back, unless an operator asked for that.",
+        "1 while the files give a version that was rolled back or refused, unless an operator asked for that.",
         labels=["service"],
     )
     for row in view.services if view else ():

@@ -19,7 +19,7 @@ from tests.harness.waiting import eventually
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 APPS = Path(__file__).parent / "apps"
-SHOP = (APPS / "shop.yaml").read_text()
+SHOP = (APPS / "two_classes.yaml").read_text()
 CONNECTIONS = 8
 BASE = f"pierhead/echo:{os.environ.get('PIERHEAD_TAG', 'latest')}"
 GROWS = {
@@ -39,14 +39,14 @@ def build(written: WrittenStack, tmp_path: Path) -> Iterator[Build]:
     made: list[str] = []
 
     def build(tag: str, changes: dict[str, str], *, contract: bool = True) -> None:
-        shutil.copytree(APPS / "shop", tmp_path / tag)
+        shutil.copytree(APPS / "two_classes", tmp_path / tag)
         app = tmp_path / tag / "app.py"
         text = app.read_text()
         for before, after in changes.items():
             assert before in text
             text = text.replace(before, after)
         app.write_text(text)
-        name = f"pierhead-test-shop:{tag}"
+        name = f"pierhead-test-two-classes:{tag}"
         arguments = {"BASE": BASE, "CONTRACT": str(contract).lower()}
         written.docker.images.build(path=str(tmp_path / tag), tag=name, buildargs=arguments, rm=True)
         made.append(name)
@@ -68,7 +68,7 @@ def shop(written: WrittenStack, build: Build) -> WrittenStack:
 
 
 def roll(stack: WrittenStack, tag: str) -> None:
-    stack.write(SHOP.replace("pierhead-test-shop:v1", f"pierhead-test-shop:{tag}"))
+    stack.write(SHOP.replace("pierhead-test-two-classes:v1", f"pierhead-test-two-classes:{tag}"))
 
 
 def has_rolled(stack: WrittenStack, before: dict[str, str]) -> bool:
