@@ -296,13 +296,19 @@ async def test_a_compose_file_s_words_come_over_the_class_s(dev: Dev, client: Cl
 
 async def test_each_service_in_a_process_of_its_own(dev: Dev, client: ClientSession) -> None:
     dev.write("scorer.py", SCORER.replace("return user", "return __import__('os').getpid() + 0 * user"))
+    # Two of one name in one interpreter are an error of prometheus_client's.
+    counts = "from prometheus_client import Counter\nCOUNT = Counter('scores', 'Scores.')\n"
+    dev.write("scorer.py", counts + (dev.folder / "scorer.py").read_text())
     await dev.start("shop:shop", "--processes")
     url = f"{await dev.serves()}/shop?user=6"
     assert dev.process is not None
     status, process = await get(client, url)
     assert (status, process == dev.process.pid) == (200, False)
-    dev.write("scorer.py", SCORER)
+    dev.write("scorer.py", counts + SCORER)
     await becomes(client, url, 3.0)
     dev.write("scorer.py", SCORER.replace("self.by = 2", "raise RuntimeError('no weights')"))
     await dev.says("version 2 still serves")
+    dev.write("scorer.py", SCORER.replace("import asyncio", "import asyncioo"))
+    await dev.says("No module named 'asyncioo'")
+    await dev.says("version 2 still serves", 2)
     assert await get(client, url) == (200, 3.0)

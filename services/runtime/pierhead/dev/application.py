@@ -96,7 +96,7 @@ class RunningApplication:
         self.graph = graph_of(bound)
         self._words = {name: words_of(each, written or {}) for name, each in self.graph.items()}
         self._settings = {name: settings_of(name, words) for name, words in self._words.items()}
-        check_routes(self.graph, self._words)
+        check_routes(self._words, {name: serves_http(each.cls) for name, each in self.graph.items()})
         self._running: list[Running] = []
         self._grpc: grpc.aio.Server | None = None
         self.grpc_port: int | None = None
@@ -161,17 +161,17 @@ def graph_of(bound: Bound) -> dict[str, Bound]:
         raise NoApplication(str(error)) from None
 
 
-def check_routes(graph: Mapping[str, Bound], words: Mapping[str, Words]) -> None:
+def check_routes(words: Mapping[str, Words], has_http: Mapping[str, bool]) -> None:
     """Raise NoApplication for two services of one route, and for a route that no HTTP answers."""
     owners: dict[str, str] = {}
-    for name, bound in graph.items():
-        route = words[name].get("route")
+    for name, block in words.items():
+        route = block.get("route")
         if route is None:
             continue
         owner = owners.setdefault(route, name)
         if owner != name:
             raise NoApplication(f"{owner} and {name} have the same route, {route}; one of them needs another one")
-        if not serves_http(bound.cls):
+        if not has_http[name]:
             raise NoApplication(
                 f"{name} has the route {route} and answers no HTTP: give its class an ASGI application (asgi=) or "
                 "methods with @endpoint, or remove the route"

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from pierhead.classes.service import Bound
+from pierhead.classes.service import Bound, serves_http
 from pierhead.classes.target import bound_at
 from pierhead.dev.application import NoApplication, check_routes, graph_of
 from pierhead.dev.words import words_of
@@ -72,7 +72,8 @@ def run(arguments: argparse.Namespace) -> None:
 def compose_text(bound: Bound, target: str, image: str) -> str:
     """The compose file of a graph. Raises NoApplication."""
     graph = graph_of(bound)
-    check_routes(graph, {name: words_of(each, {}) for name, each in graph.items()})
+    has_http = {name: serves_http(each.cls) for name, each in graph.items()}
+    check_routes({name: words_of(each, {}) for name, each in graph.items()}, has_http)
     lines = [f"# The services of {target}, made by `python -m pierhead build {target}`. Edit it as you like."]
     lines.append("services:")
     for name, each in graph.items():

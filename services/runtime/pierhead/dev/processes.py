@@ -6,16 +6,16 @@ import asyncio
 import os
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
-from pierhead.classes.service import Bound, serves_http
-from pierhead.classes.target import bound_at
-from pierhead.dev.application import check_routes, graph_of
+from pierhead.dev.application import check_routes
+from pierhead.dev.described import ProcessFailed, ServiceFacts, described
 from pierhead.dev.front import FrontLine, FrontRoute
 from pierhead.dev.ports import free_ports
 from pierhead.dev.version import Offer, VersionSource
-from pierhead.dev.words import Words, settings_of, variables_of, words_of
+from pierhead.dev.words import Words, settings_of, variables_of
 from pierhead.settings import static_key
 
 POLL_S = 0.05
@@ -24,19 +24,14 @@ END_S = 5.0
 """How long a process may take to end at once, before it is killed."""
 
 
-class ProcessFailed(Exception):
-    """The process of a service has ended before it was ready; its own output says why."""
-
-
 class _Process:
     """The process of one service."""
 
-    def __init__(self, bound: Bound, words: Words) -> None:
-        self.bound = bound
+    def __init__(self, name: str, facts: ServiceFacts, words: Words) -> None:
+        self.name = name
+        self.facts = facts
         self.words = words
-        self.settings = settings_of(bound.name, words)
-        self.has_http = serves_http(bound.cls)
-        self.has_grpc = bool(bound.cls.__contract__.methods)
+        self.settings = settings_of(name, words)
         self.http_port, self.grpc_port, self.admin_port = free_ports(3)
         self.process: asyncio.subprocess.Process | None = None
 
@@ -44,10 +39,10 @@ class _Process:
         """The variables of its process, but for those that say where the others are."""
         return {
             **variables_of(self.words),
-            "PIERHEAD_SERVICE": self.bound.name,
-            "PIERHEAD_REPLICA": self.bound.name,
+            "PIERHEAD_SERVICE": self.name,
+            "PIERHEAD_REPLICA": self.name,
             "PIERHEAD_HOST": "127.0.0.1",
-            "PIERHEAD_PORT": str(self.http_port if self.has_http else self.grpc_port),
+            "PIERHEAD_PORT": str(self.http_port if self.facts.has_http else self.grpc_port),
             "PIERHEAD_GRPC_PORT": str(self.grpc_port),
             "PIERHEAD_ADMIN_PORT": str(self.admin_port),
             "PIERHEAD_LOG_ENCODING": "text",
@@ -65,14 +60,14 @@ class _Process:
             settings.backpressure_retry_after_s,
         )
         stripped = self.words.get("strip_prefix", False)
-        return FrontRoute(self.words["route"], self.bound.name, self.http_port, line, stripped)
+        return FrontRoute(self.words["route"], self.name, self.http_port, line, stripped)
 
     async def ready(self) -> None:
         """Return once its /readyz answers 200. Raises ProcessFailed when it has ended."""
         assert self.process is not None  # noqa: S101 - it was started
         while not await _is_ready(self.admin_port):
             if self.process.returncode is not None:
-                raise ProcessFailed(f"the process of {self.bound.name} ended with {self.process.returncode}; see above")
+                raise ProcessFailed(f"the process of {self.name} ended with {self.process.returncode}; see above")
             await asyncio.sleep(POLL_S)
 
 
@@ -82,6 +77,7 @@ class ProcessVersion:
     def __init__(self, source: VersionSource) -> None:
         self._source = source
         self._processes: list[_Process] = []
+        self._files: Sequence[Path] = ()
         self._ending: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[Offer] | None = None
         self._at_once = False
@@ -113,35 +109,30 @@ class ProcessVersion:
         """See Version."""
         await self._ended.wait()
 
+    def files(self) -> set[Path]:
+        """See Version."""
+        return set(self._files)
+
     async def _start(self) -> Offer:
-        forgotten = self._source.project.forget()
-        try:
-            bound = await asyncio.to_thread(bound_at, self._source.target)
-            graph, written = graph_of(bound), self._source.words()
-            words = {name: words_of(each, written) for name, each in graph.items()}
-            check_routes(graph, words)
-        except BaseException:
-            self._source.project.put_back(forgotten)
-            raise
-        self._processes = [_Process(graph[name], words[name]) for name in reversed(graph)]
+        found = await described(self._source.target)
+        self._files = found.files
+        written = self._source.words()
+        words = {name: {**facts.words, **written.get(name, {})} for name, facts in found.services.items()}
+        check_routes(words, {name: facts.has_http for name, facts in found.services.items()})
+        self._processes = [_Process(name, facts, words[name]) for name, facts in found.services.items()]
+        speaking = {each.facts.grpc_service: each for each in self._processes if each.facts.grpc_service}
         where = {
-            f"PIERHEAD_STATIC_{static_key(each.bound.name)}": f"127.0.0.1:{each.grpc_port}"
-            for each in self._processes
-            if each.has_grpc
+            f"PIERHEAD_STATIC_{static_key(each.name)}": f"127.0.0.1:{each.grpc_port}" for each in speaking.values()
         }
         secret = secrets.token_hex(16)
-        for each in self._processes:  # callees first
-            own = {name: secret if "${" in value else value for name, value in each.bound.cls.__environment__.items()}
+        for each in self._processes:
+            own = {name: secret if "${" in value else value for name, value in each.facts.environment.items()}
             each.process = await self._spawn(each, {**own, **where})
-            await each.ready()
+        await asyncio.gather(*(each.ready() for each in self._processes))
         return Offer(
             [each.route() for each in self._processes if "route" in each.words],
             None,
-            {
-                each.bound.cls.__contract__.service: f"127.0.0.1:{each.grpc_port}"
-                for each in self._processes
-                if each.has_grpc
-            },
+            {service: f"127.0.0.1:{each.grpc_port}" for service, each in speaking.items()},
         )
 
     async def _spawn(self, each: _Process, more: Mapping[str, str]) -> asyncio.subprocess.Process:
@@ -157,7 +148,7 @@ class ProcessVersion:
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             await asyncio.wait([self._starting])
-        for each in reversed(self._processes):  # callers first
+        for each in self._processes:  # callers first
             if each.process is None or each.process.returncode is not None:
                 continue
             _signal(each.process, again=self._at_once)

@@ -14,8 +14,8 @@ from pathlib import Path
 from pierhead.classes.shapes import CannotTravel
 from pierhead.classes.target import NoService
 from pierhead.dev.application import NoApplication
+from pierhead.dev.described import ProcessFailed
 from pierhead.dev.front import Front
-from pierhead.dev.processes import ProcessFailed
 from pierhead.dev.project import Stamps, stamps, user_traceback, where
 from pierhead.dev.version import Offer, Version, VersionFailed, VersionSource
 from pierhead.dev.words import NoWords
@@ -141,10 +141,9 @@ class DevServer:
 
     def _look(self) -> Stamps:
         """The files whose change matters, as they are."""
-        project = self._source.project
-        files = project.imported_files()
+        files = self._serving.files() if self._serving is not None else set()
         if self._failed or self._serving is None:  # the file that is missing was not imported
-            files.update(project.all_files())
+            files.update(self._source.project.all_files())
         return stamps({*files, *self._source.compose_files})
 
     async def _changed(self, seen: dict[Path, tuple[int, int]]) -> None:

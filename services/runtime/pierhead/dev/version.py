@@ -60,6 +60,10 @@ class Version(Protocol):
         """Return once it has ended."""
         ...
 
+    def files(self) -> set[Path]:
+        """The project's files that it was made of."""
+        ...
+
 
 class VersionSource(NamedTuple):
     """What a version is made of."""
@@ -104,6 +108,10 @@ class ThreadVersion:
     async def ended(self) -> None:
         """See Version."""
         await self._ended.wait()
+
+    def files(self) -> set[Path]:
+        """See Version; those that were imported late, too."""
+        return self._source.project.imported_files()
 
     # ---- in the thread
 
