@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -162,11 +163,11 @@ class ProcessVersion:
 
 
 def _signal(process: asyncio.subprocess.Process | None, *, again: bool) -> None:
-    """SIGTERM: once to drain, twice to end at once."""
-    for _ in range(1 + again):
+    """One signal to drain; two to end at once, of different kinds, as two of one kind may arrive as one."""
+    for number in (signal.SIGTERM, signal.SIGINT)[: 1 + again]:
         if process is not None and process.returncode is None:
             with suppress(ProcessLookupError):
-                process.terminate()
+                process.send_signal(number)
 
 
 async def _is_ready(port: int) -> bool:
