@@ -30,7 +30,9 @@ KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg").exists()
 SYSTEMD = Path("/run/systemd/system").is_dir()
 APPS = " ".join(name.removesuffix(".yaml") for name in sorted(os.listdir(ROOT / "compose" / "apps")))
 ANOTHER_CLONES = "/home/somebody/pierhead/compose"
-OWN_FILE = {"COMPOSE_FILE": "compose/compose.yaml", "COMPOSE_PROFILES": ""}
+PORTS = {f"PIERHEAD_{name}_PORT": "1" for name in ("HTTP", "GRPC", "API", "STATS", "PROMETHEUS")}
+"""One at which nothing listens, whatever else runs on this machine."""
+OWN_FILE = {"COMPOSE_FILE": "compose/compose.yaml", "COMPOSE_PROFILES": "", **PORTS}
 
 # What the scripts may use of the machine. Not among them, unless a test adds a stand-in: docker, dockerd, sudo, apt.
 COREUTILS = "basename cat comm cut dirname env head id mktemp mkdir paste printf rm sleep sort tail tee timeout tr"
