@@ -6,6 +6,8 @@
 # shellcheck source=compose/machine/host.sh
 . "$(dirname "${BASH_SOURCE[0]}")/host.sh"
 root=$(cd "$here/../.." && pwd)
+# The installed tool runs its own scripts, never those that a project came with.
+[ -z "${PIERHEAD_PROJECT_ROOT:-}" ] || root=$PIERHEAD_PROJECT_ROOT/.pierhead
 is_clone=1 own=compose stack_file=compose/compose.yaml swarm_file=compose/swarm.yaml default_files=compose/compose.yaml
 case $root in
   */.pierhead)

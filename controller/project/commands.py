@@ -43,9 +43,12 @@ def down(*, volumes: bool, force: bool) -> NoReturn:
 
 
 def run_script(project: Project, script: str, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Become one of the machine's scripts, which run the project's commands with this program."""
-    own = {} if project.is_clone else {"PIERHEAD_PROGRAM": sys.executable}
-    path = str(project.machine / script)
+    """Become one of the machine's scripts: the installed one, as a project may have come with a `.pierhead/`."""
+    if project.is_clone:
+        own, path = {}, str(project.root / "compose" / "machine" / script)
+    else:
+        own = {"PIERHEAD_PROGRAM": sys.executable, "PIERHEAD_PROJECT_ROOT": str(project.root)}
+        path = str(stack_files.machine_scripts() / script)
     sys.stdout.flush()
     os.execve(path, [path, *arguments], {**os.environ, **own, **environment})  # noqa: S606 - no shell is needed
 

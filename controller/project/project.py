@@ -58,11 +58,6 @@ class Project:
         """Whether it is Pierhead's own repository, which needs no `.pierhead/`."""
         return (self.root / "compose" / "machine" / "up.sh").is_file()
 
-    @property
-    def machine(self) -> Path:
-        """The directory of the scripts."""
-        return self.root / ("" if self.is_clone else stack_files.DIRECTORY) / "compose" / "machine"
-
     def env_file(self) -> EnvFile:
         """Its `.env`. Raises InvalidRequest."""
         return EnvFile(self.root / ".env")

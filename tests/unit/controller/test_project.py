@@ -401,7 +401,7 @@ def test_what_the_scripts_know_of_a_project(tmp_path: Path, question: str, answe
     shop = Project(tmp_path)
     (shop.root / "compose.yaml").write_text(WEB)
     settled(shop)
-    sources = "; ".join(f". {shop.machine}/{name}.sh" for name in ("messages", "host", "stack"))
+    sources = "; ".join(f". {shop.root}/.pierhead/compose/machine/{name}.sh" for name in ("messages", "host", "stack"))
     done = subprocess.run(
         ["bash", "-euc", f"{sources}; {question}"], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True,
         check=True,
@@ -451,13 +451,22 @@ def test_the_base_of_users_images_is_built_where_a_dockerfile_begins_with_it(
     program = shop.root / "python"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    done = subprocess.run(
-        [str(shop.machine / "up.sh")], env={**own, "PIERHEAD_PROGRAM": str(program)}, capture_output=True, text=True,
-        check=False, timeout=60,
-    )  # fmt: skip
+    up, own = str(shop.root / ".pierhead/compose/machine/up.sh"), {**own, "PIERHEAD_PROGRAM": str(program)}
+    done = subprocess.run([up], env=own, capture_output=True, text=True, check=False, timeout=60)
     calls = (shop.root / "calls").read_text().split() if (shop.root / "calls").exists() else []
     assert calls == (["base"] if builds else []) + ([] if refuses else ["all"]), done.stderr
     assert ("Change that line, or install the tool of that version" in done.stderr) is refuses
+
+
+def test_scripts_that_a_project_came_with_are_not_run(shop: Project) -> None:
+    settled(shop)
+    for name in ("control.sh", "stack.sh", "down.sh"):
+        (shop.root / ".pierhead" / "compose" / "machine" / name).write_text("#!/bin/sh\necho theirs\n")
+    for command in ("status", "down"):
+        done = typed(shop.root, command)
+        assert "theirs" not in done.stdout + done.stderr
+    assert done.returncode == 2
+    assert "the Docker Engine does not answer, and what is left of the stack cannot be seen" in done.stderr
 
 
 def test_up_refuses_a_port_of_env_that_is_taken(shop: Project) -> None:
