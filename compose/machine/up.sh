@@ -26,6 +26,7 @@ main() {
   ! builds || [ -n "$is_clone" ] || build_base_of_users
   ! builds || build_images
   tell_what_goes
+  on_swarm || refuse_taken_ports # a build takes minutes
   start
   step "Waiting for the controller" wait_for_controller || explain_controller
   ready=$(mktemp "${TMPDIR:-/tmp}/pierhead.XXXXXX")
