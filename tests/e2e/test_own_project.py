@@ -112,7 +112,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     engine = docker.from_env()
     for image in engine.images.list():
         for name in image.tags:
-            if name.endswith(f":{TAG}") or name.startswith(("ownshoptest-", "otherswebtest-")):
+            if name.endswith(f":{TAG}") or name.startswith(("ownshoptest-", "otherswebtest-", "raysapptest-")):
                 engine.images.remove(name, force=True)
 
 
@@ -214,3 +214,69 @@ def test_a_compose_file_that_was_there_runs_beside_it(shop: User, tmp_path: Path
         volumes = docker.from_env().volumes.list(filters={"name": f"{name}_kept"})
         assert len(volumes) == 1, "volumes stay"
     assert shop.get("/?name=Ada")[0] == 200, "the other project goes on"
+
+
+RAYS_APPLICATION = """\
+from pierhead import rayserve as serve
+
+
+class OutOfStock(Exception):
+    def __init__(self, item):
+        super().__init__(item)
+        self.item = item
+
+
+@serve.deployment(num_replicas=2, user_config={"factor": 2})
+class Model:
+    def reconfigure(self, config):
+        self.factor = config["factor"]
+
+    def predict(self, x):
+        if x == 13:
+            raise OutOfStock("tea")
+        return x * self.factor
+
+    def count(self, most):
+        yield from range(most)
+
+
+@serve.deployment
+class Api:
+    def __init__(self, model):
+        self.model = model
+
+    async def __call__(self, request):
+        try:
+            value = await self.model.predict.remote(int(request.query_params["x"]))
+        except OutOfStock as error:
+            return {"out of stock": error.item}
+        return [value, [item async for item in self.model.options(stream=True).count.remote(3)]]
+
+
+app = Api.bind(Model.bind())
+"""
+
+
+def test_an_application_of_ray_serve_runs_as_services(programs: Path, tmp_path: Path) -> None:
+    user = User(programs, tmp_path / "rays application")
+    user.directory.mkdir()
+    (user.directory / "app.py").write_text(RAYS_APPLICATION)
+    (user.directory / ".env").write_text("COMPOSE_PROJECT_NAME=raysapptest\n")
+    build = ("python", "-m", "pierhead", "build", "app:app", "-o", "compose.yaml", "--dockerfile")
+    user.does(*build, "--image", "raysapptest-app")
+    dockerfile, compose = user.directory / "Dockerfile", user.directory / "compose.yaml"
+    first, _, rest = dockerfile.read_text().partition("\n")
+    dockerfile.write_text(f"{first.partition(':')[0]}:{TAG}\n{rest}")
+
+    def answer(x: int) -> Any:
+        status, body = user.get(f"/?x={x}")
+        return json.loads(body) if status == 200 else (status, body)
+
+    with user.cleaned_up():
+        user.does("pierhead", "up")
+        assert answer(4) == [8, [0, 1, 2]]
+        assert answer(13) == {"out of stock": "tea"}
+        before = user.containers()
+        compose.write_text(compose.read_text().replace("factor: 2", "factor: 5"))
+        eventually(lambda: answer(4) == [20, [0, 1, 2]], "the new user_config is in force", within_s=60)
+        assert user.containers() == before
