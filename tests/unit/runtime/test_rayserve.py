@@ -15,10 +15,12 @@ from pierhead.errors import BadRequest, SettingsError
 from pierhead.rayserve.config import AutoscalingConfig
 from pierhead.rayserve.deployment import BuiltApplication
 from pierhead.rayserve.exceptions import BackPressureError, RayServeException, RayTaskError
+from pierhead.rayserve.handle import DeploymentHandle
 from pierhead.rayserve.options import DeploymentOptions
 from pierhead.rayserve.pickles import Seal, copied, failure_of, seal
 from pierhead.rayserve.responses import warm
 from pierhead.rayserve.services import bound_of
+from pierhead.testing import local
 
 # ---- options
 
@@ -144,6 +146,31 @@ def test_what_http_needs_is_named_where_it_is_missing(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "starlette", None)
     with pytest.raises(SettingsError, match=r"install pierhead\[asgi\]"):
         warm()
+
+
+@serve.deployment
+class Doubler:
+    def __call__(self, x: int) -> int:
+        return 2 * x
+
+
+@serve.deployment
+class Asks:
+    def __init__(self, doubler: Any) -> None:
+        self.doubler = doubler
+
+    async def __call__(self, request: Any) -> int:
+        found: int = await self.doubler.remote(int(request.query_params["x"]))
+        return found
+
+
+async def test_a_test_runs_an_application_in_its_loop() -> None:
+    async with local(Asks.bind(Doubler.bind())) as running:
+        async with running.http.get("/?x=4") as response:
+            assert await response.json() == 8
+        assert await DeploymentHandle[Any]("Doubler").remote(5) == 10
+    with pytest.raises(RayServeException, match="does not exist"):
+        DeploymentHandle[Any]("Doubler").remote(5)
 
 
 # ---- pickles and their seal

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 from pierhead.rayserve.context import DeploymentID, ReplicaContext, ReplicaID
 from pierhead.rayserve.deployment import Application, BuiltApplication, BuiltDeployment
 from pierhead.rayserve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
-from pierhead.rayserve.handle import DeploymentHandle, RemoteCall, register_dispatcher, resolved
+from pierhead.rayserve.handle import DeploymentHandle, RemoteCall, forget_dispatcher, register_dispatcher, resolved
 from pierhead.rayserve.pickles import copied, failure_of
 from pierhead.rayserve.responses import prepare, warm
 from pierhead.rayserve.schema import (
@@ -352,7 +352,7 @@ class EngineApplication:
         for deployment in reversed(self.deployments.values()):
             await deployment.close()
             if self._is_known:
-                register_dispatcher(deployment.id, None)
+                forget_dispatcher(deployment.id, deployment)
 
     def status(self) -> ApplicationStatusOverview:
         """For `serve.status()`."""

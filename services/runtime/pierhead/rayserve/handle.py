@@ -71,12 +71,15 @@ class Dispatcher(Protocol):
 _DISPATCHERS: Final[dict[DeploymentID, Dispatcher]] = {}
 
 
-def register_dispatcher(deployment: DeploymentID, dispatcher: Dispatcher | None) -> None:
-    """Send this process's calls of a deployment by `dispatcher` from now on; None = it is gone."""
-    if dispatcher is None:
-        _DISPATCHERS.pop(deployment, None)
-    else:
-        _DISPATCHERS[deployment] = dispatcher
+def register_dispatcher(deployment: DeploymentID, dispatcher: Dispatcher) -> None:
+    """Send this process's calls of a deployment by `dispatcher` from now on."""
+    _DISPATCHERS[deployment] = dispatcher
+
+
+def forget_dispatcher(deployment: DeploymentID, dispatcher: Dispatcher) -> None:
+    """Undo `register_dispatcher`, unless another one was registered since."""
+    if _DISPATCHERS.get(deployment) is dispatcher:
+        del _DISPATCHERS[deployment]
 
 
 def dispatcher_of(deployment: DeploymentID) -> Dispatcher:

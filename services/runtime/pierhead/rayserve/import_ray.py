@@ -15,7 +15,7 @@ from typing import Any, Final
 from pierhead.classes.service import Bound
 from pierhead.rayserve.deployment import Application
 from pierhead.rayserve.exceptions import RayServeException
-from pierhead.rayserve.options import DEFAULT, NO_EFFECT, DeploymentOptions
+from pierhead.rayserve.options import DEFAULT, DeploymentOptions
 from pierhead.rayserve.pickles import SECRET, write_secret
 from pierhead.rayserve.services import RayDeployment, bound_of
 
@@ -229,7 +229,7 @@ class _Translation:
             self._note(here, str(error))
             return {}, {}
         for key, words in options.without_effect().items():
-            self._note(f"{here}.{key}", words or NO_EFFECT[key])
+            self._note(f"{here}.{key}", words)
         if options.user_config is not None and not isinstance(options.user_config, Mapping):
             self._note(f"{here}.user_config", "x-serve.user_config is a mapping; the value in the code stays in force")
         if self._request_timeout_s and "request_timeout_s" not in block:

@@ -25,7 +25,7 @@ from pierhead.rayserve.exceptions import (
     RayServeException,
     RequestCancelledError,
 )
-from pierhead.rayserve.handle import DeploymentHandle, RemoteCall, register_dispatcher, resolved
+from pierhead.rayserve.handle import DeploymentHandle, RemoteCall, forget_dispatcher, register_dispatcher, resolved
 from pierhead.rayserve.pickles import ALLOW, SECRET, PickledError, Seal, copied, dumps, failure_of, loads, seal
 from pierhead.rayserve.responses import REQUEST_ID, Message, prepare, request_of, serve_request, warm, words_of
 from pierhead.rayserve.schema import ReplicaRank
@@ -56,7 +56,7 @@ class RayDeployment(Service):
         app_name = self.__application__.name
         replica = os.environ.get("PIERHEAD_REPLICA") or uuid.uuid4().hex[:8]
         replica_id = ReplicaID(replica, DeploymentID(built.name, app_name))
-        dispatchers = {
+        self._dispatchers = dispatchers = {
             (deployment := DeploymentID(name, app_name)): RemoteDeployment(bound, deployment, self._seal)
             for name, bound in self.__application__.services.items()
         }
@@ -90,6 +90,8 @@ class RayDeployment(Service):
 
     async def aclose(self) -> None:
         """End the object."""
+        for deployment, dispatcher in self._dispatchers.items():
+            forget_dispatcher(deployment, dispatcher)
         if self._started is not None and self._started.done() and self._started.exception() is None:
             await self._servant.close()
 

@@ -45,13 +45,16 @@ async def local(
         async with local(shop) as running:
             assert await running.handle(Scorer).score(3) == 1.5
 
-    - application: what `bind()` returned, or a service's class whose constructor needs no arguments.
+    - application: what `bind()` returned, or a service's class whose constructor needs no arguments, or what the `bind`
+      of `pierhead.rayserve` returned.
     - x_serve: words that come over the classes' keywords, by service: `{"scorer": {"max_ongoing_requests": 1}}`.
     Calls between services, errors, deadlines, admission and batches are as in containers, each service having one
     replica. `override_handle` puts a fake in the place of one. Raises what a constructor or `check_health` raises, and
     NoApplication for a graph that cannot be served.
     """
+    describe = getattr(type(application), "__bound__", None)  # an application of pierhead.rayserve
     bound = application.bind() if isinstance(application, type) and issubclass(application, Service) else application
+    bound = bound if describe is None else describe(application)
     if not isinstance(bound, Bound):
         raise TypeError(f"local() takes a Service's class, or what its bind() returned, found {application!r:.60}")
     running, front = RunningApplication(bound, x_serve), Front()
