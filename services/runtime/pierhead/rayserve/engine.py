@@ -173,11 +173,6 @@ class EngineDeployment:
         except Exception:
             logger.exception("%s: a replica did not end well", self.id)
 
-    async def reconfigure(self, user_config: Any) -> None:
-        """Hand new settings to every replica."""
-        for replica in self._replicas:
-            await replica.servant.reconfigure(copied(user_config))
-
     def status(self) -> DeploymentStatusOverview:
         """For `serve.status()`."""
         return DeploymentStatusOverview(
