@@ -33,11 +33,11 @@ _APPLICATION: Final = {
     "autoscaling_policy", "external_scaler_enabled",
 }  # fmt: skip
 _HTTP: Final[Mapping[str, str]] = {
-    "host": "HAProxy listens on every address; PIERHEAD_HTTP_ADDRESS in .env",
+    "host": "HAProxy listens on every address of the machine",
     "root_path": "write x-serve.route",
     "keep_alive_timeout_s": "HAProxy's own",
-    "ssl_keyfile": "PIERHEAD_TLS in .env",
-    "ssl_certfile": "PIERHEAD_TLS in .env",
+    "ssl_keyfile": "put a proxy that ends TLS before HAProxy",
+    "ssl_certfile": "put a proxy that ends TLS before HAProxy",
 }
 
 
