@@ -66,6 +66,8 @@ def _of_the_machine(words: Sequence[str]) -> NoReturn:
 
 
 def _in_project(project: Project, words: Sequence[str], *, is_silent: bool, needs_none: bool) -> None:
+    if is_silent and project.is_clone and not stack_files.is_from(project.root):
+        sys.exit(0)
     if not project.is_clone:
         written = stack_files.written_build(project.root)
         if not written and (needs_none or is_silent or os.environ.get("PIERHEAD_API_URL")):

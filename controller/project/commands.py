@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from ..errors import InvalidRequest
 from . import stack_files
 from .project import FILES, Project, check, find, own_files, settle
 
@@ -43,7 +44,14 @@ def down(*, volumes: bool, force: bool) -> NoReturn:
 
 
 def run_script(project: Project, script: str, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Become one of the machine's scripts: the installed one, as a project may have come with a `.pierhead/`."""
+    """Become one of the machine's scripts: the installed one, as a project may have come with a `.pierhead/`.
+
+    Raises InvalidRequest in a clone that is not this program's own: what is in it was not chosen by the user.
+    """
+    if project.is_clone and not stack_files.is_from(project.root):
+        raise InvalidRequest(
+            f"{project.root} is a clone of Pierhead, with a program of its own: type ./pierhead or make there"
+        )
     if project.is_clone:
         own, path = {}, str(project.root / "compose" / "machine" / script)
     else:

@@ -51,11 +51,12 @@ class EnvFile:
         """Write the file if it changed; whether it did."""
         if self._text == self._before:
             return False
-        fresh = self._path.with_name(f"{self._path.name}.new")
+        path = self._path.resolve()  # a link stays one
+        fresh = path.with_name(f"{path.name}.new")
+        fresh.touch(mode=0o600)
+        fresh.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
         fresh.write_bytes(self._text.encode())
-        if self._path.exists():
-            fresh.chmod(self._path.stat().st_mode & 0o777)
-        fresh.replace(self._path)
+        fresh.replace(path)
         self._before = self._text
         return True
 

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ..errors import ControllerError
+from ..errors import ControllerError, InvalidRequest
 from .carried import FILES
 
 DIRECTORY = ".pierhead"
@@ -32,6 +32,11 @@ include:
 
 class NoStackFiles(ControllerError):
     """This program is installed without them: it is that of the controller's image."""
+
+
+def is_from(directory: Path) -> bool:
+    """Whether this program runs from the clone in `directory`."""
+    return _PACKAGE.parent == directory.resolve()
 
 
 def machine_scripts() -> Path:
@@ -67,8 +72,13 @@ def written_build(project: Path) -> str:
 
 
 def write(project: Path) -> None:
-    """Bring `.pierhead/` to the installed build. What is right already is left alone: the controller watches some."""
+    """Bring `.pierhead/` to the installed build. What is right already is left alone: the controller watches some.
+
+    Raises InvalidRequest where `.pierhead` is a link.
+    """
     target = project / DIRECTORY
+    if target.is_symlink():
+        raise InvalidRequest(f"{target} is a link, and what it leads to is not Pierhead's to write: remove the link")
     wanted = {path: source.read_bytes() for path, source in _sources().items()}
     for file, engine in (("compose.yaml", "docker"), ("swarm.yaml", "swarm")):
         text = _INCLUDE.format(version=version(), directory=DIRECTORY, file=file)
@@ -95,8 +105,9 @@ def _write(file: Path, content: bytes) -> None:
 
 def _remove_others(target: Path, wanted: Mapping[str, bytes]) -> None:
     """Remove files of an earlier build, which would become part of an image."""
-    for directory, _, files in os.walk(target, topdown=False):
-        for name in files:
+    for directory, inside, files in os.walk(target, topdown=False):
+        links = [name for name in inside if (Path(directory) / name).is_symlink()]
+        for name in (*files, *links):
             file = Path(directory) / name
             if file.relative_to(target).as_posix() not in wanted:
                 file.unlink()

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from controller.errors import InvalidRequest
-from controller.project import handover, new, ports, project, stack_files
+from controller.project import commands, handover, new, ports, project, stack_files
 from controller.project.env_file import EnvFile
 from controller.project.project import NoProject, Project
 from controller.spec.parse import parse
@@ -485,3 +485,45 @@ def test_up_refuses_a_port_of_env_that_is_taken(shop: Project) -> None:
     assert done.returncode == 2
     assert f"port {port} (PIERHEAD_STATS_PORT) is taken by " in done.stderr
     assert "_PORT=... pierhead up." in done.stderr
+
+
+# ------------------------------------------------------------------------------------ what a project may have come with
+
+
+def test_nothing_outside_the_project_is_written_or_removed_through_a_link(shop: Project, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "deep").mkdir(parents=True)
+    (elsewhere / "deep" / "mine").write_text("x")
+    (shop.root / ".pierhead").symlink_to(elsewhere)
+    with pytest.raises(InvalidRequest, match=r"\.pierhead is a link"):
+        stack_files.write(shop.root)
+    (shop.root / ".pierhead").unlink()
+    (shop.root / ".pierhead").mkdir()
+    (shop.root / ".pierhead" / "compose").symlink_to(elsewhere)
+    stack_files.write(shop.root)
+    assert [path.name for path in elsewhere.rglob("*")] == ["deep", "mine"]
+    assert not (shop.root / ".pierhead" / "compose").is_symlink()
+
+
+def test_scripts_of_a_clone_that_is_not_the_tools_own_are_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = tmp_path / "compose" / "machine"
+    scripts.mkdir(parents=True)
+    (scripts / "up.sh").write_text("#!/bin/sh\n")
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("it was run"))
+    with pytest.raises(InvalidRequest, match=r"type \./pierhead or make there"):
+        commands.run_script(project.find(tmp_path), "control.sh", ("status",), {})
+    assert stack_files.is_from(ROOT)
+
+
+def test_an_env_file_that_is_a_link_stays_one(tmp_path: Path) -> None:
+    shared = tmp_path / "shared.env"
+    shared.write_text("A=1\n")
+    shared.chmod(0o600)
+    (tmp_path / ".env").symlink_to(shared)
+    file = EnvFile(tmp_path / ".env")
+    file.append("B=2")
+    assert file.save()
+    assert (tmp_path / ".env").is_symlink()
+    assert (shared.read_text(), shared.stat().st_mode & 0o777) == ("A=1\nB=2\n", 0o600)
