@@ -60,12 +60,16 @@ def test_what_does_not_start_is_removed(tmp_path: Path, command: tuple[str, ...]
 @pytest.mark.parametrize("when", ["waits", ""])
 def test_it_is_removed_after_ctrl_c(tmp_path: Path, command: tuple[str, ...], when: str) -> None:
     program = (
-        "import sys, time; from pierhead.testing import Stack\n"
+        "import signal, time; from pierhead.testing import Stack\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a run in the background ignores it
         f"with Stack('compose.yaml', command={command!r}, environment={{'MINE': {when!r}}}):\n    time.sleep(600)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=environment, stderr=-3) as process:
         eventually(lambda: len(calls(tmp_path)) == 1, "up has begun")
         process.send_signal(signal.SIGINT)
-        process.wait()
+        try:
+            process.wait(30)
+        finally:
+            process.kill()
     assert [verb for verb, *_ in calls(tmp_path)] == ["up", "down"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,8 +21,9 @@ COMPOSE_S_NAMES = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker
 
 UP_S = 1800.0
 DOWN_S = 300.0
+END_S = 10.0
+"""How long a command that is ended may take; then it is killed."""
 TOLD_LINES = 40
-
 
 _DOWN = ("down", "--volumes")
 
@@ -101,10 +103,19 @@ class Stack:
             try:
                 said, _ = process.communicate(timeout=limit_s)
             except BaseException as error:
-                process.terminate()
+                _end(process)
                 if isinstance(error, subprocess.TimeoutExpired):
                     raise StackFailed(f"{command} took more than {limit_s:g} s") from None
                 raise
         if process.returncode:
             told = "\n".join(said.splitlines()[-TOLD_LINES:])
             raise StackFailed(f"{command} ended with {process.returncode}:\n{told}")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the command with all that it has started."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
