@@ -178,7 +178,7 @@ class Deployer:
         given = (self._offered[name], state.rollout.to if state.rollout else None)
         following = {version for version in given if version is not None} - {state.stable}
         others = {version for version, count in counts.items() if count.present}
-        if not service.managed or not following or not others:
+        if not service.managed or service.rollout.incompatible == "allow" or not following or not others:
             return {}, False
         mine = look.observed.containers_of(name)
         told = {one.version: one.contract for one in mine if one.contract is not None}

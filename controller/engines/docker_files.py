@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-import threading
 from typing import TYPE_CHECKING
 
 import docker.errors
@@ -22,34 +21,32 @@ _MOST_BYTES = MOST_FILE_BYTES + 16 * 1024
 
 
 class ImageFiles:
-    """One read at a time, so that what an earlier controller left behind can be told from what is in use."""
+    """Reads one file at a time: a container that is there at the begin of a read was left behind, and is removed."""
 
     def __init__(self, client: APIClient) -> None:
         self._client = client
-        self._lock = threading.Lock()
 
     def read(self, image: str, path: str, project: str) -> bytes | None:
         """See `ClusterEngine.file_of_image`. Raises what docker-py raises."""
-        with self._lock:
-            for left in self._client.containers(all=True, filters={"label": f"{LABEL}={project}"}):
-                self._remove(left["Id"])
-            body = {
-                "Image": image,
-                "Entrypoint": ["never-started"],
-                "Cmd": [],
-                "Labels": {LABEL: project},
-                "HostConfig": {"NetworkMode": "none"},
-            }
-            try:
-                container = self._client.create_container_from_config(body)["Id"]  # type: ignore[no-untyped-call]
-            except docker.errors.ImageNotFound:
-                return None
-            try:
-                return self._file(container, path)
-            except docker.errors.NotFound:
-                return None
-            finally:
-                self._remove(container)
+        for left in self._client.containers(all=True, filters={"label": f"{LABEL}={project}"}):
+            self._remove(left["Id"])
+        body = {
+            "Image": image,
+            "Entrypoint": ["never-started"],
+            "Cmd": [],
+            "Labels": {LABEL: project},
+            "HostConfig": {"NetworkMode": "none"},
+        }
+        try:
+            container = self._client.create_container_from_config(body)["Id"]  # type: ignore[no-untyped-call]
+        except docker.errors.ImageNotFound:
+            return None
+        try:
+            return self._file(container, path)
+        except docker.errors.NotFound:
+            return None
+        finally:
+            self._remove(container)
 
     def _file(self, container: str, path: str) -> bytes | None:
         archive = io.BytesIO()
@@ -70,4 +67,4 @@ class ImageFiles:
         try:
             self._client.remove_container(container, force=True, v=True)
         except docker.errors.NotFound:
-            return  # somebody has pruned containers
+            return  # pruned meanwhile

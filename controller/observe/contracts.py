@@ -16,6 +16,8 @@ from ..outlive import outlive
 
 logger = logging.getLogger(__name__)
 
+RETRY_S = 2.0
+"""Between two readings of an image while the engine does not answer."""
 MOST_KEPT = 64
 """Images whose contracts are kept, the latest that were asked for: a version changes from one to another."""
 
@@ -36,6 +38,8 @@ class ImageContracts:
         self._wake = wake
         self._known: dict[str, bytes] = {}
         self._reading: set[str] = set()
+        self._one = asyncio.Lock()
+        """Images are read one by one: the engine's threads are for replicas."""
 
     def of(self, image: str) -> bytes | None:
         """The contract in an image, by the image's id; b"" = there is none, None = it is being read."""
@@ -49,9 +53,11 @@ class ImageContracts:
 
     async def _read(self, image: str) -> None:
         try:
-            self._known[image] = await self._engine.file_of_image(image, IMAGE_PATH, self._project) or b""
+            async with self._one:
+                self._known[image] = await self._engine.file_of_image(image, IMAGE_PATH, self._project) or b""
         except EngineUnreachable as error:
             logger.warning("the contract of image %s is read again: %s", image, error)
+            await asyncio.sleep(RETRY_S)
         except EngineError as error:
             logger.warning("the contract of image %s counts as none, the first replica tells its own: %s", image, error)
             self._known[image] = b""
