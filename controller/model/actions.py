@@ -268,6 +268,7 @@ KINDS = frozenset(
         "policy_works",
         "quorum_at_risk",
         "quorum_safe",
+        "refused",
         "replica_failed",
         "replica_moved",
         "replica_not_ready",
