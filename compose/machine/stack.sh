@@ -32,7 +32,7 @@ setting() {
   printf '%s' "${value:-$2}"
 }
 
-# image_tag: of the stack's images; in a project it is the tool's version, where nobody sets another.
+# image_tag: of the stack's images; in a project it is the tool's version, unless PIERHEAD_TAG names another.
 image_tag() {
   local own_tag=latest
   [ -n "$is_clone" ] || own_tag=$(sed -n 's/^PIERHEAD_TAG=//p' "$own/.env")

@@ -47,7 +47,7 @@ tell_edited_files() {
   [ -n "$files" ] || return 0
   # shellcheck disable=SC2016  # the backquotes are for the reader
   [ "$(files_digest "$files")" = "$digest" ] ||
-    warn "pierhead: the compose files here are not as the Swarm has them (${files//:/, }), and on a Swarm nobody watches files:" \
+    warn "pierhead: the compose files here are not as the Swarm has them (${files//:/, }), and on a Swarm files are not watched:" \
       'what they say now takes effect at `make deploy`.'
 }
 

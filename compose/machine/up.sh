@@ -122,8 +122,9 @@ build_base_of_users() {
   local named tag
   tag=$(image_tag)
   while read -r named; do
+    [ "$named" != pierhead/python ] || named=pierhead/python:latest # as Docker reads it
     case $named in
-      "pierhead/python:$tag" | pierhead/python | *'$'*)
+      "pierhead/python:$tag" | *'$'*)
         step "Building pierhead/python:$tag" \
           env "PIERHEAD_TAG=$tag" docker compose --file "$own/images.yaml" --progress plain build ||
           give_up "pierhead/python:$tag could not be built; the lines above say why. What runs already was not touched."

@@ -417,6 +417,7 @@ def test_what_the_scripts_know_of_a_project(tmp_path: Path, question: str, answe
         ("ARG BASE=pierhead/python:${TAG}\nFROM ${BASE}", True, False),
         (f"inline FROM pierhead/python:{stack_files.version()}", True, False),
         ("FROM pierhead/python:0.0.1", False, True),
+        ("FROM pierhead/python", False, True),
         ("FROM registry.example/pierhead/python:0.0.1", False, False),
         ("# FROM pierhead/python:0.0.1\nFROM debian", False, False),
     ],

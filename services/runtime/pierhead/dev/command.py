@@ -88,7 +88,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
 
 
 async def _grpc_address(front: Front, host: str, port: int | None) -> str:
-    """Listen for gRPC; "" where nobody asked for a port and the usual one is taken."""
+    """Listen for gRPC; "" where no port was asked for and the usual one is taken."""
     try:
         bound = await front.listen_grpc(host, GRPC_PORT if port is None else port)
     except OSError as error:
