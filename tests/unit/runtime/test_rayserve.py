@@ -5,20 +5,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import sys
+import threading
 from typing import Any
 
 import pytest
 from pierhead import rayserve as serve
 from pierhead.errors import BadRequest, SettingsError
 from pierhead.rayserve.config import AutoscalingConfig
+from pierhead.rayserve.context import DeploymentID, ReplicaContext, ReplicaID
 from pierhead.rayserve.deployment import BuiltApplication
 from pierhead.rayserve.exceptions import BackPressureError, RayServeException, RayTaskError
-from pierhead.rayserve.handle import DeploymentHandle
+from pierhead.rayserve.handle import DeploymentHandle, RemoteCall
 from pierhead.rayserve.options import DeploymentOptions
 from pierhead.rayserve.pickles import Seal, copied, failure_of, seal
 from pierhead.rayserve.responses import warm
+from pierhead.rayserve.schema import ReplicaRank
+from pierhead.rayserve.servant import Servant
 from pierhead.rayserve.services import bound_of
 from pierhead.testing import local
 
@@ -171,6 +176,43 @@ async def test_a_test_runs_an_application_in_its_loop() -> None:
         assert await DeploymentHandle[Any]("Doubler").remote(5) == 10
     with pytest.raises(RayServeException, match="does not exist"):
         DeploymentHandle[Any]("Doubler").remote(5)
+
+
+# ---- user code in threads
+
+
+async def _servant_of(app: Any) -> Servant:
+    (built,) = BuiltApplication(app).deployments.values()
+    replica_id = ReplicaID("a", DeploymentID(built.name, "default"))
+    rank = ReplicaRank(rank=0, node_rank=0, local_rank=0)
+    servant = Servant(built, ReplicaContext(replica_id, None, built.options, rank, 1, _dispatchers={}))
+    await servant.start((), {}, None)
+    return servant
+
+
+_BEGUN = threading.Event()
+_MAY_END = threading.Event()
+
+
+@serve.deployment(max_ongoing_requests=1)
+class Blocks:
+    def __call__(self) -> None:
+        _BEGUN.set()
+        _MAY_END.wait(10)
+
+
+async def test_a_cancelled_call_is_in_flight_until_its_thread_ends() -> None:
+    servant = await _servant_of(Blocks.bind())
+    call = asyncio.create_task(servant.call(RemoteCall("__call__", "r"), (), {}))
+    assert await asyncio.to_thread(_BEGUN.wait, 5)
+    call.cancel()
+    await asyncio.wait([call], timeout=0.2)
+    has_ended_before_its_thread = call.done()
+    _MAY_END.set()
+    await asyncio.wait([call], timeout=5)
+    assert call.cancelled()
+    assert not has_ended_before_its_thread
+    await servant.close()
 
 
 # ---- pickles and their seal

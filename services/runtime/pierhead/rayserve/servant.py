@@ -241,11 +241,12 @@ class Servant:
     async def _in_thread(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """A function in a thread. Cancellation waits for its end: until then its request is in flight."""
         work = partial(copy_context().run, partial(_without_stop, function), *args, **kwargs)
-        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        submitted = self._threads.submit(work)
+        running = asyncio.wrap_future(submitted)
         try:
             result, stop = await asyncio.shield(running)
         except asyncio.CancelledError:
-            if not running.cancel():
+            if not submitted.cancel():
                 await asyncio.wait([running])
             raise
         if stop is not None:
