@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 import sys
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from pierhead.errors import BadRequest, SettingsError
 from pierhead.rayserve.config import AutoscalingConfig
 from pierhead.rayserve.context import DeploymentID, ReplicaContext, ReplicaID
 from pierhead.rayserve.deployment import BuiltApplication
+from pierhead.rayserve.engine import EngineApplication
 from pierhead.rayserve.exceptions import BackPressureError, RayServeException, RayTaskError
 from pierhead.rayserve.handle import DeploymentHandle, RemoteCall
 from pierhead.rayserve.options import DeploymentOptions
@@ -213,6 +217,84 @@ async def test_a_cancelled_call_is_in_flight_until_its_thread_ends() -> None:
     assert call.cancelled()
     assert not has_ended_before_its_thread
     await servant.close()
+
+
+_YIELDED: list[int] = []
+_CLOSED = threading.Event()
+
+
+@serve.deployment
+class Counts:
+    def __call__(self) -> Any:
+        try:
+            for number in range(1_000_000):
+                _YIELDED.append(number)
+                yield number
+        finally:
+            _CLOSED.set()
+
+
+@pytest.fixture
+def counted() -> list[int]:
+    _YIELDED.clear()
+    _CLOSED.clear()
+    return _YIELDED
+
+
+async def _is_closed() -> bool:
+    return await asyncio.to_thread(_CLOSED.wait, 5)
+
+
+async def test_a_generator_ends_once_its_reader_has_left(counted: list[int]) -> None:
+    servant = await _servant_of(Counts.bind())
+    items: Any = servant.stream(RemoteCall("__call__", "r"), (), {})
+    assert await anext(items) == 0
+    await asyncio.sleep(0.1)
+    assert len(counted) < 50  # it waits for its reader
+    await items.aclose()
+    assert _CLOSED.is_set()
+    assert len(counted) < 50
+    await servant.close()
+
+
+@asynccontextmanager
+async def _run_of(app: Any) -> AsyncIterator[EngineApplication]:
+    application = EngineApplication(app, "default", None)
+    await application.start()
+    try:
+        yield application
+    finally:
+        await application.close()
+
+
+async def test_the_generator_of_a_handle_waits_for_its_reader_and_ends_with_it(counted: list[int]) -> None:
+    async with _run_of(Counts.bind()) as running:
+        items: Any = running.handle().options(stream=True).remote()
+        assert [await anext(items) for _ in range(100)] == list(range(100))
+        await asyncio.sleep(0.1)
+        assert len(counted) < 200
+        items.cancel()
+        assert await _is_closed()
+        assert len(counted) < 200
+
+
+async def test_a_stream_that_is_forgotten_ends(counted: list[int]) -> None:
+    async with _run_of(Counts.bind()) as running:
+        items: Any = running.handle().options(stream=True).remote()
+        assert await anext(items) == 0
+        del items
+        gc.collect()
+        assert await _is_closed()
+        assert len(counted) < 200
+
+
+async def test_the_generator_of_another_container_ends_with_its_reader(counted: list[int]) -> None:
+    async with local(Counts.bind()):
+        items: Any = DeploymentHandle[Any]("Counts").options(stream=True).remote()
+        assert await anext(items) == 0
+        items.cancel()
+        assert await _is_closed()
+        assert len(counted) < 100_000
 
 
 # ---- pickles and their seal

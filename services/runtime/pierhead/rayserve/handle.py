@@ -12,6 +12,7 @@ import asyncio
 import concurrent.futures
 import uuid
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -29,6 +30,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _END: Final = object()
+
+_MOST_ITEMS: Final = 16
+"""Of a stream, that wait for whoever iterates."""
 
 _NO_STREAMS: Final = (
     "Streaming deployment handle results cannot be passed to downstream handle calls: read the stream, and pass its "
@@ -131,8 +135,8 @@ class _Response(Generic[R]):
         self._future: concurrent.futures.Future[Any] = asyncio.run_coroutine_threadsafe(work, self._loop)
         siblings = CHILDREN.get()
         if siblings is not None:
-            siblings.add(self)
-            self._future.add_done_callback(lambda _: siblings.discard(self))
+            siblings.add(self._future)
+            self._future.add_done_callback(siblings.discard)
 
     @property
     def request_id(self) -> str:
@@ -152,7 +156,7 @@ class _Response(Generic[R]):
 
     def cancelled(self) -> bool:
         """Whether `cancel` was called."""
-        return self._cancelled
+        return self._cancelled or self._future.cancelled()
 
     async def _to_object_ref(self) -> Any:
         raise _no_references()
@@ -206,40 +210,71 @@ class DeploymentResponse(_Response[R]):
         )
 
 
+class _Items:
+    """The items of a stream. They do not refer to its response, which may be forgotten meanwhile."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self._items: asyncio.Queue[Any] = asyncio.Queue()
+        self._places = asyncio.Semaphore(_MOST_ITEMS)
+
+    async def put(self, item: Any) -> None:
+        """Waits while there are many."""
+        await self._places.acquire()
+        self._items.put_nowait(item)
+
+    def end(self) -> None:
+        self._items.put_nowait(_END)
+
+    async def get(self) -> Any:
+        """The next item, or _END."""
+        item = await self._items.get()
+        self._places.release()
+        return item
+
+
+async def _fill(
+    items: _Items, dispatcher: Dispatcher, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    try:
+        async with aclosing(dispatcher.stream(call, args, kwargs)) as stream:  # type: ignore[type-var]
+            async for item in stream:
+                await items.put(item)
+    except Exception as error:
+        items.error = error
+    finally:
+        items.end()
+
+
 class DeploymentResponseGenerator(_Response[R]):
     """The results of a streaming call: an iterator, and an async iterator."""
 
     def __init__(
         self, dispatcher: Dispatcher, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        self._items: asyncio.Queue[Any] = asyncio.Queue()
-        self._error: BaseException | None = None
-        super().__init__(dispatcher, call, self._fill(dispatcher, args, kwargs))
+        self._items = _Items()
+        super().__init__(dispatcher, call, _fill(self._items, dispatcher, call, args, kwargs))
 
-    async def _fill(self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        try:
-            async for item in dispatcher.stream(self._call, args, kwargs):
-                self._items.put_nowait(item)
-        except Exception as error:
-            self._error = error
-        finally:
-            self._items.put_nowait(_END)
+    def __del__(self) -> None:
+        # Nobody can iterate any more.
+        if not self._future.done() and not self._loop.is_closed():
+            self._future.cancel()
 
     def cancel(self) -> None:
         """See DeploymentResponse."""
         super().cancel()
-        self._loop.call_soon_threadsafe(self._items.put_nowait, _END)
+        self._loop.call_soon_threadsafe(self._items.end)
 
     async def _next(self) -> Any:
         """The next item, or _END. On the dispatcher's loop."""
         item = await self._items.get()
         if item is not _END:
             return item
-        self._items.put_nowait(_END)  # for whoever asks again
+        self._items.end()  # for the one that asks again
         if self._cancelled or self._future.cancelled():
             raise RequestCancelledError(self.request_id)
-        if self._error is not None:
-            raise self._error
+        if self._items.error is not None:
+            raise self._items.error
         return _END
 
     def __await__(self) -> Any:

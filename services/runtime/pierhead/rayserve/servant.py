@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, aclosing, closing
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Final
@@ -31,6 +33,50 @@ logger = logging.getLogger("ray.serve")
 
 _MOST_THREADS: Final = 1000
 
+_MOST_ITEMS: Final = 16
+"""Of a stream, that wait for its reader."""
+
+
+class _ReaderGone(Exception):
+    """Nobody reads the stream any more."""
+
+
+class _Items:
+    """A stream's items on their way to its reader. Whoever puts one waits while there are many."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._items: asyncio.Queue[Any] = asyncio.Queue()
+        self._places = asyncio.Semaphore(_MOST_ITEMS)
+        self._places_for_thread = threading.Semaphore(_MOST_ITEMS)
+        self._has_reader = True
+
+    async def get(self) -> Any:
+        item = await self._items.get()
+        self._places.release()
+        self._places_for_thread.release()
+        return item
+
+    async def put(self, item: Any) -> None:
+        await self._places.acquire()
+        self._items.put_nowait(item)
+
+    def put_from_thread(self, item: Any) -> None:
+        """As `put`. Raises _ReaderGone."""
+        self._places_for_thread.acquire()
+        if not self._has_reader:
+            raise _ReaderGone
+        self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+
+    def end(self, word: Any) -> None:
+        """Put the last item."""
+        self._items.put_nowait(word)
+
+    def leave(self) -> None:
+        """The reader reads no more."""
+        self._has_reader = False
+        self._places_for_thread.release()
+
 
 class Servant:
     """The user's object, in the context of its replica. Belongs to one event loop."""
@@ -43,7 +89,8 @@ class Servant:
         self._forget: Callable[[], None] = lambda: None
         self._object: Any = None
         self._lifespan: Lifespan | None = None
-        most = min(_MOST_THREADS, built.options.max_ongoing_requests)
+        # One more than requests: those of slow readers do not hold up `check_health`.
+        most = min(_MOST_THREADS, built.options.max_ongoing_requests + 1)
         self._threads = ThreadPoolExecutor(most, f"rayserve-{built.name}")
 
     @property
@@ -151,15 +198,14 @@ class Servant:
 
     async def stream(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AsyncIterator[Any]:
         """The items that a method yields. Raises what it raises, and TypeError for one that yields nothing."""
-        items: asyncio.Queue[Any] = asyncio.Queue()
+        items = _Items()
         done = object()
-        loop = asyncio.get_running_loop()
 
         async def fill() -> None:
             try:
-                await self._request(_context_of(call), self._fill, call.method, args, kwargs, items.put_nowait, loop)
+                await self._request(_context_of(call), self._fill, call.method, args, kwargs, items)
             finally:
-                items.put_nowait(done)
+                items.end(done)
 
         filling = asyncio.create_task(fill(), name=f"stream of {self.built.name}")
         try:
@@ -167,30 +213,27 @@ class Servant:
                 yield item
             await filling
         finally:
+            items.leave()
             if not filling.done():
                 filling.cancel()
                 await asyncio.wait([filling])
 
-    async def _fill(
-        self,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        put: Callable[[Any], None],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
+    async def _fill(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], items: _Items) -> None:
         method = self._method(name)
         if inspect.isgeneratorfunction(method):
-            await self._in_thread(_exhaust, method, args, kwargs, _threadsafe(loop, put))
+            await self._in_thread(_exhaust, method, args, kwargs, items.put_from_thread)
             return
         result = method(*args, **kwargs)
         if inspect.iscoroutine(result):
             result = await result
         if inspect.isasyncgen(result) or hasattr(result, "__anext__"):
-            async for item in result:
-                put(item)
+            async with AsyncExitStack() as ends:
+                if hasattr(result, "aclose"):
+                    await ends.enter_async_context(aclosing(result))
+                async for item in result:
+                    await items.put(item)
         elif inspect.isgenerator(result):
-            await self._in_thread(_put_all, result, _threadsafe(loop, put))
+            await self._in_thread(_put_all, result, items.put_from_thread)
         else:
             raise TypeError(
                 f"Called method '{name}' with `handle.options(stream=True)` but it did not return a generator."
@@ -300,13 +343,6 @@ def _yields(function: Callable[..., Any]) -> bool:
     return inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
 
 
-def _threadsafe(loop: asyncio.AbstractEventLoop, put: Callable[[Any], None]) -> Callable[[Any], None]:
-    def put_soon(item: Any) -> None:
-        loop.call_soon_threadsafe(partial(put, item))
-
-    return put_soon
-
-
 def _without_stop(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, StopIteration | None]:
     """No future can hold a StopIteration."""
     try:
@@ -322,8 +358,9 @@ def _exhaust(
 
 
 def _put_all(items: Any, put: Callable[[Any], Any]) -> None:
-    for item in items:
-        put(item)
+    with closing(items):
+        for item in items:
+            put(item)
 
 
 def _is_a_generator(name: str) -> TypeError:
