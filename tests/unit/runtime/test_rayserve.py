@@ -297,6 +297,48 @@ async def test_the_generator_of_another_container_ends_with_its_reader(counted: 
         assert len(counted) < 100_000
 
 
+# ---- batches
+
+
+@pytest.mark.parametrize("wrong", [ValueError("no size"), StopIteration(), "no number"])
+async def test_a_call_whose_size_cannot_be_told_fails_alone(wrong: Any) -> None:
+    def size(items: list[str]) -> Any:
+        if "wrong" in items and isinstance(wrong, Exception):
+            raise wrong
+        return wrong if "wrong" in items else len(items)
+
+    @serve.batch(max_batch_size=3, batch_wait_timeout_s=0.05, batch_size_fn=size)
+    async def upper(items: list[str]) -> list[str]:
+        return [each.upper() for each in items]
+
+    async with asyncio.timeout(5):
+        for calls in (["wrong"], ["a", "wrong", "b"], ["c"]):
+            answers = await asyncio.gather(*map(upper, calls), return_exceptions=True)
+            for call, answer in zip(calls, answers, strict=True):
+                assert isinstance(answer, Exception) if call == "wrong" else answer == call.upper()
+
+
+async def test_callers_get_the_cancellation_that_a_batch_raises() -> None:
+    @serve.batch(batch_wait_timeout_s=0)
+    async def cancels(_: list[str]) -> list[str]:
+        raise asyncio.CancelledError
+
+    @serve.batch(batch_wait_timeout_s=0)
+    async def cancels_in_stream(items: list[str]) -> AsyncIterator[list[str]]:
+        yield items
+        raise asyncio.CancelledError
+
+    for _ in range(2):
+        call = asyncio.ensure_future(cancels("a"))
+        await asyncio.wait([call], timeout=5)
+        assert call.cancelled()
+    items = cancels_in_stream("a")
+    assert await anext(items) == "a"
+    last = asyncio.ensure_future(anext(items))
+    await asyncio.wait([last], timeout=5)
+    assert last.cancelled()
+
+
 # ---- pickles and their seal
 
 

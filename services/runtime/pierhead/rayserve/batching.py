@@ -146,6 +146,8 @@ class _Batches:
                 )
             )
             return []
+        if not batch:
+            return []
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
         while True:
@@ -168,10 +170,16 @@ class _Batches:
                 return True
         return False
 
-    def _size(self, batch: list[_Waiting]) -> int:
-        if self._size_fn is None:
-            return len(batch)
-        return self._size_fn([next(iter((*each.args, *each.kwargs.values()))) for each in batch])
+    def _size(self, batch: list[_Waiting]) -> float:
+        """Where batch_size_fn raises, the last call fails with it, and leaves the batch."""
+        while self._size_fn is not None and batch:
+            try:
+                return float(self._size_fn([next(iter((*each.args, *each.kwargs.values()))) for each in batch]))
+            except StopIteration as error:  # no future can hold it
+                batch.pop().fail(RuntimeError(f"batch_size_fn raised {error!r}"))
+            except Exception as error:
+                batch.pop().fail(error)
+        return len(batch)
 
     async def _run_all(self, batch: list[_Waiting]) -> None:
         """Run a batch, divided by the models that its calls are for."""
@@ -189,9 +197,12 @@ class _Batches:
         try:
             with batch_of(tuple(each.request for each in batch)):
                 await self._compute(batch)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:  # user code raises CancelledError too
             for each in batch:
                 each.fail(error)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
 
     async def _compute(self, batch: list[_Waiting]) -> None:
         columns = [list(values) for values in zip(*(each.args for each in batch), strict=True)]
