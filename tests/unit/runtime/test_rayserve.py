@@ -10,7 +10,7 @@ import gc
 import pickle
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ from pierhead.rayserve.handle import DeploymentHandle, RemoteCall
 from pierhead.rayserve.options import DeploymentOptions
 from pierhead.rayserve.pickles import Seal, copied, failure_of, seal
 from pierhead.rayserve.responses import warm
-from pierhead.rayserve.schema import ReplicaRank
+from pierhead.rayserve.schema import ReplicaRank, ReplicaState
 from pierhead.rayserve.servant import Servant
 from pierhead.rayserve.services import bound_of
 from pierhead.testing import local
@@ -295,6 +295,91 @@ async def test_the_generator_of_another_container_ends_with_its_reader(counted: 
         items.cancel()
         assert await _is_closed()
         assert len(counted) < 100_000
+
+
+# ---- replicas that are not well
+
+_ILL = threading.Event()
+_HANGS = threading.Event()
+_CANNOT_START = threading.Event()
+_ENDED: list[int] = []
+
+
+@serve.deployment(health_check_period_s=0.01, health_check_timeout_s=0.05, graceful_shutdown_timeout_s=0)
+class Frail:
+    def __init__(self) -> None:
+        if _CANNOT_START.is_set():
+            raise ValueError("not now")
+
+    def __call__(self) -> int:
+        return id(self)
+
+    def check_health(self) -> None:
+        if _HANGS.is_set():
+            _MAY_END.wait(10)
+        if _ILL.is_set():
+            raise ValueError("ill")
+
+    def __del__(self) -> None:
+        _ENDED.append(id(self))
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def frail(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("pierhead.rayserve.engine._PAUSE_S", 0.01, raising=False)
+    _MAY_END.clear()
+    _ENDED.clear()
+    yield
+    for each in (_ILL, _HANGS, _CANNOT_START):
+        each.clear()
+    _MAY_END.set()
+
+
+@pytest.mark.usefixtures("frail")
+async def test_a_replica_is_replaced_once_it_can_be_and_its_deployment_is_unhealthy_until_then() -> None:
+    async with _run_of(Frail.bind()) as running:
+        _CANNOT_START.set()
+        _ILL.set()
+        await _until(lambda: running.status().status.value == "UNHEALTHY")
+        await asyncio.sleep(0.2)
+        assert running.status().deployments["Frail"].status.value == "UNHEALTHY"
+        assert running.status().deployments["Frail"].replica_states == {
+            ReplicaState.RUNNING: 0,
+            ReplicaState.STARTING: 1,
+        }
+        _ILL.clear()
+        _CANNOT_START.clear()
+        assert isinstance(await asyncio.wait_for(running.handle().remote(), 5), int)
+        assert running.status().deployments["Frail"].status.value == "HEALTHY"
+        assert running.status().status.value == "RUNNING"
+
+
+@pytest.mark.usefixtures("frail")
+async def test_a_replica_whose_check_hangs_is_replaced() -> None:
+    async with _run_of(Frail.bind()) as running:
+        _HANGS.set()
+        await _until(lambda: running.status().status.value == "UNHEALTHY" or bool(_ENDED))
+        _HANGS.clear()
+        _MAY_END.set()
+        await _until(lambda: running.status().status.value == "RUNNING")
+
+
+@pytest.mark.usefixtures("frail")
+async def test_close_ends_the_replacements_that_have_not_started() -> None:
+    async with _run_of(Frail.bind()) as running:
+        _CANNOT_START.set()
+        _ILL.set()
+        await _until(lambda: not running.ingress.status().replica_states[ReplicaState.RUNNING])
+    _CANNOT_START.clear()
+    await asyncio.sleep(0.1)
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "health of Frail"]
+    assert not running.ingress.status().replica_states.get(ReplicaState.RUNNING)
 
 
 # ---- batches

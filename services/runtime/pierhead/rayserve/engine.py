@@ -44,6 +44,9 @@ T = TypeVar("T")
 _TRIES: Final = 3
 """How often a constructor that raises is called."""
 
+_PAUSE_S: Final = 1.0
+"""After a replacement that did not start."""
+
 _HEALTH_FAILURES: Final = 3
 """Failed checks in a row that end a replica."""
 
@@ -54,7 +57,6 @@ class _Replica:
     def __init__(self, servant: Servant) -> None:
         self.servant = servant
         self.ongoing = 0
-        self.watch: asyncio.Task[None] | None = None
         self._idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def idle(self) -> asyncio.Future[None]:
@@ -89,6 +91,9 @@ class EngineDeployment:
         self._siblings = siblings
         self._replicas: list[_Replica] = []
         self._line: deque[_Waiter] = deque()
+        self._watches: set[asyncio.Task[None]] = set()
+        self._missing = 0
+        """Replicas that were ended and have no replacement yet."""
         self._closed = False
 
     # ---- life
@@ -101,19 +106,25 @@ class EngineDeployment:
     async def _start_replica(self, rank: int) -> _Replica:
         for attempt in range(1, _TRIES + 1):
             servant = self._servant(rank)
+            has_started = False
             try:
                 args, kwargs = copied(self._built.arguments(self._handle_to))
                 await servant.start(args, kwargs, copied(self._built.options.user_config))
+                has_started = True
                 if servant.app is not None:
                     prepare(servant.app)
                 await servant.check_health()
-            except Exception:
-                if attempt == _TRIES:
+            except BaseException as error:
+                if has_started:
+                    await self._end(servant)
+                if not isinstance(error, Exception) or attempt == _TRIES:
                     raise
                 logger.exception("%s: a replica did not start; it is tried again", self.id)
             else:
                 replica = _Replica(servant)
-                replica.watch = asyncio.create_task(self._keep_well(replica), name=f"health of {self._built.name}")
+                watch = asyncio.create_task(self._keep_well(replica), name=f"health of {self._built.name}")
+                self._watches.add(watch)
+                watch.add_done_callback(self._watches.discard)
                 return replica
         raise AssertionError("every attempt returns or raises")
 
@@ -147,10 +158,19 @@ class EngineDeployment:
                 logger.exception("%s: check_health has failed %d times", self.id, failures)
         rank = replica.servant.context.rank.rank
         self._replicas.remove(replica)
-        replica.watch = None
+        self._missing += 1
         await self._close_replica(replica)
-        self._replicas.append(await self._start_replica(rank))
+        self._replicas.append(await self._start_again(rank))
+        self._missing -= 1
         self._next()
+
+    async def _start_again(self, rank: int) -> _Replica:
+        while True:
+            try:
+                return await self._start_replica(rank)
+            except Exception:
+                logger.exception("%s: a replacement did not start; it is tried again in %g s", self.id, _PAUSE_S)
+            await asyncio.sleep(_PAUSE_S)
 
     async def close(self) -> None:
         """End the replicas; calls that wait fail."""
@@ -159,22 +179,37 @@ class EngineDeployment:
             waiter = self._line.popleft()
             if not waiter.place.done():
                 waiter.place.set_exception(DeploymentUnavailableError(self.id))
+        while self._watches:
+            for watch in self._watches:
+                watch.cancel()
+            await asyncio.wait(self._watches)
         for replica in self._replicas:
             await self._close_replica(replica)
         self._replicas.clear()
 
     async def _close_replica(self, replica: _Replica) -> None:
-        if replica.watch is not None:
-            replica.watch.cancel()
-        if replica.ongoing:
-            await asyncio.wait([replica.idle()], timeout=self._built.options.graceful_shutdown_timeout_s)
         try:
-            await replica.servant.close()
+            if replica.ongoing:
+                await asyncio.wait([replica.idle()], timeout=self._built.options.graceful_shutdown_timeout_s)
+        finally:
+            await self._end(replica.servant)
+
+    async def _end(self, servant: Servant) -> None:
+        try:
+            await servant.close()
         except Exception:
             logger.exception("%s: a replica did not end well", self.id)
 
     def status(self) -> DeploymentStatusOverview:
         """For `serve.status()`."""
+        if self._missing:
+            return DeploymentStatusOverview(
+                DeploymentStatus.UNHEALTHY,
+                DeploymentStatusTrigger.HEALTH_CHECK_FAILED,
+                {ReplicaState.RUNNING: len(self._replicas), ReplicaState.STARTING: self._missing},
+                f"{self._missing} of {self._built.options.first_replicas} replicas failed check_health and have no "
+                "replacement yet",
+            )
         return DeploymentStatusOverview(
             DeploymentStatus.HEALTHY,
             DeploymentStatusTrigger.CONFIG_UPDATE_COMPLETED,
@@ -351,11 +386,10 @@ class EngineApplication:
 
     def status(self) -> ApplicationStatusOverview:
         """For `serve.status()`."""
+        deployments = {name: deployment.status() for name, deployment in self.deployments.items()}
+        is_unhealthy = any(each.status is DeploymentStatus.UNHEALTHY for each in deployments.values())
         return ApplicationStatusOverview(
-            ApplicationStatus.RUNNING,
-            "",
-            self.started,
-            {name: deployment.status() for name, deployment in self.deployments.items()},
+            ApplicationStatus.UNHEALTHY if is_unhealthy else ApplicationStatus.RUNNING, "", self.started, deployments
         )
 
 

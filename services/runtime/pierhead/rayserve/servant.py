@@ -176,10 +176,14 @@ class Servant:
         await self._run(hook, (user_config,), named)
 
     async def check_health(self) -> None:
-        """The user's `check_health`, where there is one. Raises what it raises."""
+        """The user's `check_health`, where there is one. Raises what it raises. Cancellation waits for no thread."""
         check = getattr(self._object, "check_health", None)
         if check is not None and not inspect.isfunction(self._object):
-            await self._inside(self._run, check, (), {})
+            checking = asyncio.create_task(self._inside(self._run, check, (), {}))
+            try:
+                await asyncio.shield(checking)
+            finally:
+                checking.cancel()
 
     # ---- calls
 
