@@ -13,18 +13,21 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from pierhead import rayserve as serve
 from pierhead.errors import BadRequest, SettingsError
-from pierhead.rayserve.config import AutoscalingConfig
+from pierhead.rayserve.config import AutoscalingConfig, gRPCOptions
 from pierhead.rayserve.context import DeploymentID, ReplicaContext, ReplicaID
 from pierhead.rayserve.deployment import BuiltApplication
 from pierhead.rayserve.engine import EngineApplication
 from pierhead.rayserve.exceptions import BackPressureError, RayServeException, RayTaskError
+from pierhead.rayserve.grpc_proxy import RayServeGrpc
 from pierhead.rayserve.handle import DeploymentHandle, RemoteCall
 from pierhead.rayserve.options import DeploymentOptions
 from pierhead.rayserve.pickles import Seal, copied, failure_of, seal
+from pierhead.rayserve.proxy import _Client
 from pierhead.rayserve.responses import warm
 from pierhead.rayserve.schema import ReplicaRank, ReplicaState
 from pierhead.rayserve.servant import Servant
@@ -380,6 +383,36 @@ async def test_close_ends_the_replacements_that_have_not_started() -> None:
     await asyncio.sleep(0.1)
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "health of Frail"]
     assert not running.ingress.status().replica_states.get(ReplicaState.RUNNING)
+
+
+# ---- servers of serve.run
+
+
+async def test_an_upload_that_nobody_reads_is_not_taken_in() -> None:
+    taken = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal taken
+        taken += 1
+        await asyncio.sleep(0)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    async def send(_: Any) -> None: ...
+
+    client = _Client(receive, send)
+    await asyncio.sleep(0.05)
+    assert taken < 50
+    for _ in range(100):
+        assert (await client.receive())["body"] == b"x"
+    client.close()
+
+
+@pytest.mark.parametrize(("host", "expected"), [("127.0.0.1", "127.0.0.1:1"), ("::1", "[::1]:1")])
+async def test_grpc_listens_where_http_does(host: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Mock(start=AsyncMock())
+    monkeypatch.setattr("grpc.aio.server", lambda **_: server)
+    await RayServeGrpc({}, gRPCOptions(port=1), host).start()
+    server.add_insecure_port.assert_called_once_with(expected)
 
 
 # ---- batches

@@ -62,7 +62,7 @@ class Instance:
         self.http = replace(self.http, port=listener.port)
 
     async def _listen_grpc(self) -> None:
-        server = RayServeGrpc(self.applications, self.grpc)
+        server = RayServeGrpc(self.applications, self.grpc, self.http.host or "127.0.0.1")
         await server.start()
         self._grpc_server = server
 

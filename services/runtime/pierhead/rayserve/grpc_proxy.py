@@ -27,9 +27,11 @@ _REQUEST_ID = "request_id"
 class RayServeGrpc:
     """One server for every function `add_...Servicer_to_server` that the options name."""
 
-    def __init__(self, applications: Mapping[str, EngineApplication], options: gRPCOptions) -> None:
+    def __init__(self, applications: Mapping[str, EngineApplication], options: gRPCOptions, host: str) -> None:
+        """`host`: where it listens."""
         self._applications = applications
         self._options = options
+        self._host = host
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
@@ -43,7 +45,8 @@ class RayServeGrpc:
             for service, handlers in recorder.services.items():
                 served = {method: self._handler(method, handler) for method, handler in handlers.items()}
                 server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, served),))
-        server.add_insecure_port(f"0.0.0.0:{self._options.port}")
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        server.add_insecure_port(f"{host}:{self._options.port}")
         await server.start()
 
     async def stop(self) -> None:

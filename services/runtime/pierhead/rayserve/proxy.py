@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ray.serve")
 
 _TIMEOUT: Final = b"x-request-timeout-seconds"
+_MOST_MESSAGES: Final = 16
+"""Of one request, that wait for the application. uvicorn reads no further meanwhile."""
+
 _WITHOUT_WATCH: Final = b"x-request-disconnect-disabled"
 
 
@@ -149,7 +152,7 @@ class _Client:
         self._watched = True
         self._left_bytes = -1
         """Of the body, where its length is known."""
-        self._messages: asyncio.Queue[Message] = asyncio.Queue()
+        self._messages: asyncio.Queue[Message] = asyncio.Queue(_MOST_MESSAGES)
         self._gone: Message | None = None
         self._reading = asyncio.create_task(self._read(receive))
 
@@ -160,7 +163,7 @@ class _Client:
                 self._gone = message
                 if self._watched and not self.left.done():
                     self.left.set_result(None)
-            self._messages.put_nowait(message)
+            await self._messages.put(message)
             if self._gone is not None:
                 return
 
