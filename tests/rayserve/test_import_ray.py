@@ -152,7 +152,13 @@ def test_the_command_writes_a_file_and_names_what_is_left_out(
     assert list(yaml.safe_load((tmp_path / "compose.yaml").read_text())["services"]) == ["a"]
     secret = (tmp_path / ".env").read_text()
     assert re.fullmatch("PIERHEAD_PICKLE_SECRET=[0-9a-f]{32}\n", secret)
-    given.run(given)
+    (tmp_path / "compose.yaml").write_text("mine")
+    with pytest.raises(SystemExit):
+        given.run(given)
+    assert "compose.yaml exists; nothing was written (--force overwrites)" in capsys.readouterr().err
+    assert (tmp_path / "compose.yaml").read_text() == "mine"
+    given.run(parser.parse_args(["import-ray", "serve.yaml", "-o", "compose.yaml", "--force"]))
+    assert (tmp_path / "compose.yaml").read_text() != "mine"
     assert (tmp_path / ".env").read_text() == secret
     with pytest.raises(SystemExit):
         given.run(parser.parse_args(["import-ray", "missing.yaml"]))

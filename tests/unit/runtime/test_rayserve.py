@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
+import re
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -26,7 +27,7 @@ from pierhead.rayserve.exceptions import BackPressureError, RayServeException, R
 from pierhead.rayserve.grpc_proxy import RayServeGrpc
 from pierhead.rayserve.handle import DeploymentHandle, RemoteCall
 from pierhead.rayserve.options import DeploymentOptions
-from pierhead.rayserve.pickles import Seal, copied, failure_of, seal
+from pierhead.rayserve.pickles import Seal, copied, failure_of, seal, write_secret
 from pierhead.rayserve.proxy import _Client
 from pierhead.rayserve.responses import warm
 from pierhead.rayserve.schema import ReplicaRank, ReplicaState
@@ -494,6 +495,30 @@ def test_the_secret_may_be_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Any
         seal()
     (tmp_path / "secret").write_text("a secret of a file, long enough\n")
     assert seal().opened(seal().sealed(b"x", "call"), "call") == b"x"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["PIERHEAD_PICKLE_SECRET=x", "  export PIERHEAD_PICKLE_SECRET='x' # y\r\n", "PIERHEAD_PICKLE_SECRET=\nPIERHEAD_PICKLE_SECRET: x"],
+)  # fmt: skip
+def test_a_secret_that_is_there_stays(text: str, tmp_path: Any) -> None:
+    (tmp_path / ".env").write_bytes(text.encode())
+    assert not write_secret(tmp_path / ".env")
+    assert (tmp_path / ".env").read_bytes() == text.encode()
+
+
+@pytest.mark.parametrize("line", ["PIERHEAD_PICKLE_SECRET=", "export PIERHEAD_PICKLE_SECRET = '' # none", 'PIERHEAD_PICKLE_SECRET=""'])  # fmt: skip
+def test_an_empty_secret_is_replaced(line: str, tmp_path: Any) -> None:
+    (tmp_path / ".env").write_bytes(f"A=1\r\n{line}\r\nB=2".encode())
+    assert write_secret(tmp_path / ".env")
+    written = (tmp_path / ".env").read_bytes()
+    assert re.fullmatch(rb"A=1\r\nPIERHEAD_PICKLE_SECRET=[0-9a-f]{32}\r\nB=2", written)
+    assert not write_secret(tmp_path / ".env")
+
+
+def test_a_new_file_of_secrets_is_its_owners(tmp_path: Any) -> None:
+    assert write_secret(tmp_path / ".env")
+    assert (tmp_path / ".env").stat().st_mode & 0o777 == 0o600
 
 
 # ---- exceptions

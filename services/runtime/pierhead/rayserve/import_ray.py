@@ -47,11 +47,15 @@ def add(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser("import-ray", help=words, description=words)
     command.add_argument("file", type=Path, help="the YAML of `serve build`")
     command.add_argument("-o", "--output", type=Path, help="where to write the compose file (default: standard output)")
+    command.add_argument("--force", action="store_true", help="overwrite a file that exists")
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the compose file. Exits with 2 for a file that is no configuration."""
+    """Write the compose file. Exits with 2 for a file that is no configuration, and for an output that exists."""
+    if arguments.output is not None and arguments.output.exists() and not arguments.force:
+        sys.stderr.write(f"{arguments.output} exists; nothing was written (--force overwrites)\n")
+        raise SystemExit(2)
     try:
         text, notes = compose_of(arguments.file.read_text(encoding="utf-8"))
     except (OSError, RayServeException) as error:

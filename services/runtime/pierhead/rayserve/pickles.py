@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import os
 import pickle
+import re
 import secrets
 import traceback
 from pathlib import Path
@@ -26,6 +27,10 @@ except ImportError:  # what plain pickle cannot take is an error that names the 
 ALLOW: Final = "PIERHEAD_ALLOW_PICKLE"
 SECRET: Final = "PIERHEAD_PICKLE_SECRET"  # noqa: S105 - a name
 SECRET_FILE: Final = "PIERHEAD_PICKLE_SECRET_FILE"  # noqa: S105 - a name
+
+_LINE: Final = re.compile(rf"^[^\S\r\n]*(?:export[^\S\r\n]+)?{SECRET}[^\S\r\n]*[=:](?P<value>[^\r\n]*)", re.MULTILINE)
+"""Of a Compose project's `.env`. Compose takes the last one."""
+_EMPTY: Final = re.compile(r"""\s*(""|'')?\s*(#.*)?""")
 
 _DIGEST: Final = hashlib.sha256
 _SIZE: Final = 32
@@ -122,11 +127,17 @@ class Seal:
 
 def write_secret(env_file: Path) -> bool:
     """Write a secret into a Compose project's `.env` unless it has one; returns whether it was written."""
-    text = env_file.read_text(encoding="utf-8") if env_file.exists() else ""
-    if any(line.partition("=")[0].strip() == SECRET for line in text.splitlines()):
+    text = env_file.read_bytes().decode() if env_file.exists() else ""
+    line = f"{SECRET}={secrets.token_hex(16)}"
+    found = list(_LINE.finditer(text))
+    if not found:
+        text = f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{line}\n"
+    elif _EMPTY.fullmatch((last := found[-1])["value"]):
+        text = f"{text[: last.start()]}{line}{text[last.end() :]}"
+    else:
         return False
-    line = f"{SECRET}={secrets.token_hex(16)}\n"
-    env_file.write_text(f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{line}", encoding="utf-8")
+    env_file.touch(mode=0o600)
+    env_file.write_bytes(text.encode())
     return True
 
 
