@@ -84,10 +84,8 @@ def read_words(files: Iterable[Path]) -> dict[str, Words]:
 
 
 def _load(file: Path) -> object:
-    try:
-        import yaml
-    except ImportError:
-        raise NoWords(f"{file}: PyYAML reads it and is not installed: pip install pyyaml") from None
+    import yaml
+
     try:
         return yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:

@@ -32,7 +32,7 @@ R = TypeVar("R")
 _END: Final = object()
 
 _MOST_ITEMS: Final = 16
-"""Of a stream, that wait for whoever iterates."""
+"""Of a stream, that wait for their reader."""
 
 _NO_STREAMS: Final = (
     "Streaming deployment handle results cannot be passed to downstream handle calls: read the stream, and pass its "
@@ -257,8 +257,9 @@ class DeploymentResponseGenerator(_Response[R]):
 
     def __del__(self) -> None:
         # Nobody can iterate any more.
-        if not self._future.done() and not self._loop.is_closed():
-            self._future.cancel()
+        future = getattr(self, "_future", None)
+        if future is not None and not future.done() and not self._loop.is_closed():
+            future.cancel()
 
     def cancel(self) -> None:
         """See DeploymentResponse."""

@@ -76,10 +76,8 @@ def compose_of(text: str, importing: Callable[[str], Any] | None = None) -> tupl
 
     `importing`: what an import path names; default: it is imported.
     """
-    try:
-        import yaml
-    except ImportError as error:
-        raise RayServeException("PyYAML is not installed: install pierhead[controller]") from error
+    import yaml
+
     try:
         config = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -225,7 +225,7 @@ class RayServeListener:
             import uvicorn
         except ImportError as error:
             raise SettingsError(
-                "`serve.run` is to answer HTTP requests, and uvicorn is not installed: install pierhead[asgi]"
+                "`serve.run` is to answer HTTP requests, and uvicorn is not installed: install pierhead[rayserve]"
             ) from error
         options = self._options
         app: Any = self._app

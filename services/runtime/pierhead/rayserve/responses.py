@@ -37,7 +37,7 @@ def needs_starlette() -> Any:
         from starlette import requests
     except ImportError as error:
         raise SettingsError(
-            "a deployment is to answer HTTP requests, and starlette is not installed: install pierhead[asgi]"
+            "a deployment is to answer HTTP requests, and starlette is not installed: install pierhead[rayserve]"
         ) from error
     return requests
 

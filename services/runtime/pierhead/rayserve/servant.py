@@ -42,7 +42,7 @@ class _ReaderGone(Exception):
 
 
 class _Items:
-    """A stream's items on their way to its reader. Whoever puts one waits while there are many."""
+    """A stream's items on their way to its reader. `put` waits while there are many."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
