@@ -58,7 +58,7 @@ CMD ["sh", "-c", "cd /tmp && echo $SAYS > index.html && exec python -m http.serv
 
 @dataclass
 class User:
-    """Somebody in a directory, with the tool on PATH and nothing of this test's environment."""
+    """A user in a directory, with the tool on PATH and nothing of this test's environment."""
 
     programs: Path
     directory: Path

@@ -1,4 +1,4 @@
-"""The runtime as somebody uses it who has nothing but its wheel: the project of the site's page, in an empty place."""
+"""The runtime used with its wheel alone: the project of the site's page, in an empty place."""
 
 from __future__ import annotations
 

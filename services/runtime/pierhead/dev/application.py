@@ -15,7 +15,7 @@ from pierhead.calls.listing import Listing
 from pierhead.calls.replica import Endpoint
 from pierhead.classes.handles import handle_to
 from pierhead.classes.service import Bound, serves_http
-from pierhead.dev.front import FrontLine, FrontRoute
+from pierhead.dev.front import FrontRoute, route_of
 from pierhead.dev.words import Words, settings_of, words_of
 from pierhead.edge.grpc_server import SERVER_OPTIONS, register
 from pierhead.edge.methods import pools_of
@@ -73,16 +73,9 @@ class Running:
 
     def route(self) -> FrontRoute:
         """Its route. Only for a service that has one."""
-        settings, port = self.settings, self.server.http_port
+        port = self.server.http_port
         assert port is not None  # noqa: S101 - checked before it was started
-        line = FrontLine(
-            settings.max_ongoing_requests,
-            self.words.get("max_queued_requests", -1),
-            settings.request_timeout_s,
-            settings.backpressure_status_code,
-            settings.backpressure_retry_after_s,
-        )
-        return FrontRoute(self.words["route"], self.name, port, line, self.words.get("strip_prefix", False))
+        return route_of(self.name, self.words, self.settings, port)
 
 
 class RunningApplication:

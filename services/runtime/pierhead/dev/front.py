@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
+from pierhead.dev.words import Words
 from pierhead.edge import logs
 from pierhead.http.answers import CONTENT_TYPE
 from pierhead.request import REQUEST_ID_KEY, accept_id
+from pierhead.settings import Settings
 
 MOST_HEAD_BYTES: Final = 32 * 1024
 HEAD_S: Final = 30.0
@@ -77,6 +79,18 @@ class Refusal(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
         self.more = more
+
+
+def route_of(service: str, words: Words, settings: Settings, port: int) -> FrontRoute:
+    """The route of a service that listens at a port of this machine. Only for words that have one."""
+    line = FrontLine(
+        settings.max_ongoing_requests,
+        words.get("max_queued_requests", -1),
+        settings.request_timeout_s,
+        settings.backpressure_status_code,
+        settings.backpressure_retry_after_s,
+    )
+    return FrontRoute(words["route"], service, port, line, words.get("strip_prefix", False))
 
 
 class Head:

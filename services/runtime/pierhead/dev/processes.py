@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pierhead.dev.application import check_routes
 from pierhead.dev.described import ProcessFailed, ServiceFacts, described
-from pierhead.dev.front import FrontLine, FrontRoute
+from pierhead.dev.front import FrontRoute, route_of
 from pierhead.dev.ports import free_ports
 from pierhead.dev.version import Offer, VersionSource
 from pierhead.dev.words import Words, settings_of, variables_of
@@ -52,16 +52,7 @@ class _Process:
 
     def route(self) -> FrontRoute:
         """Its route. Only for a service that has one."""
-        settings, queued = self.settings, self.words.get("max_queued_requests", -1)
-        line = FrontLine(
-            settings.max_ongoing_requests,
-            queued,
-            settings.request_timeout_s,
-            settings.backpressure_status_code,
-            settings.backpressure_retry_after_s,
-        )
-        stripped = self.words.get("strip_prefix", False)
-        return FrontRoute(self.words["route"], self.name, self.http_port, line, stripped)
+        return route_of(self.name, self.words, self.settings, self.http_port)
 
     async def ready(self) -> None:
         """Return once its /readyz answers 200. Raises ProcessFailed when it has ended."""
