@@ -858,6 +858,13 @@ def test_commands_run_beside_the_controller_of_a_swarm_whichever_node_it_is_on(m
     gone = machine.run(str(clone / "compose/machine/control.sh"), "status", **ON_SWARM)
     assert (gone.returncode, "does not run on this Swarm. Start it with: make up" in gone.stderr) == (3, True)
 
+    machine.has("docker", docker_with("'service '*|'node '*) echo 'the swarm does not have a leader' >&2; exit 1"))
+    leaderless = machine.run(str(clone / "compose/machine/control.sh"), "status", **ON_SWARM)
+    assert leaderless.returncode == 3
+    assert leaderless.stderr.splitlines()[0].endswith("cannot ask the Swarm: the swarm does not have a leader")
+    assert "more than half of the Swarm's managers must be up" in leaderless.stderr
+    assert "Start it" not in leaderless.stderr
+
 
 def test_status_says_where_files_were_edited_after_they_were_stored(machine: Machine, clone: Path) -> None:
     """A Swarm's controller has the files that were stored, and looks at none."""
