@@ -64,9 +64,10 @@ controllers_image() {
 }
 
 # controller_answers: one of them has the lease of the state, and its API is open.
-controller_answers() { (run_on_swarm nodes) >/dev/null 2>&1; }
+controller_answers() { (PATIENCE_S=0 run_on_swarm nodes) >/dev/null 2>&1; }
 
 # run_on_swarm COMMAND...: the command, beside the controller on its network, whichever manager that is on. Does not return.
+# Where the controller that acted was just lost, another one acts within half a minute.
 run_on_swarm() {
   local image token options=()
   image=$(controllers_image) || return 1
@@ -77,6 +78,6 @@ run_on_swarm() {
     [ -z "${!name+set}" ] || options+=(--env "$name=${!name}")
   done
   PIERHEAD_API_TOKEN=$token exec docker run --rm --init --network "${project}_default" ${options[@]+"${options[@]}"} \
-    --env PIERHEAD_API_URL=http://controller:8100 --env PIERHEAD_PROMETHEUS_URL=http://prometheus:9090 \
+    --env PIERHEAD_API_URL=http://controller:8100 --env "PIERHEAD_API_PATIENCE_S=${PATIENCE_S:-30}" --env PIERHEAD_PROMETHEUS_URL=http://prometheus:9090 \
     --env PIERHEAD_API_TOKEN "$image" pierhead "$@"
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import sys
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -23,11 +25,20 @@ files, reads them itself, and waits for a tick."""
 CONNECT_S = 5.0
 """For each address of the controller's name: on a Swarm the next one may be that of the controller that acts."""
 
+POLL_S = 0.5
+"""Between two tries to reach a controller that may be on its way (PIERHEAD_API_PATIENCE_S)."""
+TOLD_AFTER_S = 5.0
+"""A longer wait says what it waits for."""
+
 _BAD_INPUT = (400, 403, 404, 405, 413)
 
 
 class Client:
-    """`url` without a path; `token` for changes from another machine."""
+    """`url` without a path; `token` for changes from another machine.
+
+    `patience_s`: for so long a request that cannot be sent is tried again. On a Swarm the controller that acts may just
+    have been lost, and another one takes its place.
+    """
 
     def __init__(
         self,
@@ -35,18 +46,22 @@ class Client:
         token: str | None = None,
         timeout_s: float = TIMEOUT_S,
         change_timeout_s: float = CHANGE_TIMEOUT_S,
+        patience_s: float = 0.0,
     ) -> None:
         self._url = url.rstrip("/")
         self._token = token
         self._timeout_s = timeout_s
         self._change_timeout_s = change_timeout_s
+        self._patience_s = patience_s
         # The controller is reached directly, never through a proxy of the environment.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Http())
 
     @classmethod
     def from_environment(cls, timeout_s: float = TIMEOUT_S) -> Client:
         """The API at PIERHEAD_API_URL, else that of the controller in this container."""
-        return cls(os.environ.get("PIERHEAD_API_URL") or DEFAULT_URL, os.environ.get("PIERHEAD_API_TOKEN"), timeout_s)
+        url, token = os.environ.get("PIERHEAD_API_URL") or DEFAULT_URL, os.environ.get("PIERHEAD_API_TOKEN")
+        patience_s = min(float(os.environ.get("PIERHEAD_API_PATIENCE_S") or 0), timeout_s)
+        return cls(url, token, timeout_s, patience_s=patience_s)
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         """Return the JSON at a path. Raises CommandError and its kinds."""
@@ -93,7 +108,7 @@ class Client:
             headers["Authorization"] = f"Bearer {self._token}"
         request = urllib.request.Request(self._url + path, body, headers, method=method)  # noqa: S310 - checked above
         try:
-            with self._opener.open(request, timeout=timeout_s) as response:
+            with self._opened(request, timeout_s) as response:
                 document = json.load(response)
         except urllib.error.HTTPError as error:
             with error:
@@ -103,6 +118,21 @@ class Client:
         if not isinstance(document, dict):  # every document that a command asks for is an object
             raise CommandError(f"{self._url} is not Pierhead's API: its answer is no JSON object")
         return document
+
+    def _opened(self, request: urllib.request.Request, timeout_s: float) -> Any:
+        """The answer. A request that was not sent is tried again for `patience_s`; HTTPError is an answer."""
+        began, is_told = time.monotonic(), False
+        while True:
+            try:
+                return self._opener.open(request, timeout=timeout_s)
+            except urllib.error.URLError as error:
+                waited_s = time.monotonic() - began
+                if isinstance(error, urllib.error.HTTPError) or waited_s >= self._patience_s:
+                    raise
+                if waited_s >= TOLD_AFTER_S and not is_told:
+                    sys.stderr.write(f"pierhead: waiting for a controller that acts ({error.reason}) ...\n")
+                    is_told = True
+            time.sleep(POLL_S)
 
 
 class _Connection(http.client.HTTPConnection):

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 
 @contextmanager
-def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+def serving(answer: Callable[[BaseHTTPRequestHandler], None], port: int = 0) -> Iterator[str]:
     """The address of a server that has every request answered by `answer`, in a thread of its own."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -22,7 +22,7 @@ def serving(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class calls it so
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

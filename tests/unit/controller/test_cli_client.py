@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 
 import pytest
@@ -61,6 +62,20 @@ def test_a_controller_that_has_just_started_is_asked_again(monkeypatch: pytest.M
         with pytest.raises(CommandError, match="the engine is away") as caught:
             patience.patiently(lambda: Client(url).get("/"))
         assert not isinstance(caught.value, NotYet), "nobody said that it passes"
+
+
+def test_a_controller_that_takes_the_place_of_a_lost_one_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change too: it was not sent, so it cannot have been taken."""
+    monkeypatch.setattr("controller.cli.client.POLL_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+    client = Client(f"http://127.0.0.1:{address[1]}", patience_s=30.0)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.put, "/", {})
+        with pytest.raises(TimeoutError):
+            answer.result(0.1)
+        with serving(lambda handler: sends(handler, 200, b'{"a": 1}'), port=address[1]):
+            assert answer.result(30.0) == {"a": 1}
 
 
 def test_an_address_that_nothing_answers_at_takes_seconds_and_not_as_long_as_an_answer_may(
