@@ -99,7 +99,8 @@ class Report:
         yield f"a gossip window was open for {self.gossip_s:.0f} s ({100 * self.gossip_s / max(self.seconds, 1):.0f} %)"
         for one in self.of(UNEXPLAINED)[:SHOWN]:
             failure = one.failure
-            yield f"    {failure.begun_at - self.began_at:.1f} s {failure.url}: {failure.what[:160]}"
+            times = f"{failure.begun_at - self.began_at:.1f} to {failure.at - self.began_at:.1f} s"
+            yield f"    {times} {failure.url}: {failure.what[:160]}"
         yield f"commands refused while nodes were in trouble: {len(excused)}"
         yield from (f"    {one}" for one in excused)
         yield f"findings: {len(findings) or 'none'}"

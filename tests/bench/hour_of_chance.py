@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tests.bench.chance_report import Finding, Report
 from tests.bench.record import run_facts
-from tests.harness.swarm_losses import CLEAN_AFTER_S, NEVER_S, Lost, gossip_s, judged
+from tests.harness.swarm_losses import CLEAN_AFTER_S, NEVER_S, UNEXPLAINED, Lost, gossip_s, judged
 from tests.harness.swarm_rig import CONTROL, GOSSIP, OVERLAY, Node
 from tests.harness.swarm_stack import SwarmStack
 from tests.harness.waiting import eventually
@@ -38,6 +38,9 @@ SERVED = ("echo", "faulty")
 BETWEEN_S = (2.0, 12.0)
 MOST_IN_TROUBLE = 2
 TRIES = 3
+REPLACED_LATE_S = 45.0
+"""A manager that returns may cost Swarm its leader. The next one takes nodes for lost that do not reach it within 15 s,
+and their edges are then replaced, though they had answered again before."""
 ENDS = 0.4
 """How likely a step ends a trouble, where there is one."""
 
@@ -115,6 +118,8 @@ class Chance:
     findings: list[Finding] = field(default_factory=list)
     settled_s: float | None = None
     versions: int = 0
+    _back: list[tuple[Node, Lost]] = field(default_factory=list)
+    """Nodes that are well again, and what they had."""
     _bag: list[str] = field(default_factory=list)
     _troubled_at: float = 0.0
 
@@ -122,6 +127,7 @@ class Chance:
         """Steps, until so many seconds are over."""
         while time.time() < self.began_at + seconds:
             self.step()
+            self.attempt("a look back", self.look_back)
             time.sleep(self.dice.uniform(*BETWEEN_S))  # what happens by chance happens at times of chance
 
     def close(self) -> None:
@@ -129,6 +135,7 @@ class Chance:
         for _ in range(TRIES):
             for trouble in list(self.troubles):
                 self.end(trouble)
+        self.attempt("a look back", self.look_back)
         self.stack.managers = list(self.stack.rig.managers)
         began = time.monotonic()
         for _ in range(TRIES):
@@ -136,6 +143,7 @@ class Chance:
                 break
         if self.attempt("nothing is left to do", lambda: self.stack.settle(within_s=SETTLES_WITHIN_S)):
             self.settled_s = time.monotonic() - began
+        self.attempt("a look back", self.look_back)
 
     def step(self) -> None:
         """One thing, by chance."""
@@ -170,11 +178,25 @@ class Chance:
         is_over = self.attempt(f"end of {trouble.kind}", lambda: self._see_over(trouble))
         for lost in trouble.lost:
             lost.over_at = min(lost.over_at, time.time())  # an edge that is not back by now has no excuse any more
+        if is_over:
+            self._back += zip(trouble.nodes, trouble.lost, strict=True)
         trouble.tries += 1
         if is_over or trouble.tries >= TRIES:
             self.troubles.remove(trouble)
         self._troubled_at = time.time()
         self._leave_out()
+
+    def look_back(self) -> None:
+        """Where Swarm has replaced the edge of a node that was well again, its trouble was over only then."""
+        for one in [one for one in self._back if one[0] in self._quiet()]:
+            node, lost = one
+            started_at = self.stack.edge_started_at(node)
+            if lost.over_at < started_at <= lost.over_at + REPLACED_LATE_S:
+                self.note("late replacement of an edge", node)
+                lost.over_at = started_at
+                self._back.remove(one)
+            elif time.time() > lost.over_at + REPLACED_LATE_S:
+                self._back.remove(one)
 
     def kill(self, kind: str) -> None:
         """A process ends at once, and its node is well."""
@@ -348,6 +370,8 @@ def played(stack: SwarmStack, minutes: float, seed: int) -> Report:
             orphans=chance.orphans(),
         )
         print(f"\n{report}", flush=True)
+        for line in stack.lines_of_edges(one.failure for one in report.of(UNEXPLAINED)):
+            print(line)
     return report
 
 

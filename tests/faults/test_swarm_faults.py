@@ -74,6 +74,8 @@ def judge(stack: SwarmStack, load: Clients, *faults: Lost, began: float) -> None
     assert load.result.requests > load.result.failed
     assert load.result.failed == len(load.result.failures), "not all failures were kept"
     left = unexplained(load.result.failures, faults)
+    if left:
+        print(*stack.lines_of_edges(left), sep="\n")
     assert not left, f"{len(left)} of {load.result.failed} failures: {left[:10]}\n{stack.story()}"
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 from controller.storage.lease import HOLDER
 from controller.swarm_api import STACK_LABEL
 from tests.harness import swarm_rig
 from tests.harness.clients import Clients
-from tests.harness.load import Load
+from tests.harness.load import Failure, Load
 from tests.harness.place import QUIET_WITHIN_S, TAG, Place
 from tests.harness.stack import Answer, request
 from tests.harness.swarm_rig import Node, SwarmRig
@@ -31,6 +33,8 @@ BUILT = ("controller", "haproxy", "registry", "prometheus")
 ANSWER_S = 30.0
 CONNECTIONS = 20
 """Of a load, all clients together."""
+MOST_LINES = 30
+"""Of the log of one edge."""
 LOAD_LIMIT_S = 3000.0
 """Of a load whose test was killed; longer than any test may take."""
 
@@ -74,6 +78,8 @@ class SwarmStack(Place):
         for node in self.rig.nodes:
             for image in sorted(image for image in images if image.startswith(registry)):
                 node.cli("pull", "--quiet", image)
+                # A service is rolled out from a manager that has its image under the name in the compose file.
+                node.cli("tag", image, image.removeprefix(f"{registry}/").partition("@")[0])
 
     # ------------------------------------------------------------------------------------------------- as a user does
 
@@ -172,6 +178,26 @@ class SwarmStack(Place):
     def edge_of(self, node: Node) -> str:
         """The container of its HAProxy; "" where none runs."""
         return next(iter(node.cli("ps", "--quiet", "--filter", f"name={self.project}_haproxy.").split()), "")
+
+    def edge_started_at(self, node: Node) -> float:
+        """The unix time at which its HAProxy began; 0 where none runs."""
+        container = self.edge_of(node)
+        if not container:
+            return 0.0
+        told = node.cli("inspect", "--format", "{{.State.StartedAt}}", container)
+        return datetime.fromisoformat(re.sub(r"\.\d+", "", told.strip())).timestamp()
+
+    def lines_of_edges(self, failures: Iterable[Failure]) -> list[str]:
+        """What the edges of failed requests said about failures within a second of them."""
+        asked, lines = list(failures), []
+        for node in self.rig.nodes:
+            mine = [one for one in asked if f"//{node.ip}:" in one.url]
+            if container := self.edge_of(node) if mine else "":
+                since, until = min(one.begun_at for one in mine) - 1, max(one.at for one in mine) + 1
+                times = ("--since", f"{since:.3f}", "--until", f"{until:.3f}")
+                told = node.cli("logs", *times, "--timestamps", container).splitlines()
+                lines += [f"{node.name} {line}" for line in told[:MOST_LINES]]
+        return lines
 
     def edge_stays(self, node: Node) -> bool:
         """Whether its HAProxy is the one that the managers want there.

@@ -44,6 +44,7 @@ class Stack:
 
     done: Counter[str] = field(default_factory=Counter)
     fails: set[str] = field(default_factory=set)
+    edges: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         nodes = [Noting(f"n{number}", self.done, self.fails, f"10.0.0.{number}") for number in range(1, 6)]
@@ -55,6 +56,9 @@ class Stack:
 
     def get(self, node: Noting, path: str) -> Any:
         return SimpleNamespace(status=200)
+
+    def edge_started_at(self, node: Noting) -> float:
+        return self.edges.get(node.name, 0.0)
 
     def orphans(self) -> list[str]:
         self._note("orphans")
@@ -126,6 +130,23 @@ def test_what_fails_is_a_finding_and_ends_nothing(fails: str) -> None:
     assert all(fault.over_at < float("inf") for fault in made.faults if fault.edge)
     assert made.plan() == ("make" if fails == "settle" else "")
     assert made.orphans()["n2"] == ["echo-1 on n2"]
+
+
+def test_a_trouble_is_over_when_the_edge_that_stays_has_begun() -> None:
+    made, stack = chance(1)
+    made.begin("cut off")
+    (trouble,) = made.troubles
+    (lost,) = trouble.lost
+    made.end(trouble)
+    back_at = lost.over_at
+    made.look_back()
+    assert lost.over_at == back_at
+    stack.edges[trouble.nodes[0].name] = back_at + 12.0
+    made.look_back()
+    assert (lost.over_at, made.counts["late replacement of an edge"]) == (back_at + 12.0, 1)
+    stack.edges[trouble.nodes[0].name] = back_at + 20.0
+    made.look_back()
+    assert lost.over_at == back_at + 12.0
 
 
 def test_a_node_that_cannot_be_asked_is_not_said_to_be_clean() -> None:
