@@ -22,7 +22,7 @@ CHANGE_TIMEOUT_S = 150.0
 """The timeout of changes. Longer than the longest answer of `deploy`: it waits for a current reading of the compose
 files, reads them itself, and waits for a tick."""
 
-CONNECT_S = 5.0
+CONNECT_S = 2.0
 """For each address of the controller's name: on a Swarm the next one may be that of the controller that acts."""
 
 POLL_S = 0.5
