@@ -25,7 +25,15 @@ from pathlib import Path
 
 from tests.bench.chance_report import Finding, Report
 from tests.bench.record import run_facts
-from tests.harness.swarm_losses import CLEAN_AFTER_S, NEVER_S, UNEXPLAINED, Lost, gossip_s, judged
+from tests.harness.swarm_losses import (
+    CLEAN_AFTER_S,
+    GOSSIP_NOTICED_S,
+    NEVER_S,
+    UNEXPLAINED,
+    Lost,
+    gossip_s,
+    judged,
+)
 from tests.harness.swarm_rig import CONTROL, GOSSIP, OVERLAY, Node
 from tests.harness.swarm_stack import SwarmStack
 from tests.harness.waiting import eventually
@@ -79,7 +87,7 @@ heal = each(lambda stack, node: node.heal())
 KINDS = {
     "power off": Kind(each(lambda stack, node: node.power_off()), each(lambda stack, node: node.power_on())),
     "overlay cut": Kind(cut(OVERLAY), heal),
-    "gossip cut": Kind(cut(GOSSIP), heal, is_of_gossip=True),
+    "gossip cut": Kind(cut(GOSSIP), heal, GOSSIP_NOTICED_S + CLEAN_AFTER_S, is_of_gossip=True),
     "control cut": Kind(cut(CONTROL), heal, NEVER_S),
     "cut off": Kind(cut(), heal, is_of_gossip=True),
     "two cut off together": Kind(cut(), heal, is_of_gossip=True, nodes=2),
@@ -91,7 +99,7 @@ KINDS = {
 no request."""
 COMMANDS = ("scale", "roll", "roll badly")
 KILLS = ("kill of the controller", "kill of a replica")
-REFUSABLE = (*COMMANDS, *KILLS, "drain", "end of drain")
+REFUSABLE = (*COMMANDS, *KILLS, "drain", "end of drain", "the last roll")
 """What needs a leader and a controller: it may be refused while other nodes are in trouble."""
 
 

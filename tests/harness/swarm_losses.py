@@ -28,8 +28,11 @@ NEVER_S = float("-inf")
 GOSSIP_S = 90.0
 """An engine that was cut off from the gossip returns: for so long, overlay networks may miss nodes that were well
 (moby/moby#53141). Each engine exchanges all that it knows with another one, chosen by chance, every 30 s."""
-_BEHIND_THE_EDGE = re.compile(r"5\d\d |TimeoutError")
-"""A gap in the overlay is behind an edge: the edge itself answers, with an error, or waits."""
+GOSSIP_NOTICED_S = 10.0
+"""An engine is cut off from the gossip alone: its network works until the others take it for lost, 5 to 7 s later."""
+_BEHIND_THE_EDGE = re.compile(r"5\d\d |TimeoutError|IncompleteReadError: 0 bytes")
+"""A gap in the overlay is behind an edge: it answers with an error, or waits. Where the request went over a connection
+to the replica that had served others, HAProxy closes the client's and gives no answer (haproxy/haproxy#1109)."""
 
 
 @dataclass

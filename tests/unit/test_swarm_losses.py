@@ -10,6 +10,7 @@ from tests.harness.swarm_losses import BEGUN, EDGE, GOSSIP, NEVER_S, UNEXPLAINED
 
 LOST, OTHER = "10.0.0.13", "10.0.0.14"
 ERROR, REFUSED, SILENT = "503 b'no server'", "ConnectionRefusedError: [Errno 111]", "TimeoutError: "
+CLOSED = "IncompleteReadError: 0 bytes read on a total of undefined expected bytes"
 
 
 def failure(begun_at: float, edge: str = OTHER, what: str = ERROR) -> Failure:
@@ -35,6 +36,7 @@ REPLICA = Lost("kill of a replica", "", 100.0)
         (CUT, failure(129.9), UNEXPLAINED),
         (CUT, failure(131.0), GOSSIP),
         (CUT, failure(219.0, what=SILENT), GOSSIP),
+        (CUT, failure(131.0, what=CLOSED), GOSSIP),
         (CUT, failure(131.0, what=REFUSED), UNEXPLAINED),
         (CUT, failure(220.1), UNEXPLAINED),
         (CUT, failure(146.0, LOST), UNEXPLAINED),
