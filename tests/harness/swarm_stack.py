@@ -73,7 +73,8 @@ class SwarmStack(Place):
         first = self.rig.nodes[0]
         controller = first.cli("service", "inspect", "--format", _IMAGE, f"{self.project}_controller")
         registry, _, _ = controller.partition("/")
-        names = first.cli("service", "ls", "--filter", f"label=pierhead.project={self.project}", "--quiet").split()
+        filters = [f"label={key}={self.project}" for key in (STACK_LABEL, "pierhead.project")]
+        names = [name for one in filters for name in first.cli("service", "ls", "--quiet", "--filter", one).split()]
         images = {first.cli("service", "inspect", "--format", _IMAGE, name) for name in names}
         for node in self.rig.nodes:
             for image in sorted(image for image in images if image.startswith(registry)):
