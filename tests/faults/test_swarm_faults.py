@@ -41,7 +41,7 @@ REPLACED_WITHIN_S = 20.0
 CONTROL_WITHIN_S = 30.0
 """After the fault itself."""
 CONVERGES_WITHIN_S = 30.0
-"""After the fault has ended. Where only the gossip was cut it is GOSSIP_S: see `ONLY_GOSSIP`."""
+"""After the fault has ended. Where the gossip was cut, too, it is GOSSIP_S: see `ONLY_GOSSIP`."""
 EDGE_WITHIN_S = 90.0
 """Swarm's check takes an edge that hangs for lost after some 20 s, and ends it after 10 s more."""
 LEADS_WITHIN_S = 180.0
@@ -193,7 +193,7 @@ def test_the_leader_is_cut_off_with_the_controller(stack: SwarmStack) -> None:
         control_is_back(stack, lost.begun_at)
         assert away(stack, node) == there, "what runs there goes on"
         managers_are_back_at = healed(stack, [node], [lost], of_managers=True)
-        assert lost.over_at - managers_are_back_at <= CONVERGES_WITHIN_S
+        assert lost.over_at - managers_are_back_at <= GOSSIP_S
         stack.managers = list(stack.rig.managers)
         assert stack.acting() is not node
     stayed(stack, before, there)
@@ -213,7 +213,10 @@ def test_the_controller_is_killed_alone(stack: SwarmStack) -> None:
 
 
 def test_without_a_quorum_traffic_goes_on(stack: SwarmStack) -> None:
-    """Two of three managers do not hear of the others, and nobody leads. All nodes are well, and nothing is stopped."""
+    """Two of three managers do not hear of the others, and none leads. All nodes are well, and nothing is stopped.
+
+    The next leader may take a node for lost that does not reach it in time: Swarm then replaces what runs there.
+    """
     alone, *others = stack.rig.managers
     before, began = stack.started(), time.time()
     with stack.load() as load:
@@ -235,8 +238,12 @@ def test_without_a_quorum_traffic_goes_on(stack: SwarmStack) -> None:
             f"healed: a manager leads after {leads_at - healed_at:.1f} s, all nodes ready {ready_s:.1f} s later, "
             f"nothing to do {settled_s:.1f} s later"
         )
-    stayed(stack, before, set())
-    judge_clean(stack, load, began)
+        taken = taken_for_lost(stack, healed_at)
+        moved = {event["target"] for event in stack.events(healed_at) if event["kind"] == "replica_moved"}
+        print(f"taken for lost by Swarm: {len(taken)} nodes; moved: {sorted(moved) or 'none'}")
+    assert taken or not moved
+    stayed(stack, before, moved)
+    judge(stack, load, *taken, began=began)
     assert settled_s <= CONVERGES_WITHIN_S
 
 
@@ -256,7 +263,7 @@ def test_an_edge_that_hangs_is_replaced(stack: SwarmStack) -> None:
 
 
 ONLY_GOSSIP, ALL = "the gossip of a worker", "a worker, from all others"
-"""Where only the gossip was cut, Swarm replaces nothing, and the edges miss the node until Docker's engines have
+"""Where the gossip was cut, too, replicas and edges that are well do not reach each other until Docker's engines have
 exchanged all that they know (moby/moby#53141, every 30 s with one other by chance): 10 to 72 s were seen. That is
 Docker's; the bound keeps it from becoming more."""
 OF_GOSSIP = (ONLY_GOSSIP, ALL)
@@ -282,7 +289,7 @@ def test_a_partition_stops_nothing_that_is_well(stack: SwarmStack, what: str) ->
         healed_at = healed(stack, [node], [lost], is_of_gossip=what in OF_GOSSIP)
     stayed(stack, before, there)
     judge(stack, load, lost, began=lost.begun_at)
-    assert lost.over_at - healed_at <= (GOSSIP_S if what == ONLY_GOSSIP else CONVERGES_WITHIN_S)
+    assert lost.over_at - healed_at <= (GOSSIP_S if what in OF_GOSSIP else CONVERGES_WITHIN_S)
 
 
 def test_a_minority_of_the_nodes_is_cut_off_and_a_manager_returns(stack: SwarmStack) -> None:
@@ -297,7 +304,7 @@ def test_a_minority_of_the_nodes_is_cut_off_and_a_manager_returns(stack: SwarmSt
             node.cut(peers=majority)
         time.sleep(CUT_S)  # how long the fault lasts
         managers_are_back_at = healed(stack, minority, lost, of_managers=True)
-        assert lost[0].over_at - managers_are_back_at <= CONVERGES_WITHIN_S
+        assert lost[0].over_at - managers_are_back_at <= GOSSIP_S
     stayed(stack, before, there)
     judge(stack, load, *lost, began=began)
 
@@ -359,6 +366,13 @@ def return_of(stack: SwarmStack, node: Node, lost: Lost) -> None:
     lost.over_at = time.time()
     print(f"its edge answers {lost.over_at - on_at:.1f} s after its engine")
     stack.settle()
+
+
+def taken_for_lost(stack: SwarmStack, since: float) -> list[Lost]:
+    """The nodes that Swarm has taken for lost since a unix time, though they were well."""
+    names = {event["target"] for event in stack.events(since) if event["kind"] == "node_lost"}
+    now, nodes = time.time(), [node for node in stack.rig.nodes if node.name in names]
+    return [Lost("taken for lost", node.ip, since, over_at=now, others_for_s=NEVER_S) for node in nodes]
 
 
 def control_is_back(stack: SwarmStack, since: float) -> None:
