@@ -98,6 +98,10 @@ def test_from_three_bare_machines_to_the_first_answer(story: tuple[SwarmStack, N
     assert stack.rig.states() == {node.name: "ready" for node in stack.rig.nodes}
 
 
+def messages_of_pending(stack: SwarmStack) -> list[str]:
+    return [one["message"] for one in stack.services()[SERVICE]["replicas"] if one["state"] == "PENDING"]
+
+
 def test_six_replicas_have_the_six_gpus_and_the_seventh_says_what_it_lacks(story: tuple[SwarmStack, Node]) -> None:
     stack, _ = story
     timed(f"make scale SERVICE={SERVICE} N=6", lambda: stack.make("control", "scale", SERVICE, "6"))
@@ -105,11 +109,11 @@ def test_six_replicas_have_the_six_gpus_and_the_seventh_says_what_it_lacks(story
     print("\n".join(f"    {node}: {', '.join(gpus)}" for node, gpus in placed(stack).items()))
     stack.make("control", "scale", SERVICE, "7", "--no-wait")
     no_room = "no suitable node (insufficient resources on 3 nodes)"
-    status = eventually(lambda: said if no_room in (said := stack.make("control", "status")) else "", no_room)
-    print("\n".join(f"    {line}" for line in status.splitlines() if no_room in line))
-    waiting = [one for one in stack.services()[SERVICE]["replicas"] if one["state"] == "PENDING"]
+    waiting = eventually(lambda: [one for one in messages_of_pending(stack) if no_room in one], no_room)
+    print(*(f"    {message}" for message in waiting), sep="\n")
     assert len(waiting) == 1
-    assert "it reserves 1 NVIDIA-GPU" in waiting[0]["message"]
+    assert "it reserves 1 NVIDIA-GPU" in waiting[0]
+    assert no_room in " ".join(stack.make("control", "why", SERVICE).split())
     assert sum(len(gpus) for gpus in placed(stack).values()) == 6
 
 
