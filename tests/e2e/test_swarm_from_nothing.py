@@ -98,8 +98,13 @@ def test_from_three_bare_machines_to_the_first_answer(story: tuple[SwarmStack, N
     assert stack.rig.states() == {node.name: "ready" for node in stack.rig.nodes}
 
 
-def messages_of_pending(stack: SwarmStack) -> list[str]:
-    return [one["message"] for one in stack.services()[SERVICE]["replicas"] if one["state"] == "PENDING"]
+def message_of_pending(stack: SwarmStack, words: str) -> str:
+    """Of the one replica that waits for a node. Raises AssertionError without those words in it."""
+    replicas = stack.services()[SERVICE]["replicas"]
+    messages = [one["message"] for one in replicas if one["state"] == "PENDING"]
+    assert len(messages) == 1, replicas
+    assert words in messages[0], messages
+    return str(messages[0])
 
 
 def test_six_replicas_have_the_six_gpus_and_the_seventh_says_what_it_lacks(story: tuple[SwarmStack, Node]) -> None:
@@ -109,10 +114,9 @@ def test_six_replicas_have_the_six_gpus_and_the_seventh_says_what_it_lacks(story
     print("\n".join(f"    {node}: {', '.join(gpus)}" for node, gpus in placed(stack).items()))
     stack.make("control", "scale", SERVICE, "7", "--no-wait")
     no_room = "no suitable node (insufficient resources on 3 nodes)"
-    waiting = eventually(lambda: [one for one in messages_of_pending(stack) if no_room in one], no_room)
-    print(*(f"    {message}" for message in waiting), sep="\n")
-    assert len(waiting) == 1
-    assert "it reserves 1 NVIDIA-GPU" in waiting[0]
+    message = eventually(partial(message_of_pending, stack, no_room), no_room)
+    print(f"    {message}")
+    assert "it reserves 1 NVIDIA-GPU" in message
     assert no_room in " ".join(stack.make("control", "why", SERVICE).split())
     assert sum(len(gpus) for gpus in placed(stack).values()) == 6
 
