@@ -190,6 +190,52 @@ refuse_broken_files() {
 
 build_images() {
   refuse_broken_files
+  build_base_of_users
   step "Building the images" docker compose --progress plain build ||
     give_up "an image could not be built; the lines above say which and why. What runs already was not touched."
 }
+
+# build_base_of_users: pierhead/python, where a Dockerfile of the chosen files names it with this tag. Compose builds in no order,
+# so it has to be there before.
+build_base_of_users() {
+  local named tag
+  tag=$(image_tag)
+  while read -r named; do
+    [ "$named" != pierhead/python ] || named=pierhead/python:latest # as Docker reads it
+    case $named in
+      "pierhead/python:$tag" | *'$'*)
+        step "Building pierhead/python:$tag" \
+          env "PIERHEAD_TAG=$tag" docker compose --file "$own/images.yaml" --progress plain build ||
+          give_up "pierhead/python:$tag could not be built; the lines above say why. What runs already was not touched."
+        ;;
+      *)
+        docker image inspect "$named" >/dev/null 2>&1 ||
+          refuse "a Dockerfile of this project begins with $named. That is not on this machine, and this tool makes" \
+            "pierhead/python:$tag. Change that line, or install the tool of that version. Nothing was started."
+        ;;
+    esac
+  done < <({
+    whole_config | bases_of_ours # of Dockerfiles that are written in the compose file
+    dockerfiles | while read -r file; do bases_of_ours "$file" 2>/dev/null || true; done
+  } | sort -u)
+}
+
+# bases_of_ours [FILE]: pierhead/python, as lines of a Dockerfile name it.
+bases_of_ours() {
+  sed -nE 's,^[[:space:]]*(FROM|from|ARG|arg)[[:space:]](.*[[:space:]=])?(pierhead/python(:[^[:space:]]*)?)([[:space:]].*)?$,\3,p' "$@"
+}
+
+# dockerfiles: what the project's images are built from, one a line.
+dockerfiles() {
+  whole_config | awk '
+    function path(line) { sub(/^ *[a-z]+: /, "", line); gsub(/^"|"$/, "", line); return line }
+    /^[^ ]/ { top = $1 }
+    top != "services:" { next }
+    /^    [^ ]/ { key = $1 }
+    key == "build:" && /^      context: / { context = path($0) }
+    key == "build:" && /^      dockerfile: / { file = path($0); print (file ~ "^/" ? file : context "/" file) }'
+}
+
+# whole_config: all services as Compose reads the files, in its one way to write them: two blanks a level. Nothing where it
+# cannot read them, which is told before the build.
+whole_config() { docker compose --profile '*' config 2>/dev/null || true; }

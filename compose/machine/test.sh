@@ -18,6 +18,8 @@ export PIERHEAD_TEST_RUN=run-$$
 # Images of their own: a stack that runs from this clone keeps its version while its tests are built.
 export PIERHEAD_TAG=${PIERHEAD_TAG:-test}
 readonly TEST_APPS=tests/e2e/apps/llm.yaml # whose images are of tests alone
+# shellcheck disable=SC2016  # for a shell of its own
+readonly BUILDS='"$0"/build.sh && "$0"/build.sh echo-proto' # which has services of the same names as the echo
 images='' images_log='' chosen=()
 readonly TEST_PROJECTS=pierhead-test # what the names of the Compose projects that tests start begin with
 
@@ -46,7 +48,7 @@ see_to_long_tests() {
 begin_images() {
   images_log=$(mktemp "${TMPDIR:-/tmp}/pierhead.XXXXXX")
   choose_files '' ''
-  COMPOSE_FILE=$COMPOSE_FILE:$TEST_APPS setsid "$here/build.sh" >"$images_log" 2>&1 </dev/null &
+  COMPOSE_FILE=$COMPOSE_FILE:$TEST_APPS setsid bash -c "$BUILDS" "$here" >"$images_log" 2>&1 </dev/null &
   images=$!
 }
 
@@ -58,7 +60,7 @@ end_images() {
   images=
   cat "$images_log"
   rm -f "$images_log"
-  [ "$status" -eq 0 ] || COMPOSE_FILE=$COMPOSE_FILE:$TEST_APPS "$here/build.sh"
+  [ "$status" -eq 0 ] || COMPOSE_FILE=$COMPOSE_FILE:$TEST_APPS bash -c "$BUILDS" "$here"
 }
 
 # What is left of it when something else has failed, or by Ctrl-C.

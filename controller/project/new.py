@@ -11,7 +11,6 @@ from .project import normal_name
 _APP = '''\
 """Two services: `web` answers HTTP and asks `greeter`."""
 
-from aiohttp import web
 from pierhead import Service, endpoint
 
 
@@ -25,9 +24,8 @@ class Web(Service, route="/"):
         self.greeter = greeter
 
     @endpoint("GET", "/")
-    async def hello(self, request: web.Request) -> web.Response:
-        greeting = await self.greeter.greet(request.query.get("name", "you"))
-        return web.json_response({"greeting": greeting})
+    async def hello(self, name: str = "you") -> dict[str, str]:
+        return {"greeting": await self.greeter.greet(name)}
 
 
 app = Web.bind(Greeter.bind())
@@ -68,8 +66,6 @@ _TEST = '''\
 
 import asyncio
 
-from aiohttp.test_utils import make_mocked_request
-
 from app import Greeter, Web
 
 
@@ -79,8 +75,7 @@ def test_it_greets() -> None:
 
 def test_a_request() -> None:
     web = Web(Greeter())
-    answer = asyncio.run(web.hello(make_mocked_request("GET", "/?name=Ada")))
-    assert (answer.status, answer.text) == (200, '{"greeting": "Hello, Ada!"}')
+    assert asyncio.run(web.hello("Ada")) == {"greeting": "Hello, Ada!"}
 '''
 
 _NEXT = """\

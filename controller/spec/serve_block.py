@@ -70,7 +70,7 @@ def _check_probe_path(path: str) -> str:
 
 def _check_grpc_name(name: str) -> str:
     if not _GRPC_NAME.fullmatch(name) or len(name) > _LONGEST:
-        raise _expected('the full name of a gRPC service such as "pierhead.recsys.v1.Ranker"')
+        raise _expected('the full name of a gRPC service such as "pierhead.echo.v1.Echo"')
     return name
 
 

@@ -20,9 +20,10 @@ from pierhead import Service, Settings, close_handles, handle, serve
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
 from pierhead.classes.handles import handle_on
-from pierhead.echo.v1.echo_pb2 import EchoReply, EchoRequest, GenerateRequest, Token
-from pierhead.echo.v1.echo_pb2_grpc import EchoServicer, EchoStub
+from pierhead.echo.v1.echo_pb2 import EchoRequest, GenerateRequest
+from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 
+from services.echo_proto.child import Echo as Generated
 from tests.bench.processes import cpu_seconds, free_ports, get
 
 MESSAGE = "hello world"
@@ -30,19 +31,8 @@ TOKENS = 50
 Measured = Callable[[], Awaitable[object]]
 
 
-class Generated(EchoServicer):
-    """The service from its .proto."""
-
-    async def Echo(self, request: EchoRequest, context: Any) -> EchoReply:
-        return EchoReply(response=f"Echo: {request.message}")
-
-    async def Generate(self, request: GenerateRequest, context: Any) -> AsyncIterator[Token]:
-        for index in range(request.num_tokens):
-            yield Token(text=request.message, index=index)
-
-
 class Echo(Service):
-    """The service as a class."""
+    """What services/echo_proto/child.py does, as a class."""
 
     async def echo(self, message: str) -> str:
         """Answer with the message."""
@@ -50,8 +40,9 @@ class Echo(Service):
 
     async def generate(self, message: str, num_tokens: int) -> AsyncIterator[str]:
         """As many items."""
-        for _ in range(num_tokens):
-            yield message
+        for index in range(num_tokens):
+            await asyncio.sleep(0)
+            yield f"{message} {index}"
 
 
 def pairs(transport: str) -> dict[str, tuple[Measured, Measured]]:

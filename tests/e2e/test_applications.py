@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
-import math
-import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from docker.models.containers import Container
-from pierhead.recsys.v1 import ranker_pb2, ranker_pb2_grpc
-from pierhead.tensor.v1 import tensor_pb2
+from pierhead.classes.proto_text import proto_text
 
-from tests.harness.other_clients import NodeClient, rank_request_for_node, reflecting, scores_of
-from tests.harness.other_clients import rank_request as rank_request_as_json
+from services.recsys.app import Ranker
+from tests.harness.other_clients import (
+    RANKER,
+    NodeClient,
+    rank,
+    rank_request,
+    rank_request_for_node,
+    reflecting,
+    scores_of,
+)
 from tests.harness.stack import Answer, Stack, request
 from tests.harness.waiting import eventually
 
@@ -25,19 +31,6 @@ pytestmark = pytest.mark.stack
 
 DENSE_ROW = [0.5] * 13
 SPARSE_ROW = list(range(26))
-
-
-def tensor(dtype: tensor_pb2.Tensor.DType.ValueType, shape: list[int], data: bytes) -> tensor_pb2.Tensor:
-    return tensor_pb2.Tensor(dtype=dtype, shape=shape, data=data)
-
-
-def rank_request(rows: int = 1) -> ranker_pb2.RankRequest:
-    dense = struct.pack(f"<{13 * rows}f", *DENSE_ROW * rows)
-    sparse = struct.pack(f"<{26 * rows}q", *SPARSE_ROW * rows)
-    return ranker_pb2.RankRequest(
-        dense=tensor(tensor_pb2.Tensor.FLOAT32, [rows, 13], dense),
-        sparse=tensor(tensor_pb2.Tensor.INT64, [rows, 26], sparse),
-    )
 
 
 def test_echo(stack: Stack) -> None:
@@ -67,28 +60,26 @@ def test_recommendations_are_the_same_for_the_same_user(stack: Stack) -> None:
 def test_own_rows_are_scored_alike_over_http_and_grpc(stack: Stack) -> None:
     answer = stack.post("/recsys/rank", {"dense": [DENSE_ROW], "sparse": [SPARSE_ROW]})
     assert answer.status == 200, answer.body
-    with grpc.insecure_channel(stack.grpc_address) as channel:
-        reply = ranker_pb2_grpc.RankerStub(channel).Rank(rank_request(), timeout=60)
-    assert reply.scores.dtype == tensor_pb2.Tensor.FLOAT32
-    assert list(reply.scores.shape) == [1]
-    assert math.isclose(struct.unpack("<f", reply.scores.data)[0], answer.json["scores"][0], rel_tol=1e-5)
+    scores = rank(stack.grpc_address, np.array([DENSE_ROW], np.float32), np.array([SPARSE_ROW]))
+    assert scores == pytest.approx(answer.json["scores"], rel=1e-5)
 
 
 def test_a_client_without_our_code_calls_the_ranker_through_haproxy(stack: Stack) -> None:
     """HAProxy knows services by name and describes none: the description comes from a replica, the call does not."""
     [network] = next(iter(stack.replicas("ranker").values())).attrs["NetworkSettings"]["Networks"].values()
     replica = f"{network['IPAddress']}:50051"
-    assert "pierhead.recsys.v1.Ranker" in reflecting(replica)
-    request = json.dumps(rank_request_as_json())
-    [direct] = reflecting(replica, "pierhead.recsys.v1.Ranker/Rank", request)
-    [through] = reflecting(replica, "pierhead.recsys.v1.Ranker/Rank", request, "--through", stack.grpc_address)
-    assert scores_of(json.loads(through)["scores"]["data"]) == scores_of(json.loads(direct)["scores"]["data"])
+    assert RANKER in reflecting(replica)
+    request = json.dumps(rank_request())
+    [direct] = reflecting(replica, f"{RANKER}/rank", request)
+    [through] = reflecting(replica, f"{RANKER}/rank", request, "--through", stack.grpc_address)
+    assert scores_of(json.loads(through)["value"]["data"]) == scores_of(json.loads(direct)["value"]["data"])
 
 
 def test_a_client_in_another_language_calls_the_ranker_through_haproxy(stack: Stack, tmp_path: Path) -> None:
-    node, file, method = NodeClient(tmp_path), "pierhead/recsys/v1/ranker.proto", "pierhead.recsys.v1.Ranker/Rank"
-    [reply] = node.call(stack.grpc_address, file, method, json.dumps(rank_request_for_node()))
-    scores_of(reply["scores"]["data"]["base64"])
+    node = NodeClient(tmp_path)
+    (node.directory / "ranker.proto").write_text(proto_text(Ranker.__contract__.file.proto))
+    [reply] = node.call(stack.grpc_address, "ranker.proto", f"{RANKER}/rank", json.dumps(rank_request_for_node()))
+    scores_of(reply["value"]["data"]["base64"])
 
 
 def test_unknown_grpc_service_is_unimplemented_and_lists_the_known_ones(stack: Stack) -> None:
@@ -97,7 +88,7 @@ def test_unknown_grpc_service_is_unimplemented_and_lists_the_known_ones(stack: S
         with pytest.raises(grpc.RpcError) as caught:
             call(b"", timeout=60)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert "pierhead.recsys.v1.Ranker" in str(caught.value.details())
+    assert RANKER in str(caught.value.details())
 
 
 def test_routes_and_health(stack: Stack) -> None:
@@ -154,7 +145,7 @@ def test_a_request_is_followed_by_its_id(stack: Stack) -> None:
     for part, request_id, expected in (
         (haproxy, sampled, {"service": "echo", "replica": ingress.name, "status": 200}),
         (ingress, sampled, {"service": "echo", "method": "GET /echo", "status": "200"}),
-        (child, sampled, {"service": "echo-child", "method": "pierhead.echo.v1.Echo/Echo", "status": "OK"}),
+        (child, sampled, {"service": "echo-child", "method": "services.echo.app.EchoChild/echo", "status": "OK"}),
         (haproxy, "unknown-route", {"service": "", "path": "/nowhere", "status": 404}),
         (haproxy, "slow-callee", {"service": "echo", "replica": ingress.name, "status": 200}),
         (ingress, "slow-callee", {"service": "echo", "method": "GET /echo", "status": "200"}),
@@ -179,7 +170,7 @@ def line_of(part: Container, request_id: str) -> dict[str, Any]:
 def test_what_a_service_says_of_bad_input_reaches_the_client(stack: Stack) -> None:
     narrow, large = {"dense": [DENSE_ROW[:-1]], "sparse": [SPARSE_ROW]}, b'{"dense": "' + b"x" * 2_000_000 + b'"}'
     for answer, status, words in (
-        (stack.post("/recsys/rank", narrow), 400, "dense[0]: expected 13 numbers, found 12"),
+        (stack.post("/recsys/rank", narrow), 400, "found dense [1, 12] and sparse [1, 26]"),
         (stack.post("/recsys/rank", large), 413, ""),
         (stack.get("/recsys/?user_id=abc"), 400, "user_id: expected an integer"),
     ):

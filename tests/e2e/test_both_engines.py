@@ -241,7 +241,7 @@ def test_what_sleeps_is_woken_grows_with_its_load_and_sleeps_again(place: Place)
 def test_a_setting_is_taken_over_without_a_restart(place: Place) -> None:
     before = {one["name"] for one in row(place, "echo-child")["replicas"]}
     head, child, tail = ECHO.partition("  echo-child:\n")
-    write("echo", head + child + tail.replace("x-serve:", "x-serve:\n      user_config: {greeting: Ahoy}"))
+    write("echo", head + child + tail.replace("x-serve: {", "x-serve: {user_config: {greeting: Ahoy}, "))
     with load(place, PATHS[0]) as seen:
         deploy(place, "echo-child")
         eventually(lambda: greetings(place) == {"Ahoy: hi"}, "it has come everywhere")

@@ -109,11 +109,11 @@ def last_failure(stack: Stack, service: str, replica: str) -> Any:
 
 def test_routes_are_those_that_requests_take(stack: Stack) -> None:
     routes = {route["match"]: route for route in data(stack, "routes")["routes"]}
-    assert {"/echo", "/recsys", "pierhead.recsys.v1.Ranker"} <= set(routes)
-    servers = routes["pierhead.recsys.v1.Ranker"]["servers"]
+    assert {"/echo", "/recsys", "services.recsys.app.Ranker"} <= set(routes)
+    servers = routes["services.recsys.app.Ranker"]["servers"]
     assert {server["name"] for server in servers} == set(stack.replicas("ranker"))
     assert all(server["up"] and server["state"] == "ready" for server in servers)
-    assert "gRPC pierhead.recsys.v1.Ranker" in stack.pierhead("routes").stdout
+    assert "gRPC services.recsys.app.Ranker" in stack.pierhead("routes").stdout
 
 
 def test_files_are_checked_where_they_lie(stack: Stack) -> None:

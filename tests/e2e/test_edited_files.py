@@ -14,7 +14,7 @@ from tests.harness.waiting import eventually
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 # The echo, whose new versions are watched for a second each time.
-WRITTEN = (ROOT / "compose/apps/echo.yaml").read_text().replace("x-serve:", "x-serve:\n      rollout: {bake_s: 1}")
+WRITTEN = (ROOT / "compose/apps/echo.yaml").read_text().replace("x-serve: {", "x-serve: {rollout: {bake_s: 1}, ")
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_changed_service_rolls_without_losing_a_request(echo: WrittenStack) ->
 @pytest.mark.long
 def test_a_replica_that_is_to_leave_serves_for_as_long_as_its_service_says(echo: WrittenStack) -> None:
     stay_s, containers = 4.0, echo.replica_ids()
-    keys = f"replicas: 2\n      graceful_shutdown_wait_loop_s: {stay_s}"
+    keys = f"replicas: 2, graceful_shutdown_wait_loop_s: {stay_s}"
     echo.write(WRITTEN.replace("replicas: 1", keys, 1))
     echo.wait_settled(echo=2)
     assert containers <= echo.replica_ids(), "nothing was replaced for it"
@@ -114,7 +114,7 @@ def test_an_image_that_does_not_exist_is_told_and_displaces_nobody(echo: Written
 
 BAD = """
   bad:
-    <<: *echo
+    scale: 0
     image: pierhead/echo:${PIERHEAD_TAG:-latest}
     command: [python, -c, 'raise SystemExit("no such model")']
     x-serve: {protocol: grpc, port: 50051}

@@ -28,10 +28,10 @@ def echo(written: WrittenStack) -> WrittenStack:
 
 def with_keys(**keys: str) -> str:
     """The application with these keys in the child's block."""
-    lines = "".join(f"      {key}: {value}\n" for key, value in keys.items())
+    words = "".join(f"{key}: {value}, " for key, value in keys.items())
     head, child, tail = ECHO.partition("  echo-child:\n")
     tail = tail.replace("replicas: 1", f"replicas: {REPLICAS}")
-    return head + child + tail.replace("x-serve:\n", f"x-serve:\n{lines}")
+    return head + child + tail.replace("x-serve: {", f"x-serve: {{{words}")
 
 
 def config(stack: Stack) -> Any:
@@ -58,7 +58,7 @@ def test_running_replicas_take_it_over_and_no_request_notices(echo: WrittenStack
         eventually(lambda: len(echo.messages("user_config_refused")) == REPLICAS, "all refuse it")
         assert answers(echo) == {"Ahoy: hi"}, "the former one stays in force"
         row = eventually(lambda: refused(echo), "the status says so")
-        assert "Echo.reconfigure raised ValueError: expected {greeting: <some text>} or {}" in row["message"]
+        assert "EchoChild.reconfigure raised TypeError: unsupported operand" in row["message"]
         eventually(lambda: "no restart" in echo.plan_text(), "the plan says that they go on as they are")
 
         echo.container("controller").kill()
@@ -86,7 +86,7 @@ def calls(stack: Stack) -> dict[str, float]:
     found = {}
     for name, container in stack.replicas("echo-child").items():
         page = request(f"http://{address_of(container)}:9100/metrics").body.decode()
-        lines = [line for line in page.splitlines() if line.startswith("pierhead_requests_total{") and "/Echo" in line]
+        lines = [line for line in page.splitlines() if line.startswith("pierhead_requests_total{") and "/echo" in line]
         found[name] = sum(float(line.rpartition(" ")[2]) for line in lines)
     return found
 

@@ -136,7 +136,7 @@ class Killed:
         name = f"{project}-{role}"
         command = ["docker", "run", "--rm", "-i", "--name", name, "--network", project, "--network-alias", role]
         command += ["-v", f"{project}:{SOCKETS}", "-v", f"{ROOT}/tests/e2e/apps/tensors:/tensors:ro", "--user", "0"]
-        variables = {"PYTHONPATH": "/app", "PIERHEAD_PORT": "9000", "PIERHEAD_SHARED_MEMORY_DIR": SOCKETS}
+        variables = {"PIERHEAD_PORT": "9000", "PIERHEAD_SHARED_MEMORY_DIR": SOCKETS}
         variables |= {"PIERHEAD_SHARED_MEMORY_BYTES": str(HELD), "PIERHEAD_LOG_LEVEL": "error"}
         for variable in variables.items():
             command += ["-e", "=".join(variable)]

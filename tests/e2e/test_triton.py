@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import grpc
 import pytest
-from pierhead.recsys.v1 import ranker_pb2, ranker_pb2_grpc
-from pierhead.tensor.v1 import tensor_pb2
 
 from dashboards import build_overview
-from services.recsys.ingress.candidates import candidates
+from services.recsys.rows import candidates
 from tests.harness.load import Load
+from tests.harness.other_clients import rank
 from tests.harness.prometheus import Prometheus, queries_of, traffic
 from tests.harness.stack import EVIDENCE, ROOT, Stack
 from tests.harness.waiting import eventually
@@ -50,22 +48,11 @@ def is_answered(stack: Stack) -> bool:
     return stack.get(SCORES).status == 200
 
 
-def scores_by_the_ranker(stack: Stack, user: int) -> list[float]:
-    dense, sparse = candidates(user)
-    message = ranker_pb2.RankRequest(
-        dense=tensor_pb2.Tensor(dtype=tensor_pb2.Tensor.FLOAT32, shape=dense.shape, data=dense.tobytes()),
-        sparse=tensor_pb2.Tensor(dtype=tensor_pb2.Tensor.INT64, shape=sparse.shape, data=sparse.tobytes()),
-    )
-    with grpc.insecure_channel(stack.grpc_address) as channel:
-        data = ranker_pb2_grpc.RankerStub(channel).Rank(message, timeout=60).scores.data
-    return list(memoryview(data).cast("f"))
-
-
 def test_both_rankers_give_the_same_scores(triton: Stack) -> None:
     for user in (7, 8):
         scores = triton.get(f"/recsys/?user_id={user}").json["scores"]
         assert len(scores) == 32
-        assert scores == pytest.approx(scores_by_the_ranker(triton, user), abs=1e-5)
+        assert scores == pytest.approx(rank(triton.grpc_address, *candidates(user)), abs=1e-5)
     (container,) = triton.replicas("triton").values()
     page = container.exec_run(["python3", "-c", METRICS]).output
     succeeded = re.search(r'nv_inference_request_success\{model="dlrm",version="1"\} (\d+)', str(page))
@@ -131,7 +118,7 @@ def test_what_triton_says_reaches_the_client(triton: Stack) -> None:
     rows = {"dense": [[3e38, -3e38] * 6 + [3e38]], "sparse": [list(range(26))]}
     answer = triton.post("/recsys/rank", rows)
     assert answer.status == 400, answer.body
-    assert "the row's score is not a number" in answer.json["error"]["message"]
+    assert "dense: expected numbers from -1e+06 to 1e+06" in answer.json["error"]["message"]
     (container,) = triton.replicas("triton").values()
     assert container.exec_run(["python3", "-c", CONTROL, "unload"]).exit_code == 0
     eventually(lambda: not is_answered(triton), "the model is unloaded")

@@ -44,7 +44,7 @@ class Reader:
         file = self.directory / path
         file.parent.mkdir(parents=True, exist_ok=True)
         tag = os.environ.get("PIERHEAD_TAG", "latest")
-        file.write_text(text.replace("FROM pierhead/echo", f"FROM pierhead/echo:{tag}"))
+        file.write_text(text.replace("FROM pierhead/python", f"FROM pierhead/python:{tag}"))
 
     def edit(self, path: str, old: str, new: str) -> None:
         file = self.directory / path
@@ -98,7 +98,7 @@ def test_the_tutorial(reader: Reader) -> None:
     assert reader.deploy() == 0
     assert reader.greeting("Ada") == shown(1)
 
-    reader.edit(APP, "app = web.Application()", f"{MISTAKE}\napp = web.Application()")
+    reader.edit(APP, "app = Hello.bind()", f"{MISTAKE}\napp = Hello.bind()")
     reader.build()
     assert reader.deploy() == 1
     assert reader.greeting("Ada") == shown(1), "the version that works serves"
@@ -112,4 +112,4 @@ def test_the_tutorial(reader: Reader) -> None:
     stack.wait_settled(shout=2)
     eventually(lambda: reader.greeting("Ada") == shown(2), "the second service answers")
     refused = stack.get("/hello?name=").json["error"]
-    assert (refused["code"], refused["message"]) == ("bad_request", "message: expected some text, found none")
+    assert (refused["code"], refused["message"]) == ("bad_request", "text: expected some, found none")

@@ -11,10 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
+from services.recsys.app import Ranker
 from tests.harness.stack import ROOT
 
+RANKER = "services.recsys.app.Ranker"
 CALL_S = 120.0
 """Against a client that never ends: its start reads a hundred files."""
 INSTALL_S = 150.0
@@ -37,7 +40,7 @@ class NodeClient:
         """Install it; skips the test where there is no Node.js, or no package to be had."""
         if shutil.which("npm") is None or shutil.which("node") is None:
             pytest.skip("needs Node.js and npm")
-        self._directory = directory
+        self.directory = directory
         shutil.copytree(_NODE_SOURCES, directory, dirs_exist_ok=True)
         command = ["npm", "install", "--prefer-offline", "--no-audit", "--no-fund", "--no-package-lock"]
         try:
@@ -50,11 +53,22 @@ class NodeClient:
             pytest.skip(f"npm has no packages for it: {done.stderr[-300:]}")
 
     def call(self, address: str, file: str, method: str, request: str, status: int = 0) -> list[Any]:
-        """Call `package.Service/Method` of proto/`file`; returns the replies, or what failed."""
-        command = ["node", "client.js", address, str(ROOT / "proto"), file, method, request]
-        done = subprocess.run(command, cwd=self._directory, capture_output=True, text=True, timeout=CALL_S, check=False)
+        """Call `package.Service/Method` of a file in proto/ or this directory; returns the replies, or what failed."""
+        command = ["node", "client.js", address, f"{ROOT / 'proto'}:{self.directory}", file, method, request]
+        done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, timeout=CALL_S, check=False)
         assert done.returncode == status, done.stdout + done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def rank(address: str, dense: Any, sparse: Any) -> list[float]:
+    """Call the ranker over gRPC, with the messages of its class's contract."""
+    method = Ranker.__contract__.methods["rank"]
+    with grpc.insecure_channel(address) as channel:
+        call: Any = channel.unary_unary(
+            f"/{RANKER}/rank", method.request_class.SerializeToString, method.reply_class.FromString
+        )
+        scores: list[float] = method.result(call(method.request(dense, sparse), timeout=60)).tolist()
+    return scores
 
 
 def rank_request() -> dict[str, Any]:

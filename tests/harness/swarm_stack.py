@@ -26,7 +26,7 @@ from tests.harness.swarm_rig import Node, SwarmRig
 from tests.harness.waiting import eventually
 
 FILES = "compose/compose.yaml:tests/e2e/apps/nodes.yaml"
-NAMES = ("haproxy-node", "controller", "prometheus", "registry", "echo", "echo-child")
+NAMES = ("haproxy-node", "controller", "prometheus", "registry", "echo", "echo-proto")
 IMAGES = [f"pierhead/{name}:{TAG}" for name in NAMES]
 PATHS = ("/echo?message=hi", "/faulty")
 BUILT = ("controller", "haproxy", "registry", "prometheus")

@@ -24,14 +24,14 @@ def network() -> Iterator[Network]:
         yield made
 
 
-def on(network: Network, image: str, alias: str) -> DockerContainer:
-    container = DockerContainer(f"{image}:{TAG}").with_network(network).with_network_aliases(alias)
-    return container.with_kwargs(labels=LABELS)
+def on(network: Network, service: str) -> DockerContainer:
+    container = DockerContainer(f"pierhead/echo:{TAG}").with_network(network).with_network_aliases(service)
+    return container.with_env("PIERHEAD_SERVICE", service).with_kwargs(labels=LABELS)
 
 
 def test_ingress_and_child_find_each_other(network: Network) -> None:
-    child = on(network, "pierhead/echo-child", "echo-child").with_command("python -m services.echo.child")
-    ingress = on(network, "pierhead/echo", "echo").with_exposed_ports(8080)
+    child = on(network, "echo-child")
+    ingress = on(network, "echo").with_exposed_ports(8080)
     with ingress, child:
         port = ingress.get_exposed_port(8080)
         url = f"http://127.0.0.1:{port}/echo?message=hi"

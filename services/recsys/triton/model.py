@@ -1,4 +1,4 @@
-"""The DLRM as a model of Triton's Python backend: weights, checks and forward pass of services/recsys/ranker.
+"""The DLRM as a model of Triton's Python backend: weights, checks and forward pass of services/recsys.
 
 Triton makes the batches; see models/dlrm/config.pbtxt.
 """
@@ -9,18 +9,13 @@ import json
 import os
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import triton_python_backend_utils as backend  # a module that exists only inside Triton
 
-from services.recsys.ranker.rows import MAX_BATCH_ROWS, Rows, check_scores, checked_rows
-from services.recsys.ranker.scorer import Scorer
-from services.recsys.ranker.threads import default_threads
-from services.recsys.ranker.weights import load_weights, seeded_weights
+from services.recsys.model import default_threads, loaded, seeded
+from services.recsys.rows import Rows, Scores, checked
 
 
 class TritonPythonModel:
@@ -33,21 +28,19 @@ class TritonPythonModel:
         parameters = {name: value["string_value"] for name, value in written.items()}
         torch.set_num_threads(int(parameters.get("threads") or default_threads()))
         weights = parameters.get("weights")
-        model = load_weights(Path(weights)) if weights else seeded_weights()
         on_gpu = args["model_instance_kind"] == "GPU"
         device = torch.device(f"cuda:{args['model_instance_device_id']}" if on_gpu else "cpu")
-        self._scorer = Scorer(model, device, MAX_BATCH_ROWS)
+        self._model = (loaded(weights) if weights else seeded()).to(device)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Score the rows of all requests in one pass. A request that cannot be scored fails alone."""
         taken = [_rows_of(request) for request in requests]
-        blocks = [rows for rows in taken if isinstance(rows, Rows)]
-        scores = iter(self._scorer.score_now(blocks) if blocks else ())
-        return [_response(rows, next(scores)) if isinstance(rows, Rows) else _refusal(rows) for rows in taken]
+        blocks = [rows for rows in taken if not isinstance(rows, ValueError)]
+        scores = iter(self._model.score(blocks) if blocks else ())
+        return [_refusal(rows) if isinstance(rows, ValueError) else _response(next(scores)) for rows in taken]
 
     def finalize(self) -> None:
-        """End the scorer. This process ends after it, and the server goes on."""
-        self._scorer.close()
+        """This process ends after it, and the server goes on."""
         self._watcher.communicate(b"finalized\n")
 
 
@@ -64,16 +57,12 @@ def _end_server_with_this_process() -> subprocess.Popen[bytes]:
 def _rows_of(request: Any) -> Rows | ValueError:
     dense, sparse = (backend.get_input_tensor_by_name(request, name).as_numpy() for name in ("dense", "sparse"))
     try:
-        return checked_rows(dense, sparse)
+        return checked(dense, sparse)
     except ValueError as error:
         return error
 
 
-def _response(rows: Rows, scores: npt.NDArray[np.float32]) -> Any:
-    try:
-        check_scores(scores, rows.dense)
-    except ValueError as error:
-        return _refusal(error)
+def _response(scores: Scores) -> Any:
     return backend.InferenceResponse([backend.Tensor("scores", scores.reshape(-1, 1))])
 
 

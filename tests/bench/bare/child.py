@@ -11,17 +11,20 @@ import grpc
 from pierhead.echo.v1.echo_pb2 import EchoReply, EchoRequest, GenerateRequest, Token
 from pierhead.echo.v1.echo_pb2_grpc import EchoServicer, add_EchoServicer_to_server
 
+from tests.bench.completion import CompletionStream
+
 
 class Echo(EchoServicer):
-    """As services/echo/child.py."""
+    """As services/echo/app.py."""
 
     async def Echo(self, request: EchoRequest, context: Any) -> EchoReply:
         return EchoReply(response=f"Echo: {request.message}")
 
     async def Generate(self, request: GenerateRequest, context: Any) -> AsyncIterator[Token]:
+        events = CompletionStream(request.message, request.num_tokens)
         for index in range(request.num_tokens):
             await asyncio.sleep(0)
-            yield Token(text=f"{request.message} {index}", index=index)
+            yield Token(text=events.chunk(index))
 
 
 async def main() -> None:

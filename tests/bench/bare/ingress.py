@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from aiohttp import web
 from pierhead.echo.v1.echo_pb2 import EchoRequest, GenerateRequest
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 
-from services.echo.completion import DONE, CompletionStream
+from tests.bench.completion import DONE
 
 if TYPE_CHECKING:
     from pierhead.echo.v1.echo_pb2_grpc import EchoAsyncStub
@@ -34,14 +33,11 @@ async def alone(request: web.Request) -> web.Response:
 async def stream(request: web.Request) -> web.StreamResponse:
     """`GET /echo/stream?message=hi&num_tokens=50` -> that many server-sent events, then `[DONE]`."""
     wanted = GenerateRequest(message=request.query["message"], num_tokens=int(request.query["num_tokens"]))
-    events = CompletionStream("cmpl-bare", int(time.time()), "echo")
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
     async for token in request.app[CHILD].Generate(wanted, timeout=30):
-        last = token.index == wanted.num_tokens - 1
-        event = events.event(token.text, last=last)
-        await response.write(event + DONE if last else event)
-    await response.write_eof()
+        await response.write(f"data: {token.text}\n\n".encode())
+    await response.write_eof(DONE)
     return response
 
 

@@ -1,7 +1,7 @@
 """The DLRM without any serving: `python -m tests.bench.bare.model_alone --threads 1 --seconds 5`.
 
-Batches of 100 requests of 32 rows, made beforehand, through the ranker's own scorer, one after the other. Prints one
-line of JSON: requests a second, CPU seconds used.
+Batches of 100 requests of 32 rows, made beforehand, scored as the ranker does it, one after the other. Prints JSON:
+requests a second, CPU seconds used.
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ import time
 
 import torch
 
-from services.recsys.ingress.candidates import candidates
-from services.recsys.ranker.rows import Rows
-from services.recsys.ranker.scorer import Scorer
-from services.recsys.ranker.weights import seeded_weights
-from services.recsys.schema import MAX_ROWS
+from services.recsys.model import seeded
+from services.recsys.rows import candidates
 
 BATCH = 100
 
@@ -29,13 +26,13 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    scorer = Scorer(seeded_weights(), torch.device(arguments.device), MAX_ROWS)
-    batches = [[Rows(*candidates(user)) for user in range(first, first + BATCH)] for first in range(1, 1001, BATCH)]
+    model = seeded().to(arguments.device)
+    batches = [[candidates(user) for user in range(first, first + BATCH)] for first in range(1, 1001, BATCH)]
     for batch in batches[:3]:
-        scorer.score_now(batch)
+        model.score(batch)
     done, began, cpu_began = 0, time.monotonic(), time.process_time()
     while time.monotonic() - began < arguments.seconds:
-        scorer.score_now(batches[done % len(batches)])
+        model.score(batches[done % len(batches)])
         done += 1
     seconds = time.monotonic() - began
     cpu = time.process_time() - cpu_began

@@ -15,11 +15,8 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from services.recsys.ingress.candidates import candidates
-from services.recsys.ranker.rows import Rows
-from services.recsys.ranker.scorer import Scorer
-from services.recsys.ranker.weights import seeded_weights
-from services.recsys.schema import MAX_ROWS
+from services.recsys.model import seeded
+from services.recsys.rows import Rows, candidates
 
 api = FastAPI()
 
@@ -34,11 +31,11 @@ class Ranker:
 
     def __init__(self) -> None:
         torch.set_num_threads(THREADS)
-        self._scorer = Scorer(seeded_weights(), torch.device(DEVICE), MAX_ROWS)
+        self._model = seeded().to(DEVICE)
 
     @serve.batch(max_batch_size=100, batch_wait_timeout_s=BATCH_WAIT_S)
     async def rank(self, blocks: list[Rows]) -> list[npt.NDArray[Any]]:
-        return self._scorer.score_now(blocks)
+        return self._model.score(blocks)
 
 
 @serve.deployment(num_replicas=2, max_ongoing_requests=1000)
@@ -51,7 +48,7 @@ class Ingress:
 
     @api.get("/recsys/")
     async def recommend(self, user_id: int) -> dict[str, list[float]]:
-        scores = await self._ranker.rank.remote(Rows(*candidates(user_id)))
+        scores = await self._ranker.rank.remote(candidates(user_id))
         return {"scores": scores.tolist()}
 
 

@@ -1,15 +1,13 @@
 """The peer's echo and stream: FastAPI ingress, one call to a child. The same answers as services/echo gives.
 
 As in Ray's own benchmark the child makes the ready events of a stream, one by one, and the ingress passes them on. They
-are made by our encoder, which costs less than the pydantic models used there.
+are made as ours are, which costs less than the pydantic models used there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import time
-import uuid
 from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
@@ -17,7 +15,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.responses import StreamingResponse
 
-from services.echo.completion import DONE, CompletionStream
+from tests.bench.completion import DONE, CompletionStream
 
 api = FastAPI()
 
@@ -32,10 +30,10 @@ class Child:
         return f"Echo: {message}"
 
     async def generate(self, message: str, num_tokens: int) -> AsyncIterator[bytes]:
-        events = CompletionStream(f"cmpl-{uuid.uuid4().hex[:24]}", int(time.time()), "echo")
+        events = CompletionStream(message, num_tokens)
         for index in range(num_tokens):
             await asyncio.sleep(0)
-            yield events.event(f"{message} {index}", last=index == num_tokens - 1)
+            yield events.event(index)
         yield DONE
 
 

@@ -34,7 +34,8 @@ class Service:
 
     role: str
     name: str
-    module: str
+    words: tuple[str, ...]
+    """After `python -m`."""
     replicas: int = 1
 
 
@@ -47,21 +48,23 @@ class Chain:
     child: Service
 
 
+_SERVE = ("pierhead", "serve")
+
 _CHAINS: Mapping[tuple[bool, str], Chain] = {
     (True, "echo"): Chain(
         "/echo",
-        Service("ingress", "echo", "services.echo.ingress"),
-        Service("child", "echo-child", "services.echo.child"),
+        Service("ingress", "echo", (*_SERVE, "services.echo.app:app")),
+        Service("child", "echo-child", (*_SERVE, "services.echo.app:app")),
     ),
     (True, "dlrm"): Chain(
         "/recsys",
-        Service("ingress", "recsys", "services.recsys.ingress", replicas=2),
-        Service("child", "ranker", "services.recsys.ranker"),
+        Service("ingress", "recsys", (*_SERVE, "services.recsys.app:app"), replicas=2),
+        Service("child", "ranker", (*_SERVE, "services.recsys.app:app")),
     ),
     (False, "echo"): Chain(
         "/echo",
-        Service("ingress", "echo", "tests.bench.bare.ingress"),
-        Service("child", "echo-child", "tests.bench.bare.child"),
+        Service("ingress", "echo", ("tests.bench.bare.ingress",)),
+        Service("child", "echo-child", ("tests.bench.bare.child",)),
     ),
 }
 """By whether the runtime is in it."""
@@ -71,7 +74,7 @@ def chain_of(subject: Subject, name: str) -> Chain:
     """A chain with as many replicas as the subject has."""
     chain = _CHAINS[subject.kind != "bare", name]
     if subject is TRITON:
-        chain = replace(chain, child=Service("child", "triton", ""))
+        chain = replace(chain, child=Service("child", "triton", ()))
     if not subject.replicas:
         return chain
     ingress, child = (replace(service, replicas=subject.replicas) for service in (chain.ingress, chain.child))
@@ -118,7 +121,7 @@ class _Starter:
         """Start a service's replicas and wait until each is ready; their addresses."""
         hosts = [next(self._hosts) for _ in range(service.replicas)]
         for host in hosts:
-            self._keep(service.role, [str(self._work.python), "-m", service.module], self._env(service, host, env))
+            self._keep(service.role, [str(self._work.python), "-m", *service.words], self._env(service, host, env))
         for host in hosts:
             wait_for(lambda host=host: self._is_ready(host), f"{service.name} at {host} is ready", START_S, self.kept)  # type: ignore[misc]
         return [f"{host}:{self._ports.service}" for host in hosts]

@@ -1,13 +1,13 @@
-// A gRPC client in another language: `node client.js ADDRESS PROTO_DIR FILE package.Service/Method REQUEST_JSON`.
+// A gRPC client in another language: `node client.js ADDRESS PROTO_DIR[:...] FILE package.Service/Method REQUEST_JSON`.
 // Prints each reply as a line of JSON; what fails, as {"code", "details"} with exit status 1.
 "use strict";
 
 const grpc = require("@grpc/grpc-js");
 const loader = require("@grpc/proto-loader");
 
-const [address, protoDir, file, method, request] = process.argv.slice(2);
+const [address, protoDirs, file, method, request] = process.argv.slice(2);
 const [service, name] = method.split("/");
-const asWritten = { includeDirs: [protoDir], keepCase: true, longs: Number, enums: String, defaults: true };
+const asWritten = { includeDirs: protoDirs.split(":"), keepCase: true, longs: Number, enums: String, defaults: true };
 const definition = loader.loadSync(file, asWritten);
 const Client = service.split(".").reduce((found, part) => found[part], grpc.loadPackageDefinition(definition));
 const client = new Client(address, grpc.credentials.createInsecure());

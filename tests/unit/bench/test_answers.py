@@ -4,16 +4,15 @@ import json
 
 import pytest
 
-from services.echo.completion import DONE, CompletionStream
 from tests.bench import answers
 from tests.bench.answers import Answers
 from tests.bench.cases import TOKENS
+from tests.bench.completion import DONE, CompletionStream
 from tests.bench.processes import BenchError
 
 
 def stream(message: str, count: int) -> bytes:
-    events = CompletionStream("id", 0, "echo")
-    return b"".join(events.event(f"{message} {i}", last=i == count - 1) for i in range(count)) + DONE
+    return b"".join(map(CompletionStream(message, count).event, range(count))) + DONE
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, path: str, body: bytes) -> None:

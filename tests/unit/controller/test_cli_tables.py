@@ -35,7 +35,7 @@ def ranker() -> dict[str, Any]:
         blocked=SHORTAGE,
         message=f"1 pending: {SHORTAGE}",
         route=None,
-        grpc_services=["pierhead.recsys.v1.Ranker"],
+        grpc_services=["services.recsys.app.Ranker"],
         override=2,
         spec_replicas=1,
         in_flight=16,
@@ -140,7 +140,7 @@ def test_why_of_a_service_that_is_short_of_a_gpu() -> None:
     assert text == picture(f"""
         ranker is UNHEALTHY: 1 of 2 replicas ready
           version 1a2b3c4d, image pierhead/ranker:latest
-          from outside: gRPC pierhead.recsys.v1.Ranker
+          from outside: gRPC services.recsys.app.Ranker
           in flight 16, waiting 14; in the last minute 1,204 requests/s, p50 10 ms, p99 1.3 s
 
         How many

@@ -21,7 +21,7 @@ from controller.settings import DEFAULT_LIMITS, EdgeLimits
 
 WEB = ServiceSpec("web", "web", "http", 8080, 1, ProbeSpec(9100, "/readyz"), route="/web")
 RANKER = ServiceSpec(
-    "ranker", "ranker", "grpc", 50051, 2, ProbeSpec(9100, "/readyz"), grpc_services=("pierhead.recsys.v1.Ranker",)
+    "ranker", "ranker", "grpc", 50051, 2, ProbeSpec(9100, "/readyz"), grpc_services=("services.recsys.app.Ranker",)
 )
 INTERNAL = ServiceSpec("internal", "internal", "grpc", 50051, 2, ProbeSpec(9100, "/readyz"))
 

@@ -392,7 +392,7 @@ def test_right_routes(route: str) -> None:
 
 
 A_PROBE = 'expected a path that starts with "/" and has only letters, digits and "/-_.~?=&" (at most 200), found "'
-A_NAME = 'expected the full name of a gRPC service such as "pierhead.recsys.v1.Ranker", found "'
+A_NAME = 'expected the full name of a gRPC service such as "pierhead.echo.v1.Echo", found "'
 
 
 @pytest.mark.parametrize("path", ["health", "/a b", "/a\n", "/%[src]", '/"'])

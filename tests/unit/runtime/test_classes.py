@@ -38,6 +38,7 @@ from pierhead.classes.service import name_of
 from pierhead.errors import SettingsError
 from pierhead.metrics import RuntimeMetrics
 
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, EchoService, address, until
 
 SCORER = "tests.unit.runtime.test_classes.Scorer"
@@ -179,6 +180,16 @@ class TestCalls:
         await items.aclose()
         await until(lambda: service.running == 0, "the generator has ended")
 
+    async def test_a_stream_hands_over_what_has_arrived(self, served: Served) -> None:
+        """As `sse` reads it."""
+        scorer, _ = served
+        items: Any = scorer.explain(1, upto=100)
+        found = [await anext(items)]
+        items.deliver(lambda more: found.extend(more) is None)
+        async for item in items:
+            found += [item, *items.read_ready()]
+        assert found == [f"large 1 {number}" for number in range(100)]
+
     async def test_a_def_method_blocks_its_thread_and_nothing_else(self, served: Served) -> None:
         scorer, service = served
         blocked = asyncio.create_task(call(scorer.block))
@@ -226,6 +237,22 @@ async def typed(scorer: Scorer) -> None:
 
     class Wrong(Service, replicas="2"):  # type: ignore[arg-type]
         pass
+
+
+async def test_a_stop_signal_ends_a_program_that_still_makes_its_service(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\nfrom pierhead import Service\n"
+        "class Slow(Service):\n    def __init__(self) -> None:\n        print('begins', flush=True)\n"
+        "        time.sleep(600)\n"
+    )
+    command = [sys.executable, "-m", "pierhead", "serve", "slow:Slow"]
+    process = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"begins\n"
+    process.terminate()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await process.wait() == 0
+    process._transport.close()  # type: ignore[attr-defined]
 
 
 class TestOutside:

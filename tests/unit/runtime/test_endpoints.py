@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from typing import Any
+
 import pytest
 from aiohttp import ClientSession, web
 from fastapi import FastAPI
@@ -36,6 +39,18 @@ class Hello(Base, route="/"):
     async def measure(self, text: str) -> int:
         return len(text)
 
+    @endpoint("GET", "/times/{name}")
+    async def times(self, name: str, times: int, weight: float = 1.5) -> dict[str, float]:
+        return {name: times * weight}
+
+    @endpoint("PUT", "/count")
+    async def count(self, request: web.Request, upto: int = 2) -> AsyncIterator[str]:
+        return self.counted(int(await request.text()), upto)
+
+    async def counted(self, first: int, upto: int) -> AsyncIterator[str]:
+        for number in range(first, upto):
+            yield f"at {number}"
+
 
 async def test_they_are_served_behind_the_edge_beside_the_methods(cluster: Cluster, client: ClientSession) -> None:
     server = await cluster.start(Hello())
@@ -52,7 +67,33 @@ async def test_they_are_served_behind_the_edge_beside_the_methods(cluster: Clust
     async with client.post(f"{url}/length") as response:
         assert (response.status, (await response.json())["error"]["code"]) == (400, "bad_request")
     assert ("GET /hello/{name}", "200") in server.metrics.requests.values
-    assert [method.name.rpartition("/")[2] for method in server.methods] == ["measure"]
+    assert [method.name.rpartition("/")[2] for method in server.methods] == ["measure", "counted"]
+
+
+async def test_parameters_come_from_the_request_and_results_are_json_or_events(
+    cluster: Cluster, client: ClientSession
+) -> None:
+    server = await cluster.start(Hello())
+    url = f"http://127.0.0.1:{server.http_port}"
+
+    async def answer(path: str) -> tuple[int, Any]:
+        async with client.get(url + path) as response:
+            assert response.content_type == "application/json"
+            return response.status, await response.json()
+
+    assert await answer("/times/Ada?times=2") == (200, {"Ada": 3.0})
+    assert await answer("/times/Ada?times=-2&weight=0.5&name=other") == (200, {"Ada": -1.0})
+    for query, message in {
+        "": "times: missing in the query string; send /times/Ada?times=...",
+        "times=": 'times: expected an integer, found ""',
+        f"times={'x' * 50}": f'times: expected an integer, found "{"x" * 40}"',
+        "times=1&weight=much": 'weight: expected a number, found "much"',
+    }.items():
+        status, body = await answer(f"/times/Ada?{query}")
+        assert (status, body["error"]["message"]) == (400, message)
+    assert (await answer("/times/Ada?times=1&weight=nan"))[0] == 500, "JSON has no NaN"
+    async with client.put(f"{url}/count?upto=3", data="1") as response:
+        assert (response.content_type, await response.text()) == ("text/event-stream", "data: at 1\n\ndata: at 2\n\n")
 
 
 async def test_an_object_is_served_more_than_once(cluster: Cluster, client: ClientSession) -> None:
@@ -70,6 +111,12 @@ def test_what_cannot_be_an_endpoint() -> None:
             @endpoint("GET", "/")  # type: ignore[type-var]
             def plain(self, request: web.Request) -> web.Response:
                 return web.Response()
+
+    with pytest.raises(TypeError, match=r"Many.many\(names\): expected str, int or float, found names: 'list\[str\]'"):
+
+        class Many(Service):
+            @endpoint("GET", "/")
+            async def many(self, number: int, names: list[str]) -> None: ...
 
     with pytest.raises(TypeError, match="class Both: expected asgi= or methods with @endpoint, found both"):
 

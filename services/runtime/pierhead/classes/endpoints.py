@@ -1,17 +1,26 @@
-"""Methods of a service's class that answer HTTP requests, without a web framework: they are aiohttp's handlers."""
+"""Methods of a service's class that answer HTTP requests, without a web framework."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import json
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from pierhead.errors import BadRequest
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-HandlerT = TypeVar("HandlerT", bound="Callable[..., Awaitable[web.StreamResponse]]")
+HandlerT = TypeVar("HandlerT", bound=Callable[..., Awaitable[Any]])
 
 _KEY: Final = "__pierhead_endpoints__"
+
+_NAMES: Final = {str: "a text", int: "an integer", float: "a number"}
+_KINDS: Final[Mapping[Any, type]] = {hint: kind for kind in _NAMES for hint in (kind, kind.__name__)}
+"""By the hint of a parameter, which may be a string: what its text becomes."""
+_SHOWN: Final = 40
+"""Characters of a wrong value that a message quotes."""
 
 
 class HttpEndpoint(NamedTuple):
@@ -24,23 +33,31 @@ class HttpEndpoint(NamedTuple):
 
 
 def endpoint(method: str, path: str) -> Callable[[HandlerT], HandlerT]:
-    """Have a method of a service's class answer HTTP requests; it is an aiohttp handler, and no part of the contract.
+    """Have a method of a service's class answer HTTP requests; it is no part of the contract.
 
         class Hello(Service, route="/hello"):
             @endpoint("GET", "/hello/{name}")
-            async def hello(self, request: web.Request) -> web.Response:
-                return web.json_response({"greeting": f"Hello, {request.match_info['name']}!"})
+            async def hello(self, name: str, times: int = 1) -> dict[str, str]:
+                return {"greeting": f"Hello, {name}!" * times}
 
     - method: GET (which answers HEAD as well), POST, ..., or "*" for all.
     - path: as aiohttp's router takes it; with the service's route, unless `strip_prefix` takes that off.
+    - its parameters: `str`, `int` and `float`, from the path or the query string by their names. One that is missing
+      and has no default, or has another type, is a BadRequest. A first parameter of any other type is the
+      `aiohttp.web.Request`.
+    - what it returns: an aiohttp response, an async iterator, whose items are sent as events (`sse`), or else JSON.
     A service with an ASGI application (`asgi=`) has its routes there. Raises TypeError where the method is no
-    `async def`.
+    `async def`, and for parameters that a request does not have.
     """
 
     def mark(function: HandlerT) -> HandlerT:
         is_async = inspect.iscoroutinefunction(function)  # which would narrow the type, in an `if`
         if not is_async:
-            raise TypeError(f"{function.__qualname__}: a method with @endpoint must be `async def`")
+            raise TypeError(f"{function.__qualname__}: a method with @endpoint must be `async def`, without `yield`")
+        _, *parameters = inspect.signature(function).parameters.values()
+        for each in parameters[1:]:
+            if each.annotation not in _KINDS:
+                raise TypeError(f"{function.__qualname__}({each.name}): expected str, int or float, found {each}")
         vars(function).setdefault(_KEY, []).insert(0, HttpEndpoint(method, path))
         return function
 
@@ -59,10 +76,49 @@ def endpoints_application(service: object, endpoints: Mapping[str, Sequence[Http
 
     application = web.Application()
     for name, requests in endpoints.items():
-        handler: Any = getattr(service, name)
+        handler = _handler(getattr(service, name))
         for method, path in requests:
             if method == "GET":
                 application.router.add_get(path, handler)
             else:
                 application.router.add_route(method, path, handler)
     return application
+
+
+def _handler(method: Callable[..., Awaitable[Any]]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """The method as aiohttp calls it."""
+    from aiohttp import web
+
+    from pierhead.http.events import sse
+
+    parameters = list(inspect.signature(method).parameters.values())
+    takes_request = bool(parameters) and parameters[0].annotation not in _KINDS
+    texts = parameters[1:] if takes_request else parameters
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        values = {each.name: _value(each, request) for each in texts}
+        result = await (method(request, **values) if takes_request else method(**values))
+        if isinstance(result, web.StreamResponse):
+            return result
+        if isinstance(result, AsyncIterable):
+            return await sse(request, result)
+        text = json.dumps(result, allow_nan=False)
+        return web.Response(body=text.encode(), headers={"Content-Type": "application/json"})
+
+    return handle
+
+
+def _value(parameter: inspect.Parameter, request: web.Request) -> Any:
+    """What a request has for a parameter. Raises BadRequest."""
+    name, kind = parameter.name, _KINDS[parameter.annotation]
+    text = request.match_info.get(name)
+    if text is None:
+        text = request.query.get(name)
+    if text is None:
+        if parameter.default is parameter.empty:
+            raise BadRequest(f"{name}: missing in the query string; send {request.path}?{name}=...")
+        return parameter.default
+    try:
+        return kind(text)
+    except ValueError:
+        raise BadRequest(f'{name}: expected {_NAMES[kind]}, found "{text[:_SHOWN]}"') from None

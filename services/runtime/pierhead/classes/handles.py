@@ -150,6 +150,17 @@ class _Items(AsyncIterator[Any]):
     async def __anext__(self) -> Any:
         return self._result(await self._next())
 
+    def read_ready(self) -> list[Any]:
+        """The items that have arrived already: see `pierhead.http.events.ReadsReady`."""
+        ready = getattr(self._replies, "read_ready", None)
+        return [] if ready is None else [self._result(reply) for reply in ready()]
+
+    def deliver(self, sink: Callable[[list[Any]], bool]) -> None:
+        """Have `sink(items)` called in the turn in which items arrive, as a call through generated stubs does."""
+        deliver, result = getattr(self._replies, "deliver", None), self._result
+        if deliver is not None:
+            deliver(lambda replies: sink([result(reply) for reply in replies]))
+
     async def aclose(self) -> None:
         """Cancel the call unless it has ended."""
         await self._replies.aclose()

@@ -53,14 +53,15 @@ def sse_event(data: object, *, name: str | None = None, event_id: str | None = N
     Raises ValueError for a name or an id of several lines, TypeError for data that JSON cannot hold.
     """
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n") if "\n" in text or "\r" in text else [text]
+    if "\n" in text or "\r" in text:
+        text = "\ndata: ".join(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
     head = ""
     for field, value in (("event", name), ("id", event_id)):
         if value is not None:
             if "\n" in value or "\r" in value or "\0" in value:
                 raise ValueError(f"{field} of a server-sent event: expected one line, found {value!r}")
             head += f"{field}: {value}\n"
-    return (head + "".join(f"data: {line}\n" for line in lines) + "\n").encode(errors="backslashreplace")
+    return f"{head}data: {text}\n\n".encode(errors="backslashreplace")
 
 
 def error_event(error: PierheadError, request_id: str) -> bytes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 from typing import Any
 
 from pierhead.classes.target import bound_at
@@ -19,4 +21,6 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Serve until a stop signal. Raises NoService."""
+    # The first process of a container ignores SIGTERM until it handles it; an import or a constructor may take seconds.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     serve(bound_at(arguments.target))

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from services.recsys.ranker.weights import seeded_weights
-from tests.unit.services.ranker.small_model import random_rows
+from services.recsys.model import seeded
+from tests.unit.services.recsys.small_model import random_rows
 
 
 @dataclass
@@ -65,11 +64,10 @@ def test_a_batch_is_scored_as_the_ranker_does_and_a_bad_request_fails_alone(mode
     requests[2]["dense"][:] = 3e38 * np.array([1, -1] * 6 + [1], np.float32)
     first, bad_id, too_large, last = model.execute(requests)
     for request, response in ((requests[0], first), (requests[3], last)):
-        with torch.inference_mode():
-            expected = seeded_weights()(torch.from_numpy(request["dense"]), torch.from_numpy(request["sparse"]))
+        [expected] = seeded().score([(request["dense"], request["sparse"])])
         (scores,) = response.tensors
         assert scores.name == "scores"
-        np.testing.assert_allclose(scores.array, expected.numpy().reshape(-1, 1), atol=1e-5)
-    assert bad_id.error.args == ("sparse[1][4]: expected an id from 0 to 99999, found -1", "invalid")
-    assert "the row's score is not a number" in str(too_large.error)
+        np.testing.assert_allclose(scores.array, expected.reshape(-1, 1), atol=1e-5)
+    assert bad_id.error.args == ("sparse: expected ids from 0 to 99999", "invalid")
+    assert "dense: expected numbers from" in str(too_large.error)
     assert [response.error for response in model.execute(requests[1:2])] != [None]
