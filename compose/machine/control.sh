@@ -61,7 +61,7 @@ named_files() { for_engine "$(setting COMPOSE_FILE "$default_files")"; }
 
 # hand_over_to_swarm COMMAND...: does not return. A deployment first stores what files and images say now.
 hand_over_to_swarm() {
-  local told
+  local not_there=''
   COMPOSE_FILE=$(named_files)
   export COMPOSE_FILE
   if needs_no_stack "$@"; then
@@ -75,12 +75,15 @@ hand_over_to_swarm() {
   [ "${1:-}" != status ] || tell_edited_files
   run_on_swarm "$@" || true
   if [ -n "${_PIERHEAD_COMPLETE:-}" ]; then exit 0; fi
-  told=$(docker node ls --quiet 2>&1 >/dev/null) || {
-    warn "pierhead: this machine cannot ask the Swarm: $told"
-    warn "What runs goes on serving. Commands need a manager, and more than half of the Swarm's managers must be up."
-    exit "$UNREACHABLE"
-  }
-  warn "pierhead: the controller of the stack \"$project\" does not run on this Swarm. Start it with: $(typed up)"
+  case $not_there in
+    *'no such service'*)
+      warn "pierhead: the controller of the stack \"$project\" does not run on this Swarm. Start it with: $(typed up)"
+      ;;
+    *)
+      warn "pierhead: this machine cannot ask the Swarm: ${not_there//$'\n'/ }"
+      warn "What runs goes on serving. Commands need a manager, and more than half of the Swarm's managers must be up."
+      ;;
+  esac
   exit "$UNREACHABLE"
 }
 

@@ -6,7 +6,7 @@
 run_stack() {
   local name options=() image login=${DOCKER_CONFIG:-${HOME:-}/.docker}/config.json
   image=pierhead/controller:$(image_tag)
-  docker image inspect "$image" >/dev/null 2>&1 || image=$(controllers_image) ||
+  docker image inspect "$image" >/dev/null 2>&1 || image=$(controllers_image 2>/dev/null) ||
     refuse "this needs the program, and this machine does not have the image $image. Build it: $(typed build up)"
   [ ! -r "$login" ] || options=(--volume "$login:/root/.docker/config.json:ro")
   for name in COMPOSE_PROFILES PIERHEAD_REGISTRY PIERHEAD_HTTP_PORT PIERHEAD_GRPC_PORT; do
@@ -58,19 +58,22 @@ choose_registry() {
   export COMPOSE_PROFILES=${COMPOSE_PROFILES:+$COMPOSE_PROFILES,}registry
 }
 
-# controllers_image: of the running stack's controller; fails where there is none.
+# controllers_image: of the running stack's controller. Where there is none it fails, with Docker's words on standard error.
 controllers_image() {
-  docker service inspect --format '{{.Spec.TaskTemplate.ContainerSpec.Image}}' "${project}_controller" 2>/dev/null
+  docker service inspect --format '{{.Spec.TaskTemplate.ContainerSpec.Image}}' "${project}_controller"
 }
 
 # controller_answers: one of them has the lease of the state, and its API is open.
 controller_answers() { (PATIENCE_S=0 run_on_swarm nodes) >/dev/null 2>&1; }
 
 # run_on_swarm COMMAND...: the command, beside the controller on its network, whichever manager that is on. Does not return.
-# Where the controller that acted was just lost, another one acts within half a minute.
+# Where the controller that acted was just lost, another one acts within half a minute. Where it cannot run, `not_there` says why.
 run_on_swarm() {
   local image token options=()
-  image=$(controllers_image) || return 1
+  image=$(controllers_image 2>&1) || {
+    not_there=$image
+    return 1
+  }
   token=$(docker service inspect --format '{{range .Spec.TaskTemplate.ContainerSpec.Env}}{{println .}}{{end}}' \
     "${project}_controller" | sed -n 's/^PIERHEAD_API_TOKEN=//p')
   if [ -t 0 ] && [ -t 1 ]; then options=(--interactive --tty); fi

@@ -185,7 +185,12 @@ class TestCalls:
         scorer, _ = served
         items: Any = scorer.explain(1, upto=100)
         found = [await anext(items)]
-        items.deliver(lambda more: found.extend(more) is None)
+
+        def take(more: list[Any]) -> bool:
+            found.extend(more)
+            return True
+
+        items.deliver(take)
         async for item in items:
             found += [item, *items.read_ready()]
         assert found == [f"large 1 {number}" for number in range(100)]
