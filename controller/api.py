@@ -7,7 +7,7 @@
     POST /api/v1/services/<name>/rollback    {"to": version} or {}
     POST /api/v1/services/<name>/abort       {}
     POST /api/v1/services/<name>/promote     {}
-    POST /api/v1/deploy                      {"services": [name, ...]} or {} for all
+    POST /api/v1/deploy                      {"services": [name, ...]} or {} for all; "now": true = without bake time
     PUT  /api/v1/gpus/<uuid>                 {"fault": "why it is not to be used"} or {"fault": null}
     GET  /api/v1/nodes                       none where the engine is one machine
     POST /api/v1/nodes/<node>/drain          {"force": true} or {}
@@ -197,7 +197,8 @@ class Api:
     async def deploy(self, request: web.Request) -> web.Response:
         """Roll out what the compose files and images give."""
         self._gatekeeper.admit(request.remote, request.headers)
-        sentences = await self._commands.deploy(services_in(await request.read()))
+        services, now = deployment_in(await request.read())
+        sentences = await self._commands.deploy(services, is_watched=not now)
         return web.json_response({"services": sentences}, status=202)
 
     async def rollback(self, request: web.Request) -> web.Response:
@@ -381,7 +382,7 @@ def kinds_in(text: str | None) -> frozenset[str] | None:
 
 def replicas_in(body: bytes) -> int | None:
     """Return N of {"replicas": N}, None for "auto"; raises InvalidRequest."""
-    replicas = _document(body, "replicas", '{"replicas": 2}', is_required=True)["replicas"]
+    replicas = _document(body, '{"replicas": 2}', "replicas", is_required=True)["replicas"]
     if replicas == AUTO:
         return None
     if not isinstance(replicas, int) or isinstance(replicas, bool) or not 0 <= replicas <= MOST_REPLICAS:
@@ -391,19 +392,20 @@ def replicas_in(body: bytes) -> int | None:
     return replicas
 
 
-def services_in(body: bytes) -> list[str] | None:
-    """Return the names of {"services": [...]}, None for {}; raises InvalidRequest."""
-    names = _document(body, "services", '{"services": ["ranker"]} or {}').get("services")
+def deployment_in(body: bytes) -> tuple[list[str] | None, bool]:
+    """Return the names of {"services": [...], "now": true}, None for none, and `now`; raises InvalidRequest."""
+    document = _document(body, '{"services": ["ranker"], "now": true} or {}', "services", "now")
+    names, now = document.get("services"), _flag(document, "now")
     if names is None:
-        return None
+        return None, now
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise InvalidRequest(f"services: expected a list of names of services, found {_shown(names)}")
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(names)), now
 
 
 def version_in(body: bytes) -> str | None:
     """Return the version of {"to": version}, None for {}; raises InvalidRequest."""
-    version = _document(body, "to", '{"to": "1a2b3c4d"} or {}').get("to")
+    version = _document(body, '{"to": "1a2b3c4d"} or {}', "to").get("to")
     if version is not None and not (isinstance(version, str) and version):
         raise InvalidRequest(f"to: expected a version such as 1a2b3c4d, found {_shown(version)}")
     return version
@@ -411,7 +413,7 @@ def version_in(body: bytes) -> str | None:
 
 def fault_in(body: bytes) -> str | None:
     """Return the text of {"fault": text}, None for {"fault": null}; raises InvalidRequest."""
-    document = _document(body, "fault", '{"fault": "Xid 79 in the kernel\'s log"} or {"fault": null}')
+    document = _document(body, '{"fault": "Xid 79 in the kernel\'s log"} or {"fault": null}', "fault")
     found = document.get("fault", "")
     fault = one_line(found) if isinstance(found, str) else found
     if fault is not None and not (isinstance(fault, str) and 0 < len(fault) <= LONGEST_FAULT):
@@ -421,15 +423,12 @@ def fault_in(body: bytes) -> str | None:
 
 def force_in(body: bytes) -> bool:
     """Return the value of {"force": true}, False for {}; raises InvalidRequest."""
-    force = _document(body, "force", '{"force": true} or {}').get("force", False)
-    if not isinstance(force, bool):
-        raise InvalidRequest(f"force: expected true or false, found {_shown(force)}")
-    return force
+    return _flag(_document(body, '{"force": true} or {}', "force"), "force")
 
 
 def labels_in(body: bytes) -> dict[str, str | None]:
     """Return the labels of {"labels": {...}}; raises InvalidRequest."""
-    labels = _document(body, "labels", '{"labels": {"zone": "a", "old": null}}', is_required=True)["labels"]
+    labels = _document(body, '{"labels": {"zone": "a", "old": null}}', "labels", is_required=True)["labels"]
     if not isinstance(labels, dict) or not labels:
         raise InvalidRequest(f"labels: expected at least one, found {_shown(labels)}")
     for key, value in labels.items():
@@ -440,18 +439,26 @@ def labels_in(body: bytes) -> dict[str, str | None]:
 
 def nothing_in(body: bytes) -> None:
     """Raise InvalidRequest for anything but {} or no body."""
-    _document(body, None, "{}")
+    _document(body, "{}")
 
 
-def _document(body: bytes, key: str | None, example: str, *, is_required: bool = False) -> Mapping[str, Any]:
-    """Return a JSON object that has at most `key`. No body counts as {} unless the key is required."""
+def _document(body: bytes, example: str, *keys: str, is_required: bool = False) -> Mapping[str, Any]:
+    """Return a JSON object that has no other keys. No body counts as {} unless the key is required."""
     try:
         document = json.loads(body if is_required else body or b"{}")
     except (ValueError, RecursionError):
         raise InvalidRequest(f"body: expected JSON such as {example}, found something else") from None
-    if not isinstance(document, dict) or not set(document) <= {key} or (is_required and not document):
+    if not isinstance(document, dict) or not set(document) <= set(keys) or (is_required and not document):
         raise InvalidRequest(f"body: expected {example} and nothing else, found {_shown(document)}")
     return document
+
+
+def _flag(document: Mapping[str, Any], key: str) -> bool:
+    """Return a key's value, False where it is absent; raises InvalidRequest."""
+    flag = document.get(key, False)
+    if not isinstance(flag, bool):
+        raise InvalidRequest(f"{key}: expected true or false, found {_shown(flag)}")
+    return flag
 
 
 # --------------------------------------------------------------------------------------------------------------- words

@@ -90,11 +90,11 @@ class Commands:
 
     # ------------------------------------------------------------------------------------------------------- rollouts
 
-    async def deploy(self, services: Sequence[str] | None) -> Mapping[str, str]:
+    async def deploy(self, services: Sequence[str] | None, *, is_watched: bool = True) -> Mapping[str, str]:
         """Roll out the current files and images, for all services or these; return a sentence for each.
 
-        Both are read again first, so an edit just before counts. Raises UnknownService, SpecError, StoreError,
-        ControllerError (the loop does not look), EngineUnreachable.
+        Without `is_watched` no version bakes. Files and images are read again first, so an edit just before counts.
+        Raises UnknownService, SpecError, StoreError, ControllerError (the loop does not look), EngineUnreachable.
         """
         await self._specs.read_again()
         if self._specs.problems:
@@ -103,7 +103,7 @@ class Commands:
         names = sorted(self.known_spec().services) if services is None else services
         for name in names:
             self.known(name)
-        sentences = self._deployer.deploy(names, self._clock())
+        sentences = self._deployer.deploy(names, self._clock(), is_watched=is_watched)
         self._wake()
         return sentences
 

@@ -355,13 +355,16 @@ class Deployer:
 
     # ------------------------------------------------------------------------------------------------ what is asked for
 
-    def deploy(self, names: Iterable[str], now: float) -> Mapping[str, str]:
-        """Roll out what the files and images give, even if it was rolled back; return one sentence for each service."""
+    def deploy(self, names: Iterable[str], now: float, *, is_watched: bool = True) -> Mapping[str, str]:
+        """Roll out what the files and images give, even if it was rolled back; return one sentence for each service.
+
+        Without `is_watched` no version bakes.
+        """
         sentences = {}
         for name in names:
             before = self.state(name)
             offered = self._offered.get(name)
-            self._ask(name, machine.retried(before, offered, now))
+            self._ask(name, machine.retried(before, offered, now, is_watched=is_watched))
             if offered is None:
                 sentences[name] = "its image is not on this machine"
             elif before.rollout is not None:

@@ -174,12 +174,13 @@ def goal_version(state: ServiceRollout, offered: str | None) -> tuple[str | None
 # ---------------------------------------------------------------------------------------------------------- asked for
 
 
-def retried(state: ServiceRollout, offered: str | None, now: float) -> ServiceRollout:
+def retried(state: ServiceRollout, offered: str | None, now: float, *, is_watched: bool = True) -> ServiceRollout:
     """The state after an operator asked for the files' version: it may have been rolled back, or wait for a callee.
 
-    A waiting rollout begins at `now`: only a callee that is rolled back after that blocks it.
+    A waiting rollout begins at `now`: only a callee that is rolled back after that blocks it. Without `is_watched` the
+    version does not bake.
     """
-    state = replace(state, approved=offered)
+    state = replace(state, approved=offered, unwatched=state.unwatched if is_watched else offered)
     if state.rollout and state.rollout.phase is RolloutPhase.WAITING:
         state = replace(state, rollout=replace(state.rollout, begun_at=now))
     rejection = state.rejection_of(offered)
@@ -317,7 +318,7 @@ def _at_rest(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> t
     if state.stable is None:
         return _first(state, facts, offered)
     if offered == state.stable:
-        return replace(state, rejected=None, approved=None), None
+        return replace(state, rejected=None, approved=None, unwatched=None), None
     rejection = state.rejection_of(offered)
     if rejection is not None:
         if not _may_follow(rejection, facts, rules):
@@ -384,7 +385,9 @@ def _forward(
     state: ServiceRollout, rollout: Rollout, facts: Facts, rules: Rules, now: float
 ) -> tuple[ServiceRollout, Note | None]:
     target, to = facts.target, rollout.to
-    watched = now - rollout.since >= rules.spec.bake_s or rollout.is_return
+    bake_s = _bake_s(state, rollout, rules)
+    watched = now - rollout.since >= bake_s
+    watch = f"; watched for {bake_s:g} s" if bake_s else ""
 
     def enter(phase: RolloutPhase, excused: int = rollout.excused) -> ServiceRollout:
         return replace(state, rollout=replace(rollout, phase=phase, since=now, stuck_since=None, excused=excused))
@@ -395,19 +398,23 @@ def _forward(
             return enter(RolloutPhase.STARTING), Note("rollout", message, "ok")
         case RolloutPhase.STARTING if facts.ready(to) >= min(1, target) and to not in barred(state, facts, rules):
             first = f"{facts.ready(to)} of {target} replicas"
-            message = f"{first} of {to} serve beside {state.stable}; watched for {rules.spec.bake_s:g} s"
+            message = f"{first} of {to} serve beside {state.stable}{watch}"
             # Failures so far were part of becoming ready: only later ones count against the version.
             return enter(RolloutPhase.BAKING, excused=_failed(rollout, facts)), Note("rollout", message)
         case RolloutPhase.BAKING if watched or not target:
             return enter(RolloutPhase.ROLLING), Note("rollout", f"{to} {_held_out(facts, to)}: the rest follows")
         case RolloutPhase.ROLLING if facts.has_only(to):
-            message = f"all {facts.ready(to)} replicas are of {to}; watched for {rules.spec.bake_s:g} s more"
+            message = f"all {facts.ready(to)} replicas are of {to}{watch and f'{watch} more'}"
             return enter(RolloutPhase.SETTLING), Note("rollout", message)
         case RolloutPhase.SETTLING if watched or not target:
             message = f"{state.stable} -> {to} is done, {now - rollout.begun_at:.0f} s after its begin"
             return _done(state, to, facts), Note("rolled_out", message, "ok")
         case _:
             return state, None
+
+
+def _bake_s(state: ServiceRollout, rollout: Rollout, rules: Rules) -> float:
+    return 0.0 if rollout.is_return or rollout.to == state.unwatched else rules.spec.bake_s
 
 
 def _held_out(facts: Facts, version: str) -> str:
@@ -465,7 +472,7 @@ def _back(
     rejected = Rejection(rollout.to, why, now, is_asked, is_refused)
     if rollout.is_return and state.rejected and state.rejected.version != rollout.to:
         rejected = state.rejected  # the files' version waits as before: no operator has asked for it
-    return replace(state, rollout=back, rejected=rejected, approved=None)
+    return replace(state, rollout=back, rejected=rejected, approved=None, unwatched=None)
 
 
 # ------------------------------------------------------------------------------------------------------------ verdicts
@@ -553,7 +560,7 @@ def rollout_words(name: str, state: ServiceRollout, facts: Facts, rules: Rules, 
     trouble = trouble_of(state, facts, rules, now)
     if trouble:
         return f"{change}: {trouble}; auto_rollback is off: `pierhead abort {name}` takes it back"
-    left_s = max(0.0, rollout.since + rules.spec.bake_s - now)
+    left_s = max(0.0, rollout.since + _bake_s(state, rollout, rules) - now)
     match rollout.phase:
         case RolloutPhase.WAITING:
             return f"{change} waits: {facts.waits_for or 'it begins now'}"

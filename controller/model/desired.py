@@ -120,6 +120,8 @@ class ServiceRollout:
     """Versions that were stable before, the newest first."""
     approved: str | None = None
     """The version that `pierhead deploy` asked for, where new versions wait for it."""
+    unwatched: str | None = None
+    """The version that `pierhead deploy --now` asked for: it does not bake."""
     is_unproven: bool = False
     """`stable` was adopted while the service had no replica, so no replica of it has been ready yet."""
     tried_since: float | None = None

@@ -305,9 +305,10 @@ class Scaled(Document):
 
 
 class Deploy(Document):
-    """Which services to roll out; without `services` all of them."""
+    """Which services to roll out; without `services` all of them. `now`: without `bake_s`."""
 
     services: list[str] | None = None
+    now: bool = False
 
 
 class Deployed(Document):

@@ -26,6 +26,7 @@ Some = Annotated[
 Uuid = Annotated[str, typer.Argument(metavar="UUID", help="of a GPU, as `pierhead gpus` shows it")]
 Serving = Annotated[bool, typer.Option("--serving", help="wait for ready replicas only: rollouts and drains may go on")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="show only what is in the way, and how it ended")]
+Now = Annotated[bool, typer.Option("--now", help="replace all replicas as soon as new ones are ready: no bake_s")]
 Version = Annotated[
     str,
     typer.Option("--to", metavar="VERSION", help="one of `pierhead revisions`", autocompletion=completion.versions),
@@ -100,7 +101,11 @@ def wait_ready(
 
 
 def deploy(
-    services: Some = None, timeout: Timeout = ROLLOUT_S, no_wait: NoWait = False, output: Output = "text"
+    services: Some = None,
+    now: Now = False,
+    timeout: Timeout = ROLLOUT_S,
+    no_wait: NoWait = False,
+    output: Output = "text",
 ) -> None:
     """Roll out what files and images say now, and wait.
 
@@ -108,7 +113,9 @@ def deploy(
     """
     as_json, api = out.is_json(output), Client.from_environment()
     before = _services(api)
-    answer = api.post("/api/v1/deploy", {"services": services} if services else {})
+    answer = api.post(
+        "/api/v1/deploy", {**({"services": services} if services else {}), **({"now": True} if now else {})}
+    )
     if not as_json:
         for name, sentence in answer["services"].items():
             out.say(f"{name}: {sentence}")

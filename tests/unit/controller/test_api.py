@@ -13,7 +13,7 @@ import pytest
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 
-from controller.api import Gatekeeper, fault_in, nothing_in, replicas_in, services_in, version_in
+from controller.api import Gatekeeper, deployment_in, fault_in, nothing_in, replicas_in, version_in
 from controller.errors import InvalidRequest, RoutingError, SpecError
 from controller.model.actions import AddServer
 from controller.model.spec import Spec
@@ -138,7 +138,7 @@ async def test_all_times_are_of_one_clock_however_it_is_set(control: Control, se
         assert {name: at for name, at in times.items() if abs(at - control.wall()) > 60} == {}
 
 
-DEPLOY = 'body: expected JSON such as {"services": ["ranker"]} or {}, found something else'
+DEPLOY = 'body: expected JSON such as {"services": ["ranker"], "now": true} or {}, found something else'
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,10 @@ DEPLOY = 'body: expected JSON such as {"services": ["ranker"]} or {}, found some
         (replicas_in, b'{"replicas": 2.0}', "found 2.0"),
         (replicas_in, b'{"replicas": true}', "found true"),
         (replicas_in, b'{"replicas": 1001}', "found 1001"),
-        (services_in, b"x", DEPLOY),
-        (services_in, b"[]", 'body: expected {"services": ["ranker"]} or {} and nothing else, found []'),
-        (services_in, b'{"services": "web"}', 'services: expected a list of names of services, found "web"'),
+        (deployment_in, b"x", DEPLOY),
+        (deployment_in, b"[]", 'body: expected {"services": ["ranker"], "now": true} or {} and nothing else, found []'),
+        (deployment_in, b'{"now": 1}', "now: expected true or false, found 1"),
+        (deployment_in, b'{"services": "web"}', 'services: expected a list of names of services, found "web"'),
         (version_in, b'{"to": 7}', "to: expected a version such as 1a2b3c4d, found 7"),
         (nothing_in, b'{"to": "0"}', 'body: expected {} and nothing else, found {"to": "0"}'),
         (fault_in, b"{}", 'fault: expected null or 1 to 500 characters, found ""'),
@@ -170,7 +171,8 @@ def test_a_wrong_body_is_refused_with_what_was_expected(
 
 def test_right_bodies() -> None:
     assert [replicas_in(b'{"replicas": 1000}'), replicas_in(b'{"replicas": "auto"}')] == [1000, None]
-    assert [services_in(b'{"services": ["b", "a", "b"]}'), services_in(b"")] == [["b", "a"], None]
+    bodies = (b'{"services": ["b", "a", "b"]}', b'{"now": true}', b"")
+    assert [deployment_in(body) for body in bodies] == [(["b", "a"], False), (None, True), (None, False)]
     assert [version_in(b'{"to": "1a2b3c4d"}'), version_in(b"{}")] == ["1a2b3c4d", None]
     assert [fault_in(b'{"fault": "\\ud800\\nfan"}'), fault_in(b'{"fault": null}')] == ["\\ud800 fan", None]
 

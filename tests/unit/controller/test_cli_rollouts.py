@@ -74,7 +74,12 @@ async def test_a_deployment_is_seen_through() -> None:
             "done": True,
             "message": "ranker: 2 of 2 ready, version 9f8e7d6c",
         }
-        assert api.asked == [("/api/v1/deploy", {"services": ["ranker"]}), ("/api/v1/deploy", {})]
+        await pierhead("deploy", "--now", "ranker")
+        assert api.asked == [
+            ("/api/v1/deploy", {"services": ["ranker"]}),
+            ("/api/v1/deploy", {}),
+            ("/api/v1/deploy", {"services": ["ranker"], "now": True}),
+        ]
 
 
 async def test_a_version_that_is_rolled_back_ends_with_one_and_the_next_step() -> None:

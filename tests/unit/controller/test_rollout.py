@@ -273,6 +273,21 @@ def test_a_return_to_an_earlier_version_skips_the_bake_time_and_the_files_wait()
     assert rollout.returned(failed, "v1", "v3", 2).rejected == failed.rejected, "why it failed is worth more"
 
 
+def test_a_version_that_is_asked_for_now_does_not_bake_and_the_one_after_it_does() -> None:
+    first, all_new = facts(counts=counts(v1=(2, 2), v2=(1, 1))), facts(counts=counts(v2=(2, 2)))
+    asked = rollout.retried(V1, "v2", 0, is_watched=False)
+    state, phases = walk(asked, (0, facts()), (1, first), (2, all_new))
+    assert (phases, state) == (["STARTING", "ROLLING", ""], ServiceRollout(stable="v2", previous=("v1",)))
+    baking = rollout.retried(in_phase(BAKING), "v2", 1, is_watched=False)
+    after, phases = walk(baking, (1, first), (2, replace(first, offered="v3")), (3, replace(first, offered="v3")))
+    assert phases == ["ROLLING", "STARTING", "STARTING"], "another save takes its place"
+    third = facts("v3", counts=counts(v1=(2, 2), v3=(1, 1)))
+    assert walk(after, (4, third))[1] == ["BAKING"], "nobody asked for that one"
+    broken = replace(first, failures={"v2": FailureRecord(3, 5.0, "code 1")}, counts=counts(v1=(2, 2), v2=(1, 0)))
+    back, phases = walk(asked, (0, facts()), (5, broken))
+    assert (phases[-1], back.unwatched) == ("ROLLING_BACK", None), "what never becomes ready goes back"
+
+
 def failing(count: int, **changes: Any) -> Facts:
     failures = {"v2": FailureRecord(count, 5.0, "code 137")} if count else {}
     return facts(counts=counts(v1=(1, 1), v2=(1, 1)), failures=failures, **changes)
@@ -407,7 +422,7 @@ anything = st.builds(
     contracts=st.dictionaries(versions, st.sampled_from(["", "", WHY, None])),
     is_shared=st.booleans(),
 )
-asks = st.sampled_from(["", "", "", "retry", "abort", "promote", "return"])
+asks = st.sampled_from(["", "", "", "retry", "now", "abort", "promote", "return"])
 
 
 def check_contracts(
@@ -436,8 +451,8 @@ def test_a_rollout_never_gets_stuck_and_never_loses_the_version_that_works(
     for seen, ask in moments:
         now += 1
         before = state
-        if ask == "retry":
-            state = rollout.retried(state, seen.offered, now)
+        if ask in ("retry", "now"):
+            state = rollout.retried(state, seen.offered, now, is_watched=ask == "retry")
         elif ask == "abort":
             state = rollout.aborted(state, now) or state
         elif ask == "promote":

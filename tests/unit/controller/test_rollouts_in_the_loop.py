@@ -386,6 +386,10 @@ async def test_with_manual_rollouts_new_versions_wait_for_deploy(control: Contro
         words = await controller.commands.deploy(["web"])
         assert words == {"web": f"{version(control, new)} -> {version(control, web('d3'))} begins"}
         await stable_at(control, web("d3"))
+        patient = web("d4", rollout=LONG)
+        control.source.edit(patient)
+        await controller.commands.deploy(["web"], is_watched=False)
+        await stable_at(control, patient)
         control.source.edit(error=SpecError(["services.web.image: expected a name, found nothing"]))
         with pytest.raises(SpecError, match="expected a name"):
             await controller.commands.deploy(None)
