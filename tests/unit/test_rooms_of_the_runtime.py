@@ -52,6 +52,7 @@ FOR_EVERY_ROOM = {
     "pierhead.routing_stats",
     "pierhead.settings",
     "pierhead.tasks",
+    "pierhead.tracebacks",
     "pierhead.trailers",
 }
 """The root's ground floor: its modules import only each other."""

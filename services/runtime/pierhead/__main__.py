@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from pierhead.classes.target import NoService
+from pierhead.tracebacks import user_traceback, where
 
 COMMANDS = {
     "dev": "pierhead.dev.command",
@@ -30,7 +31,7 @@ replica, which is `serve`, does without the others' memory."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one of the commands. Exits with 2 for a target that is none."""
+    """Run one of the commands. Exits with 2 for a target that is none, with 1 where its module raises."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:2] == ["import", "ray"]:  # as `pierhead import ray` passes it on
         words[:2] = ["import-ray"]
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given.run(given)
     except NoService as error:
         parser.error(str(error))
+    except Exception as error:
+        sys.exit(f"{user_traceback(error)}\n{where(error)}")
 
 
 if __name__ == "__main__":

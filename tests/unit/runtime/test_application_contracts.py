@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -85,11 +86,11 @@ def test_the_file_is_written(tmp_path: Path) -> None:
     assert path.read_bytes() == contract()
 
 
-def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(directory: Path, *arguments: str, command: str = "contract") -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    command = [sys.executable, "-m", "pierhead", "contract", *arguments]
+    words = [sys.executable, "-m", "pierhead", command, *arguments]
     return subprocess.run(
-        command, cwd=directory, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+        words, cwd=directory, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
     )
 
 
@@ -108,6 +109,26 @@ def test_the_command_writes_it(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("app.py/contract.binpb cannot be written: ")
     assert run(tmp_path, "app:other").returncode == 2
+    (tmp_path / "broken.py").write_text("import app\ndef broken(:\n")
+    done = run(tmp_path, "broken:app")
+    assert done.returncode == 1
+    first, *_, last = done.stderr.splitlines()
+    assert first == f'  File "{tmp_path}/broken.py", line 2', "no frame of the machinery"
+    assert last == "SyntaxError: invalid syntax (broken.py:2)"
+
+
+def test_a_constructor_that_raises_is_named_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "from pierhead import Service\n"
+        "class App(Service):\n"
+        "    def __init__(self) -> None:\n"
+        "        raise RuntimeError('no such model')\n"
+    )
+    done = run(tmp_path, "app:App", command="serve")
+    assert done.returncode == 1
+    last = json.loads(done.stderr.splitlines()[-1])
+    assert last["message"] == "the service could not be served: RuntimeError: no such model (app.py:4)"
+    assert "Traceback" in last["error"]
 
 
 async def test_a_replica_tells_its_contract_on_its_admin_port(cluster: Cluster) -> None:

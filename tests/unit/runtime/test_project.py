@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pierhead.dev.project import Project, user_traceback, where
+from pierhead.dev.project import Project
+from pierhead.tracebacks import user_traceback, where
 
 
 @pytest.fixture

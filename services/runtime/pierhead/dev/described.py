@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from pierhead.classes.service import serves_http
 from pierhead.classes.target import NoService, bound_at
 from pierhead.dev.application import NoApplication, graph_of
-from pierhead.dev.project import Project, user_traceback
+from pierhead.dev.project import Project
+from pierhead.tracebacks import user_traceback
 
 
 class ServiceFacts(NamedTuple):

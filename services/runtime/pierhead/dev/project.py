@@ -6,19 +6,14 @@ import importlib
 import importlib.util
 import os
 import sys
-import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Final
 
-_NOT_OURS: Final = frozenset(("__pycache__", "node_modules", "site-packages"))
-"""Directories whose files are not the project's; nor are those of hidden directories and virtual environments."""
+from pierhead.dev.saves import files_below, is_part
 
 _RUNTIME: Final = Path(__file__).parents[1]
-
-Stamps = Mapping[Path, tuple[int, int]]
-"""By file, when it was changed and its size; (0, 0) for one that is missing."""
 
 
 class Project:
@@ -42,9 +37,7 @@ class Project:
 
     def all_files(self) -> Iterator[Path]:
         """Every Python file of the project, imported or not."""
-        for folder, inner, files in os.walk(self.root):
-            inner[:] = [each for each in inner if _is_part(each) and not Path(folder, each, "pyvenv.cfg").exists()]
-            yield from (Path(folder, each) for each in files if each.endswith(".py"))
+        return (file for file in files_below(self.root) if file.suffix == ".py")
 
     def forget(self) -> dict[str, ModuleType]:
         """Have the next import read the project's files again. Returns the modules, for `put_back`."""
@@ -68,47 +61,4 @@ class Project:
         path = Path(file)
         if path.is_relative_to(_RUNTIME) or path.is_relative_to(sys.prefix):
             return False
-        return all(map(_is_part, path.relative_to(self.root).parts[:-1]))
-
-
-def stamps(files: Iterable[Path]) -> Stamps:
-    """The state of files, to be compared with an earlier one."""
-    found: dict[Path, tuple[int, int]] = {}
-    for file in files:
-        try:
-            status = file.stat()
-        except OSError:
-            found[file] = (0, 0)
-        else:
-            found[file] = (status.st_mtime_ns, status.st_size)
-    return found
-
-
-def user_traceback(error: BaseException) -> str:
-    """An exception with its traceback, from the first frame that is neither the runtime's nor the import system's."""
-    frame: TracebackType | None = error.__traceback__
-    while frame is not None and _is_machinery(frame.tb_frame.f_code.co_filename):
-        frame = frame.tb_next
-    if frame is None and not isinstance(error, SyntaxError):
-        frame = error.__traceback__
-    return "".join(traceback.format_exception(type(error), error, frame)).rstrip()
-
-
-def where(error: BaseException) -> str:
-    """An exception in a line, with the user's innermost frame."""
-    said = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[-1]
-    if isinstance(error, SyntaxError) and error.filename is not None:
-        return f"{said} ({Path(error.filename).name}:{error.lineno})"
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if not _is_machinery(each.filename)]
-    return f"{said} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else said
-
-
-def _is_machinery(file: str) -> bool:
-    return file.startswith("<frozen ") or Path(file).is_relative_to(_RUNTIME) or file.startswith(_STANDARD)
-
-
-_STANDARD = tuple({str(Path(module.__file__ or "").parent) + os.sep for module in (importlib, traceback)})
-
-
-def _is_part(folder: str) -> bool:
-    return not folder.startswith(".") and folder not in _NOT_OURS
+        return all(map(is_part, path.relative_to(self.root).parts[:-1]))

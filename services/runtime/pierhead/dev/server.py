@@ -16,14 +16,11 @@ from pierhead.classes.target import NoService
 from pierhead.dev.application import NoApplication
 from pierhead.dev.described import ProcessFailed
 from pierhead.dev.front import Front
-from pierhead.dev.project import Stamps, stamps, user_traceback, where
+from pierhead.dev.saves import LOOK_S, Stamps, difference, named, saved, stamps
 from pierhead.dev.version import Offer, Version, VersionFailed, VersionSource
 from pierhead.dev.words import NoWords
+from pierhead.tracebacks import user_traceback, where
 
-LOOK_S = 0.2
-"""Time between two looks at the files."""
-SETTLE_S = 0.05
-"""A file that was changed is read once it has not changed for so long: editors write in steps."""
 END_S = 12.0
 """How long all may take to end after Ctrl-C: a service's `aclose` has 10 s."""
 
@@ -148,16 +145,8 @@ class DevServer:
 
     async def _changed(self, seen: dict[Path, tuple[int, int]]) -> None:
         """Return once a file has changed, and stays as it is for a moment."""
-        while (now := self._again(seen)) == seen:  # noqa: ASYNC110 - files have no event
-            await asyncio.sleep(LOOK_S)
-        names = sorted({file.name for file in now if now[file] != seen.get(file)})
-        while True:
-            await asyncio.sleep(SETTLE_S)
-            later = self._again(seen)
-            if later == now:
-                break
-            now = later
-        self._say(f"{', '.join(names[:3])}{' and more' if len(names) > 3 else ''} changed\n")
+        now = await saved(lambda: self._again(seen), seen)
+        self._say(f"{named(difference(seen, now))} changed\n")
 
     def _again(self, seen: dict[Path, tuple[int, int]]) -> Stamps:
         """The same files now, and those that have appeared; one that was imported late is no change."""

@@ -17,6 +17,7 @@ from pierhead.multiplex.multiplexed import close_models
 from pierhead.replica.server import ReplicaServer
 from pierhead.replica.watchdog import Watchdog
 from pierhead.settings import Settings
+from pierhead.tracebacks import where
 
 logger = logging.getLogger("pierhead")
 
@@ -48,8 +49,9 @@ def serve(*parts: object, settings: Settings | None = None) -> None:
             "%s could not be served: %s", settings.service or "the service", error, exc_info=error.__cause__
         )
         raise SystemExit(1) from None
-    except Exception:
-        logger.exception("%s could not be served", settings.service or "the service")
+    except Exception as error:
+        name = settings.service or "the service"
+        logger.exception("%s could not be served: %s", name, where(error))  # noqa: TRY401 - with the line of the code
         raise SystemExit(1) from None
 
 
