@@ -23,7 +23,7 @@ main() {
     'node init' | 'node join' | 'node token') shift && exec "$here/node.sh" "$@" ;;
     'up ') exec "$here/up.sh" ;;
     'down ') exec "$here/down.sh" ;;
-    'down '* | 'new '* | 'init '* | 'dev '* | 'build '*) # of the installed tool
+    'up '* | 'down '* | 'new '* | 'init '* | 'dev '* | 'build '*) # of the installed tool
       refuse "$1: not a command of the clone, in this form. Down with volumes: make down VOLUMES=1 (or FORCE=1); in a project" \
         "of your own these are commands of the installed tool: uv tool install $root"
       ;;

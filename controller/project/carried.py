@@ -10,6 +10,6 @@ FILES = (
     *("dashboards/grafana", "dashboards/prometheus", "haproxy", "proto/hatch_build.py"),
     *("services/llm", "services/runtime/README.md"),
     *(f"compose/machine/{name}.sh" for name in ("base-images", "build", "control", "down", "engine", "host", "logs")),
-    *(f"compose/machine/{name}.sh" for name in ("messages", "node", "stack", "swarm", "up")),
+    *(f"compose/machine/{name}.sh" for name in ("messages", "node", "stack", "swarm", "up", "update")),
     *("compose/machine/no-ca.pem", "compose/machine/node_settings.py"),
 )

@@ -2,21 +2,77 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from ..errors import InvalidRequest
 from . import stack_files
+from .env_file import setting
 from .project import FILES, Project, check, find, own_files, settle
 
 
-def up() -> NoReturn:
-    """Start the project's stack. Raises InvalidRequest before anything is written."""
+def up(*, watch: bool = False) -> None:
+    """Start the project's stack; with `watch`, keep it up to date until Ctrl-C.
+
+    Raises InvalidRequest before anything is written.
+    """
     project = find(Path.cwd())
-    run_script(project, "up.sh", (), {} if project.is_clone else _prepare(project))
+    if not watch:
+        run_script(project, "up.sh", (), {} if project.is_clone else _prepare(project))
+    if project.is_clone:
+        raise InvalidRequest("--watch is for a project of your own; in the clone: make build, then make deploy")
+    if setting("PIERHEAD_ENGINE", project.env_file(), os.environ) == "swarm":
+        raise InvalidRequest(
+            "--watch is for one machine: on a Swarm, images go through a registry. Nothing was changed."
+        )
+    _watch(project, _prepare(project))
+
+
+def _watch(project: Project, environment: Mapping[str, str]) -> None:
+    from .watch import Watch, resolved
+
+    def run(script: str, *arguments: str) -> int:
+        words, own = _script(project, script, arguments)
+        return _call(words, {**os.environ, **own, **environment})
+
+    def up_again() -> int:
+        try:
+            _prepare(project)
+        except InvalidRequest as error:
+            _say(f"pierhead: {error}")
+            return error.exit_code
+        return run("up.sh")
+
+    since = time.time()
+    if status := run("up.sh"):
+        sys.exit(status)
+    try:
+        asyncio.run(Watch(project, partial(resolved, project), up_again, run, _say).follow(since))
+    except KeyboardInterrupt:
+        _say("\nNot watching any more. The stack goes on: `pierhead status` shows it, `pierhead down` removes it.")
+
+
+def _call(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a program that ends by itself at Ctrl-C, and return its exit status. Raises KeyboardInterrupt once it has."""
+    interrupts: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        status = subprocess.call(words, env=environment)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupts:
+        raise KeyboardInterrupt
+    return status
 
 
 def init() -> str:
@@ -48,17 +104,21 @@ def run_script(project: Project, script: str, arguments: Sequence[str], environm
 
     Raises InvalidRequest in a clone that is not this program's own: what is in it was not chosen by the user.
     """
+    words, own = _script(project, script, arguments)
+    sys.stdout.flush()
+    os.execve(words[0], words, {**os.environ, **own, **environment})  # noqa: S606 - no shell is needed
+
+
+def _script(project: Project, script: str, arguments: Sequence[str]) -> tuple[list[str], Mapping[str, str]]:
+    """(its command line, variables for it). Raises InvalidRequest as `run_script` does."""
     if project.is_clone and not stack_files.is_from(project.root):
         raise InvalidRequest(
             f"{project.root} is a clone of Pierhead, with a program of its own: type ./pierhead or make there"
         )
     if project.is_clone:
-        own, path = {}, str(project.root / "compose" / "machine" / script)
-    else:
-        own = {"PIERHEAD_PROGRAM": sys.executable, "PIERHEAD_PROJECT_ROOT": str(project.root)}
-        path = str(stack_files.machine_scripts() / script)
-    sys.stdout.flush()
-    os.execve(path, [path, *arguments], {**os.environ, **own, **environment})  # noqa: S606 - no shell is needed
+        return [str(project.root / "compose" / "machine" / script), *arguments], {}
+    own = {"PIERHEAD_PROGRAM": sys.executable, "PIERHEAD_PROJECT_ROOT": str(project.root)}
+    return [str(stack_files.machine_scripts() / script), *arguments], own
 
 
 def _prepare(project: Project) -> Mapping[str, str]:
@@ -73,3 +133,4 @@ def _prepare(project: Project) -> Mapping[str, str]:
 
 def _say(words: str) -> None:
     sys.stdout.write(f"{words}\n")
+    sys.stdout.flush()  # the scripts write there too

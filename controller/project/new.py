@@ -82,7 +82,7 @@ _NEXT = """\
 {name}: app.py, compose.yaml, Dockerfile, test_app.py.
   cd {name}
   pierhead dev app:app       # without Docker
-  pierhead up                # in containers
+  pierhead up --watch        # in containers, and again at every save
   curl 'http://127.0.0.1:8000/?name=Ada'   # at the port that was said"""
 
 

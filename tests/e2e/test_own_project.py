@@ -9,17 +9,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import docker
 import pytest
 from pierhead.testing import Stack
 
+from tests.harness.load import Load
 from tests.harness.ports import free_ports
 from tests.harness.stack import PORTS, request
 from tests.harness.waiting import eventually
@@ -29,6 +33,9 @@ pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(900)]
 
 TAG = "own-project-test"
 COMMAND_S = 600.0
+BAKE_S = 10.0
+"""Of a service that says nothing else. An edit takes about 3 s; a machine with much to do must not fail for that."""
+UP_TO_DATE, FAILED = " s after the save of app.py.", "The next save tries it again."
 FOREIGN = """\
 services:
   db:
@@ -64,14 +71,27 @@ class User:
     directory: Path
 
     def type(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words, cwd=self.directory, env=self.environment(**more), capture_output=True, text=True, check=False,
+            timeout=COMMAND_S,
+        )  # fmt: skip
+
+    def environment(self, **more: str) -> dict[str, str]:
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith(("PIERHEAD", "COMPOSE", "PYTHON"))
         }
         own = {"PATH": f"{self.programs}:{os.environ['PATH']}", "PIERHEAD_TAG": TAG, "PWD": str(self.directory)}
-        return subprocess.run(
-            words, cwd=self.directory, env={**kept, **own, **more}, capture_output=True, text=True, check=False,
-            timeout=COMMAND_S,
-        )  # fmt: skip
+        return {**kept, **own, **more}
+
+    @contextlib.contextmanager
+    def begins(self, *words: str, output: TextIO) -> Iterator[subprocess.Popen[str]]:
+        """Type a command that goes on."""
+        own = self.environment()
+        with subprocess.Popen(words, cwd=self.directory, env=own, stdout=output, stderr=output, text=True) as process:
+            try:
+                yield process
+            finally:
+                process.terminate()
 
     def does(self, *words: str, **more: str) -> str:
         done = self.type(*words, **more)
@@ -187,6 +207,60 @@ def test_a_test_has_a_stack_of_its_own(shop: User) -> None:
     assert docker.from_env().containers.list(all=True, filters={"label": labels}) == []
     assert shop.setting("COMPOSE_PROJECT_NAME") == "ownshoptest"
     assert shop.get("/?name=Ada")[0] == 200, "the other one goes on"
+
+
+def test_a_save_is_served_within_seconds(shop: User, tmp_path: Path) -> None:
+    """`up --watch`, under load. What does not become ready changes nothing, and says where it fails."""
+    app, said = shop.directory / "app.py", tmp_path / "watch.txt"
+    good = app.read_text()
+    last_good = good.replace("Hello", "Moin")
+    raising = last_good.replace("self.greeter = greeter", "raise RuntimeError('no such model')")
+    url = f"http://127.0.0.1:{shop.setting('PIERHEAD_HTTP_PORT')}/?name=Ada"
+
+    def answer() -> object:
+        return request(url).json
+
+    def ends(text: str, words: str) -> str:
+        """What is said once a save was carried out, or was not."""
+        before = len(said.read_text())
+        app.write_text(text)
+        eventually(lambda: words in said.read_text()[before:], words)
+        return said.read_text()[before:]
+
+    edits = (
+        (good.replace("Hello", "Salut"), {"greeting": "Salut, Ada!"}),
+        (good.replace('"greeting"', '"answer"'), {"answer": "Hello, Ada!"}),
+        (last_good, {"greeting": "Moin, Ada!"}),
+    )
+    took: list[float] = []
+
+    def until_answered(expected: object) -> None:
+        began = time.monotonic()
+        eventually(lambda: answer() == expected, f"the answer is {expected}", every_s=0.01)
+        took.append(time.monotonic() - began)
+
+    with said.open("w") as output, Load([url], connections=4, pause_s=0.05) as load:
+        with shop.begins("pierhead", "up", "--watch", output=output) as watch, ThreadPoolExecutor() as beside:
+            eventually(lambda: "Watching the files of greeter, web." in said.read_text(), "it watches")
+            for text, expected in edits:
+                answered = beside.submit(until_answered, expected)
+                ends(text, UP_TO_DATE)
+                answered.result()
+            print(f"first new answer after {', '.join(f'{seconds:.1f} s' for seconds in took)}\n{said.read_text()}")
+            assert "SyntaxError: invalid syntax (app.py:1)" in ends("def broken(:", FAILED)
+            told = ends(raising, FAILED)
+            assert re.search(r"RuntimeError: no such model \(app.py:\d+\)", told), told
+            assert answer() == {"greeting": "Moin, Ada!"}, "the last good one serves"
+            ends(good, UP_TO_DATE)
+            assert answer() == {"greeting": "Hello, Ada!"}
+            watch.send_signal(signal.SIGINT)
+            assert watch.wait(COMMAND_S) == 0
+        assert "The stack goes on" in said.read_text()
+    load.assert_no_failure()
+    assert max(took) < BAKE_S, took
+    before = shop.containers()
+    shop.does("pierhead", "up")
+    assert shop.containers() == before, "nothing is hidden: the images say it all"
 
 
 def test_a_compose_file_that_was_there_runs_beside_it(shop: User, tmp_path: Path) -> None:

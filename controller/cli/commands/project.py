@@ -17,6 +17,7 @@ from ..errors import CommandError
 Directory = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="is made; its name becomes the project's")]
 Volumes = Annotated[bool, typer.Option("--volumes", help="remove its volumes too")]
 Force = Annotated[bool, typer.Option("--force", help="also the stack of another directory that has its name")]
+Watch = Annotated[bool, typer.Option("--watch", help="stay, and bring up to date what is saved, until Ctrl-C")]
 Words = Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENT]...")]
 
 HANDED_OVER = {
@@ -58,7 +59,7 @@ def init() -> None:
         out.say(commands.init())
 
 
-def up() -> None:
+def up(watch: Watch = False) -> None:
     """Start the project of this directory and wait until every service serves.
 
     Installs a Docker Engine on Debian or Ubuntu where there is none, builds the images, starts the stack.
@@ -66,7 +67,7 @@ def up() -> None:
     with _told():
         from ...project import commands
 
-        commands.up()
+        commands.up(watch=watch)
 
 
 def down(volumes: Volumes = False, force: Force = False) -> None:

@@ -367,6 +367,13 @@ def test_outside_a_project(tmp_path: Path, words: str, code: int, said: str) -> 
     assert said in done.stdout + done.stderr
 
 
+def test_saves_are_followed_on_one_machine_only(shop: Project) -> None:
+    done = typed(shop.root, "up", "--watch", PIERHEAD_ENGINE="swarm")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("--watch is for one machine: ")
+    assert not (shop.root / ".pierhead").exists(), "nothing was written"
+
+
 def test_in_a_project_that_does_not_run(shop: Project) -> None:
     done = typed(shop.root, "status")
     assert (done.returncode, done.stderr) == (

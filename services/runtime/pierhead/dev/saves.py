@@ -22,7 +22,8 @@ _NOT_OURS: Final = frozenset(("__pycache__", "node_modules", "site-packages"))
 """Directories whose files are not the project's; nor are those of hidden directories and virtual environments."""
 
 Stamps = Mapping[Path, tuple[int, int]]
-"""By file, when it was changed and its size; (0, 0) for one that is missing."""
+"""By file, when it was changed and its size; MISSING for one that is not there."""
+MISSING: Final = (0, 0)
 
 
 def stamps(files: Iterable[Path]) -> Stamps:
@@ -32,7 +33,7 @@ def stamps(files: Iterable[Path]) -> Stamps:
         try:
             status = file.stat()
         except OSError:
-            found[file] = (0, 0)
+            found[file] = MISSING
         else:
             found[file] = (status.st_mtime_ns, status.st_size)
     return found
@@ -64,10 +65,10 @@ async def saved(look: Callable[[], Stamps], seen: Stamps) -> Stamps:
 
 
 def files_below(root: Path, leave_out: Callable[[Path], bool] = lambda _: False) -> Iterator[Path]:
-    """Every file of a project's directory; of directories that `leave_out` names, none."""
+    """Every file of a project's directory that is not hidden; of directories that `leave_out` names, none."""
     for folder, inner, files in os.walk(root):
         inner[:] = [each for each in inner if _is_in(Path(folder, each)) and not leave_out(Path(folder, each))]
-        yield from (Path(folder, each) for each in files)
+        yield from (Path(folder, each) for each in files if not each.startswith("."))
 
 
 def is_part(folder: str) -> bool:

@@ -1,0 +1,163 @@
+"""`pierhead up --watch`: which saves bring which services up to date."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.project.built import Ignored, affected, images_of
+from controller.project.project import Project
+from controller.project.watch import Watch
+from tests.unit.controller.control import until
+
+
+def config(root: Path) -> Mapping[str, Any]:
+    """One image for `web` and `worker`, one for `cron`, which is Compose's; `db` and the stack have none of ours."""
+    return {
+        "name": "shop",
+        "services": {
+            "web": {
+                "image": "shop-app",
+                "build": {"context": f"{root}/app", "dockerfile": "Dockerfile"},
+                "x-serve": {},
+            },
+            "worker": {"image": "shop-app", "x-serve": {}},
+            "cron": {"build": {"context": f"{root}/cron", "dockerfile": "../Dockerfile.cron"}},
+            "db": {"image": "postgres"},
+            "elsewhere": {"build": {"context": "https://example.org/app.git"}},
+            "controller": {"build": {"context": f"{root}/.pierhead"}},
+        },
+    }
+
+
+def test_which_services_have_a_file(tmp_path: Path) -> None:
+    app, cron = images_of(config(tmp_path), tmp_path / ".pierhead")
+    assert (app.builder, app.managed, app.others) == ("web", ("web", "worker"), ())
+    assert (cron.builder, cron.managed, cron.others) == ("cron", (), ("cron",))
+    for name in (
+        "app/app.py",
+        "app/data/big.bin",
+        "app/.git/index",
+        "app/venv/pyvenv.cfg",
+        "app/venv/a.py",
+        "cron/run.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "app" / ".dockerignore").write_text("data\n")
+    assert set(app.files()) == {tmp_path / "app" / "app.py"}
+    assert affected([app, cron], [tmp_path / "app" / "gone.py"]) == [app]
+    assert affected([app, cron], [tmp_path / "cron" / "run.py", tmp_path / "app" / "data" / "new"]) == [cron]
+    assert affected([app, cron], [tmp_path / "README.md"]) == []
+    cron.recipe[0].with_name("Dockerfile.cron.dockerignore").write_text("*\n!*.sh\n")
+    assert affected([app, cron], [tmp_path / "cron" / "run.py"]) == []
+    assert affected([app, cron], [tmp_path / "cron" / "run.sh"]) == [cron]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "out", "kept"),
+    [
+        (".*\n**/__pycache__\n", (".git/index", "a/b/__pycache__/c.pyc", "__pycache__/c"), ("app.py", "a/.hidden")),
+        ("# data\n/data/\n*.log\n", ("data/x/y", "a.log"), ("sub/a.log", "my/data/x")),
+        ("*\n!src\nsrc/test?.py\n", ("README", "src/test1.py"), ("src/app.py", "src/test10.py")),
+        ("docs/**/*.md\na[0-9]\n\\!odd\n", ("docs/a.md", "docs/b/c.md", "a1/x", "!odd"), ("docs/a.txt", "ab", "odd")),
+    ],
+)  # fmt: skip
+def test_what_a_dockerignore_leaves_out(patterns: str, out: tuple[str, ...], kept: tuple[str, ...]) -> None:
+    ignored = Ignored.of(patterns)
+    assert [ignored.has(path) for path in (*out, *kept)] == [True] * len(out) + [False] * len(kept)
+
+
+class Scripts:
+    """What is run in the place of the machine's scripts, and what the user reads."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.runs: list[tuple[str, ...]] = []
+        self.said: list[str] = []
+        self.status = 0
+        self.saves_meanwhile = ""
+
+    def save(self, *names: str, text: str = "") -> None:
+        for name in names:
+            file = self.root / name
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(text or f"{time.monotonic_ns()}")
+
+    def run(self, *words: str) -> int:
+        self.runs.append(words)
+        if self.saves_meanwhile:
+            name, self.saves_meanwhile = self.saves_meanwhile, ""
+            self.save(name)
+        return self.status
+
+    @contextlib.asynccontextmanager
+    async def watching(self, since: float) -> AsyncIterator[None]:
+        watch = Watch(Project(self.root), lambda: config(self.root), lambda: self.run("up"), self.run, self.said.append)
+        task = asyncio.create_task(watch.follow(since))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def ended(self, *runs: tuple[str, ...]) -> str:
+        """The last line, once these were run, and no others."""
+        rounds = sum(run != ROLLED for run in runs)
+        await until(lambda: len(self.ends()) == rounds)
+        assert self.runs == [*runs]
+        [*_, last] = self.ends()
+        self.runs.clear()
+        self.said.clear()
+        return last
+
+    def ends(self) -> list[str]:
+        return [line for line in self.said if line.startswith("What served") or " after the save of " in line]
+
+
+APP = ("update.sh", "web", "web worker", "")
+CRON = ("update.sh", "cron", "", "cron")
+ROLLED = ("update.sh",)
+BOTH = ("update.sh", "web cron", "web worker", "cron")
+
+
+async def test_each_save_brings_its_services_up_to_date(tmp_path: Path) -> None:
+    scripts = Scripts(tmp_path)
+    scripts.save("compose.yaml", text="services: {}\n")
+    scripts.save("app/app.py", "app/Dockerfile", "cron/run.py", "README.md")
+    since = time.time()
+    os.utime(tmp_path / "app" / "app.py", (since + 1, since + 1))
+    async with scripts.watching(since):
+        await until(lambda: bool(scripts.said))
+        assert scripts.said[0].startswith("Watching the files of cron, web, worker. ")
+        assert (await scripts.ended(APP)).startswith("web, worker are up to date, "), "it was saved while `up` ran"
+        scripts.save("app/app.py", "app/new.py", "README.md")
+        assert (await scripts.ended(APP)).endswith(" s after the save of app.py, new.py."), "two saves, one rollout"
+        scripts.saves_meanwhile = "app/app.py"
+        scripts.save("app/app.py")
+        await scripts.ended(APP, APP)
+        scripts.status = 1
+        scripts.save("app/app.py")
+        assert await scripts.ended(APP) == "What served before goes on. The next save tries it again."
+        scripts.status = 0
+        scripts.save("cron/run.py")
+        assert (await scripts.ended(BOTH)).startswith("web, worker, cron are up to date, "), "nothing stays behind"
+        (tmp_path / "app" / "new.py").unlink()
+        await scripts.ended(APP)
+        scripts.save("app/Dockerfile")
+        assert (await scripts.ended(("up",), ROLLED)).startswith("The project is up to date")
+        scripts.status = 2
+        scripts.save("compose.yaml", text="services:\n  web: {env_file: web.env}\n")
+        await scripts.ended(("up",))
+        scripts.status = 0
+        scripts.save("web.env")
+        await scripts.ended(("up",), ROLLED)
+        scripts.save("cron/run.py")
+        await scripts.ended(CRON)
