@@ -398,6 +398,7 @@ async def test_a_grpc_replica_that_dies_is_unavailable(edge: Edge) -> None:
 
 async def test_a_grpc_service_of_two_services_is_chosen_by_the_application(edge: Edge) -> None:
     replicas = {name: GrpcReplica(edge.container.gateway, name) for name in ("eu", "us")}
+    names = [*replicas, *(f"more{number:02}" for number in range(60))]
     probe = await edge.replica("probe")
     specs = [
         service(
@@ -408,7 +409,7 @@ async def test_a_grpc_service_of_two_services_is_chosen_by_the_application(edge:
             application=f"shop-{name}",
             replica_header=True,
         )
-        for name in replicas
+        for name in names
     ]
     await edge.route(*(with_probe_port(spec, probe.port) for spec in specs))
     for name, replica in replicas.items():
@@ -425,8 +426,8 @@ async def test_a_grpc_service_of_two_services_is_chosen_by_the_application(edge:
             refused = await refusal(method(b"x", metadata=metadata))
             assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert refused.details() == (
-                "test.Echo is served by the applications shop-eu, shop-us: set the metadata key application to one of "
-                "them. Nothing was done."
+                f"test.Echo is served by the applications {', '.join(f'shop-{name}' for name in sorted(names))}: set "
+                "the metadata key application to one of them. Nothing was done."
             )
     for replica in replicas.values():
         await replica.server.stop(0)

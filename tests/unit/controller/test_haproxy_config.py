@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
@@ -145,9 +146,18 @@ def test_the_application_counts_only_where_several_services_have_the_grpc_servic
         "use_backend svc_ranker if { path_beg /p.A/ } { req.fhdr(application) -m str eu }",
         "use_backend svc_ranker if { path_beg /p.B/ }",
     ]
-    (refusal,) = [line for line in lines if line.startswith("http-request return")]
-    assert refusal.endswith(" if { path_beg /p.A/ } !{ req.fhdr(application) -m str eu us }")
+    assert lines[-2:] == [
+        "use_backend unknown_application_p.A if { path_beg /p.A/ }",
+        "default_backend unknown_grpc_service",
+    ]
     assert routing_hash([alone]) == routing_hash([replace(alone, application="us")])
+
+
+def test_no_line_has_more_words_than_haproxy_takes() -> None:
+    many = [replace(RANKER, name=f"ranker-{number}", application=f"shop-{number}") for number in range(100)]
+    many += [replace(WEB, name=f"web-{number}", route=f"/web-{number}") for number in range(100)]
+    longest = max(config.render(many).splitlines(), key=lambda line: len(shlex.split(line, comments=True)))
+    assert len(shlex.split(longest, comments=True)) <= 64, longest
 
 
 def test_a_percent_sign_in_a_probe_path_is_no_log_format() -> None:
