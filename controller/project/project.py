@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pierhead.compose_names import DEFAULT_NAMES
 
 from ..errors import InvalidRequest
-from ..spec.files import DEFAULT_NAMES, OVERRIDE_NAMES, ProjectFiles
+from ..spec.files import OVERRIDE_NAMES, ProjectFiles
 from ..spec.yaml import load_written
 from . import ports, stack_files
 from .env_file import EnvFile, setting

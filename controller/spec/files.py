@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from pierhead.compose_names import DEFAULT_NAMES
 
 from .yaml import load_written
 
-DEFAULT_NAMES = ("compose.yaml", "compose.yml", "docker-compose.yml", "docker-compose.yaml")
 OVERRIDE_NAMES = (
     "compose.override.yml",
     "compose.override.yaml",

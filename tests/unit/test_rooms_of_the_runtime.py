@@ -42,6 +42,7 @@ FOR_USERS = {
 """The root's top floor: it imports every room, and no room imports it."""
 
 FOR_EVERY_ROOM = {
+    "pierhead.compose_names",
     "pierhead.deadlines",
     "pierhead.environment",
     "pierhead.errors",

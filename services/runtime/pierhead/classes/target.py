@@ -20,14 +20,28 @@ def service_at(target: str) -> type[Service] | Bound:
     Another object stands for an application where it has a method `__bound__()` that returns what `bind()` does.
     Raises NoService; what the module raises at its import passes.
     """
-    module, _, name = target.partition(":")
-    found = getattr(_import(module, target), name, None) if module and name else None
-    describe = getattr(type(found), "__bound__", None)
-    if describe is not None:
-        found = describe(found)
+    found = application_of(imported(target))
     if isinstance(found, Bound) or (isinstance(found, type) and issubclass(found, Service)):
         return found
     raise NoService(f"{target}: expected module:name of a Service, or of what its bind() returned, found {found!r}")
+
+
+def application_of(found: object) -> object:
+    """What stands for an application: of an object with a method `__bound__()`, what that returns; else the object."""
+    describe = getattr(type(found), "__bound__", None)
+    return found if describe is None else describe(found)
+
+
+def imported(target: str) -> Any:
+    """What `module:name` names, where the name may have dots; None where the module has no such name.
+
+    Raises NoService where there is no such module; what the module raises at its import passes.
+    """
+    module, _, name = target.partition(":")
+    found = _import(module, target) if module and name else None
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 def bound_at(target: str) -> Bound:

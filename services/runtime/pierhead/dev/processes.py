@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from pierhead.dev.application import check_routes
@@ -25,15 +26,15 @@ END_S = 5.0
 """How long a process may take to end at once, before it is killed."""
 
 
-class _Process:
+class ServiceProcess:
     """The process of one service."""
 
-    def __init__(self, name: str, facts: ServiceFacts, words: Words) -> None:
+    def __init__(self, name: str, facts: ServiceFacts, words: Words, ports: Sequence[int]) -> None:
         self.name = name
         self.facts = facts
         self.words = words
         self.settings = settings_of(name, words)
-        self.http_port, self.grpc_port, self.admin_port = free_ports(3)
+        self.http_port, self.grpc_port, self.admin_port = ports
         self.process: asyncio.subprocess.Process | None = None
 
     def environment(self) -> dict[str, str]:
@@ -63,12 +64,18 @@ class _Process:
             await asyncio.sleep(POLL_S)
 
 
+def processes_of(services: Mapping[str, ServiceFacts], words: Mapping[str, Words]) -> list[ServiceProcess]:
+    """A process for each service, with ports of its own."""
+    ports = iter(free_ports(3 * len(services)))  # all at once: a port that was given back may be drawn again
+    return [ServiceProcess(name, facts, words[name], list(islice(ports, 3))) for name, facts in services.items()]
+
+
 class ProcessVersion:
     """A Version of which each service has a process."""
 
     def __init__(self, source: VersionSource) -> None:
         self._source = source
-        self._processes: list[_Process] = []
+        self._processes: list[ServiceProcess] = []
         self._files: Sequence[Path] = ()
         self._ending: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[Offer] | None = None
@@ -111,7 +118,7 @@ class ProcessVersion:
         written = self._source.words()
         words = {name: {**facts.words, **written.get(name, {})} for name, facts in found.services.items()}
         check_routes(words, {name: facts.has_http for name, facts in found.services.items()})
-        self._processes = [_Process(name, facts, words[name]) for name, facts in found.services.items()]
+        self._processes = processes_of(found.services, words)
         speaking = {each.facts.grpc_service: each for each in self._processes if each.facts.grpc_service}
         where = {
             f"PIERHEAD_STATIC_{static_key(each.name)}": f"127.0.0.1:{each.grpc_port}" for each in speaking.values()
@@ -127,7 +134,7 @@ class ProcessVersion:
             {service: f"127.0.0.1:{each.grpc_port}" for service, each in speaking.items()},
         )
 
-    async def _spawn(self, each: _Process, more: Mapping[str, str]) -> asyncio.subprocess.Process:
+    async def _spawn(self, each: ServiceProcess, more: Mapping[str, str]) -> asyncio.subprocess.Process:
         environment = {name: value for name, value in os.environ.items() if name != "PIERHEAD_DISCOVERY"}
         return await asyncio.create_subprocess_exec(
             sys.executable, "-m", "pierhead", "serve", self._source.target,

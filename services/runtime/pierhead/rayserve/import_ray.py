@@ -6,13 +6,13 @@ What has no counterpart is named: on standard error, and at the top of the file.
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from pierhead.classes.service import Bound
+from pierhead.classes.target import imported
 from pierhead.rayserve.deployment import Application
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.options import DEFAULT, DeploymentOptions
@@ -82,7 +82,7 @@ def compose_of(text: str, importing: Callable[[str], Any] | None = None) -> tupl
         config = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise RayServeException(f"this is not YAML: {error}") from None
-    translation = _Translation(importing or _imported)
+    translation = _Translation(importing or imported)
     services = translation.services(config)
     document = {"services": services}
     head = ["# Made of a Ray Serve configuration by `pierhead import ray`."]
@@ -237,17 +237,6 @@ class _Translation:
         if self._request_timeout_s and "request_timeout_s" not in block:
             block["request_timeout_s"] = float(self._request_timeout_s)
         return block, _resources(options)
-
-
-def _imported(target: str) -> Any:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    module, _, name = target.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
 
 
 def _options(cls: Any) -> DeploymentOptions:

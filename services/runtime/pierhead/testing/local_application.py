@@ -10,6 +10,7 @@ import aiohttp
 
 from pierhead.classes.handles import handle_to
 from pierhead.classes.service import Bound, Service
+from pierhead.classes.target import application_of
 from pierhead.dev.application import RunningApplication
 from pierhead.dev.front import Front
 
@@ -52,9 +53,8 @@ async def local(
     replica. `override_handle` puts a fake in the place of one. Raises what a constructor or `check_health` raises, and
     NoApplication for a graph that cannot be served.
     """
-    describe = getattr(type(application), "__bound__", None)  # an application of pierhead.rayserve
-    bound = application.bind() if isinstance(application, type) and issubclass(application, Service) else application
-    bound = bound if describe is None else describe(application)
+    found = application_of(application)
+    bound = found.bind() if isinstance(found, type) and issubclass(found, Service) else found
     if not isinstance(bound, Bound):
         raise TypeError(f"local() takes a Service's class, or what its bind() returned, found {application!r:.60}")
     running, front = RunningApplication(bound, x_serve), Front()

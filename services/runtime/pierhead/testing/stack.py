@@ -11,13 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from pierhead.compose_names import DEFAULT_NAMES
 from pierhead.dev.ports import free_ports
 
 PORTS = ("HTTP", "GRPC", "API", "STATS", "PROMETHEUS", "GRAFANA")
 """The stack's ports, as the variables PIERHEAD_<NAME>_PORT call them."""
-
-COMPOSE_S_NAMES = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
-"""Files that are found without being named."""
 
 UP_S = 1800.0
 DOWN_S = 300.0
@@ -62,7 +60,7 @@ class Stack:
         """The controller's REST API."""
         self._command = tuple(command)
         here = {name: value for name, value in os.environ.items() if name != "COMPOSE_FILE"}
-        files = {} if self.compose.name in COMPOSE_S_NAMES else {"COMPOSE_FILE": str(self.compose)}
+        files = {} if self.compose.name in DEFAULT_NAMES else {"COMPOSE_FILE": str(self.compose)}
         self._environment = {
             **here,
             **{f"PIERHEAD_{name}_PORT": str(port) for name, port in ports.items()},
