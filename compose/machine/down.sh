@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Stops and removes the stack with its replicas and its network: down.sh [VOLUMES] [FORCE]. Its volumes (the controller's
-# state, Prometheus's and Grafana's data, those of apps) stay, unless VOLUMES is 1. Images stay. A stack of the same name that
-# was started from another clone is left alone, unless FORCE is 1. With nothing running it does nothing.
+# Stops and removes the stack with its replicas and its network: down.sh [VOLUMES] [FORCE] [IMAGES]. Its volumes (the
+# controller's state, Prometheus's and Grafana's data, those of apps) stay, unless VOLUMES is 1. A stack of the same name that
+# was started from another clone is left alone, unless FORCE is 1. Images stay; if IMAGES is 1, those go that were built for
+# this project and that nothing else names. With nothing running it does nothing.
 set -euo pipefail
 
 # shellcheck source=compose/machine/stack.sh
@@ -34,6 +35,7 @@ main() {
     give_up "the stack was not removed; the lines above say why. Repeat \`$(typed down)\` when that is mended."
   remove_leftovers
   if [ "${1:-}" = 1 ]; then remove_volumes; fi
+  if [ "${3:-}" = 1 ]; then remove_images; fi
 }
 
 # Also one that is stopped: its containers, and what they write, are that clone's.
@@ -74,6 +76,18 @@ remove_volumes() {
   # shellcheck disable=SC2086  # one argument each
   [ -z "$volumes" ] || step "Removing its other volumes" docker volume rm $volumes ||
     give_up "not every volume was removed; the lines above say why. Repeat \`$(typed "down VOLUMES=1" "down --volumes")\` when that is mended."
+}
+
+# Those that Compose has named after project and service, and those that later builds have left without a name.
+remove_images() {
+  local images own=(--filter "label=com.docker.compose.project=$project")
+  images=$(
+    docker image ls --format '{{.Repository}}:{{.Tag}}' "${own[@]}" --filter "reference=$project-*"
+    docker image ls --quiet "${own[@]}" --filter dangling=true
+  )
+  # shellcheck disable=SC2086  # one argument each
+  [ -z "$images" ] || step "Removing its images" docker image rm --force $images ||
+    give_up "not every image was removed; the lines above say why."
 }
 
 trap 'warn "Interrupted: some of the stack may be left. \`$(typed down)\` again goes on from here."; exit 130' INT TERM

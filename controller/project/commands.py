@@ -88,7 +88,7 @@ def init() -> str:
     )
 
 
-def down(*, volumes: bool, force: bool) -> NoReturn:
+def down(*, volumes: bool, force: bool, images: bool) -> NoReturn:
     """Remove the project's stack."""
     project = find(Path.cwd())
     if not project.is_clone and not stack_files.written_build(project.root):
@@ -96,7 +96,7 @@ def down(*, volumes: bool, force: bool) -> NoReturn:
             _say(f"{project.root} has no stack of Pierhead's: there is nothing to remove.")
             sys.exit(0)
         stack_files.write(project.root)  # it was removed, and the scripts that remove a stack are in it
-    run_script(project, "down.sh", ("1" if volumes else "", "1" if force else ""), {})
+    run_script(project, "down.sh", ["1" if wanted else "" for wanted in (volumes, force, images)], {})
 
 
 def run_script(project: Project, script: str, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:

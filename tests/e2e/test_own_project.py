@@ -121,7 +121,7 @@ class User:
         try:
             yield
         finally:
-            self.does("pierhead", "down", "--volumes")
+            self.does("pierhead", "down", "--volumes", "--images")
             assert self.containers() == {}
 
 
@@ -132,7 +132,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     engine = docker.from_env()
     for image in engine.images.list():
         for name in image.tags:
-            if name.endswith(f":{TAG}") or name.startswith(("ownshoptest-", "otherswebtest-", "raysapptest-")):
+            if name.endswith(f":{TAG}") or name.startswith("raysapptest-"):
                 engine.images.remove(name, force=True)
 
 
@@ -204,7 +204,9 @@ def test_a_test_has_a_stack_of_its_own(shop: User) -> None:
         answer = request(f"{stack.base_url}/?name=Ada")
         assert (answer.status, json.loads(answer.body)) == (200, {"greeting": "Hello, Ada!"})
     labels = [f"com.docker.compose.project={stack.project}"]
-    assert docker.from_env().containers.list(all=True, filters={"label": labels}) == []
+    engine = docker.from_env()
+    assert engine.containers.list(all=True, filters={"label": labels}) == []
+    assert engine.images.list(f"{stack.project}-*") == [], "what it built is gone"
     assert shop.setting("COMPOSE_PROJECT_NAME") == "ownshoptest"
     assert shop.get("/?name=Ada")[0] == 200, "the other one goes on"
 

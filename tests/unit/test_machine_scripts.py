@@ -779,6 +779,12 @@ def test_force_removes_another_clones_stack_and_volumes_go_by_the_projects_label
         "docker volume ls -q --filter label=com.docker.compose.project=pierhead",
         "docker volume rm p_state p_llm-cache",
     ]
+    assert machine.calls("docker image rm") == []
+    cases = "*reference=pierhead-[*]) echo pierhead-web:latest", "*dangling=true) echo 4f1d"
+    machine.has("docker", docker_with(*cases))
+    result = machine.run("down.sh", "", "", "1")
+    assert result.returncode == 0, result.stderr
+    assert machine.calls("docker image rm") == ["docker image rm --force pierhead-web:latest 4f1d"]
 
 
 def interrupted(machine: Machine, script: str, *arguments: str, **environment: str) -> str:

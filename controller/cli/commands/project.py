@@ -17,6 +17,7 @@ from ..errors import CommandError
 Directory = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="is made; its name becomes the project's")]
 Volumes = Annotated[bool, typer.Option("--volumes", help="remove its volumes too")]
 Force = Annotated[bool, typer.Option("--force", help="also the stack of another directory that has its name")]
+Images = Annotated[bool, typer.Option("--images", help="remove the images that were built for this project alone")]
 Watch = Annotated[bool, typer.Option("--watch", help="stay, and bring up to date what is saved, until Ctrl-C")]
 Words = Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENT]...")]
 
@@ -70,12 +71,12 @@ def up(watch: Watch = False) -> None:
         commands.up(watch=watch)
 
 
-def down(volumes: Volumes = False, force: Force = False) -> None:
-    """Stop and remove everything of the project, replicas included. Images stay."""
+def down(volumes: Volumes = False, force: Force = False, images: Images = False) -> None:
+    """Stop and remove everything of the project, replicas included. Volumes and images stay."""
     with _told():
         from ...project import commands
 
-        commands.down(volumes=volumes, force=force)
+        commands.down(volumes=volumes, force=force, images=images)
 
 
 def _handed_over(name: str) -> Callable[..., None]:

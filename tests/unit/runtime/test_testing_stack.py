@@ -17,7 +17,7 @@ FAKE = """
 import os, sys, time
 with open("calls", "a") as calls:
     print(sys.argv[1], os.environ["COMPOSE_PROJECT_NAME"], os.environ["PIERHEAD_HTTP_PORT"],
-          os.path.basename(os.environ.get("COMPOSE_FILE", "-")), os.environ.get("MINE", ""), file=calls)
+          os.path.basename(os.environ.get("COMPOSE_FILE", "-")), os.environ.get("MINE", ""), *sys.argv[2:], file=calls)
 if sys.argv[1] == "up" and os.environ.get("MINE") == "fails":
     print("no engine answers")
     raise SystemExit(1)
@@ -42,7 +42,7 @@ def test_it_is_up_for_the_block(tmp_path: Path, command: tuple[str, ...]) -> Non
     with Stack(tmp_path / "compose.yaml", command=command, environment={"MINE": "x"}) as stack:
         port = stack.base_url.rpartition(":")[2]
         assert calls(tmp_path) == [["up", stack.project, port, "-", "x"]]
-    assert calls(tmp_path)[1:] == [["down", stack.project, port, "-", "x"]]
+    assert calls(tmp_path)[1:] == [["down", stack.project, port, "-", "x", "--volumes", "--images"]]
     (tmp_path / "other.yaml").write_text("services: {}\n")
     with Stack(tmp_path / "other.yaml", command=command):
         assert calls(tmp_path)[-1][3] == "other.yaml"

@@ -23,7 +23,7 @@ END_S = 10.0
 """How long a command that is ended may take; then it is killed."""
 TOLD_LINES = 40
 
-_DOWN = ("down", "--volumes")
+_DOWN = ("down", "--volumes", "--images")
 
 
 class StackFailed(Exception):
@@ -39,7 +39,8 @@ class Stack:
     - compose: the compose file; `pierhead up` runs in its directory.
     - environment: variables for the compose files, above those of this process.
     - command: what starts and removes it, before `up` and `down`.
-    It is removed at the end of the block however that ends, Ctrl-C included, and also where it could not be started.
+    It is removed at the end of the block however that ends, Ctrl-C included, and also where it could not be started. So
+    are the images that were built for it.
     """
 
     def __init__(
