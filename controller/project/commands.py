@@ -124,7 +124,7 @@ def _script(project: Project, script: str, arguments: Sequence[str]) -> tuple[li
 def _prepare(project: Project) -> Mapping[str, str]:
     """Check the project and write what it lacks; returns variables for the scripts."""
     files = own_files(project, os.environ)
-    check(project, files)
+    check(project, files, os.environ)
     settle(project, files, os.environ, _say)
     if FILES not in os.environ:
         return {}

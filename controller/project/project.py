@@ -24,7 +24,12 @@ from . import ports, stack_files
 from .env_file import EnvFile, setting
 
 NAME, FILES = "COMPOSE_PROJECT_NAME", "COMPOSE_FILE"
-STACK_SERVICES = ("haproxy", "controller", "prometheus", "grafana", "registry")
+RESERVED = {
+    "docker": ("haproxy", "controller", "prometheus"),
+    "swarm": ("haproxy", "controller", "prometheus", "registry"),
+}
+"""By engine, the services of the stack that no service of the user's may have the name of."""
+STACK_SERVICES = (*RESERVED["swarm"], "grafana")
 """The services of compose/compose.yaml and compose/swarm.yaml."""
 
 DOCKER_S = 10.0
@@ -103,22 +108,27 @@ def own_files(project: Project, environment: Mapping[str, str]) -> list[str]:
     return files
 
 
-def check(project: Project, files: Iterable[str]) -> None:
+def check(project: Project, files: Iterable[str], environment: Mapping[str, str]) -> None:
     """Refuse files in which there is nothing to manage, or whose services have names of the stack's.
 
     It reads the text as written; what only Compose can tell is the controller's reader's to say. Raises InvalidRequest.
     """
     files = list(files)
     written = _all_files(project, files)
-    services = [name for file in written.values() for name in _services(file)]
-    if clash := [name for name in STACK_SERVICES if name in services]:
+    services = _services(written)
+    reserved = RESERVED[_engine(project, environment)]
+    if clash := [name for name in reserved if name in services]:
         raise InvalidRequest(
-            f"services.{clash[0]}: the stack has a service of this name ({', '.join(STACK_SERVICES)} are its own); "
+            f"services.{clash[0]}: the stack has a service of this name ({', '.join(reserved)} are its own); "
             "call yours otherwise. Nothing was changed."
         )
     if not any("x-serve" in text for text in written.values()):
         shown = ", ".join(files)
         raise InvalidRequest(_MANAGE_NOTHING.format(files=shown, service=services[0] if services else "web"))
+
+
+def _engine(project: Project, environment: Mapping[str, str]) -> str:
+    return "swarm" if setting("PIERHEAD_ENGINE", project.env_file(), environment) == "swarm" else "docker"
 
 
 def _all_files(project: Project, files: Iterable[str]) -> dict[Path, str]:
@@ -133,10 +143,13 @@ def _all_files(project: Project, files: Iterable[str]) -> dict[Path, str]:
     return found
 
 
-def _services(text: str) -> list[str]:
-    written = _load(text)
-    services = written.get("services") if isinstance(written, Mapping) else None
-    return [str(name) for name in services] if isinstance(services, Mapping) else []
+def _services(written: Mapping[Path, str]) -> list[str]:
+    found: list[str] = []
+    for text in written.values():
+        file = _load(text)
+        services = file.get("services") if isinstance(file, Mapping) else None
+        found += map(str, services) if isinstance(services, Mapping) else []
+    return found
 
 
 def _load(text: str) -> Any:
@@ -156,16 +169,15 @@ def settle(project: Project, files: list[str], environment: Mapping[str, str], s
     name = setting(NAME, file, environment)
     if not name:
         name = chosen[NAME] = _free_name(project, files)
-    engine = "swarm" if setting("PIERHEAD_ENGINE", file, environment) == "swarm" else "docker"
     listed = ":".join([*files, stack_files.STACK_FILES["docker"]])  # the scripts name the other one on a Swarm
     if FILES not in environment and file.get(FILES) != listed:
         chosen[FILES] = listed
     open_ports = [each for each in ports.PORTS if setting(each, file, environment) is None]
-    if engine == "docker" and open_ports:
+    if _engine(project, environment) == "docker" and open_ports:
         taken = [int(text) for each in ports.PORTS if (text := setting(each, file, environment) or "").isdigit()]
         numbers = ports.choose(open_ports, taken, ports.is_free, _published(name))
         chosen |= {each: str(number) for each, number in numbers.items()}
-    stack_files.write(project.root)
+    stack_files.write(project.root, has_grafana="grafana" in _services(_all_files(project, files)))
     _keep(file, chosen, say)
 
 

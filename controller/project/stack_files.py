@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import importlib.util
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _BUILD = "build"
 """Written last: which build everything else is of."""
 _LEFT_OUT = ("__pycache__", ".pytest_cache", ".DS_Store")
+
+_GRAFANA = re.compile(rb"^  grafana:\n(?:    .*\n|\n)+", re.MULTILINE)
 
 _INCLUDE = """\
 # Written by pierhead {version}; what COMPOSE_FILE in .env adds to the project's own files.
@@ -71,15 +74,19 @@ def written_build(project: Path) -> str:
         return ""
 
 
-def write(project: Path) -> None:
+def write(project: Path, *, has_grafana: bool = False) -> None:
     """Bring `.pierhead/` to the installed build. What is right already is left alone: the controller watches some.
 
+    `has_grafana`: a service of the user's has this name, so the stack has none, which it can do without.
     Raises InvalidRequest where `.pierhead` is a link.
     """
     target = project / DIRECTORY
     if target.is_symlink():
         raise InvalidRequest(f"{target} is a link, and what it leads to is not Pierhead's to write: remove the link")
     wanted = {path: source.read_bytes() for path, source in _sources().items()}
+    if has_grafana:
+        file = "compose/compose.yaml"
+        wanted[file] = _GRAFANA.sub(b"", wanted[file])
     for file, engine in (("compose.yaml", "docker"), ("swarm.yaml", "swarm")):
         text = _INCLUDE.format(version=version(), directory=DIRECTORY, file=file)
         wanted[STACK_FILES[engine].partition("/")[2]] = text.encode()

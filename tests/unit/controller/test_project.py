@@ -86,12 +86,13 @@ def test_an_override_file_is_part_of_the_project_as_it_is_for_compose(shop: Proj
         ("services: {db: {image: postgres}}", "  db:\n    ...\n    scale: 0"),
         ("services: {}", "  web:\n    ...\n    scale: 0"),
         ("services: {prometheus: {image: p}, web: {x-serve: {}}}", r"services\.prometheus: the stack has a service of"),
+        ("services: {registry: {image: r}, web: {x-serve: {}}}", r"services\.registry: the stack has a service of"),
     ],
 )
 def test_what_cannot_be_managed_is_refused_with_what_to_do(shop: Project, text: str, words: str) -> None:
     (shop.root / "compose.yaml").write_text(text)
     with pytest.raises(InvalidRequest, match=words) as refused:
-        project.check(shop, ["compose.yaml"])
+        project.check(shop, ["compose.yaml"], {"PIERHEAD_ENGINE": "swarm"})
     assert refused.value.exit_code == 2
 
 
@@ -100,9 +101,9 @@ def test_a_block_in_an_included_file_counts_with_any_line_ends(shop: Project, ne
     (shop.root / "web.yaml").write_bytes(WEB.replace("\n", newline).encode())
     included = "include: [web.yaml]\nservices: {db: {image: postgres}}\n"
     (shop.root / "compose.yaml").write_bytes(included.replace("\n", newline).encode())
-    project.check(shop, ["compose.yaml"])
+    project.check(shop, ["compose.yaml"], {})
     (shop.root / "compose.yaml").write_text("x-serve in what is no YAML: [")
-    project.check(shop, ["compose.yaml"])  # Compose says what is wrong
+    project.check(shop, ["compose.yaml"], {})  # Compose says what is wrong
 
 
 # ------------------------------------------------------------------------------------------------ names, ports, .env
@@ -248,7 +249,10 @@ def compose() -> Callable[..., str]:
 def test_compose_reads_the_users_paths_from_the_project_and_the_stacks_from_its_copy(
     shop: Project, compose: Callable[..., str], file: str
 ) -> None:
-    (shop.root / "compose.yaml").write_text(WEB + "    build: .\n    volumes: ['./data:/data']\n")
+    own = WEB + "    build: .\n    volumes: ['./data:/data']\n  grafana: {image: mine}\n"
+    own += "  registry: {image: mine}\n" if file == "stack.yaml" else ""
+    (shop.root / "compose.yaml").write_text(own)
+    project.check(shop, ["compose.yaml"], {"PIERHEAD_ENGINE": file.removesuffix(".yaml")})
     settled(shop)
     env = shop.env_file()
     env.set("COMPOSE_FILE", f"compose.yaml:.pierhead/{file}")
@@ -257,6 +261,7 @@ def test_compose_reads_the_users_paths_from_the_project_and_the_stacks_from_its_
     assert config["name"] == "myshop"
     web, controller = config["services"]["web"], config["services"]["controller"]
     assert web["build"]["context"] == str(shop.root)
+    assert config["services"]["grafana"] == {"image": "mine", "networks": {"default": None}}, "the stack has none"
     assert web["volumes"][0]["source"] == str(shop.root / "data")
     assert controller["image"] == f"pierhead/controller:{stack_files.version()}"
     if file == "stack.yaml":
@@ -283,7 +288,7 @@ def test_a_new_project_is_small_and_valid(tmp_path: Path) -> None:
         "greeter": ("grpc", None),
     }
     assert (tmp_path / "shop" / "Dockerfile").read_text().startswith(f"FROM pierhead/python:{stack_files.tag()}\n")
-    project.check(Project(tmp_path / "shop"), ["compose.yaml"])
+    project.check(Project(tmp_path / "shop"), ["compose.yaml"], {})
     with pytest.raises(InvalidRequest, match="is there already, and not empty"):
         new.new(tmp_path / "shop")
 
