@@ -229,6 +229,8 @@ def barred(state: ServiceRollout, facts: Facts, rules: Rules) -> Mapping[str, st
     if state.rejected is not None and state.rejected.is_refused:
         found[state.rejected.version] = state.rejected.reason
     rollout = state.rollout
+    if rollout is not None and rollout.is_refused and rollout.source is not None:
+        found[rollout.source] = rollout.cause
     if rollout is not None and rollout.phase in BEFORE_IT_SERVES:
         why = facts.contracts.get(rollout.to, "")
         if why != "":
@@ -468,7 +470,9 @@ def _back(
     rollout = state.rollout
     if rollout is None or state.stable is None:
         raise AssertionError("internal: a rollback without a rollout, or without a version to go back to")
-    back = Rollout(rollout.to, state.stable, RolloutPhase.ROLLING_BACK, now, rollout.begun_at, why)
+    back = Rollout(
+        rollout.to, state.stable, RolloutPhase.ROLLING_BACK, now, rollout.begun_at, why, is_refused=is_refused
+    )
     rejected = Rejection(rollout.to, why, now, is_asked, is_refused)
     if rollout.is_return and state.rejected and state.rejected.version != rollout.to:
         rejected = state.rejected  # the files' version waits as before: no operator has asked for it

@@ -93,6 +93,8 @@ class Rollout:
     excused: int = 0
     """Failures in a row of `to` that do not count against it: replicas of other versions failed at the same time, or no
     replica of `to` had been ready yet."""
+    is_refused: bool = False
+    """It goes back because the contract of `source` cannot meet that of `to`."""
 
 
 @dataclass(frozen=True, slots=True)

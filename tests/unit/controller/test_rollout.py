@@ -389,6 +389,15 @@ def test_a_refused_version_follows_once_nothing_is_in_its_way(seen: Facts, rules
     assert phase or state.stable == "v2"
 
 
+def test_an_earlier_version_that_cannot_meet_the_running_one_gets_no_request_while_it_leaves() -> None:
+    """The files' version, which was rolled back, keeps its rejection, so the earlier one has none."""
+    at_v2 = ServiceRollout(stable="v2", previous=("v1",), rejected=Rejection("v3", "it crashed", 1))
+    unmet = facts("v3", counts=counts(v2=(2, 2), v1=(1, 1)), contracts={"v1": WHY})
+    state, phases = walk(rollout.returned(at_v2, "v1", "v3", 2), (2, unmet))
+    assert (phases, state.rejected) == (["ROLLING_BACK"], at_v2.rejected)
+    assert rollout.barred(state, replace(unmet, contracts={}), RULES) == {"v1": WHY}
+
+
 def test_a_version_that_serves_is_not_taken_away_for_its_contract() -> None:
     for phase in (BAKING, ROLLING):
         unmet = facts(counts=BOTH, contracts={"v2": WHY})
