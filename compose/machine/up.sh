@@ -134,17 +134,39 @@ port_settings() {
   [ "$(setting COMPOSE_PROFILES '')" != grafana ] || echo 'PIERHEAD_GRAFANA_PORT 3000'
 }
 
+# wanted_ports: of the stack, and of the user's own services, one a line: what names it, and the port.
+wanted_ports() {
+  local name default
+  while read -r name default; do printf '%s %s\n' "$name" "$(setting "$name" "$default")"; done < <(port_settings)
+  docker compose config 2>/dev/null | awk '
+    function print_port() { if (port ~ "^[0-9]+$" && place ~ /^(|0.0.0.0|127.0.0.1|::)$/) print "services." service ".ports", port; port = place = "" }
+    { gsub(/"/, "") }
+    /^[^ ]/ { print_port(); top = $1 }
+    top != "services:" { next }
+    /^  [^ ]/ { print_port(); service = $1; sub(/:$/, "", service); is_own = service ~ /^(haproxy|controller|prometheus|grafana)$/ }
+    /^    [^ ]/ { print_port(); key = $1 }
+    key != "ports:" || is_own { next }
+    /^      - / { print_port() }
+    $1 == "host_ip:" { place = $2 }
+    $1 == "published:" { port = $2 }
+    $1 == "protocol:" && $2 != "tcp" { port = "" }
+    END { print_port() }'
+}
+
 refuse_taken_ports() {
-  local name default port first='' taken=()
-  while read -r name default; do
-    port=$(setting "$name" "$default")
+  local name port first='' taken=()
+  while read -r name port; do
     if listens "$port" && [ -z "$(docker ps -q --filter "publish=$port" \
       --filter "label=com.docker.compose.project=$project")" ]; then
       first=${first:-$name}
       taken+=("port $port ($name) is taken by $(listener "$port").")
     fi
-  done < <(port_settings)
-  [ "${#taken[@]}" -eq 0 ] || refuse "${taken[@]}" "Stop that, or choose another port: in .env, or for this time: $(one_time "$first=...")."
+  done < <(wanted_ports)
+  case $first in
+    '') ;;
+    services.*) refuse "${taken[@]}" "Stop that, or write another port there. Nothing was started." ;;
+    *) refuse "${taken[@]}" "Stop that, or choose another port: in .env, or for this time: $(one_time "$first=...")." ;;
+  esac
 }
 
 one_time() { if [ -n "$is_clone" ]; then printf 'make up %s' "$1"; else printf '%s pierhead up' "$1"; fi; }

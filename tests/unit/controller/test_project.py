@@ -482,12 +482,31 @@ def test_scripts_that_a_project_came_with_are_not_run(shop: Project) -> None:
     assert "the Docker Engine does not answer, and what is left of the stack cannot be seen" in done.stderr
 
 
-def test_up_refuses_a_port_of_env_that_is_taken(shop: Project) -> None:
+PORT = """\
+      - mode: ingress
+        host_ip: {place}
+        target: 5432
+        published: "{port}"
+        protocol: {protocol}
+"""
+
+
+@pytest.mark.parametrize("whose", ["the stack's", "the user's"])
+def test_up_refuses_a_port_that_is_taken(shop: Project, whose: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        (shop.root / ".env").write_text(f"PIERHEAD_STATS_PORT={port}\n")
+        free = dict(zip(ports.PORTS, free_ports(len(ports.PORTS)), strict=True))
+        text = PORT.format(port=port, place="0.0.0.0", protocol="udp")
+        text += PORT.format(port=port, place="10.0.0.1", protocol="tcp")
+        if whose == "the stack's":
+            free["PIERHEAD_STATS_PORT"] = port
+        else:
+            text += PORT.format(port=port, place="127.0.0.1", protocol="tcp")
+        (shop.root / ".env").write_text("".join(f"{name}={number}\n" for name, number in free.items()))
         settled(shop)
-        healthy = 'case "$*" in version*) echo 26.1.5 ;; "compose version"*) echo 2.26.1 ;; esac'
+        (shop.root / "config").write_text(f"services:\n  db:\n    image: db\n    ports:\n{text}networks: {{}}\n")
+        compose = f"\"compose version\"*) echo 2.26.1 ;; 'compose config') cat '{shop.root}/config' ;;"
+        healthy = f'case "$*" in version*) echo 26.1.5 ;; {compose} esac'
         fake = shop.root / "bin"
         fake.mkdir()
         (fake / "docker").write_text(f"#!/bin/sh\n{healthy}\n")
@@ -496,8 +515,11 @@ def test_up_refuses_a_port_of_env_that_is_taken(shop: Project) -> None:
         own = {"PATH": f"{fake}:{os.environ['PATH']}", "HOME": str(shop.root)}
         done = subprocess.run([up], cwd="/", env=own, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
-    assert f"port {port} (PIERHEAD_STATS_PORT) is taken by " in done.stderr
-    assert "_PORT=... pierhead up." in done.stderr
+    name = "PIERHEAD_STATS_PORT" if whose == "the stack's" else "services.db.ports"
+    remedy = "_PORT=... pierhead up." if whose == "the stack's" else "Stop that, or write another port there."
+    first, last = done.stderr.splitlines()
+    assert first.startswith(f"pierhead: port {port} ({name}) is taken by ")
+    assert remedy in last
 
 
 # ------------------------------------------------------------------------------------ what a project may have come with
