@@ -11,10 +11,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
-from .errors import ControllerError, InvalidRequest
+from .errors import ControllerError, InvalidRequest, NotYet
 from .model.actions import UpdateNode
 from .model.nodes import LEAVING, LEAVING_AT_ONCE, LEAVING_LABEL, Availability, Node
-from .model.observed import Observed
+from .model.observed import NOT_LOOKED_YET, Observed
 from .model.plan import Outcome
 from .model.spec import ServiceSpec
 from .plan.drain import unmet_constraint, without_room
@@ -93,8 +93,11 @@ class NodeCommands:
         await self._look_again()
 
     def known(self, name: str) -> Node:
-        """The node of that name, or id. Raises InvalidRequest."""
-        nodes = self._seen().nodes
+        """The node of that name, or id. Raises InvalidRequest, NotYet."""
+        seen = self._seen()
+        if seen is NOT_LOOKED_YET:
+            raise NotYet("the controller has just been started and has not looked yet; repeat in a second")
+        nodes = seen.nodes
         if not nodes:
             raise InvalidRequest(f"there is no node {name!r}: this stack runs on one machine, and not on a Swarm")
         found = [node for node in nodes if name in (node.name, node.id)]

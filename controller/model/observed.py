@@ -74,6 +74,10 @@ class Observed:
         return self._by_service.get(service, ())
 
 
+NOT_LOOKED_YET = Observed()
+"""Of a controller that has just been started."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sight:
     """One look at the world: a snapshot, and the spec that it was taken for."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ..engines.base import ClusterEngine, EngineAction, EngineState
 from ..model.actions import Action
-from ..model.observed import Observed, Sight
+from ..model.observed import NOT_LOOKED_YET, Observed, Sight
 from ..model.plan import Plan
 from ..model.spec import Spec
 from ..model.world import GpuFault, Health, ReplicaContainer, Retirement, RoutingState, ServerState, current_version
@@ -91,7 +91,7 @@ class Observer:
         """The input that the prober's list of replicas was last computed from."""
         self._marks: Mapping[str, Retirement] = {}
         self.stream_open = False
-        self.latest = Observed()
+        self.latest = NOT_LOOKED_YET
         """The newest snapshot."""
 
     async def run(self) -> None:
