@@ -7,6 +7,7 @@ set -euo pipefail
 # shellcheck source=compose/machine/stack.sh
 . "$(dirname "${BASH_SOURCE[0]}")/stack.sh"
 
+trap 'exit 130' INT TERM # a step has said so
 choose_files '' ''
 choose_build_inputs
 read -ra built <<<"${1:-}"

@@ -85,7 +85,9 @@ class User:
     def begins(self, *words: str, output: TextIO) -> Iterator[subprocess.Popen[str]]:
         """Type a command that goes on."""
         own = self.environment()
-        with subprocess.Popen(words, cwd=self.directory, env=own, stdout=output, stderr=output, text=True) as process:
+        with subprocess.Popen(
+            words, cwd=self.directory, env=own, stdout=output, stderr=output, text=True, start_new_session=True
+        ) as process:
             try:
                 yield process
             finally:
@@ -256,12 +258,13 @@ def test_a_save_is_served_within_seconds(shop: User, tmp_path: Path) -> None:
             told = ends(raising, FAILED)
             assert re.search(r"RuntimeError: no such model \(app.py:\d+\)", told), told
             assert answer() == {"greeting": "Moin, Ada!"}, "the last good one serves"
-            ends(good, UP_TO_DATE)
-            assert answer() == {"greeting": "Hello, Ada!"}
-            watch.send_signal(signal.SIGINT)
+            ends(good, "Rolling out greeter web ...")
+            os.killpg(watch.pid, signal.SIGINT)  # Ctrl-C reaches what it has started too
             assert watch.wait(COMMAND_S) == 0
-        assert "The stack goes on" in said.read_text()
+        assert said.read_text().endswith("The stack goes on: `pierhead status` shows it, `pierhead down` removes it.\n")
+        eventually(lambda: answer() == {"greeting": "Hello, Ada!"}, "the controller ends what was begun")
     load.assert_no_failure()
+    shop.does("pierhead", "deploy", "--now")
     before = shop.containers()
     shop.does("pierhead", "up")
     assert shop.containers() == before, "nothing is hidden: the images say it all"
