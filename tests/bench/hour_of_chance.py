@@ -182,13 +182,16 @@ class Chance:
 
     def end(self, trouble: Trouble) -> None:
         """It is over, the managers know it, and the edges answer. One that does not end is tried again later."""
-        self.note(f"end of {trouble.kind}", *trouble.nodes)
-        is_over = self.attempt(f"end of {trouble.kind}", lambda: self._see_over(trouble))
-        for lost in trouble.lost:
-            lost.over_at = min(lost.over_at, time.time())  # an edge that is not back by now has no excuse any more
+        what = f"end of {trouble.kind}"
+        self.note(what, *trouble.nodes)
+        has_ended = self.attempt(what, lambda: KINDS[trouble.kind].end(self.stack, trouble.nodes))
+        is_over = has_ended and self.attempt(what, lambda: self._see_over(trouble))
+        trouble.tries += 1
+        if has_ended or trouble.tries >= TRIES:
+            for lost in trouble.lost:
+                lost.over_at = min(lost.over_at, time.time())  # an edge that is not back by now has no excuse any more
         if is_over:
             self._back += zip(trouble.nodes, trouble.lost, strict=True)
-        trouble.tries += 1
         if is_over or trouble.tries >= TRIES:
             self.troubles.remove(trouble)
         self._troubled_at = time.time()
@@ -270,7 +273,6 @@ class Chance:
             return f"not known: {type(error).__name__}: {error}"[:400]
 
     def _see_over(self, trouble: Trouble) -> None:
-        KINDS[trouble.kind].end(self.stack, trouble.nodes)
         if KINDS[trouble.kind].is_of_gossip:
             for lost in trouble.lost:
                 lost.gossips_at = min(lost.gossips_at, time.time())

@@ -149,6 +149,18 @@ def test_a_trouble_is_over_when_the_edge_that_stays_has_begun() -> None:
     assert lost.over_at == back_at + 12.0
 
 
+def test_a_node_that_could_not_be_used_again_is_still_in_trouble() -> None:
+    made, stack = chance(1, "activate")
+    made.begin("drain")
+    (trouble,) = made.troubles
+    made.end(trouble)
+    assert trouble.lost[0].over_at == float("inf")
+    stack.fails.clear()
+    made.end(trouble)
+    assert trouble.lost[0].over_at < float("inf")
+    assert not made.troubles
+
+
 def test_a_node_that_cannot_be_asked_is_not_said_to_be_clean() -> None:
     made, _ = chance(1, "orphans")
     assert all("not known" in left[0] for left in made.orphans().values())
