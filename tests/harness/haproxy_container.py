@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import secrets
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,7 +53,8 @@ class HAProxyContainer:
         """Start it, wait until it answers, remove it at the end."""
         mount = f"{self.run_dir}:/run/haproxy"
         names = ("--name", self.name, "--label", LABEL, "--volume", mount)
-        docker("run", "--detach", "--restart=always", *names, *self._options, self._image)
+        with _addresses_stay():
+            docker("run", "--detach", "--restart=always", *names, *self._options, self._image)
         try:
             network = json.loads(docker("inspect", "-f", "{{json .NetworkSettings}}", self.name))
             self.ip, self.gateway = network["IPAddress"], network["Gateway"]
@@ -68,8 +71,10 @@ class HAProxyContainer:
     def kill_and_wait(self) -> None:
         """Kill its master, as a crash would, and wait until Docker has started it again."""
         started = self._inspect("{{.State.StartedAt}}")
-        os.kill(int(self._inspect("{{.State.Pid}}")), signal.SIGKILL)
-        eventually(lambda: self._inspect("{{.State.StartedAt}}") != started, "Docker starts HAProxy again")
+        with _addresses_stay():
+            os.kill(int(self._inspect("{{.State.Pid}}")), signal.SIGKILL)
+            eventually(lambda: self._inspect("{{.State.StartedAt}}") != started, "Docker starts HAProxy again")
+        assert self._inspect("{{.NetworkSettings.IPAddress}}") == self.ip, "another container took its address"
         self.wait_until_up()
 
     @contextlib.contextmanager
@@ -94,6 +99,14 @@ class HAProxyContainer:
 
     def _inspect(self, template: str) -> str:
         return docker("inspect", "-f", template, self.name)
+
+
+@contextlib.contextmanager
+def _addresses_stay() -> Iterator[None]:
+    """Within: no other test starts a container of HAProxy. Docker would give it the address of one that was killed."""
+    with (Path(tempfile.gettempdir()) / "pierhead-test-addresses.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _answers(path: Path) -> bool:

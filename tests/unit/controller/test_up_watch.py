@@ -18,6 +18,12 @@ from controller.project.watch import Watch
 from tests.unit.controller.control import until
 
 
+@pytest.fixture(autouse=True)
+def no_files_of_another_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make test` names those of the clone."""
+    monkeypatch.delenv("COMPOSE_FILE", raising=False)
+
+
 def config(root: Path) -> Mapping[str, Any]:
     """One image for `web` and `worker`, one for `cron`, which is Compose's; `db` and the stack have none of ours."""
     return {
