@@ -9,7 +9,6 @@ These reasons count only while no replica can be called: a replica that is liste
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,6 +68,8 @@ class Unfound:
 
 def _named(service: str, names: Sequence[str]) -> str:
     """The services that there are, and the one that may be meant."""
+    import difflib  # memory that a replica without such an error does without
+
     by_key = {static_key(name): name for name in names}
     close = difflib.get_close_matches(static_key(service), by_key, 1)
     hint = f'; did you mean "{by_key[close[0]]}"?' if close else ""

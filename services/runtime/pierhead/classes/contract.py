@@ -6,7 +6,6 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Collection
-from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -43,7 +42,7 @@ class Contract:
         codecs = Codecs()
         self.methods = MappingProxyType({shape.name: ClassMethod(self, shape, codecs) for shape in shapes})
 
-    @cached_property
+    @property
     def descriptor_set(self) -> FileDescriptorSet:
         """The file and its imports, for `compare`."""
         return self.file.descriptor_set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -164,6 +163,8 @@ def name_of(cls: type) -> str:
 def _check_keywords(cls: str, found: Mapping[str, Any]) -> None:
     for key in found:
         if key not in XServe.__annotations__:
+            import difflib  # memory that a replica, whose class has none, does without
+
             close = difflib.get_close_matches(key, XServe.__annotations__, 1)
             hint = f'; did you mean "{close[0]}"?' if close else ""
             raise TypeError(f"class {cls}: {key} is no key of x-serve{hint}")
