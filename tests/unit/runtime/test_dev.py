@@ -229,6 +229,19 @@ class TestReload:
         dev.write("scorers.py", SCORER)
         assert await get(client, f"{await dev.serves()}/shop?user=6") == (200, 3.0)
 
+    async def test_a_file_that_appears_while_a_start_fails_is_a_save(self, dev: Dev, client: ClientSession) -> None:
+        writes = (
+            "import pathlib\n"
+            "if not pathlib.Path('scorers.py').exists():\n"
+            "    pathlib.Path('scorers.py').write_text(pathlib.Path('scorer.py').read_text())\n"
+            "    raise RuntimeError('too early')\n"
+        )
+        dev.write("scorer.py", SCORER)
+        dev.write("shop.py", writes + SHOP.replace("from scorer import", "from scorers import"))
+        await dev.start("shop:shop")
+        assert await get(client, f"{await dev.serves()}/shop?user=6") == (200, 3.0)
+        assert "RuntimeError: too early (shop.py:4)" in dev.said
+
 
 class TestEnd:
     async def test_ctrl_c_closes_the_services(self, dev: Dev) -> None:

@@ -71,7 +71,7 @@ class DevServer:
     async def _work(self) -> None:
         """Load the application, and again whenever its files have changed."""
         while True:
-            before = self._look()
+            before, everything = self._look(), stamps(self._source.project.all_files())
             version, began = self._make(self._source), time.monotonic()
             starting = asyncio.create_task(version.start())
             try:
@@ -85,7 +85,7 @@ class DevServer:
                 starting.exception()
                 await version.ended()
                 raise
-            await self._changed({**self._look(), **before})
+            await self._changed({**(everything if self._failed else self._look()), **before})
 
     async def _outlives_saves(self, version: Version, starting: asyncio.Task[Offer], before: Stamps) -> bool:
         """Wait for the outcome of a start; False if a file was saved meanwhile: the version is then stopped."""
