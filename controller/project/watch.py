@@ -48,11 +48,11 @@ class Watch:
         names = _names((*image.managed, *image.others) for image in self._images)
         watched = f"the files of {', '.join(names)}" if names else "the compose files alone, as no image is built here"
         self._say(f"Watching {watched}. Ctrl-C ends that, and the stack goes on.")
-        seen: Stamps = {file: stamp if stamp[0] < since * 1e9 else MISSING for file, stamp in self._look().items()}
-        behind: set[Path] = set()
+        seen, behind = self._seen({}, since), set[Path]()
         while True:
             now = await saved(self._look, seen)
-            began, fresh, seen = time.monotonic(), difference(seen, now), now
+            since, began, images = time.time(), time.monotonic(), self._images
+            fresh, seen = difference(seen, now), now
             self._say(f"{named(fresh)} changed")
             behind |= fresh
             done = self._bring(behind)
@@ -61,7 +61,13 @@ class Watch:
                 behind.clear()
             else:
                 self._say("What served before goes on. The next save tries it again.")
-            seen = {file: seen.get(file, stamp) for file, stamp in self._look().items()}
+            if self._images is not images:  # there may be other files to watch
+                seen = self._seen(seen, since)
+
+    def _seen(self, before: Stamps, since: float) -> Stamps:
+        """The files as they were before, and those that were not watched then, without what was changed since."""
+        now = self._look()
+        return {file: before.get(file, now[file]) for file in now if file in before or now[file][0] < since * 1e9}
 
     def _bring(self, changed: set[Path]) -> str:
         """Carry out what these files change. Returns what is up to date now, in words; "" where something failed."""
@@ -81,7 +87,8 @@ class Watch:
     def _look(self) -> Stamps:
         one_of_each = {image.recipe: image for image in self._images}  # a context that several have is looked at once
         files = {file for image in one_of_each.values() for file in image.files()}
-        return stamps(files | self._recipes() | self._compose_files())
+        found = stamps(files | self._recipes() | self._compose_files())
+        return {file: stamp for file, stamp in found.items() if stamp != MISSING}
 
     def _recipes(self) -> set[Path]:
         return {file for image in self._images for file in image.recipe}

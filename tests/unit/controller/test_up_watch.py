@@ -146,9 +146,10 @@ async def test_each_save_brings_its_services_up_to_date(tmp_path: Path) -> None:
         assert (await scripts.ended(APP)).startswith("web, worker are up to date, "), "it was saved while `up` ran"
         scripts.save("app/app.py", "app/new.py", "README.md")
         assert (await scripts.ended(APP)).endswith(" s after the save of app.py, new.py."), "two saves, one rollout"
-        scripts.saves_meanwhile = "app/app.py"
-        scripts.save("app/app.py")
-        await scripts.ended(APP, APP)
+        for name in ("app/app.py", "app/late.py"):
+            scripts.saves_meanwhile = name
+            scripts.save("app/app.py")
+            await scripts.ended(APP, APP)
         scripts.status = 1
         scripts.save("app/app.py")
         assert await scripts.ended(APP) == "What served before goes on. The next save tries it again."
