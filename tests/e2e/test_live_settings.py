@@ -28,7 +28,8 @@ def echo(written: WrittenStack) -> WrittenStack:
 
 def with_keys(**keys: str) -> str:
     """The application with these keys in the child's block."""
-    words = "".join(f"{key}: {value}, " for key, value in keys.items())
+    reached = {"grpc_services": "[services.echo.app.EchoChild]"}  # so that HAProxy routes to it, too
+    words = "".join(f"{key}: {value}, " for key, value in (reached | keys).items())
     head, child, tail = ECHO.partition("  echo-child:\n")
     tail = tail.replace("replicas: 1", f"replicas: {REPLICAS}")
     return head + child + tail.replace("x-serve: {", f"x-serve: {{{words}")

@@ -93,7 +93,7 @@ def test_the_tutorial(reader: Reader) -> None:
     assert stack.service("hello")["ready"] == 3
     stack.pierhead("scale", "hello", "auto")
 
-    reader.edit(APP, "Hello", "Good day")
+    reader.edit(APP, 'f"Hello,', 'f"Good day,')
     reader.build()
     assert reader.deploy() == 0
     assert reader.greeting("Ada") == shown(1)

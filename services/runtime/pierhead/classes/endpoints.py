@@ -19,6 +19,7 @@ _KEY: Final = "__pierhead_endpoints__"
 _NAMES: Final = {str: "a text", int: "an integer", float: "a number"}
 _KINDS: Final[Mapping[Any, type]] = {hint: kind for kind in _NAMES for hint in (kind, kind.__name__)}
 """By the hint of a parameter, which may be a string: what its text becomes."""
+_encode: Final = json.JSONEncoder(allow_nan=False).encode
 _SHOWN: Final = 40
 """Characters of a wrong value that a message quotes."""
 
@@ -93,31 +94,29 @@ def _handler(method: Callable[..., Awaitable[Any]]) -> Callable[[web.Request], A
 
     parameters = list(inspect.signature(method).parameters.values())
     takes_request = bool(parameters) and parameters[0].annotation not in _KINDS
-    texts = parameters[1:] if takes_request else parameters
+    texts = [(each.name, _KINDS[each.annotation], each.default) for each in parameters[takes_request:]]
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        values = {each.name: _value(each, request) for each in texts}
+        values = {name: _value(request, name, kind, default) for name, kind, default in texts}
         result = await (method(request, **values) if takes_request else method(**values))
         if isinstance(result, web.StreamResponse):
             return result
         if isinstance(result, AsyncIterable):
             return await sse(request, result)
-        text = json.dumps(result, allow_nan=False)
-        return web.Response(body=text.encode(), headers={"Content-Type": "application/json"})
+        return web.Response(body=_encode(result).encode(), headers={"Content-Type": "application/json"})
 
     return handle
 
 
-def _value(parameter: inspect.Parameter, request: web.Request) -> Any:
+def _value(request: web.Request, name: str, kind: type, default: Any) -> Any:
     """What a request has for a parameter. Raises BadRequest."""
-    name, kind = parameter.name, _KINDS[parameter.annotation]
     text = request.match_info.get(name)
     if text is None:
         text = request.query.get(name)
     if text is None:
-        if parameter.default is parameter.empty:
+        if default is inspect.Parameter.empty:
             raise BadRequest(f"{name}: missing in the query string; send {request.path}?{name}=...")
-        return parameter.default
+        return default
     try:
         return kind(text)
     except ValueError:
