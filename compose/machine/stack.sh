@@ -198,8 +198,9 @@ build_images() {
 # build_base_of_users: pierhead/python, where a Dockerfile of the chosen files names it with this tag. Compose builds in no order,
 # so it has to be there before.
 build_base_of_users() {
-  local named tag
+  local named tag config
   tag=$(image_tag)
+  config=$(whole_config)
   while read -r named; do
     [ "$named" != pierhead/python ] || named=pierhead/python:latest # as Docker reads it
     case $named in
@@ -215,8 +216,8 @@ build_base_of_users() {
         ;;
     esac
   done < <({
-    whole_config | bases_of_ours # of Dockerfiles that are written in the compose file
-    dockerfiles | while read -r file; do bases_of_ours "$file" 2>/dev/null || true; done
+    bases_of_ours <<<"$config" # of Dockerfiles that are written in the compose file
+    dockerfiles <<<"$config" | while read -r file; do bases_of_ours "$file" 2>/dev/null || true; done
   } | sort -u)
 }
 
@@ -225,9 +226,9 @@ bases_of_ours() {
   sed -nE 's,^[[:space:]]*(FROM|from|ARG|arg)[[:space:]](.*[[:space:]=])?(pierhead/python(:[^[:space:]]*)?)([[:space:]].*)?$,\3,p' "$@"
 }
 
-# dockerfiles: what the project's images are built from, one a line.
+# dockerfiles: of the whole config on standard input, what the project's images are built from, one a line.
 dockerfiles() {
-  whole_config | awk '
+  awk '
     function path(line) { sub(/^ *[a-z]+: /, "", line); gsub(/^"|"$/, "", line); return line }
     /^[^ ]/ { top = $1 }
     top != "services:" { next }

@@ -15,8 +15,7 @@ from typing import NoReturn
 
 from ..errors import InvalidRequest
 from . import stack_files
-from .env_file import setting
-from .project import FILES, Project, check, find, own_files, settle
+from .project import FILES, Project, check, engine_of, find, own_files, settle
 
 
 def up(*, watch: bool = False) -> None:
@@ -29,7 +28,7 @@ def up(*, watch: bool = False) -> None:
         run_script(project, "up.sh", (), {} if project.is_clone else _prepare(project))
     if project.is_clone:
         raise InvalidRequest("--watch is for a project of your own; in the clone: make build, then make deploy")
-    if setting("PIERHEAD_ENGINE", project.env_file(), os.environ) == "swarm":
+    if engine_of(project, os.environ) == "swarm":
         raise InvalidRequest(
             "--watch is for one machine: on a Swarm, images go through a registry. Nothing was changed."
         )

@@ -116,7 +116,7 @@ def check(project: Project, files: Iterable[str], environment: Mapping[str, str]
     files = list(files)
     written = _all_files(project, files)
     services = _services(written)
-    reserved = RESERVED[_engine(project, environment)]
+    reserved = RESERVED[engine_of(project, environment)]
     if clash := [name for name in reserved if name in services]:
         raise InvalidRequest(
             f"services.{clash[0]}: the stack has a service of this name ({', '.join(reserved)} are its own); "
@@ -127,7 +127,8 @@ def check(project: Project, files: Iterable[str], environment: Mapping[str, str]
         raise InvalidRequest(_MANAGE_NOTHING.format(files=shown, service=services[0] if services else "web"))
 
 
-def _engine(project: Project, environment: Mapping[str, str]) -> str:
+def engine_of(project: Project, environment: Mapping[str, str]) -> str:
+    """The project's PIERHEAD_ENGINE: "docker" or "swarm"."""
     return "swarm" if setting("PIERHEAD_ENGINE", project.env_file(), environment) == "swarm" else "docker"
 
 
@@ -173,7 +174,7 @@ def settle(project: Project, files: list[str], environment: Mapping[str, str], s
     if FILES not in environment and file.get(FILES) != listed:
         chosen[FILES] = listed
     open_ports = [each for each in ports.PORTS if setting(each, file, environment) is None]
-    if _engine(project, environment) == "docker" and open_ports:
+    if engine_of(project, environment) == "docker" and open_ports:
         taken = [int(text) for each in ports.PORTS if (text := setting(each, file, environment) or "").isdigit()]
         numbers = ports.choose(open_ports, taken, ports.is_free, _published(name))
         chosen |= {each: str(number) for each, number in numbers.items()}

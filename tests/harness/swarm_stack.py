@@ -8,13 +8,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
 from typing import Any
 
+from controller.engines.docker_reader import timestamp
 from controller.storage.lease import HOLDER
 from controller.swarm_api import STACK_LABEL
 from tests.harness import swarm_rig
@@ -46,6 +45,8 @@ class SwarmStack(Place):
         super().__init__(project, files)
         self.rig, self.managers = rig, list(rig.managers)
         self.variables |= {"PIERHEAD_ENGINE": "swarm", "PIERHEAD_REGISTRY": "here"}
+        self._filters = [f"label={key}={project}" for key in (STACK_LABEL, "pierhead.project")]
+        """Of the stack's own services, and of replicas."""
 
     @staticmethod
     def build() -> None:
@@ -73,9 +74,8 @@ class SwarmStack(Place):
         first = self.rig.nodes[0]
         controller = first.cli("service", "inspect", "--format", _IMAGE, f"{self.project}_controller")
         registry, _, _ = controller.partition("/")
-        filters = [f"label={key}={self.project}" for key in (STACK_LABEL, "pierhead.project")]
-        names = [name for one in filters for name in first.cli("service", "ls", "--quiet", "--filter", one).split()]
-        images = {first.cli("service", "inspect", "--format", _IMAGE, name) for name in names}
+        listed = [first.cli("service", "ls", "--quiet", "--filter", one) for one in self._filters]
+        images = {first.cli("service", "inspect", "--format", _IMAGE, name) for name in " ".join(listed).split()}
         for node in self.rig.nodes:
             for image in sorted(image for image in images if image.startswith(registry)):
                 node.cli("pull", "--quiet", image)
@@ -133,7 +133,7 @@ class SwarmStack(Place):
         return {one["ID"] for one in self._tasks()}
 
     def left(self) -> list[str]:
-        first, filters = self.rig.nodes[0], [f"label={key}={self.project}" for key in (STACK_LABEL, "pierhead.project")]
+        first, filters = self.rig.nodes[0], self._filters
         found = [first.cli(kind, "ls", "--quiet") for kind in ("service", "config", "secret")]
         for node in self.rig.nodes:
             found += [node.cli("ps", "--all", "--filter", one, "--format", "{{.Names}} {{.Status}}") for one in filters]
@@ -185,8 +185,7 @@ class SwarmStack(Place):
         container = self.edge_of(node)
         if not container:
             return 0.0
-        told = node.cli("inspect", "--format", "{{.State.StartedAt}}", container)
-        return datetime.fromisoformat(re.sub(r"\.\d+", "", told.strip())).timestamp()
+        return timestamp(node.cli("inspect", "--format", "{{.State.StartedAt}}", container)) or 0.0
 
     def lines_of_edges(self, failures: Iterable[Failure]) -> list[str]:
         """What the edges of failed requests said about failures within a second of them."""
