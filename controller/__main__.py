@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
+import uvloop
 from aiohttp import web
 
 from . import log, on_swarm, one_machine
@@ -135,7 +136,7 @@ def main() -> int:
         return error.exit_code
     log.configure(settings.log_level)
     try:
-        asyncio.run(run(settings))
+        uvloop.run(run(settings))
     except ControllerError as error:
         logger.error("%s", error)  # noqa: TRY400 - a traceback would add nothing
         return error.exit_code

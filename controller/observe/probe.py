@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
@@ -49,6 +50,7 @@ MOST_COUNTED = 2**53
 """A greater count is ignored: the autoscaler uses floats, which are exact integers only up to here."""
 MOST_STATS = 16
 """Numbers that a replica publishes, at most: the runtime has the same bound."""
+STATUS_LINE = re.compile(rb"HTTP/1\.\d ([1-5]\d\d)\b")
 MANAGED_PROBE = ProbeSpec(port=9100, path="/readyz")
 """The probe of a replica whose service was removed from the files while no controller ran."""
 
@@ -455,22 +457,27 @@ class HttpProbe:
         """Probe one replica once. Never raises, whatever the replica answers."""
         spec = subject.spec
         where = f":{spec.port}{spec.path}"
-        timeout = aiohttp.ClientTimeout(total=spec.timeout_s)
-        headers = None if subject.managed else {"Connection": "close"}
         try:
-            async with self._session.get(
-                f"http://{subject.host}{where}", timeout=timeout, headers=headers, allow_redirects=False
-            ) as response:
-                body = await _body(response) if subject.managed else b""
-                if not response.content.at_eof():
-                    response.close()  # a foreign image's answer, or the rest of an endless one, is not read
+            async with asyncio.timeout(spec.timeout_s):
+                status, body = await self._answer(subject) if subject.managed else (await _status(subject), b"")
         except TimeoutError:
             return Reading(ok=False, detail=f"no answer from {where} within {spec.timeout_s:g} s")
-        except aiohttp.ClientConnectorError as error:
-            return Reading(ok=False, detail=f"no connection to {where}: {error.os_error.strerror or error.os_error}")
-        except (aiohttp.ClientError, OSError) as error:
+        except _NoConnection as error:
+            return Reading(ok=False, detail=f"no connection to {where}: {error}")
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             return Reading(ok=False, detail=f"no valid answer from {where}: {str(error) or type(error).__name__}")
-        return _reading(response.status, where, _report(body) if subject.managed else {})
+        return _reading(status, where, _report(body))
+
+    async def _answer(self, subject: Subject) -> tuple[int, bytes]:
+        url = f"http://{subject.host}:{subject.spec.port}{subject.spec.path}"
+        try:
+            async with self._session.get(url, allow_redirects=False) as response:
+                body = await _body(response)
+                if not response.content.at_eof():
+                    response.close()  # the rest of an endless answer is not read
+        except aiohttp.ClientConnectorError as error:
+            raise _NoConnection(error.os_error.strerror or str(error.os_error)) from error
+        return response.status, body
 
     async def contract(self, subject: Subject) -> bytes | None:
         """Ask a managed replica for its contract, as `AskContract` says."""
@@ -504,6 +511,29 @@ class HttpProbe:
             why = one_line(str(answer.get("error") or "no reason is given"))
             raise ReplicaError(f"{url} refused it with {response.status}: {why}")
         return report
+
+
+class _NoConnection(Exception):
+    """A replica accepts no connection, in words."""
+
+
+async def _status(subject: Subject) -> int:
+    """Ask on a new connection, and read the first line alone: half of what the question costs through aiohttp."""
+    spec = subject.spec
+    try:
+        reader, writer = await asyncio.open_connection(subject.ip, spec.port)
+    except OSError as error:
+        raise _NoConnection(error.strerror or str(error)) from error
+    try:
+        head = f"GET {spec.path} HTTP/1.1\r\nHost: {subject.host}:{spec.port}\r\n"
+        writer.write(f"{head}User-Agent: pierhead-probe\r\nAccept: */*\r\nConnection: close\r\n\r\n".encode())
+        line = await reader.readline()
+    finally:
+        writer.close()
+    answer = STATUS_LINE.match(line)
+    if answer is None:
+        raise ValueError(f"{line[:40]!r} is no status line of HTTP/1")
+    return int(answer[1])
 
 
 async def _body(response: aiohttp.ClientResponse, limit: int = BODY_LIMIT) -> bytes:

@@ -56,7 +56,7 @@ def register(draft: Draft, outlook: ServiceOutlook) -> None:
             _register_ready(draft, outlook, spec, replica, server, shares[int(_is_former(outlook, replica))])
         elif server and _leads_elsewhere(draft, spec, replica, server):
             # The server is of an earlier container of that name, and its address may be another container's by now.
-            draft.delete_server(server, outlook.name, "its replica is gone, another one has its name", force=True)
+            _delete_former(draft, outlook.name, server, "its replica is gone, another one has its name")
 
 
 def _leads_elsewhere(draft: Draft, spec: ServiceSpec, replica: ReplicaOutlook, server: Server) -> bool:
@@ -69,6 +69,18 @@ def _leads_elsewhere(draft: Draft, spec: ServiceSpec, replica: ReplicaOutlook, s
         return False
     may_be_lost = any(node.state == "down" for node in draft.observed.nodes)
     return not (may_be_lost and server.up and replica.container.state is ContainerState.PENDING)
+
+
+def _delete_former(draft: Draft, service: str, server: Server, cause: str) -> int | None:
+    """Delete the server of an earlier container of that name. Returns the last step's number; None = not yet.
+
+    What still answers runs on a node that the managers alone do not reach. It gets no request any more, and until the
+    next plan to finish those that it has.
+    """
+    if server.up and server.sessions and server.state is not ServerState.MAINT:
+        draft.set_server(service, server.name, ServerState.MAINT, cause)
+        return None
+    return draft.delete_server(server, service, cause, force=True)
 
 
 def _register_ready(
@@ -84,7 +96,9 @@ def _register_ready(
         return
     deleted: int | None = None
     if server and server.address != address:
-        deleted = draft.delete_server(server, outlook.name, f"the replica moved to {address}", force=True)
+        deleted = _delete_former(draft, outlook.name, server, f"the replica moved to {address}")
+        if deleted is None:
+            return
         server = None
     if server is None:
         add = AddServer(

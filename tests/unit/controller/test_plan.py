@@ -211,6 +211,19 @@ def test_the_server_of_a_replica_that_moved_is_replaced() -> None:
     )
 
 
+@pytest.mark.parametrize("health", [Health.READY, Health.UNKNOWN], ids=["ready", "not ready yet"])
+def test_calls_at_what_a_replica_replaced_have_a_moment_to_end(health: Health) -> None:
+    """The engine has given up its node, and the edges reach it: it gets no call any more, and then it goes."""
+    moved, name = replica(WEB, 1, ip="10.0.0.77", health=health), f"svc_web/p-web-{V}-1"
+    first = text(first_of(WEB), observed(moved, specs=(WEB,), routing=routing(server(ONE, sessions=2))))
+    assert f"set server {name} to maint" in first
+    assert "delete" not in first
+    out = server(ONE, sessions=2, state=ServerState.MAINT)
+    then = text(first_of(WEB), observed(moved, specs=(WEB,), routing=routing(out)))
+    assert f"end the sessions of {name}" in then
+    assert f"delete server {name}" in then
+
+
 @pytest.mark.parametrize(
     "successor",
     [
