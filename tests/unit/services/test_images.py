@@ -31,6 +31,16 @@ def test_the_first_stages_are_the_same_so_that_they_are_built_once() -> None:
     assert all(other == first for other in others)
 
 
+@pytest.mark.parametrize("dockerfile", [*DOCKERFILES, BASE_OF_USERS], ids=[*NAMES, "python"])
+def test_two_builds_install_the_same_packages(dockerfile: Path) -> None:
+    text = re.sub(r"^#.*", "", dockerfile.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    installed = re.findall(r"(?:pip install|uv sync) [^&\n]*", text)
+    assert installed or dockerfile in ON_THE_BASE
+    for command in installed:
+        is_locked = "--frozen" in command or "--no-deps" in command or "uv==" in command
+        assert is_locked or "/locked.txt" in command, command
+
+
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=NAMES)
 def test_the_service_is_the_first_process_and_not_root(dockerfile: Path) -> None:
     text = dockerfile.read_text()
