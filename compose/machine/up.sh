@@ -39,12 +39,16 @@ main() {
 }
 
 start() {
+  local image missing=''
   if on_swarm; then
     resolved_files | run_stack up || give_up "the stack was not started; the lines above say why."
     return
   fi
-  step "Starting the stack" docker compose --progress plain up --detach --no-build ||
-    give_up "the stack did not start; the lines above say why."
+  step "Starting the stack" docker compose --progress plain up --detach --no-build && return
+  while read -r image; do
+    docker image inspect "$image" >/dev/null 2>&1 || missing="$missing $image"
+  done < <(docker compose config --images | sort -u)
+  give_up "the stack did not start; the lines above say why.${missing:+ Not on this machine:$missing. Check the names; for a private registry: docker login.}"
 }
 
 replicated_services() {

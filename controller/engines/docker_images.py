@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 _PERIOD_S = 10.0
 _CONNECT_TIMEOUT_S = 60.0
 _PULL_STALLED_S = 300.0
+_NOT_GIVEN = (
+    *("manifest unknown", "not found", "does not exist", "invalid reference format"),
+    *("denied", "unauthorized", "no basic auth credentials"),
+)
+"""What registries say that will say the same again."""
 
 
 class Images:
@@ -116,11 +121,10 @@ def _message(response: requests.Response) -> str:
 
 
 def _pull_failed(image: str, what: str, message: str) -> EngineError:
-    unknown = ("manifest unknown", "not found", "pull access denied", "does not exist", "invalid reference format")
-    if any(fragment in message for fragment in unknown):
+    if any(fragment in message for fragment in _NOT_GIVEN):
         return ImageNotFound(
-            f"{what} failed: the Docker Engine says: {message}; check the image's name, or `docker login` where it is "
-            "private"
+            f"{what} failed: the Docker Engine says: {message}; check the image's name; where it is private, "
+            "`docker login` and `pierhead up` bring it"
         )
     return EngineError(
         f"{what} failed: the Docker Engine says: {message}; where no registry is reachable, bring the image with "

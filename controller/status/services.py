@@ -74,7 +74,9 @@ def service_rows(
                 pending=tuple(one for one in plan.pending if one.service == name and not one.replaces),
                 staying=tuple(one for one in plan.pending if one.service == name and one.replaces),
                 creating=_creations(name, observed, plan),
-                refusals=tuple(refusal for refusal in refusals if refusal.action.service == name),
+                refusals=tuple(
+                    one for one in refusals if one.action.service == name and not _is_over(one, desired, observed)
+                ),
                 leaving=leaving,
                 override=overrides.get(name) if name in desired.services else None,
                 autoscale=autoscaled.get(name),
@@ -332,6 +334,14 @@ def _pending_words(material: _Material) -> list[str]:
 def _staying_words(material: _Material) -> list[str]:
     reasons = dict.fromkeys(one.reason for one in material.staying)
     return [f"has no room elsewhere: {reason}" for reason in reasons]
+
+
+def _is_over(refusal: Refusal, desired: Desired, observed: Observed) -> bool:
+    """Whether a pull is not needed any more: the image came otherwise, or the files name another one."""
+    pull, spec = refusal.action, desired.services.get(refusal.action.service)
+    if not isinstance(pull, PullImage) or spec is None:
+        return False
+    return pull.image != spec.image or observed.images.get(pull.image) is not None
 
 
 def _refusal_words(refusal: Refusal, now: float) -> str:

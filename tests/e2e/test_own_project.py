@@ -25,7 +25,7 @@ from pierhead.testing import Stack
 
 from tests.harness.load import Load
 from tests.harness.ports import free_ports
-from tests.harness.stack import PORTS, request
+from tests.harness.stack import PORTS, ROOT, request
 from tests.harness.waiting import eventually
 from tests.harness.wheel import build_wheel, environment
 
@@ -295,6 +295,85 @@ def test_a_compose_file_that_was_there_runs_beside_it(shop: User, tmp_path: Path
         volumes = docker.from_env().volumes.list(filters={"name": f"{name}_kept"})
         assert len(volumes) == 1, "volumes stay"
     assert shop.get("/?name=Ada")[0] == 200, "the other project goes on"
+
+
+PRIVATE = """\
+services:
+  web:
+    image: {registry}/team/web:1
+    command: [sh, -c, "cd /tmp && exec python -m http.server 8080"]
+    scale: 0
+    x-serve:
+      replicas: 1
+      route: /
+      port: 8080
+      health: {{probe: {{path: /}}}}
+      rollout: {{bake_s: 0}}
+"""
+REGISTRY_CONFIG = """\
+version: 0.1
+storage: {filesystem: {rootdirectory: /var/lib/registry}}
+http: {addr: "0.0.0.0:5000"}
+auth: {htpasswd: {realm: test, path: /etc/docker/registry/users}}
+"""
+USERS = "ada:$2b$12$sk60YfW8lSc7IYBzs2jX9uOMqWO35EA5IzgMiIcNsV6IZ..YrXXQK\n"
+
+
+@pytest.fixture
+def private_registry(tmp_path: Path) -> Iterator[str]:
+    """HOST:PORT of a registry that wants a login: ada, lovelace."""
+    engine = docker.from_env()
+    build = ["docker", "build", "--quiet", "--network", "host", "--tag", f"pierhead/registry:{TAG}"]
+    subprocess.run([*build, str(ROOT / "compose" / "registry")], check=True, timeout=COMMAND_S)
+    files = {"config.yml": REGISTRY_CONFIG, "users": USERS}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    [port] = free_ports(1)
+    container = engine.containers.run(
+        f"pierhead/registry:{TAG}", detach=True, ports={"5000/tcp": ("127.0.0.1", port)},
+        volumes=[f"{tmp_path / name}:/etc/docker/registry/{name}:ro" for name in files],
+    )  # fmt: skip
+    try:
+        eventually(lambda: request(f"http://127.0.0.1:{port}/v2/").status == 401, "the registry asks for a login")
+        yield f"127.0.0.1:{port}"
+    finally:
+        container.remove(force=True, v=True)
+
+
+def test_an_image_of_a_private_registry_comes_with_the_user_s_login(
+    shop: User, private_registry: str, tmp_path: Path
+) -> None:
+    user, registry = User(shop.programs, tmp_path / "private web test"), private_registry
+    user.directory.mkdir()
+    (user.directory / ".env").write_text(own_ports())
+    (user.directory / "compose.yaml").write_text(PRIVATE.format(registry=registry))
+    stranger, ada = {"DOCKER_CONFIG": str(tmp_path / "stranger")}, {"DOCKER_CONFIG": str(tmp_path / "ada")}
+    user.does("docker", "login", "--username", "ada", "--password", "lovelace", registry, **ada)
+    for tag in "12":
+        image = f"{registry}/team/web:{tag}"
+        user.does("docker", "tag", f"pierhead/python:{TAG}", image)
+        user.does("docker", "push", "--quiet", image, **ada)
+        user.does("docker", "rmi", image)
+
+    refused = user.type("pierhead", "up", **stranger)
+    assert refused.returncode == 1
+    assert f"Not on this machine: {registry}/team/web:1. " in refused.stderr
+    assert "docker login" in refused.stderr
+    assert user.containers() == {}, "nothing was started"
+    with user.cleaned_up():
+        try:
+            user.does("pierhead", "up", **ada)
+            assert user.get("/")[0] == 200
+            compose = user.directory / "compose.yaml"
+            compose.write_text(compose.read_text().replace("web:1", "web:2"))
+            blocked = eventually(lambda: user.services()["web"]["blocked"], "the controller has no login")
+            assert "`docker login` and `pierhead up` bring it" in blocked
+            assert user.get("/")[0] == 200, "what runs goes on"
+            user.does("pierhead", "up", **ada)
+            eventually(lambda: user.services()["web"]["converged"], "the new image runs")
+        finally:
+            (user.directory / "compose.yaml").write_text(PRIVATE.format(registry=registry))
+    user.does("docker", "rmi", *(f"{registry}/team/web:{tag}" for tag in "12"))
 
 
 RAYS_APPLICATION = """\

@@ -306,6 +306,8 @@ async def test_a_pull(daemon: Daemon) -> None:
     [
         (404, "manifest for shop/ranker:3 not found: manifest unknown", ImageNotFound),
         (404, "pull access denied for shop/ranker", ImageNotFound),
+        (500, 'Head "https://example/v2/shop/ranker/manifests/3": no basic auth credentials', ImageNotFound),
+        (500, "unauthorized: authentication required", ImageNotFound),
         (500, "dial tcp: no such host", EngineError),
         (200, "unexpected EOF", EngineError),
     ],
@@ -319,6 +321,7 @@ async def test_a_pull_that_fails(daemon: Daemon, status: int, said: str, error: 
     assert type(raised.value) is error
     assert str(raised.value).startswith("pull of image shop/ranker:3 for service ranker failed: ")
     assert said in str(raised.value)
+    assert ("`docker login` and `pierhead up`" in str(raised.value)) == (error is ImageNotFound)
 
 
 async def test_the_world_is_seen_while_starts_take_long(daemon: Daemon) -> None:

@@ -122,11 +122,16 @@ def test_pending_replicas_say_why_once() -> None:
 def test_a_missing_image_blocks_and_other_failures_do_not() -> None:
     pull = PullImage(target="web", service="web", image="nowhere/web", spec=WEB, cause="missing")
     refusal = Refusal(pull, ImageNotFound("nowhere/web: manifest unknown"), 3, NOW + 4)
-    row = row_of(observed(), desired(WEB, web=1), refusals=(refusal,))
+    files = desired(replace(WEB, image="nowhere/web"), web=1)
+    row = row_of(observed(), files, refusals=(refusal,))
     assert row.blocked == "nowhere/web: manifest unknown"
     assert row.message == "could not pull nowhere/web for web 3 times, next try in 4 s: nowhere/web: manifest unknown"
-    row = row_of(observed(), desired(WEB, web=1), refusals=(replace(refusal, error=EngineError("no route")),))
+    row = row_of(observed(), files, refusals=(replace(refusal, error=EngineError("no route")),))
     assert row.blocked == ""
+    pulled = replace(observed(), images={"nowhere/web": "sha256:1"})
+    renamed = desired(replace(WEB, image="image/web"), web=1)
+    for over in row_of(pulled, files, refusals=(refusal,)), row_of(observed(), renamed, refusals=(refusal,)):
+        assert (over.blocked, over.message) == ("", ""), "the image came otherwise, or the files name another one"
     row = row_of(replace(observed(replica(WEB, 1), replica(WEB, 2)), images={WEB.image: None}), desired(WEB))
     assert row.ready == 2
     assert row.message == (
