@@ -116,6 +116,6 @@ write_slim_apt_settings() {
 }
 
 workspace=$(mktemp -d)
-trap 'as_root rm -rf "$workspace"' EXIT
+trap 'rm -rf "$workspace" 2>/dev/null || as_root rm -rf "$workspace"' EXIT # what root has built is root's
 trap 'exit 130' INT TERM
 main "$@"

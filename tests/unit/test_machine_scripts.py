@@ -203,11 +203,12 @@ def test_nothing_is_installed_on_an_unknown_system_or_without_root(
 def test_an_engine_and_images_that_are_here_are_left_alone(machine: Machine) -> None:
     for program in ("apt-get", "sudo", "dockerd", "systemctl"):
         machine.has(program)
+    machine.has("id", "echo 1000")
     machine.has("docker", HEALTHY_ENGINE)
     for script in ("engine.sh", "base-images.sh"):
         result = machine.run(script)
         assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-    assert machine.calls("(?!docker (version|compose version|image inspect) )") == []
+    assert machine.calls("(?!id |docker (version|compose version|image inspect) )") == []
 
 
 def test_an_engine_that_is_installed_gets_settings_with_which_published_ports_outlive_it(machine: Machine) -> None:
