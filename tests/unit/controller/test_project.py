@@ -352,6 +352,18 @@ def typed(where: Path, *words: str, **environment: str) -> subprocess.CompletedP
     )  # fmt: skip
 
 
+def test_the_schema_is_printed_where_the_wheel_has_its_files(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "controller", tmp_path / "pierhead_controller")
+    (tmp_path / "pierhead_stack").mkdir()
+    (tmp_path / "pierhead_stack" / "compose").symlink_to(ROOT / "compose")
+    program = "import sys; sys.argv[1:] = ['schema']; from pierhead_controller.tool import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{tmp_path}:{ROOT}/services/runtime"},
+    )  # fmt: skip
+    assert done.stdout == (ROOT / "compose" / "x-serve.schema.json").read_text(), done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
