@@ -81,7 +81,7 @@ def test_a_request() -> None:
 _NEXT = """\
 {name}: app.py, compose.yaml, Dockerfile, test_app.py.
   cd {name}
-  pierhead dev app:app       # without Docker
+  pierhead dev               # without Docker
   pierhead up --watch        # in containers, and again at every save
   curl 'http://127.0.0.1:8000/?name=Ada'   # at the port that was said"""
 

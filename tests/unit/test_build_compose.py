@@ -140,6 +140,23 @@ class TestCommand:
         monkeypatch.delitem(sys.modules, "built", raising=False)
         return tmp_path
 
+    def test_without_a_target_it_is_that_of_a_new_project(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, project: Path
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "app", monkeypatch)
+        with pytest.raises(SystemExit) as ended:
+            main(["build"])
+        assert ended.value.code == 2
+        assert capsys.readouterr().err.splitlines() == [
+            "pierhead build: app:app: expected module:name of a Service, or of what its bind() returned, found None"
+        ]
+        with pytest.raises(SystemExit) as ended:
+            main(["build", "--nothing"])
+        assert ended.value.code == 2
+        assert capsys.readouterr().err.splitlines() == [
+            "pierhead: unrecognized arguments: --nothing (`pierhead --help` explains it)"
+        ]
+
     def test_it_prints_the_file_and_nothing_else(self, capsys: pytest.CaptureFixture[str]) -> None:
         main(["build", "built:Scorer", "--image", "example/scorer"])
         told = capsys.readouterr()

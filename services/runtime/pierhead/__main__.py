@@ -1,7 +1,7 @@
 """The commands that import an application.
 
-python -m pierhead dev shop:shop       serves it here, and again at every save
-python -m pierhead build shop:shop     prints its compose file
+python -m pierhead dev shop:shop       serves it here, and again at every save; without a target, app:app
+python -m pierhead build shop:shop     prints its compose file; without a target, app:app
 python -m pierhead serve shop:shop     serves one of its services: what its image runs
 python -m pierhead proto shop:Scorer   prints the contract of a service
 python -m pierhead contract shop:shop --write FILE   writes the contracts that its image carries
@@ -14,6 +14,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from pierhead.classes.target import NoService
 from pierhead.tracebacks import user_traceback, where
@@ -30,14 +31,19 @@ COMMANDS = {
 replica, which is `serve`, does without the others' memory."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells a usage error in one line, as the other commands of `pierhead` do."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (`{self.prog} --help` explains it)\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one of the commands. Exits with 2 for a target that is none, with 1 where its module raises."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:2] == ["import", "ray"]:  # as `pierhead import ray` passes it on
         words[:2] = ["import-ray"]
-    parser = argparse.ArgumentParser(
-        prog="python -m pierhead", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = _Parser(prog="pierhead", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
         importlib.import_module(COMMANDS[name]).add(commands)
@@ -45,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         given.run(given)
     except NoService as error:
-        parser.error(str(error))
+        sys.stderr.write(f"pierhead {given.command}: {error}\n")
+        sys.exit(2)
     except Exception as error:
         sys.exit(f"{user_traceback(error)}\n{where(error)}")
 

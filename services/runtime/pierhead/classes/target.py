@@ -5,9 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from pierhead.classes.service import Bound, Service
+
+TARGET: Final = "app:app"
+"""What the commands take where none is named: what `pierhead new` writes."""
+TARGET_HELP: Final = "module:name, of a service's class or of what its bind() returned (default: %(default)s)"
 
 
 class NoService(Exception):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pierhead.classes.service import Bound, serves_http
-from pierhead.classes.target import bound_at
+from pierhead.classes.target import TARGET, TARGET_HELP, bound_at
 from pierhead.dev.application import NoApplication, check_routes, graph_of
 from pierhead.dev.words import words_of
 from pierhead.rayserve.pickles import SECRET, write_secret
@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
     """Add the command to argparse's."""
     words = "print the compose file of an application"
     command: argparse.ArgumentParser = commands.add_parser("build", help=words, description=words)
-    command.add_argument("target", help="module:name, of a service's class or of what its bind() returned")
+    command.add_argument("target", nargs="?", default=TARGET, help=TARGET_HELP)
     command.add_argument("-o", "--output", type=Path, help="write the compose file there in place of printing it")
     command.add_argument(
         "--dockerfile", nargs="?", const=Path(DOCKERFILE), type=Path,

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
+from pierhead.classes.target import TARGET, TARGET_HELP
 from pierhead.dev.front import Front
 from pierhead.dev.processes import ProcessVersion
 from pierhead.dev.project import Project
@@ -30,7 +31,7 @@ def add(commands: Any) -> None:
     """Add the command to argparse's."""
     words = "serve an application without Docker, and again at every save"
     command: argparse.ArgumentParser = commands.add_parser("dev", help=words, description=words)
-    command.add_argument("target", help="module:name, of a service's class or of what its bind() returned")
+    command.add_argument("target", nargs="?", default=TARGET, help=TARGET_HELP)
     command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     command.add_argument("--port", type=int, default=HTTP_PORT, help="port of HTTP (default: %(default)s)")
     command.add_argument(
