@@ -18,6 +18,7 @@ from .project import handover, stack_files
 from .project.commands import run_script
 from .project.project import STACK_SERVICES, NoProject, Project, find
 
+VERSION = "--version"
 HERE = ("new", "init", "up", "down", "completion", "schema", "--help", "-h")
 WITHOUT_A_STACK = ("validate", "simulate", "llm build")
 OF_THE_MACHINE = ("node init", "node join", "node token")
@@ -37,6 +38,9 @@ def main() -> None:
 
 def _run(words: Sequence[str]) -> None:
     command = next(iter(words), "--help")
+    if command == VERSION:
+        sys.stdout.write(f"pierhead {stack_files.version()}, build {stack_files.build()}\n")
+        return
     asks = "_PIERHEAD_COMPLETE" in os.environ  # a shell, for completions
     if command in handover.COMMANDS and not asks:
         handover.hand_over(words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from ..errors import InvalidRequest
@@ -80,7 +81,7 @@ def test_a_request() -> None:
 
 _NEXT = """\
 {name}: app.py, compose.yaml, Dockerfile, test_app.py.
-  cd {name}
+  cd {typed}
   pierhead dev               # without Docker
   pierhead up --watch        # in containers, and again at every save
   curl 'http://127.0.0.1:8000/?name=Ada'   # at the port that was said"""
@@ -110,4 +111,5 @@ def new(directory: Path) -> str:
             (directory / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidRequest(f"{directory}: cannot be written ({error.strerror})") from None
-    return _NEXT.format(name=directory)
+    typed = f"./{directory}" if str(directory).startswith("-") else str(directory)
+    return _NEXT.format(name=directory, typed=shlex.quote(typed))

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from pierhead.classes.shapes import CannotTravel
 from pierhead.classes.target import NoService
 from pierhead.tracebacks import user_traceback, where
 
@@ -47,10 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
         importlib.import_module(COMMANDS[name]).add(commands)
+    parser.prog = " ".join(["pierhead", *words[:1]])  # of what no command takes
     given = parser.parse_args(words)
     try:
         given.run(given)
-    except NoService as error:
+    except (NoService, CannotTravel) as error:
         sys.stderr.write(f"pierhead {given.command}: {error}\n")
         sys.exit(2)
     except Exception as error:

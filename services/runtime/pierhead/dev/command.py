@@ -23,6 +23,7 @@ from pierhead.settings import Settings
 HTTP_PORT: Final = 8000
 GRPC_PORT: Final = 9000
 """Those of HAProxy."""
+LAST_PORT: Final = 65535
 LINGER_S: Final = 0.5
 """How long the threads of versions that have ended may take to notice it."""
 
@@ -33,9 +34,9 @@ def add(commands: Any) -> None:
     command: argparse.ArgumentParser = commands.add_parser("dev", help=words, description=words)
     command.add_argument("target", nargs="?", default=TARGET, help=TARGET_HELP)
     command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    command.add_argument("--port", type=int, default=HTTP_PORT, help="port of HTTP (default: %(default)s)")
+    command.add_argument("--port", type=_port, default=HTTP_PORT, help="port of HTTP (default: %(default)s)")
     command.add_argument(
-        "--grpc-port", type=int, help=f"port of gRPC (default: {GRPC_PORT}, or none where that is taken)"
+        "--grpc-port", type=_port, help=f"port of gRPC (default: {GRPC_PORT}, or none where that is taken)"
     )
     command.add_argument(
         "-f", "--file", action="append", default=[], type=Path,
@@ -43,6 +44,12 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     command.add_argument("--processes", action="store_true", help="give each service a process of its own")
     command.set_defaults(run=run)
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > LAST_PORT:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to {LAST_PORT}, found {text!r}")
+    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> None:
