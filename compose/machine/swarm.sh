@@ -48,7 +48,7 @@ tell_edited_files() {
   # shellcheck disable=SC2016  # the backquotes are for the reader
   [ "$(files_digest "$files")" = "$digest" ] ||
     warn "pierhead: the compose files here are not as the Swarm has them (${files//:/, }), and on a Swarm files are not watched:" \
-      'what they say now takes effect at `make deploy`.'
+      "what they say now takes effect at \`$(typed deploy)\`."
 }
 
 # choose_registry: the stack's own registry is one of its services, where it is asked for.

@@ -46,5 +46,5 @@ class KeptProject:
                 f"the stored compose files are damaged ({error}); `pierhead deploy` stores them anew"
             ) from error
         if not isinstance(config, Mapping):
-            raise SpecError(["no compose files are stored in Swarm; `make up` or `pierhead deploy` stores them"])
+            raise SpecError(["no compose files are stored in Swarm; `pierhead up` or `pierhead deploy` stores them"])
         return parse(self._project, config)

@@ -17,6 +17,7 @@ import docker.errors
 from docker import APIClient
 
 from ..swarm_api import Json, node_address
+from .images import OWN_REGISTRY_PORT
 
 GOSSIP_PORT, MANAGER_PORT = 7946, 2377
 ANSWER_S = 2.0
@@ -47,7 +48,7 @@ class Facts:
     own_networks: Sequence[str] = ()
     """Networks that this machine is in."""
     taken: frozenset[int] = frozenset()
-    """Ports of `ports` at which something listens here."""
+    """Ports of `ports`, and that of the stack's own registry, at which something listens here."""
     closed: frozenset[tuple[str, int]] = frozenset()
     """Addresses and ports of other nodes (GOSSIP_PORT, a manager's MANAGER_PORT) that take no connection."""
     registry: str = ""
@@ -69,6 +70,7 @@ def gather(
         return Facts(project, ports, info, no_answer=str(error.explanation or error))
     me = info["Swarm"].get("NodeID")
     host = registry().partition("/")[0]
+    wanted = (*ports, OWN_REGISTRY_PORT) if is_own else ports
     others = [node for node in nodes if node["ID"] != me and node["Status"]["State"] == "ready"]
     doors = {(node_address(node), GOSSIP_PORT) for node in others}
     doors |= {(node_address(node), MANAGER_PORT) for node in others if node["Spec"].get("Role") == "manager"}
@@ -83,7 +85,7 @@ def gather(
         pools=swarm.get("DefaultAddrPool") or (),
         containers=client.containers(),
         own_networks=own_networks(ROUTES.read_text() if ROUTES.exists() else ""),
-        taken=frozenset(_those(lambda port: _connects("127.0.0.1", port), ports)),
+        taken=frozenset(_those(lambda port: _connects("127.0.0.1", port), wanted)),
         closed=frozenset(_those(lambda door: not _connects(*door), doors)),
         registry=host,
         registry_says="" if is_own or not host else registry_says(host),

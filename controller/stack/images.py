@@ -146,5 +146,5 @@ def _not_pushed(image: str, registry: str, said: str) -> str:
     remedy = "check PIERHEAD_REGISTRY, and `docker login`"
     if "HTTPS" in said or "x509" in said:
         host = registry.partition("/")[0]
-        remedy = f"`./pierhead node init --registry {host}` here, and --registry with `node join` on every other node"
+        remedy = f"`pierhead node init --registry {host}` here, and --registry with `node join` on every other node"
     return f"image {image} could not be pushed to {registry}: {said}; {remedy}"

@@ -14,6 +14,7 @@ from datetime import datetime
 
 from ..swarm_api import STACK_LABEL, Json, node_address, node_name
 from .facts import GOSSIP_PORT, MANAGER_PORT, Facts
+from .images import OWN_REGISTRY_PORT
 
 LONGEST_PROJECT = 34
 """Swarm allows 63 characters for the name of a service; a replica's has service, version and number after this one."""
@@ -49,7 +50,7 @@ def _membership(facts: Facts) -> Iterator[str]:
     swarm = facts.info.get("Swarm") or {}
     state, managers = swarm.get("LocalNodeState"), [one["Addr"] for one in swarm.get("RemoteManagers") or ()]
     if state in ("inactive", "", None):
-        yield "this machine is in no Swarm: `./pierhead node init` makes it the first manager of one"
+        yield "this machine is in no Swarm: `pierhead node init` makes it the first manager of one"
     elif state != "active":
         yield (
             f"this machine's membership of its Swarm is {state} ({swarm.get('Error') or 'no reason given'}): bring its "
@@ -71,7 +72,7 @@ def _settings(facts: Facts) -> Iterator[str]:
     if facts.info.get("LiveRestoreEnabled"):
         yield (
             "live-restore is on in this engine, which a Swarm does not allow: the engine would not come up after "
-            "its next restart; `./pierhead node init` turns it off"
+            "its next restart; `pierhead node init` turns it off"
         )
     if len(facts.project) > LONGEST_PROJECT:
         yield (
@@ -92,7 +93,7 @@ def _managers(nodes: Sequence[Json]) -> Iterator[str]:
         yield (
             f"the Swarm has {len(managers)} manager{'s' if len(managers) > 1 else ''} ({names}): when {losing}, "
             "what runs goes on and nothing is healed, scaled or deployed; with three, one may be lost "
-            "(`./pierhead node token --manager`, `docker node promote`)"
+            "(`pierhead node token --manager`, `docker node promote`)"
         )
     elif len(up) < len(managers) and len(up) <= len(managers) // 2 + 1:
         away = ", ".join(sorted(node_name(node) for node in managers if node not in up))
@@ -183,7 +184,7 @@ def _networks(facts: Facts) -> Iterator[str]:
                 yield (
                     f"the overlay network {network['Name']} has the addresses {subnet}, and so has {place}: what is "
                     f"sent there stays in the overlay; `docker network rm {network['Name']}`, and set up a Swarm with "
-                    "other addresses (`./pierhead node init` on its first manager)"
+                    "other addresses (`pierhead node init` on its first manager)"
                 )
 
 
@@ -192,7 +193,7 @@ def _pools(facts: Facts) -> Iterator[str]:
         if places := sorted(set(_overlapping(pool, facts))):
             yield (
                 f"overlay networks get addresses from {pool}, which {', '.join(places)} is in: a network that gets "
-                "those would hide it; a new Swarm made with `./pierhead node init` uses others"
+                "those would hide it; a new Swarm made with `pierhead node init` uses others"
             )
 
 
@@ -249,11 +250,22 @@ def _registry(facts: Facts) -> Iterator[str]:
             f"PIERHEAD_REGISTRY: the registry {host} is not reached from {facts.info.get('Name')} ({says}): check its "
             "name and that it runs, or write `here` for one of the stack's own"
         )
+    elif host and not says and OWN_REGISTRY_PORT in facts.taken and not _has_own_registry(facts):
+        holders = [who for who, _, ports in map(_publishes, facts.services) if OWN_REGISTRY_PORT in ports]
+        by = f" by {', '.join(holders)}" if holders else ""
+        yield (
+            f"PIERHEAD_REGISTRY: `here` starts a registry at port {OWN_REGISTRY_PORT} of {facts.info.get('Name')}, which "
+            f"is taken{by}: if a registry is there already, write PIERHEAD_REGISTRY={host}; otherwise stop what is"
+        )
     elif host and says != "https" and not _is_trusted(facts.info, host):
         yield (
             f"PIERHEAD_REGISTRY: {host} has no TLS, so this engine refuses it: "
-            f"`./pierhead node init --registry {host}` here, and --registry with `node join` on every other node"
+            f"`pierhead node init --registry {host}` here, and --registry with `node join` on every other node"
         )
+
+
+def _has_own_registry(facts: Facts) -> bool:
+    return any(one["Spec"]["Name"] == f"{facts.project}_registry" for one in facts.services)
 
 
 def _is_trusted(info: Json, host: str) -> bool:

@@ -117,7 +117,7 @@ def certificate_notices(ends_at: float | None, wall: float) -> tuple[str, ...]:
         return ()
     date, days = datetime.fromtimestamp(ends_at, UTC).date(), int((ends_at - wall) / 86_400)
     when = f"end on {date}, in {days} days" if ends_at > wall else f"ended on {date}, so no HAProxy takes changes"
-    return (f"the certificates between the controller and the HAProxys {when}: run `make up`",)
+    return (f"the certificates between the controller and the HAProxys {when}: run `pierhead up`",)
 
 
 def gpu_uses(observed: Observed) -> tuple[GpuUse, ...]:

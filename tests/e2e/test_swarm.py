@@ -49,7 +49,7 @@ def test_another_clones_stack_is_left_alone(stack: SwarmStack) -> None:
     for script in ("up", "down"):
         refused = stack.run(script)
         assert refused.returncode != 0
-        assert "runs on this Swarm from another clone: /elsewhere" in refused.stderr
+        assert "runs on this Swarm from another directory: /elsewhere" in refused.stderr
     assert first.cli("service", "ls", "--format", "{{.Name}}") == "nodes_web"
     stack.make("down", "1", "1")
     eventually(stack.is_gone, "no node has anything of it")

@@ -51,9 +51,16 @@ def swarm(**changes: Any) -> Facts:
     return Facts(PROJECT, (8000,), INFO | {"Swarm": MANAGES | {"ControlAvailable": False} | changes})
 
 
-def publishing(project: str) -> dict[str, Any]:
+def publishing(project: str, service: str = "web", port: int = 8000) -> dict[str, Any]:
     labels = {"com.docker.stack.namespace": project}
-    return {"Spec": {"Name": f"{project}_web", "Labels": labels, "EndpointSpec": {"Ports": [{"PublishedPort": 8000}]}}}
+    ports = [{"PublishedPort": port}]
+    return {"Spec": {"Name": f"{project}_{service}", "Labels": labels, "EndpointSpec": {"Ports": ports}}}
+
+
+def own_registry(*services: dict[str, Any]) -> Facts:
+    """PIERHEAD_REGISTRY=here, while something listens at its port."""
+    trusted = {"IndexConfigs": {"192.0.2.1:5000": {"Secure": False}}}
+    return replace(with_registry("", **trusted), services=services, taken=frozenset({5000}))
 
 
 def at(second: float) -> str:
@@ -75,7 +82,7 @@ def with_registry(says: str, host: str = "192.0.2.1:5000", **config: Any) -> Fac
 
 
 PROBLEMS: dict[str, Facts] = {
-    "this machine is in no Swarm: `./pierhead node init`": swarm(LocalNodeState="inactive"),
+    "this machine is in no Swarm: `pierhead node init`": swarm(LocalNodeState="inactive"),
     "n1, is a worker of its Swarm: type this on a manager (192.0.2.1:2377)": swarm(),
     "this machine's membership of its Swarm is error (no reason given)": swarm(LocalNodeState="error"),
     "nothing can be changed in the Swarm (no leader): more than half of its managers must be up": replace(
@@ -101,8 +108,12 @@ PROBLEMS: dict[str, Facts] = {
     ),
     "port 9000 is taken by a program on n1 (`ss -ltnp`):": replace(FINE, taken=frozenset({9000})),
     "the registry 192.0.2.1:5000 is not reached from n1 (Connection refused)": with_registry("Connection refused"),
+    "port 5000 of n1, which is taken: if a registry is there already, write PIERHEAD_REGISTRY=192.0.2.1:5000": (
+        own_registry()
+    ),
+    "which is taken by the service other_registry:": own_registry(publishing("other", "registry", 5000)),
     "192.0.2.1:5000 has no TLS": with_registry("http"),
-    "`./pierhead node init --registry 192.0.2.1:5000` here": with_registry("", InsecureRegistryCIDRs=["127.0.0.0/8"]),
+    "`pierhead node init --registry 192.0.2.1:5000` here": with_registry("", InsecureRegistryCIDRs=["127.0.0.0/8"]),
 }
 WARNINGS: dict[str, Facts] = {
     "the Swarm has 1 manager (n1): when it is lost, what runs goes on and": replace(
@@ -158,6 +169,7 @@ def test_so_is_a_warning(words: str) -> None:
         with_registry("http", "127.0.0.1:5000", InsecureRegistryCIDRs=["127.0.0.0/8"]),
         with_registry("", IndexConfigs={"192.0.2.1:5000": {"Secure": False}}),
         replace(FINE, registry="", registry_says=""),
+        own_registry(publishing(PROJECT, "registry", 5000)),
     ],
 )
 def test_nothing_is_said_without_a_reason(seen: Facts) -> None:
@@ -195,9 +207,9 @@ def test_the_gossip_port_of_every_other_node_is_tried_and_that_of_managers_at_ma
         containers=list,
     )
     monkeypatch.setattr(facts, "_connects", connects)
-    found = facts.gather(client, PROJECT, (8000,), lambda: "", is_own=False)
+    found = facts.gather(client, PROJECT, (8000,), lambda: "", is_own=True)
     others = {("192.0.2.2", 7946), ("192.0.2.2", 2377), ("192.0.2.3", 7946)}
-    assert tried == {("127.0.0.1", 8000), *others}
+    assert tried == {("127.0.0.1", 8000), ("127.0.0.1", 5000), *others}
     assert set(found.closed) == {("192.0.2.2", 2377)}
 
 
