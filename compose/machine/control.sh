@@ -61,7 +61,7 @@ named_files() { for_engine "$(setting COMPOSE_FILE "$default_files")"; }
 
 # hand_over_to_swarm COMMAND...: does not return. A deployment first stores what files and images say now.
 hand_over_to_swarm() {
-  local not_there=''
+  local not_there='' elsewhere
   COMPOSE_FILE=$(named_files)
   export COMPOSE_FILE
   if needs_no_stack "$@"; then
@@ -72,7 +72,12 @@ hand_over_to_swarm() {
     choose_registry
     resolved_files | run_stack files >&2
   fi
-  [ "${1:-}" != status ] || tell_edited_files
+  elsewhere=$(docker service inspect --format '{{index .Spec.Labels "pierhead.clone"}}' "${project}_controller" 2>/dev/null || true)
+  if [ -n "$elsewhere" ] && [ "$elsewhere" != "$root" ]; then
+    tell_whose_stack "$elsewhere"
+  elif [ "${1:-}" = status ]; then
+    tell_edited_files
+  fi
   run_on_swarm "$@" || true
   if [ -n "${_PIERHEAD_COMPLETE:-}" ]; then exit 0; fi
   case $not_there in

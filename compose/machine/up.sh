@@ -112,7 +112,7 @@ refuse_unusable_files() {
   ! builds || step "Building the controller" docker compose --progress plain build controller ||
     give_up "the controller's image could not be built; the lines above say why. What runs already was not touched."
   if on_swarm; then
-    resolved_files | run_stack check || give_up "Nothing was started; what runs goes on as it was."
+    resolved_files | run_stack check || refuse "Nothing was started; what runs goes on as it was."
     return
   fi
   said=$(docker compose run --rm --no-deps --no-TTY controller pierhead validate 2>/dev/null </dev/null) || status=$?

@@ -899,6 +899,12 @@ def test_status_says_where_files_were_edited_after_they_were_stored(machine: Mac
     app.unlink()
     assert words in machine.run(control, "status", **ON_SWARM).stderr
 
+    theirs = "'service inspect '*pierhead.clone*) echo /home/somebody/pierhead ;;"
+    machine.has("docker", A_STACK.replace('case "$*" in', f'case "$*" in {theirs} {kept}'))
+    elsewhere = machine.run(control, "status", **ON_SWARM).stderr
+    assert 'the stack "pierhead" was started from another clone, /home/somebody/pierhead: ' in elsewhere
+    assert words not in elsewhere, "that one's files are not these"
+
 
 def test_down_on_a_swarm_reads_no_compose_file_and_up_takes_the_file_for_swarms(machine: Machine, clone: Path) -> None:
     machine.has("docker", A_STACK)
