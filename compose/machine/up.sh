@@ -138,7 +138,7 @@ port_settings() {
   [ "$(setting COMPOSE_PROFILES '')" != grafana ] || echo 'PIERHEAD_GRAFANA_PORT 3000'
 }
 
-# wanted_ports: of the stack, and of the user's own services, one a line: what names it, and the port.
+# wanted_ports: of the stack, and of all services, one a line: what names it, and the port. The stack's come twice.
 wanted_ports() {
   local name default
   while read -r name default; do printf '%s %s\n' "$name" "$(setting "$name" "$default")"; done < <(port_settings)
@@ -147,9 +147,9 @@ wanted_ports() {
     { gsub(/"/, "") }
     /^[^ ]/ { print_port(); top = $1 }
     top != "services:" { next }
-    /^  [^ ]/ { print_port(); service = $1; sub(/:$/, "", service); is_own = service ~ /^(haproxy|controller|prometheus|grafana)$/ }
+    /^  [^ ]/ { print_port(); service = $1; sub(/:$/, "", service) }
     /^    [^ ]/ { print_port(); key = $1 }
-    key != "ports:" || is_own { next }
+    key != "ports:" { next }
     /^      - / { print_port() }
     $1 == "host_ip:" { place = $2 }
     $1 == "published:" { port = $2 }
@@ -165,7 +165,7 @@ refuse_taken_ports() {
       first=${first:-$name}
       taken+=("port $port ($name) is taken by $(listener "$port").")
     fi
-  done < <(wanted_ports)
+  done < <(wanted_ports | awk '!seen[$2]++')
   case $first in
     '') ;;
     services.*) refuse "${taken[@]}" "Stop that, or write another port there. Nothing was started." ;;
