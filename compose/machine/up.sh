@@ -34,7 +34,7 @@ main() {
   [ -z "$is_clone" ] || step "Waiting until every app answers" wait_for_apps || explain_silence
   print_addresses
   advise_against_proxy
-  ! on_swarm || run_stack clocks </dev/null || true
+  ! on_swarm || run_stack trouble </dev/null || true
   "$here/control.sh" status || true
 }
 

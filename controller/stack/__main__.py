@@ -1,4 +1,4 @@
-"""The stack on a Swarm: `python -m controller.stack up|check|clocks|files|down`, called by compose/machine/swarm.sh.
+"""The stack on a Swarm: `python -m controller.stack up|check|trouble|files|down`, called by compose/machine/swarm.sh.
 
 `up`, `check` and `files` read what `docker compose config` printed from standard input. Exit codes are those of
 controller/errors.py.
@@ -19,7 +19,7 @@ from ..spec.yaml import load_resolved
 from .down import down
 from .settings import StackSettings
 from .swarm import Swarm
-from .up import Up, tell_clocks
+from .up import Up, tell_trouble
 
 SOCKET = "unix:///var/run/docker.sock"
 ANSWER_S = 600
@@ -35,14 +35,14 @@ def run(command: str, settings: StackSettings) -> None:
                 asyncio.run(_up(client, settings).deploy())
             case "check":
                 _up(client, settings).check()
-            case "clocks":
-                tell_clocks(client, _say)
+            case "trouble":
+                tell_trouble(Swarm(client, settings.project), _say)
             case "files":
                 asyncio.run(_up(client, settings).files())
             case "down":
                 down(Swarm(client, settings.project), settings, _say)
             case _:
-                raise InvalidRequest(f"expected up, check, clocks, files or down, found {command!r}")
+                raise InvalidRequest(f"expected up, check, trouble, files or down, found {command!r}")
     finally:
         client.close()
 

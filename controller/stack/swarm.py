@@ -67,11 +67,12 @@ class Swarm:
         return len(up) == len(tasks) >= int(service["ServiceStatus"]["DesiredTasks"]) > 0
 
     def trouble(self) -> str:
-        """What Swarm says about tasks of the stack that do not run."""
+        """What Swarm says about tasks of the stack that do not run, of services that lack some."""
         nodes = {node["ID"]: node_name(node) for node in self.client.nodes()}
         found = {
             f"{one['Spec']['Name']} on {nodes.get(task.get('NodeID'), 'no node')}: {task['Status']['Err']}"
             for one in self.stack()
+            if one["ServiceStatus"]["RunningTasks"] < one["ServiceStatus"]["DesiredTasks"]
             for task in self._tasks(one["Spec"]["Name"])
             if task["Status"].get("Err")
         }

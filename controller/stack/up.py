@@ -189,10 +189,13 @@ class Up:
         self._say(f"{what}: done ({time.monotonic() - began:.1f} s)")
 
 
-def tell_clocks(client: APIClient, say: Say) -> None:
-    """Say which nodes' clocks are off: every node has tasks of the stack by now."""
-    for warning in clocks(client.nodes(), client.tasks({"desired-state": "running"})):  # type: ignore[no-untyped-call]
+def tell_trouble(swarm: Swarm, say: Say) -> None:
+    """Say which nodes' clocks are off, as every node has tasks of the stack by now, and which services do not run."""
+    tasks = swarm.client.tasks({"desired-state": "running"})  # type: ignore[no-untyped-call]
+    for warning in clocks(swarm.client.nodes(), tasks):
         say(f"Warning: {warning}.")
+    if trouble := swarm.trouble():
+        say(f"Warning: not all of the stack runs, and Swarm goes on trying: {trouble}.")
 
 
 def refuse_another_clone(swarm: Swarm, settings: StackSettings) -> None:

@@ -15,7 +15,8 @@ from controller.cli.wait import Verdict, judge_all
 from controller.cli.why import Case, page
 from controller.model.world import FailureRecord, ReplicaContainer
 from controller.plan import plan
-from controller.stack.up import tell_clocks
+from controller.stack.swarm import Swarm
+from controller.stack.up import tell_trouble
 from controller.status.documents import plan_json, service_json
 from controller.status.services import service_rows
 from controller.status.view import View
@@ -98,10 +99,26 @@ def test_an_image_that_no_node_can_pull() -> None:
 def test_a_clock_that_is_two_minutes_off_is_the_last_word_of_up(told_at: float) -> None:
     said = list[str]()
     tasks = [listed_task(1, 0, 2, 2), listed_task(2, 0, 2, told_at)]
-    client: Any = SimpleNamespace(nodes=lambda: [listed_node(1), listed_node(2)], tasks=lambda _: tasks)
-    tell_clocks(client, said.append)
+    listed = [listed_node(1), listed_node(2)]
+    client: Any = SimpleNamespace(nodes=lambda: listed, tasks=lambda _: tasks, services=lambda *_, **__: [])
+    tell_trouble(Swarm(client, "shop"), said.append)
     words = (
         "Warning: the clock of n2 is 120 s ahead of that of the Swarm's leader: certificates and measurements go by "
         "it; set it (timedatectl set-ntp true)."
     )
     assert said == ([words] if told_at > 100 else [])
+
+
+@pytest.mark.parametrize("running", [0, 1])
+def test_so_is_a_service_without_x_serve_that_swarm_cannot_start(running: int) -> None:
+    said = list[str]()
+    db = {"Spec": {"Name": "shop_db"}, "ServiceStatus": {"RunningTasks": running, "DesiredTasks": 1}}
+    rejected = {"NodeID": "id1", "Status": {"State": "rejected", "Err": "bind source path does not exist: /data"}}
+    client: Any = SimpleNamespace(
+        nodes=lambda: [listed_node(1)],
+        tasks=lambda filters: [rejected] if "service" in filters else [],
+        services=lambda *_, **__: [db],
+    )
+    tell_trouble(Swarm(client, "shop"), said.append)
+    words = "shop_db on n1: bind source path does not exist: /data."
+    assert said == ([] if running else [f"Warning: not all of the stack runs, and Swarm goes on trying: {words}"])
