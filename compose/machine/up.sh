@@ -15,6 +15,7 @@ main() {
   choose_files "${1:-}" "${2:-}"
   "$here/engine.sh"
   one_up_at_a_time
+  ! on_swarm || refuse_outside_a_swarm
   on_swarm || refuse_another_clones_stack
   on_swarm || refuse_taken_ports
   on_swarm || warn_about_missing_gpus
@@ -96,6 +97,12 @@ refuse_what_the_tool_sees() {
   [ -n "${PIERHEAD_PROGRAM:-}" ] || return 0
   said=$(PIERHEAD_PROJECT_DIR=$root "$PIERHEAD_PROGRAM" -P -m pierhead_controller.cli validate 2>/dev/null) || status=$?
   [ "$status" -ne 2 ] || [ -z "$said" ] || refuse_files "$said"
+}
+
+# The controller's code checks a Swarm's other conditions, and its image takes minutes on a fresh machine.
+refuse_outside_a_swarm() {
+  [ "$(docker info --format '{{.Swarm.LocalNodeState}}')" != inactive ] ||
+    refuse "this machine is in no Swarm." "\`pierhead node init\` makes it the first manager of one. Nothing was started."
 }
 
 refuse_files() {

@@ -333,6 +333,14 @@ def test_what_the_controllers_own_reader_refuses_is_told_once_and_nothing_else_i
     assert machine.calls(r"docker compose.* (build|run|up)\b") == [f"docker compose{step}" for step in first + then]
 
 
+def test_a_machine_in_no_swarm_is_told_before_anything_is_built(machine: Machine) -> None:
+    machine.has("docker", docker_with("'info '*LocalNodeState*) echo inactive"))
+    result = machine.run("up.sh", **OWN_FILE, PIERHEAD_ENGINE="swarm")
+    assert result.returncode == 2
+    assert "no Swarm.\npierhead: `pierhead node init` makes it the first manager of one." in result.stderr
+    assert machine.calls(r"docker .*\b(build|up)\b") == []
+
+
 def test_services_of_other_files_are_named_before_they_go(machine: Machine) -> None:
     docker = docker_with(
         "'ps -q '*) echo 4f1d",
