@@ -100,7 +100,7 @@ def changed(text: str, replacements: dict[str, str]) -> str:
 
 def faulty(environment: str = "", rollout: str = "{bake_s: 1}") -> str:
     """The service that answers with its NAME, which its image says where the file does not."""
-    return changed(FAULTY, {"NAME: v0": environment, "{bake_s: 1}": rollout})
+    return changed(FAULTY, {"environment:\n      NAME: v0": f"environment: {{{environment}}}", "{bake_s: 1}": rollout})
 
 
 def build(place: Place, name: str) -> None:
