@@ -325,7 +325,6 @@ syntax = "proto3";
 
 package tests.unit.runtime.test_class_contracts;
 
-import "pierhead/contract/v1/contract.proto";
 import "pierhead/tensor/v1/tensor.proto";
 
 service Scorer {
@@ -337,16 +336,16 @@ service Scorer {
 
 message ScorerTypes {
   message score_request {
-    optional int64 item = 1 [(pierhead.contract.v1.required) = true];
+    optional int64 item = 1; // required
   }
   message score_reply {
-    optional double value = 1 [(pierhead.contract.v1.required) = true];
+    optional double value = 1; // required
   }
   message generate_request {
-    optional string item = 1 [(pierhead.contract.v1.required) = true];
+    optional string item = 1; // required
   }
   message generate_reply {
-    optional bytes value = 1 [(pierhead.contract.v1.required) = true];
+    optional bytes value = 1; // required
   }
   message ListOfStr {
     repeated string value = 1;
@@ -355,7 +354,7 @@ message ScorerTypes {
     optional int64 value = 1;
   }
   message Point {
-    optional double x = 1 [(pierhead.contract.v1.required) = true];
+    optional double x = 1; // required
     optional string label = 2;
     ListOfStr tags = 3;
     MaybeInt odd = 4;
@@ -364,12 +363,12 @@ message ScorerTypes {
     repeated int64 value = 1;
   }
   message explain_request {
-    Point point = 1 [(pierhead.contract.v1.required) = true];
-    .pierhead.tensor.v1.Tensor matrix = 2 [(pierhead.contract.v1.required) = true];
+    Point point = 1; // required
+    .pierhead.tensor.v1.Tensor matrix = 2; // required
     repeated ListOfInt deep = 3;
   }
   message explain_reply {
-    optional string value = 1 [(pierhead.contract.v1.required) = true];
+    optional string value = 1; // required
   }
   message rank_request {
     map<int64, Colour> by = 1;

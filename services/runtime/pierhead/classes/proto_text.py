@@ -25,10 +25,13 @@ _WORDS: Final = {
 
 
 def proto_text(file: FileDescriptorProto) -> str:
-    """The file of a contract, as `protoc` reads it."""
+    """The file of a contract, as `protoc` reads it.
+
+    Required fields have a comment in place of their option, whose file clients in other languages do not have.
+    """
     lines = ['syntax = "proto3";', "", f"package {file.package};", ""]
-    lines += [f'import "{name}";' for name in file.dependency]
-    lines += [""] if file.dependency else []
+    imports = [f'import "{name}";' for name in file.dependency if name != contract_pb2.DESCRIPTOR.name]
+    lines += [*imports, ""] if imports else []
     for service in file.service:
         lines += [*_service(service, f".{file.package}."), ""]
     for message in file.message_type:
@@ -67,8 +70,7 @@ def _field(field: FieldDescriptorProto, entries: dict[str, DescriptorProto], sco
     else:
         kind = f"{'optional ' if field.proto3_optional else ''}{_type(field, scope)}"
     required = field.options.Extensions[contract_pb2.required]
-    option = f" [({contract_pb2.DESCRIPTOR.package}.required) = true]" if required else ""
-    return f"{kind} {field.name} = {field.number}{option};"
+    return f"{kind} {field.name} = {field.number};{' // required' if required else ''}"
 
 
 def _type(field: FieldDescriptorProto, scope: str) -> str:
