@@ -121,10 +121,16 @@ def _script(project: Project, script: str, arguments: Sequence[str]) -> tuple[li
 
 
 def _prepare(project: Project) -> Mapping[str, str]:
-    """Check the project and write what it lacks; returns variables for the scripts."""
+    """Check the project and write what it lacks; returns variables for the scripts. Raises InvalidRequest."""
     files = own_files(project, os.environ)
     check(project, files, os.environ)
-    settle(project, files, os.environ, _say)
+    try:
+        settle(project, files, os.environ, _say)
+    except OSError as error:
+        raise InvalidRequest(
+            f"{error.filename} cannot be written: {error.strerror}. Pierhead keeps {stack_files.DIRECTORY}/ and lines "
+            "of .env in the project's directory. Nothing was started."
+        ) from None
     if FILES not in os.environ:
         return {}
     return {FILES: ":".join([*files, stack_files.STACK_FILES["docker"]])}

@@ -149,6 +149,7 @@ class TestCommand:
                 "dev: argument --port: expected a port from 0 to 65535, found '65536' (`pierhead dev --",
             ),
             ("build --nothing", "build: unrecognized arguments: --nothing (`pierhead build --help` explains it)"),
+            ("build accepted:Accepted -o none/compose.yaml", "none/compose.yaml cannot be written: No such file"),
             ("proto refused:Refused", "proto: refused.Refused.score(user): object cannot travel; str, int, "),
             ("nothing", "argument command: invalid choice: 'nothing'"),
         ],
@@ -158,6 +159,7 @@ class TestCommand:
     ) -> None:
         method = "    async def score(self, user: object) -> float:\n        return 1.0\n"
         (project / "refused.py").write_text(f"from pierhead import Service\nclass Refused(Service):\n{method}")
+        (project / "accepted.py").write_text("from pierhead import Service\nclass Accepted(Service):\n    pass\n")
         with pytest.raises(SystemExit) as ended:
             main(words.split())
         (line,) = capsys.readouterr().err.splitlines()

@@ -387,6 +387,16 @@ def test_outside_a_project(tmp_path: Path, words: str, code: int, said: str) -> 
     assert said in done.stdout + done.stderr
 
 
+def test_a_directory_that_cannot_be_written(shop: Project) -> None:
+    (shop.root / ".pierhead").touch()  # which root, too, makes no directory of
+    done = typed(shop.root, "up")
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line.startswith(f"{shop.root}/.pierhead/")
+    assert line.endswith("Nothing was started.")
+    assert not (shop.root / ".env").exists()
+
+
 def test_saves_are_followed_on_one_machine_only(shop: Project) -> None:
     done = typed(shop.root, "up", "--watch", PIERHEAD_ENGINE="swarm")
     assert (done.returncode, done.stdout) == (2, "")

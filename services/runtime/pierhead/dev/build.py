@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> None:
             if write_secret(env_file):
                 sys.stderr.write(f"wrote {SECRET} into {env_file}\n")
     except NoApplication as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"pierhead build: {error}\n")
         raise SystemExit(2) from None
     if arguments.output is None:
         sys.stdout.write(text)
@@ -147,10 +147,13 @@ def _text(text: str) -> str:
 
 
 def _write(files: Mapping[Path, str], *, force: bool) -> None:
-    """Write all of them or none. Raises NoApplication for one that exists."""
+    """Write all of them, or none where one exists. Raises NoApplication for one that exists or cannot be written."""
     there = [str(file) for file in files if file.exists()]
     if there and not force:
         raise NoApplication(f"{' and '.join(there)} exists; nothing was written (--force overwrites)")
     for file, text in files.items():
-        file.write_text(text, encoding="utf-8")
+        try:
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise NoApplication(f"{file} cannot be written: {error.strerror}") from None
         sys.stderr.write(f"wrote {file}\n")
