@@ -185,7 +185,7 @@ _started_from() {
 refuse_broken_files() {
   local complaint
   complaint=$(docker compose config --quiet 2>&1) ||
-    refuse "Compose cannot read the stack's files (${COMPOSE_FILE//:/, }): $complaint" "Nothing was changed."
+    refuse "Compose cannot read the stack's files (${COMPOSE_FILE//:/, }): $complaint" "Nothing was built or started."
 }
 
 build_images() {
