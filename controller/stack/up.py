@@ -98,7 +98,7 @@ class Up:
         refuse_another_clone(self._swarm, self._settings)
         parse(self._settings.project, self._config)
         if self._swarm.service("controller") is None:
-            raise InvalidRequest(f"there is no stack {self._settings.project} on this Swarm. Start it with: pierhead up")
+            raise InvalidRequest(f"there is no stack {self._settings.project} on this Swarm; `pierhead up` starts it")
         self._keep_files()
         await self._store(self._push())
 
@@ -167,7 +167,9 @@ class Up:
         try:
             done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=DEPLOY_S, check=False)
         except subprocess.TimeoutExpired:
-            raise EngineError(f"`docker stack deploy` has not ended after {DEPLOY_S:g} s; repeat `pierhead up`") from None
+            raise EngineError(
+                f"`docker stack deploy` has not ended after {DEPLOY_S:g} s; `pierhead up` again"
+            ) from None
         if done.returncode:
             raise EngineError(f"`docker stack deploy` refuses the stack: {done.stderr.strip()}")
 
@@ -203,9 +205,9 @@ def refuse_another_clone(swarm: Swarm, settings: StackSettings) -> None:
     others = {one["Spec"]["Labels"].get(CLONE_LABEL, "") for one in swarm.stack()} - {settings.clone, ""}
     if others and not settings.has_force:
         raise InvalidRequest(
-            f'a stack named "{settings.project}" runs on this Swarm from another directory: {", ".join(sorted(others))}. '
-            "Remove it there (pierhead down; where that directory is gone, here: pierhead down --force, in a clone make "
-            "down FORCE=1), or give this one a name and ports of its own in .env (COMPOSE_PROJECT_NAME, "
+            f'a stack named "{settings.project}" runs on this Swarm from another directory: '
+            f"{', '.join(sorted(others))}. Remove it there (pierhead down; where that directory is gone, here: "
+            "pierhead down --force, in a clone make down FORCE=1), or give this one a name and ports of its own in .env (COMPOSE_PROJECT_NAME, "
             "PIERHEAD_HTTP_PORT, PIERHEAD_GRPC_PORT)"
         )
 
@@ -224,7 +226,8 @@ def _contents(config: Mapping[str, Any]) -> dict[Place, bytes]:
                 found[kind, key] = Path(definition["file"]).read_bytes()
         except OSError as error:
             problems.append(
-                f"{kind}.{key}.file: {error.strerror}: {error.filename} (only files below the compose file's directory are read)"
+                f"{kind}.{key}.file: {error.strerror}: {error.filename} (only files below the compose file's directory "
+                "are read)"
             )
     if problems:
         raise SpecError(problems)

@@ -350,7 +350,8 @@ async def test_certificates_that_end_soon_are_named_before_they_do(tmp_path: Pat
     async with control.running() as controller:
         await control.settled("web", 2)
         told = [notice for notice in control.view.notices if "certificates" in notice]
-        assert [words in notice and notice.endswith("run `pierhead up`") for notice in told] == ([True] if words else [])
+        found = [words in notice and notice.endswith("run `pierhead up`") for notice in told]
+        assert found == ([True] if words else [])
         metric = "pierhead_edge_certificate_expiry_timestamp_seconds"
         assert controller.publisher.metrics.registry.get_sample_value(metric) == control.certificate_ends_at
 
