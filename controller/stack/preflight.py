@@ -255,7 +255,8 @@ def _registry(facts: Facts) -> Iterator[str]:
         by = f" by {', '.join(holders)}" if holders else ""
         yield (
             f"PIERHEAD_REGISTRY: `here` starts a registry at port {OWN_REGISTRY_PORT} of {facts.info.get('Name')}, "
-            f"which is taken{by}: if a registry is there already, write PIERHEAD_REGISTRY={host}; otherwise stop what is"
+            f"which is taken{by}: if a registry is there already, write PIERHEAD_REGISTRY={host}; "
+            "otherwise stop what is"
         )
     elif host and says != "https" and not _is_trusted(facts.info, host):
         yield (

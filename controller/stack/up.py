@@ -207,8 +207,8 @@ def refuse_another_clone(swarm: Swarm, settings: StackSettings) -> None:
         raise InvalidRequest(
             f'a stack named "{settings.project}" runs on this Swarm from another directory: '
             f"{', '.join(sorted(others))}. Remove it there (pierhead down; where that directory is gone, here: "
-            "pierhead down --force, in a clone make down FORCE=1), or give this one a name and ports of its own in .env (COMPOSE_PROJECT_NAME, "
-            "PIERHEAD_HTTP_PORT, PIERHEAD_GRPC_PORT)"
+            "pierhead down --force, in a clone make down FORCE=1), or give this one a name and ports of its own in "
+            ".env (COMPOSE_PROJECT_NAME, PIERHEAD_HTTP_PORT, PIERHEAD_GRPC_PORT)"
         )
 
 
