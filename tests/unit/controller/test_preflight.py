@@ -59,7 +59,7 @@ def publishing(project: str, service: str = "web", port: int = 8000) -> dict[str
 
 def own_registry(*services: dict[str, Any]) -> Facts:
     """PIERHEAD_REGISTRY=here, while something listens at its port."""
-    trusted = {"IndexConfigs": {"192.0.2.1:5000": {"Secure": False}}}
+    trusted: dict[str, Any] = {"IndexConfigs": {"192.0.2.1:5000": {"Secure": False}}}
     return replace(with_registry("", **trusted), services=services, taken=frozenset({5000}))
 
 
