@@ -16,6 +16,7 @@ from pierhead import rayserve as serve
 from pierhead.rayserve import import_ray
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.import_ray import compose_of
+from pydantic import BaseModel
 
 from controller.spec.parse import parse
 
@@ -123,6 +124,20 @@ def test_a_function_that_builds_the_application_is_called_and_named() -> None:
         "applications.default.args: the image serves m:build as it is: bind the arguments in a module",
         "applications.default: m:build builds the application: call it in a module, and name what it returns",
     ]
+
+
+class Languages(BaseModel):
+    to: str = "de"
+
+
+def typed(args: Languages) -> Any:
+    return APP if args.to in ("de", "fr") else None
+
+
+@pytest.mark.parametrize("args", ["{to: fr}", "{}"])
+def test_a_function_that_builds_the_application_gets_its_arguments_as_its_annotation_says(args: str) -> None:
+    text, _ = compose_of(f"applications: [{{import_path: m.build, args: {args}}}]", lambda _: typed)
+    assert set(yaml.safe_load(text)["services"]) == {"ranker", "shop"}
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ What has no counterpart is named: on standard error, and at the top of the file.
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
 from pierhead.classes.service import Bound
 from pierhead.classes.target import imported
@@ -198,7 +199,7 @@ class _Translation:
             found = self._importing(target)
             if callable(found) and not isinstance(found, Application):
                 self._note(where, f"{target} builds the application: call it in a module, and name what it returns")
-                found = found(dict(args)) if args else found()
+                found = _application_of(found, args)
             bound: Bound = bound_of(found)
         except Exception as error:
             self._note(
@@ -237,6 +238,15 @@ class _Translation:
         if self._request_timeout_s and "request_timeout_s" not in block:
             block["request_timeout_s"] = float(self._request_timeout_s)
         return block, _resources(options)
+
+
+def _application_of(builder: Callable[..., Any], args: Mapping[str, Any]) -> Any:
+    """What a builder returns for arguments, which become the pydantic model that its parameter is annotated with."""
+    parameters = list(inspect.signature(builder).parameters)
+    if not parameters:
+        return builder()
+    kind: Any = get_type_hints(builder).get(parameters[0])
+    return builder(kind.model_validate(args) if hasattr(kind, "model_validate") else dict(args))
 
 
 def _options(cls: Any) -> DeploymentOptions:
