@@ -23,6 +23,8 @@ IN_ONE_PROCESS = {
     "autoscaling": "counts replicas, of which there is one",
     "bad_reconfigure": "uses serve.run itself",
     "backpressure": "the bound of a line comes from Discovery",
+    "failed_deployment": "uses serve.run itself",
+    "handle_uses": "the process that gets handles by name is no replica",
     "http_backpressure": "HAProxy keeps the line",
     "health_check": "check_health has a period of ten seconds",
     "many_replicas": "counts replicas, of which there is one",

@@ -574,3 +574,10 @@ def test_an_exception_that_cannot_be_pickled_is_told_by_name() -> None:
     found = failure_of(Unpicklable()).error()
     assert type(found) is RayTaskError
     assert "Unpicklable isn't serializable" in str(found.cause)
+
+
+def test_where_nothing_was_started_there_is_nothing_to_end_or_to_call() -> None:
+    serve.shutdown()
+    for use in (serve.delete, serve.get_app_handle):
+        with pytest.raises(RayServeException, match="no Serve instance"):
+            use("default")

@@ -69,17 +69,21 @@ class Instance:
     async def deploy_apart(self, target: RunTarget) -> EngineApplication:
         """Start an application for its handle alone, as a test does. Raises what its constructors raise."""
         application = EngineApplication(target.target, target.name, None, is_known=False)
-        await application.start()
         self._apart.append(application)
+        for error in (await application.start()).values():
+            raise error
         return application
 
     async def deploy(self, target: RunTarget) -> EngineApplication:
-        """Start an application in the place of the one of its name. Raises RayServeException, RuntimeError."""
+        """Start an application in the place of the one of its name. Raises RayServeException, RuntimeError.
+
+        One of which a deployment does not start stays, as in Ray Serve: calls of that deployment fail.
+        """
         for other in self.applications.values():
             taken = target.route_prefix is not None and other.route_prefix == target.route_prefix
             if taken and other.name != target.name:
                 refused = RayServeException(
-                    f"Prefix {target.route_prefix} is being used by application(s): {other.name}. Failed to deploy "
+                    f'Prefix {target.route_prefix} is being used by application "{other.name}". Failed to deploy '
                     f"application {target.name}."
                 )
                 raise RayTaskError(refused, str(refused)).as_instanceof_cause()  # Ray's controller raises it
@@ -88,10 +92,14 @@ class Instance:
             await former.close()
         application = EngineApplication(target.target, target.name, target.route_prefix)
         try:
-            await application.start()
+            failed = await application.start()
         except Exception as error:
             raise RuntimeError(f"Deploying application {target.name} failed: {error!r}") from error
-        self.applications[target.name] = application
+        self.applications[target.name] = application  # in any case: its status says what failed
+        for why in failed.values():
+            raise RuntimeError(
+                f"Deploying application {target.name} failed: Failed to update the deployments {list(failed)}: {why!r}"
+            ) from why
         return application
 
     async def delete(self, name: str) -> None:
@@ -124,6 +132,8 @@ class Instance:
 
 INSTANCE: Final = Instance()
 """This process's."""
+
+_NOT_RUNNING: Final = "There is no Serve instance running in this process: call `serve.run` or `serve.start`."
 
 
 def start(
@@ -218,9 +228,10 @@ def check_prefix(prefix: str | None) -> None:
 
 
 def delete(name: str, _blocking: bool = True) -> None:
-    """End an application."""
-    if INSTANCE.engine is not None:
-        INSTANCE.engine.run(INSTANCE.delete(name))
+    """End an application. Raises RayServeException where nothing was started."""
+    if INSTANCE.engine is None:
+        raise RayServeException(_NOT_RUNNING)
+    INSTANCE.engine.run(INSTANCE.delete(name))
 
 
 def shutdown() -> None:
@@ -242,6 +253,8 @@ def status() -> ServeStatus:
 def get_app_handle(name: str) -> DeploymentHandle[Any]:
     """A handle to the first deployment of an application. Raises RayServeException for an unknown one."""
     application = INSTANCE.applications.get(name)
+    if INSTANCE.engine is None:
+        raise RayServeException(_NOT_RUNNING)
     if application is None:
         raise RayServeException(f"Application '{name}' does not exist.")
     return DeploymentHandle(application.built.ingress, name)
@@ -250,7 +263,10 @@ def get_app_handle(name: str) -> DeploymentHandle[Any]:
 def get_deployment_handle(
     deployment_name: str, app_name: str | None = None, _check_exists: bool = True, **_: Any
 ) -> DeploymentHandle[Any]:
-    """A handle to a deployment; within one, `app_name` is its own application. Raises RayServeException."""
+    """A handle to a deployment; within one, `app_name` is its own application.
+
+    Raises KeyError for an unknown deployment, RayServeException outside of one without `app_name`.
+    """
     if app_name is None:
         replica = current_replica()
         if replica is None:
@@ -258,8 +274,9 @@ def get_deployment_handle(
                 "Please specify an application name when getting a deployment handle outside of a Serve application."
             )
         app_name = replica.app_name
-    if _check_exists and not is_known(DeploymentID(deployment_name, app_name)):
-        raise RayServeException(f"Deployment '{deployment_name}' does not exist in application '{app_name}'.")
+    deployment = DeploymentID(deployment_name, app_name)
+    if _check_exists and not is_known(deployment):
+        raise KeyError(f"{deployment} does not exist.")
     return DeploymentHandle(deployment_name, app_name)
 
 

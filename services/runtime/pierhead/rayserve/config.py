@@ -63,6 +63,19 @@ class AutoscalingPolicy(_Config):
     policy_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
+_ABOVE_0 = (
+    "target_ongoing_requests",
+    "metrics_interval_s",
+    "look_back_period_s",
+    "smoothing_factor",
+    "upscale_smoothing_factor",
+    "downscale_smoothing_factor",
+    "upscaling_factor",
+    "downscaling_factor",
+)
+"""Of AutoscalingConfig."""
+
+
 @dataclass(init=False)
 class AutoscalingConfig(_Config):
     """x-serve.autoscale: the number of replicas by load. Raises ValueError for bounds that contradict each other."""
@@ -70,7 +83,7 @@ class AutoscalingConfig(_Config):
     min_replicas: int = 1
     initial_replicas: int | None = None
     max_replicas: int = 1
-    target_ongoing_requests: float | None = 2.0
+    target_ongoing_requests: float | None = 2
     metrics_interval_s: float = 10.0
     look_back_period_s: float = 30.0
     smoothing_factor: float = 1.0
@@ -85,6 +98,14 @@ class AutoscalingConfig(_Config):
     policy: AutoscalingPolicy | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        for name in _ABOVE_0:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name}: expected a number > 0, found {value!r}")
+        for name in ("downscale_delay_s", "downscale_to_zero_delay_s", "upscale_delay_s"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name}: expected a number >= 0, found {value!r}")
         if self.min_replicas < 0 or self.max_replicas < 1:
             raise ValueError(
                 f"expected min_replicas >= 0 and max_replicas >= 1, found {self.min_replicas} and {self.max_replicas}"
@@ -196,11 +217,12 @@ class DeploymentActorConfig(_Config):
 
 
 def made(kind: type[Any], value: Any, name: str) -> Any:
-    """The object of a configuration class that a mapping or such an object is. Raises TypeError and ValueError."""
+    """The object of a configuration class that a mapping or such an object is. Raises ValueError."""
     if value is None or isinstance(value, kind):
         return value
     if not isinstance(value, Mapping):
-        raise TypeError(f"{name}: expected a {kind.__name__} or a dict, found {value!r:.100}")
+        text = f"{name}: expected a {kind.__name__} or a dict, found {value!r:.100}"
+        raise ValueError(text)  # noqa: TRY004 - Ray Serve's is one
     try:
         return kind(**value)
     except TypeError as error:  # a dataclass without that field

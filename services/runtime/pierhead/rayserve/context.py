@@ -145,7 +145,7 @@ def get_replica_context() -> ReplicaContext:
     """The replica that calls this. Raises RayServeException outside of a replica."""
     found = current_replica()
     if found is None:
-        raise RayServeException("`serve.get_replica_context()` may only be called from within a deployment.")
+        raise RayServeException("`serve.get_replica_context()` may only be called from within a Ray Serve deployment.")
     return found
 
 

@@ -79,9 +79,9 @@ class Deployment:
         return self._options.backpressure_config
 
     @property
-    def ray_actor_options(self) -> Mapping[str, Any] | None:
-        """As given."""
-        return self._options.ray_actor_options
+    def ray_actor_options(self) -> Mapping[str, Any]:
+        """As given, with Ray's default of one CPU."""
+        return {"num_cpus": 1, **(self._options.ray_actor_options or {})}
 
     @property
     def logging_config(self) -> Any:
@@ -95,7 +95,7 @@ class Deployment:
     def bind(self, *args: Any, **kwargs: Any) -> Application:
         """Describe the deployment with its constructor's arguments, some of which may be other applications."""
         if inspect.isfunction(self.func_or_class) and (args or kwargs):
-            raise ValueError("deployment def is a function, but init_args or init_kwargs were passed.")
+            raise ValueError("init_args not supported for function deployments.")
         return Application(Deployment(self.func_or_class, self._name, self._options, args, kwargs))
 
     def options(
@@ -157,7 +157,7 @@ def deployment(_func_or_class: Callable[..., Any] | None = None, name: Any = DEF
     def decorate(func_or_class: Callable[..., Any]) -> Deployment:
         return Deployment(func_or_class, func_or_class.__name__ if name is DEFAULT else name, made)
 
-    return decorate if _func_or_class is None else decorate(_func_or_class)
+    return decorate(_func_or_class) if callable(_func_or_class) else decorate
 
 
 def ingress(app: Any = None) -> Callable[..., Any]:

@@ -83,25 +83,39 @@ class EngineDeployment:
     """The replicas of one deployment, and the line before them. A Dispatcher."""
 
     def __init__(
-        self, built: BuiltDeployment, app_name: str, siblings: Mapping[DeploymentID, EngineDeployment]
+        self,
+        built: BuiltDeployment,
+        app_name: str,
+        siblings: Mapping[DeploymentID, EngineDeployment],
+        *,
+        raises_as_is: bool,
     ) -> None:
+        """`raises_as_is`: callers get the user's exception itself, as in Ray Serve's local testing mode."""
         self.loop = asyncio.get_running_loop()
         self.id = DeploymentID(built.name, app_name)
         self._built = built
         self._siblings = siblings
+        self._raises_as_is = raises_as_is
         self._replicas: list[_Replica] = []
         self._line: deque[_Waiter] = deque()
         self._watches: set[asyncio.Task[None]] = set()
         self._missing = 0
         """Replicas that were ended and have no replacement yet."""
         self._closed = False
+        self._failure = ""
+        """Why it did not start."""
 
     # ---- life
 
     async def start(self) -> None:
-        """Start the replicas. Raises what user code raises."""
-        for rank in range(self._built.options.first_replicas):
-            self._replicas.append(await self._start_replica(rank))
+        """Start the replicas. Raises what user code raises; calls fail then, and `status` says why."""
+        try:
+            for rank in range(self._built.options.first_replicas):
+                self._replicas.append(await self._start_replica(rank))
+        except Exception as error:
+            await self.close()
+            self._failure = f"a replica did not start: {error!r}"
+            raise
 
     async def _start_replica(self, rank: int) -> _Replica:
         for attempt in range(1, _TRIES + 1):
@@ -202,6 +216,10 @@ class EngineDeployment:
 
     def status(self) -> DeploymentStatusOverview:
         """For `serve.status()`."""
+        if self._failure:
+            return DeploymentStatusOverview(
+                DeploymentStatus.DEPLOY_FAILED, DeploymentStatusTrigger.REPLICA_STARTUP_FAILED, {}, self._failure
+            )
         if self._missing:
             return DeploymentStatusOverview(
                 DeploymentStatus.UNHEALTHY,
@@ -307,6 +325,8 @@ class EngineDeployment:
                 raise
             raise RequestCancelledError(call.request_id) from None  # user code has raised it
         except Exception as error:
+            if self._raises_as_is:
+                raise
             failed = failure_of(error).error()
         raise failed
 
@@ -319,6 +339,8 @@ class EngineDeployment:
             async for item in items:
                 yield copied(item)
         except Exception as error:
+            if self._raises_as_is:
+                raise
             failed = failure_of(error).error()
         else:
             return
@@ -362,20 +384,25 @@ class EngineApplication:
         """The deployment that gets the HTTP requests."""
         return self.deployments[self.built.ingress]
 
-    async def start(self) -> None:
-        """Start every deployment, those that are used by others first. Raises what user code raises."""
+    async def start(self) -> dict[str, Exception]:
+        """Start every deployment, those that are used by others first. Returns why deployments did not start."""
         if self.route_prefix is not None:
             warm()
+        failed: dict[str, Exception] = {}
         try:
             for name, built in self.built.deployments.items():
-                deployment = EngineDeployment(built, self.name, self._by_id)
+                deployment = EngineDeployment(built, self.name, self._by_id, raises_as_is=not self._is_known)
                 self.deployments[name] = self._by_id[deployment.id] = deployment
                 if self._is_known:
                     register_dispatcher(deployment.id, deployment)
-                await deployment.start()
+                try:
+                    await deployment.start()
+                except Exception as error:
+                    failed[name] = error
         except BaseException:
             await self.close()
             raise
+        return failed
 
     async def close(self) -> None:
         """End every deployment."""
@@ -387,10 +414,15 @@ class EngineApplication:
     def status(self) -> ApplicationStatusOverview:
         """For `serve.status()`."""
         deployments = {name: deployment.status() for name, deployment in self.deployments.items()}
-        is_unhealthy = any(each.status is DeploymentStatus.UNHEALTHY for each in deployments.values())
-        return ApplicationStatusOverview(
-            ApplicationStatus.UNHEALTHY if is_unhealthy else ApplicationStatus.RUNNING, "", self.started, deployments
-        )
+        by_status: dict[DeploymentStatus, list[str]] = {}
+        for name, each in deployments.items():
+            by_status.setdefault(each.status, []).append(name)
+        status, message = ApplicationStatus.RUNNING, ""
+        if failed := by_status.get(DeploymentStatus.DEPLOY_FAILED):
+            status, message = ApplicationStatus.DEPLOY_FAILED, f"Failed to update the deployments {failed}."
+        elif DeploymentStatus.UNHEALTHY in by_status:
+            status = ApplicationStatus.UNHEALTHY
+        return ApplicationStatusOverview(status, message, self.started, deployments)
 
 
 class EngineThread:

@@ -19,6 +19,14 @@ class TaskCancelledError(RayError):
     """A call was cancelled."""
 
 
+class GetTimeoutError(RayError, TimeoutError):
+    """A result was not there in time."""
+
+
+class UnserializableException(RayError):
+    """Stands for an exception of another replica whose pickle cannot be read; its text has the traceback there."""
+
+
 class RayServeException(Exception):
     """The base of the errors of this package."""
 

@@ -23,7 +23,7 @@ from pierhead.rayserve.context import (
     _get_serve_request_context,
     current_replica,
 )
-from pierhead.rayserve.exceptions import RayServeException, RequestCancelledError
+from pierhead.rayserve.exceptions import GetTimeoutError, RayServeException, RequestCancelledError
 from pierhead.rayserve.options import DEFAULT
 
 T = TypeVar("T")
@@ -199,7 +199,7 @@ class DeploymentResponse(_Response[R]):
         except TimeoutError:
             if self._future.done():
                 raise  # the call's own
-            raise TimeoutError("Timed out waiting for result.") from None
+            raise GetTimeoutError("Timed out waiting for result.") from None
         return result
 
     def __reduce__(self) -> Any:
@@ -428,7 +428,7 @@ class DeploymentHandle(Generic[T]):
         )
 
     def __getattr__(self, name: str) -> DeploymentHandle[T]:
-        if name.startswith("__"):  # asked for by `copy`, `inspect` and the like
+        if name.startswith("__") and name != "__call__":  # asked for by `copy`, `inspect` and the like
             raise AttributeError(name)
         return self.options(method_name=name)
 

@@ -20,7 +20,7 @@ _MODELS: Final = "__rayserve_models__"
 
 
 class ReplicaModels:
-    """The models of one replica. One is loaded or unloaded at a time, as in Ray Serve."""
+    """The models of one object or function in a replica. One is loaded or unloaded at a time, as in Ray Serve."""
 
     def __init__(self, load: Callable[..., Any], owner: Any, most: int) -> None:
         HELD.begin()
@@ -75,14 +75,20 @@ class ReplicaModels:
             return
         if inspect.iscoroutinefunction(end):
             await end()
-        else:
-            await asyncio.get_running_loop().run_in_executor(None, end)
+            return
+        last = [end]
+        del model, end
+        await asyncio.get_running_loop().run_in_executor(None, _call_last, last)
 
 
-def models_of(replica: ReplicaContext) -> ReplicaModels | None:
-    """The models of a replica; None if it has asked for none yet."""
-    found = getattr(replica, _MODELS, None)
-    return found if isinstance(found, ReplicaModels) else None
+def _call_last(functions: list[Callable[[], Any]]) -> None:
+    """Call the function that the list alone refers to: its object goes in this thread, not after the next load."""
+    functions.pop()()
+
+
+def models_of(replica: ReplicaContext) -> list[ReplicaModels]:
+    """What has loaded models in a replica."""
+    return list(getattr(replica, _MODELS, {}).values())
 
 
 def multiplexed(func: Callable[..., Any] | None = None, max_num_models_per_replica: int = 3) -> Any:
@@ -108,11 +114,12 @@ def multiplexed(func: Callable[..., Any] | None = None, max_num_models_per_repli
             replica = current_replica()
             if replica is None:
                 raise RuntimeError("`@serve.multiplexed` can only be used within a deployment.")
-            models = models_of(replica)
-            if models is None:
-                models = ReplicaModels(function, owner, max_num_models_per_replica)
-                setattr(replica, _MODELS, models)
-            return await models.get(model_id)
+            by_owner: dict[int, ReplicaModels] = replica.__dict__.setdefault(_MODELS, {})
+            # Two methods of one object share its models, as in Ray Serve.
+            key = id(function if owner is None else owner)
+            if key not in by_owner:
+                by_owner[key] = ReplicaModels(function, owner, max_num_models_per_replica)
+            return await by_owner[key].get(model_id)
 
         return load
 
@@ -124,3 +131,8 @@ def _check_function(function: Any) -> None:
         raise TypeError("The `multiplexed` decorator must be used with a function or method.")
     if not inspect.iscoroutinefunction(function):
         raise TypeError("@serve.multiplexed can only be used to decorate async functions or methods.")
+    if len(inspect.signature(function).parameters) not in (1, 2):
+        raise TypeError(
+            "@serve.multiplexed can only be used to decorate functions or methods with at least one 'model_id: str' "
+            "argument."
+        )

@@ -201,15 +201,41 @@ _KINDS: Final[Mapping[str, type[Any]]] = {
 }
 
 
+_ANY_LINE: Final = ("max_queued_requests", -1)
+
+_ACTOR_OPTIONS: Final = (
+    "accelerator_type",
+    "fallback_strategy",
+    "label_selector",
+    "memory",
+    "num_cpus",
+    "num_gpus",
+    "resources",
+    "runtime_env",
+)
+
+
+def _check_actor_options(options: Any) -> None:
+    if options is None:
+        return
+    if not isinstance(options, Mapping):
+        raise TypeError(f"ray_actor_options: expected a dict, found {options!r:.100}")
+    for name in options:
+        if name not in _ACTOR_OPTIONS:
+            raise ValueError(f"ray_actor_options: {name} is none of {', '.join(_ACTOR_OPTIONS)}")
+
+
 def _check(given: Mapping[str, Any]) -> None:
     if given.get("num_replicas", 1) == 0:
         raise ValueError("num_replicas is expected to larger than 0")
-    for name, least in (("num_replicas", 1), ("max_ongoing_requests", 1), ("max_queued_requests", -1)):
+    for name in ("num_replicas", "max_ongoing_requests", "max_queued_requests", "max_constructor_retry_count"):
         value = given.get(name, 1)
         if value is None:
             raise ValueError(f"`{name}` must be non-null, got None.")
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name}: expected an integer >= {least}, found {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and (name, value) != _ANY_LINE):
+            raise ValueError(f"{name}: expected an integer >= 1, found {value!r}")
+    if (most := given.get("max_replicas_per_node")) is not None and not 1 <= most <= 100:
+        raise ValueError(f"max_replicas_per_node: expected an integer from 1 to 100, found {most!r}")
     for name in (
         "graceful_shutdown_wait_loop_s",
         "graceful_shutdown_timeout_s",
@@ -217,8 +243,10 @@ def _check(given: Mapping[str, Any]) -> None:
         "health_check_timeout_s",
     ):
         value = given.get(name, 1.0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise ValueError(f"{name}: expected a number of seconds >= 0, found {value!r}")
+        least = "> 0" if name.startswith("health") else ">= 0"
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or (least == "> 0" and not value):
+            raise ValueError(f"{name}: expected a number of seconds {least}, found {value!r}")
+    _check_actor_options(given.get("ray_actor_options"))
     if given.get("user_config") is not None:
         try:
             json.dumps(given["user_config"])

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pierhead.errors import BadRequest, SettingsError
-from pierhead.rayserve.exceptions import RayError, RayTaskError
+from pierhead.rayserve.exceptions import RayError, RayTaskError, UnserializableException
 
 try:
     import cloudpickle as _cloudpickle
@@ -73,13 +73,12 @@ class PickledError(NamedTuple):
     kind: str
     traceback: str
 
-    def error(self) -> RayTaskError:
+    def error(self) -> Exception:
         """What the caller's code gets."""
-        cause: BaseException
         try:
-            cause = RayError(self.kind) if self.cause is None else loads(self.cause)
+            cause: BaseException = RayError(self.kind) if self.cause is None else loads(self.cause)
         except Exception as error:
-            cause = RayError(f"{self.kind} could not be deserialized: {error!r}")
+            return UnserializableException(f"{self.kind} could not be deserialized: {error!r}\n{self.traceback}")
         return RayTaskError(cause, self.traceback).as_instanceof_cause()
 
 
@@ -90,7 +89,6 @@ def failure_of(error: BaseException) -> PickledError:
     kind = f"{type(own).__module__}.{type(own).__qualname__}"
     try:
         raw = dumps(own)
-        loads(raw)
     except Exception as why:
         return PickledError(None, f"Exception {kind} isn't serializable: {why}", text)
     return PickledError(raw, kind, text)

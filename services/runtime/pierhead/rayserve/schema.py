@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -24,6 +25,17 @@ class LoggingConfig:
     logs_dir: str | None = None
     enable_access_log: bool = True
     additional_log_standard_attrs: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for words that are none."""
+        if self.encoding not in list(EncodingType):
+            raise ValueError(f"encoding: expected TEXT or JSON, found {self.encoding!r}")
+        level = logging.getLevelName(self.log_level)
+        if not (isinstance(level, int) or level in _LEVELS):
+            raise ValueError(f"log_level: expected one of {', '.join(_LEVELS)}, found {self.log_level!r}")
+
+
+_LEVELS = tuple(logging.getLevelNamesMapping())
 
 
 @dataclass

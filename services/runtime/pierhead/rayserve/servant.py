@@ -96,8 +96,7 @@ class Servant:
     @property
     def held_models(self) -> set[str]:
         """The ids of the models that the replica has or loads."""
-        models = models_of(self.context)
-        return set() if models is None else set(models.held())
+        return {model for each in models_of(self.context) for model in each.held()}
 
     # ---- life
 
@@ -116,8 +115,8 @@ class Servant:
             self._object = self.context.servable_object = definition
         else:
             made: Any = definition.__new__(definition)
-            self._object = self.context.servable_object = made
             await _awaited(made.__init__(*args, **kwargs))
+            self._object = self.context.servable_object = made
             if hasattr(definition, ASGI):
                 await self._start_asgi(definition)
         await self._reconfigure(user_config)
@@ -152,8 +151,7 @@ class Servant:
             except Exception:
                 logger.exception("%s: __del__ raised", self.built.name)
             _without_del(self._object)
-        models = models_of(self.context)
-        if models is not None:
+        for models in models_of(self.context):
             await models.close()
 
     async def reconfigure(self, user_config: Any) -> None:
@@ -297,7 +295,7 @@ class Servant:
                 await asyncio.wait([running])
             raise
         if stop is not None:
-            raise RuntimeError(f"{function!r} raised StopIteration") from stop
+            raise RuntimeError("coroutine raised StopIteration") from stop
         return result
 
     async def _request(self, request: _RequestContext, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
