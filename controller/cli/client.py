@@ -30,6 +30,7 @@ POLL_S = 0.5
 TOLD_AFTER_S = 5.0
 """A longer wait says what it waits for."""
 
+LOG = "the controller's log (`docker compose logs controller`, on a Swarm `docker service logs PROJECT_controller`)"
 _BAD_INPUT = (400, 403, 404, 405, 413)
 
 
@@ -88,14 +89,14 @@ class Client:
             how = f"within {self._change_timeout_s:g} s" if isinstance(error, TimeoutError) else f"({error})"
             raise Unreachable(
                 f"the controller at {self._url} was asked and has not answered {how}: it may have accepted the "
-                "change, or may still accept it; `pierhead status` and `pierhead events` show whether it did, `docker "
-                "compose logs controller` what it waits for"
+                "change, or may still accept it; `pierhead status` and `pierhead events` show whether it did, "
+                f"{LOG} what it waits for"
             ) from error
 
     def _silent(self, error: Exception) -> Unreachable:
         return Unreachable(
             f"the controller does not answer at {self._url} ({getattr(error, 'reason', None) or error}); start the "
-            "stack with `pierhead up`, or look at `docker compose logs controller`"
+            f"stack with `pierhead up`, or look at {LOG}"
         )
 
     def _send(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:
@@ -186,9 +187,7 @@ def _refusal(status: int, body: bytes, *, is_passing: bool) -> CommandError:
     try:
         message = str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return CommandError(
-            f"the API answered {status}, without a reason; `docker compose logs controller` may have it"
-        )
+        return CommandError(f"the API answered {status}, without a reason; {LOG} may have it")
     if status == http.HTTPStatus.SERVICE_UNAVAILABLE and is_passing:
         return NotYet(message)
     return (BadInput if status in _BAD_INPUT else CommandError)(message)
