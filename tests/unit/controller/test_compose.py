@@ -277,7 +277,7 @@ async def test_stored_files_are_read_where_the_files_themselves_are_not() -> Non
     document = compose_files_of(swarm.manager(), "shop")
     text = KeptText(document)
     project = KeptProject("shop", text)
-    with pytest.raises(SpecError, match="make up"):
+    with pytest.raises(SpecError, match="pierhead up"):
         await project.load()
     editions = [await project.fingerprint()]
     for image in ("web:1", "web:2"):
