@@ -23,6 +23,9 @@ class Model:
     async def sleep(self):
         await asyncio.sleep(2)
 
+    async def future(self):
+        return asyncio.get_running_loop().create_future()
+
     async def known(self):
         return [self.was_known, serve.get_replica_context().servable_object is self]
 
@@ -62,6 +65,7 @@ def calls(handle):
         lambda: model.ends.remote().result(),
         lambda: model.unreadable.remote().result(),
         lambda: handle.unreadable.remote().result(),
+        lambda: model.future.remote().result(),
     ):
         try:
             wrong()

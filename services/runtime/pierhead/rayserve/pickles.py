@@ -36,12 +36,8 @@ _DIGEST: Final = hashlib.sha256
 _SIZE: Final = 32
 
 
-class CannotPickle(TypeError):
-    """A value that cannot travel between replicas."""
-
-
 def dumps(value: Any) -> bytes:
-    """A value as bytes. Raises CannotPickle, or what the value itself raises."""
+    """A value as bytes. Raises TypeError, or what the value itself raises."""
     try:
         if _cloudpickle is not None:
             dumped: bytes = _cloudpickle.dumps(value)
@@ -49,7 +45,7 @@ def dumps(value: Any) -> bytes:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         more = "" if _cloudpickle is not None else "; install pierhead[rayserve] for functions and classes of a script"
-        raise CannotPickle(f"Could not serialize {value!r:.200}: {error}{more}") from error
+        raise TypeError(f"Could not serialize {value!r:.200}: {error}{more}") from error
 
 
 def loads(raw: bytes) -> Any:
