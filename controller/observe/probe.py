@@ -470,8 +470,9 @@ class HttpProbe:
 
     async def _answer(self, subject: Subject) -> tuple[int, bytes]:
         url = f"http://{subject.host}:{subject.spec.port}{subject.spec.path}"
+        no_limit = aiohttp.ClientTimeout()  # aiohttp's default ends a connection after 30 s; the caller has the limit
         try:
-            async with self._session.get(url, allow_redirects=False) as response:
+            async with self._session.get(url, timeout=no_limit, allow_redirects=False) as response:
                 body = await _body(response)
                 if not response.content.at_eof():
                     response.close()  # the rest of an endless answer is not read

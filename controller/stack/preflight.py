@@ -256,7 +256,7 @@ def _registry(facts: Facts) -> Iterator[str]:
         yield (
             f"PIERHEAD_REGISTRY: `here` starts a registry at port {OWN_REGISTRY_PORT} of {facts.info.get('Name')}, "
             f"which is taken{by}: if a registry is there already, write PIERHEAD_REGISTRY={host}; "
-            "otherwise stop what is"
+            "otherwise stop what listens there"
         )
     elif host and says != "https" and not _is_trusted(facts.info, host):
         yield (

@@ -201,7 +201,7 @@ _KINDS: Final[Mapping[str, type[Any]]] = {
 }
 
 
-_ANY_LINE: Final = ("max_queued_requests", -1)
+_NO_BOUND: Final = {"max_queued_requests": -1}
 
 _ACTOR_OPTIONS: Final = (
     "accelerator_type",
@@ -232,20 +232,20 @@ def _check(given: Mapping[str, Any]) -> None:
         value = given.get(name, 1)
         if value is None:
             raise ValueError(f"`{name}` must be non-null, got None.")
-        if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and (name, value) != _ANY_LINE):
+        if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != _NO_BOUND.get(name)):
             raise ValueError(f"{name}: expected an integer >= 1, found {value!r}")
     if (most := given.get("max_replicas_per_node")) is not None and not 1 <= most <= 100:
         raise ValueError(f"max_replicas_per_node: expected an integer from 1 to 100, found {most!r}")
-    for name in (
-        "graceful_shutdown_wait_loop_s",
-        "graceful_shutdown_timeout_s",
-        "health_check_period_s",
-        "health_check_timeout_s",
+    for name, may_be_0 in (
+        ("graceful_shutdown_wait_loop_s", True),
+        ("graceful_shutdown_timeout_s", True),
+        ("health_check_period_s", False),
+        ("health_check_timeout_s", False),
     ):
         value = given.get(name, 1.0)
-        least = "> 0" if name.startswith("health") else ">= 0"
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or (least == "> 0" and not value):
-            raise ValueError(f"{name}: expected a number of seconds {least}, found {value!r}")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or value < 0 or (value == 0 and not may_be_0):
+            raise ValueError(f"{name}: expected a number of seconds {'>=' if may_be_0 else '>'} 0, found {value!r}")
     _check_actor_options(given.get("ray_actor_options"))
     if given.get("user_config") is not None:
         try:
