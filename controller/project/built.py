@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pierhead.compose_names import image_name
 from pierhead.dev.saves import files_below
 
 _PARTS = re.compile(r"\*\*/?|\*|\?|\[[^\]]+\]|\\.|.", re.DOTALL)
@@ -95,7 +96,7 @@ class Image:
 def images_of(config: Mapping[str, Any], without: Path) -> list[Image]:
     """The images of a project by what `docker compose config` says; `without`: the directory of the stack's own."""
     services = config["services"]
-    name_of = {name: one.get("image") or f"{config['name']}-{name}" for name, one in services.items()}
+    name_of = {name: image_name(config["name"], name, one) for name, one in services.items()}
     found = []
     for name, service in services.items():
         build = service.get("build") or {}

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pierhead.compose_names import image_name
+
 from ..errors import SpecError
 from ..model.spec import (
     MOST_REPLICAS,
@@ -205,7 +207,7 @@ def _service(
 def _image(source: ServiceSource, problems: Problems) -> str:
     image = source.definition.get("image")
     if image is None and source.definition.get("build") is not None:
-        return f"{source.project}-{source.name}"  # Compose's name for an image that it builds
+        return image_name(source.project, source.name, source.definition)
     return problems.text(at(source.path, "image"), image) or ""
 
 

@@ -13,6 +13,7 @@ import docker.auth
 import docker.errors
 from docker import APIClient
 from docker.utils import parse_repository_tag
+from pierhead.compose_names import image_name
 
 from ..errors import ControllerError, EngineError, SpecError
 
@@ -33,8 +34,7 @@ def images_of(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Imag
     found = {}
     for name in names:
         definition = config["services"][name]
-        image = definition.get("image") or f"{config['name']}-{name}"  # Compose's name for one that it builds
-        found[name] = Image(str(image), definition.get("build") is not None)
+        found[name] = Image(image_name(config["name"], name, definition), definition.get("build") is not None)
     return found
 
 
