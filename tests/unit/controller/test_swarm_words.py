@@ -122,3 +122,15 @@ def test_so_is_a_service_without_x_serve_that_swarm_cannot_start(running: int) -
     tell_trouble(Swarm(client, "shop"), said.append)
     words = "shop_db on n1: bind source path does not exist: /data."
     assert said == ([] if running else [f"Warning: not all of the stack runs, and Swarm goes on trying: {words}"])
+
+
+@pytest.mark.parametrize(("update", "running", "is_over"), [("updating", 2, False), ("completed", 3, True)])
+def test_up_waits_for_the_last_node_of_a_service_on_every_node(update: str, running: int, is_over: bool) -> None:
+    """Swarm counts its task in when the former one has ended, so two of two run while the third is replaced."""
+    template = {"ContainerSpec": {"Image": "haproxy:2"}}
+    status = {"DesiredTasks": running, "RunningTasks": running}
+    edge = {"Spec": {"Name": "shop_haproxy", "TaskTemplate": {**template, "Runtime": "container"}}}
+    edge |= {"UpdateStatus": {"State": update}, "ServiceStatus": status}
+    up = {"Spec": template, "Status": {"State": "running"}}
+    client: Any = SimpleNamespace(tasks=lambda _: [up] * running, services=lambda *_, **__: [edge])
+    assert Swarm(client, "shop").runs("haproxy") is is_over
