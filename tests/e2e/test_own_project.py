@@ -302,6 +302,7 @@ services:
   web:
     image: {registry}/team/web:1
     command: [sh, -c, "cd /tmp && exec python -m http.server 8080"]
+    init: true # as process 1 it would wait for SIGKILL
     scale: 0
     x-serve:
       replicas: 1
