@@ -72,17 +72,18 @@ pull() {
 }
 
 require_bootstrap() {
-  command -v mmdebstrap >/dev/null 2>&1 && [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] && return
-  case $(os_field ID) in
+  has_bootstrap || case $(os_field ID) in
     debian | ubuntu) ;;
     *) refuse "no registry gives debian:trixie-slim and debian:bookworm-slim, and on $(os_name) they cannot be built (only on Debian and Ubuntu)." \
       "Load them from elsewhere (docker load), or give this machine a registry, and repeat." ;;
   esac
-  can_be_root || refuse "building Debian's base images needs mmdebstrap, and $(whoami) may not install it (not root, and no sudo)." \
-    "Install it as root: apt-get install mmdebstrap debian-archive-keyring"
-  step "Installing mmdebstrap" apt_install mmdebstrap debian-archive-keyring ||
+  can_be_root || refuse "no registry gives debian:trixie-slim and debian:bookworm-slim, and only root can build them: $(whoami) is not root, and there is no sudo." \
+    "Load them from elsewhere (docker load), or have root type this command once."
+  has_bootstrap || step "Installing mmdebstrap" apt_install mmdebstrap debian-archive-keyring ||
     give_up "mmdebstrap could not be installed; the lines above say why."
 }
+
+has_bootstrap() { command -v mmdebstrap >/dev/null 2>&1 && [ -e /usr/share/keyrings/debian-archive-keyring.gpg ]; }
 
 # build RELEASE: a minimal system like the official image's, with the certificates that this machine's administrator
 # has added, and no documentation, package lists or downloaded packages.
