@@ -101,9 +101,21 @@ def from_status(status: grpc.StatusCode, details: str, trailers: Trailers) -> Pi
         return failed
     named = _BY_KIND.get(trailers.kind or "")
     found = named if named is not None and named.grpc_status is status else _BY_STATUS.get(status)
+    if named is None and trailers.kind and (own := _own_class(trailers.kind, status)) is not None:
+        error = own.__new__(own)  # its constructor may take other things than a message, which do not travel
+        PierheadError.__init__(error, details)
+        return error
     if found is None:
         return RemoteError(details or f"the callee answered {status.name} without a message", status)
     error = found(details)
     if trailers.kind:
         error.kind = trailers.kind  # a subclass that only the callee knows keeps its own kind at the edge
     return error
+
+
+def _own_class(kind: str, status: grpc.StatusCode) -> type[PierheadError] | None:
+    """The class of this kind that the application has made and this process has imported: of several, the newest."""
+    known: list[type[PierheadError]] = [PierheadError]
+    for each in known:
+        known += [cls for cls in each.__subclasses__() if cls not in (RemoteError, UserCodeError)]
+    return next((cls for cls in reversed(known) if vars(cls).get("kind") == kind and cls.grpc_status is status), None)

@@ -71,6 +71,21 @@ def test_a_subclass_that_only_the_callee_knows_keeps_its_name_and_status() -> No
     assert NotFound.kind == "not_found"
 
 
+def test_a_subclass_that_the_caller_knows_crosses_as_itself() -> None:
+    class QuotaExceeded(BadRequest):
+        kind = "quota_exceeded"
+        http_status = 402
+
+        def __init__(self, user: str, limit: int) -> None:
+            super().__init__(f"{user}: expected at most {limit} requests a day")
+
+    sent = QuotaExceeded("ada", 10)
+    got = from_status(sent.grpc_status, sent.details(), Trailers(sent.trailing_metadata()))
+    assert (type(got), str(got), got.http_status) == (QuotaExceeded, str(sent), 402)
+    other = from_status(grpc.StatusCode.NOT_FOUND, "x", Trailers(sent.trailing_metadata()))
+    assert (type(other), other.kind) == (NotFound, "quota_exceeded")
+
+
 def test_statuses_of_foreign_servers_become_the_nearest_class() -> None:
     assert type(from_status(grpc.StatusCode.INVALID_ARGUMENT, "x", Trailers(()))) is BadRequest
     other = from_status(grpc.StatusCode.PERMISSION_DENIED, "", Trailers(()))
