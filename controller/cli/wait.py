@@ -129,6 +129,8 @@ class RolloutWait:
         self._before = {row["name"]: row for row in before["services"]}
         self._reverting = reverting
         self._views: set[float] = set()
+        self._still: set[float] = set()
+        """The last views, in which all that is left waits for services whose new version was turned down."""
         self._rolling: set[str] = set()
 
     def judge(self, document: Document) -> Verdict:
@@ -141,7 +143,8 @@ class RolloutWait:
             return unseen
         self._views.add(document["at"])
         rows = {row["name"]: row for row in document["services"]}
-        verdicts = [self._judge_row(rows[name]) for name in self._services if name in rows]
+        held = self._held(document)
+        verdicts = [held.get(name) or self._judge_row(rows[name]) for name in self._services if name in rows]
         parts = tuple(part for verdict in verdicts for part in verdict.parts)
         waiting = [verdict.message for verdict in verdicts if not verdict.done and not verdict.hopeless]
         if waiting or not verdicts:
@@ -181,6 +184,21 @@ class RolloutWait:
         if row["converged"]:
             return Verdict(f"{words}, version {version(row)}{_untried(row)}", done=True, parts=(part,))
         return _verdict(row)
+
+    def _held(self, document: Document) -> Mapping[str, Verdict]:
+        """The rollouts that cannot begin, because a service that goes before them was turned down after the request.
+
+        Such a service's callers wait, and those that call them; in a tick or two, others that wait begin.
+        """
+        rows = [row for row in document["services"] if row["rollout"]]
+        lost = any(row["rejected"] and not self._was_rejected(row["name"], row["rejected"]) for row in document["services"])
+        if self._reverting or not lost or any(row["rollout"]["phase"] != "WAITING" for row in rows):
+            self._still.clear()
+        else:
+            self._still.add(document["at"])
+        if len(self._still) < VIEWS_AFTER_A_REQUEST:
+            return {}
+        return {row["name"]: _ended_badly(_part(row), row["rollout"]["message"], _CORRECT) for row in rows}
 
     def _was_rejected(self, name: str, rejected: Document) -> bool:
         """Whether the version was rejected before the request."""
@@ -247,6 +265,9 @@ def _unusable_files(document: Document) -> Verdict | None:
         exit_code=BAD_INPUT,
         next_step="Correct them (`pierhead validate` checks them without changing anything).",
     )
+
+
+_CORRECT = "correct the service that was rolled back, build it, and deploy again"
 
 
 def _rolled_back(row: Document, part: Part) -> Verdict:

@@ -243,6 +243,23 @@ def test_a_version_that_is_rolled_back_fails_with_reason_and_next_step() -> None
     assert "`pierhead why ranker`" in last.next_step
 
 
+def test_callers_of_a_service_that_was_rolled_back_are_not_waited_for() -> None:
+    before = document(*(settled(name, version="1a2b3c4d") for name in ("ranker", "web", "other")))
+    back = settled(version="1a2b3c4d", rejected=REJECTED)
+    web = rolling("web", phase="WAITING", message="the new version of ranker, which it calls, was rolled back")
+    for asked in (["ranker", "web", "other"], ["web"]):
+        wait = RolloutWait(asked, before)
+        looks = [document(back, web, rolling("other"), at=AT)]
+        looks += [document(back, web, settled("other"), at=AT + second) for second in (1, 1, 2, 3)]
+        *first, last = [wait.judge(each) for each in looks]
+        assert not any(verdict.done or verdict.hopeless for verdict in first), "others may begin in the next view"
+        assert (last.hopeless, last.ended) == (True, True)
+        assert last.message.endswith("web: the new version of ranker, which it calls, was rolled back")
+        assert "`pierhead why web`" in last.next_step
+    older = RolloutWait(["web"], document(back, settled("web")))
+    assert not any(older.judge(document(back, web, at=AT + second)).hopeless for second in range(5)), "an image is read"
+
+
 def test_a_rollback_is_done_whatever_is_still_rejected() -> None:
     before = document(settled(version="1a2b3c4d", state="DEPLOY_FAILED", rejected=REJECTED))
     old = settled(version="00000000", state="DEPLOY_FAILED", rejected=REJECTED)
