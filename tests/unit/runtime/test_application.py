@@ -219,6 +219,18 @@ class TestBadGraphs:
         with pytest.raises(NoWords, match=r'scorer: x-serve.max_ongoing_requests: expected an integer.*found "many"'):
             RunningApplication(door, {"scorer": {"max_ongoing_requests": "many"}})  # type: ignore[arg-type]
 
+    @pytest.mark.parametrize(
+        ("x_serve", "words"),
+        [
+            ({"scorr": {"debug": True}}, "x_serve: scorr is no service of this application; it has door, shop, scorer"),
+            ({"scorer": {"debugg": True}}, "x_serve: scorer.debugg: unknown key"),
+        ],
+    )
+    async def test_words_of_a_test_that_nothing_has(self, x_serve: dict[str, dict[str, Any]], words: str) -> None:
+        with pytest.raises(NoWords, match=words):
+            async with local(door, x_serve=x_serve):
+                pass
+
     async def test_settings_that_are_refused(self) -> None:
         with pytest.raises(
             RuntimeError, match=r"x-serve\.user_config is refused: Scorer\.reconfigure raised KeyError: 'by'"

@@ -196,8 +196,8 @@ class TestMisfits:
     @pytest.mark.parametrize(
         ("args", "kwargs", "words"),
         [
-            ((), {}, "missing 1 required positional argument: 'x'"),
-            ((1, 2), {}, "takes 1 positional argument but 2 were given"),
+            ((), {}, r"tried.Tried/go\(\) missing 1 required positional argument: 'x'"),
+            ((1, 2), {}, r"tried.Tried/go\(\) takes 1 positional argument but 2 were given"),
             ((1,), {"x": 2}, "multiple values for argument 'x'"),
             ((), {"y": 2}, "got an unexpected keyword argument 'y'"),
             (

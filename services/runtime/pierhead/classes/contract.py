@@ -88,6 +88,7 @@ class ClassMethod:
             self.request = maker(
                 self.request_class, shape.fields, list(parameters.values()), codecs, self._bad_argument
             )
+            self.request.__qualname__ = self.label  # in Python's own TypeErrors
             self.begin = caller(shape.fields, defaults, codecs, self._bad_request)
         else:
             self.request = self._whole(self.request_class, shape.signature)

@@ -54,7 +54,10 @@ def endpoint(method: str, path: str) -> Callable[[HandlerT], HandlerT]:
     def mark(function: HandlerT) -> HandlerT:
         is_async = inspect.iscoroutinefunction(function)  # which would narrow the type, in an `if`
         if not is_async:
-            raise TypeError(f"{function.__qualname__}: a method with @endpoint must be `async def`, without `yield`")
+            raise TypeError(
+                f"{function.__qualname__}: a method with @endpoint must be `async def`, without `yield`; "
+                "to stream, return an async iterator"
+            )
         _, *parameters = inspect.signature(function).parameters.values()
         for each in parameters[1:]:
             if each.annotation not in _KINDS:

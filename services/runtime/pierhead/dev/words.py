@@ -75,12 +75,17 @@ def read_words(files: Iterable[Path]) -> dict[str, Words]:
         for name, definition in services.items():
             where = f"{file}: services.{name}"
             block = _mapping(_mapping(definition, where).get("x-serve"), f"{where}.x-serve")
-            for key in block:
-                if key not in XServe.__annotations__:
-                    raise NoWords(f"{where}.x-serve.{key}: unknown key")
+            check_keys(f"{where}.x-serve", block)
             if block:
                 found[str(name)] = {**found.get(str(name), {}), **_unescaped(block)}
     return found
+
+
+def check_keys(where: str, words: Words) -> None:
+    """Raise NoWords for a key that `x-serve` does not have."""
+    for key in words:
+        if key not in XServe.__annotations__:
+            raise NoWords(f"{where}.{key}: unknown key")
 
 
 def _load(file: Path) -> object:

@@ -13,6 +13,7 @@ from pierhead.classes.service import Bound, Service
 from pierhead.classes.target import application_of
 from pierhead.dev.application import RunningApplication
 from pierhead.dev.front import Front
+from pierhead.dev.words import NoWords, check_keys
 
 ServiceT = TypeVar("ServiceT", bound=Service)
 
@@ -50,14 +51,18 @@ async def local(
       of `pierhead.rayserve` returned.
     - x_serve: words that come over the classes' keywords, by service: `{"scorer": {"max_ongoing_requests": 1}}`.
     Calls between services, errors, deadlines, admission and batches are as in containers, each service having one
-    replica. `override_handle` puts a fake in the place of one. Raises what a constructor or `check_health` raises, and
-    NoApplication for a graph that cannot be served.
+    replica. `override_handle` puts a fake in the place of one. Raises what a constructor or `check_health` raises,
+    NoApplication for a graph that cannot be served, and NoWords for words that no service of it can have.
     """
     found = application_of(application)
     bound = found.bind() if isinstance(found, type) and issubclass(found, Service) else found
     if not isinstance(bound, Bound):
         raise TypeError(f"local() takes a Service's class, or what its bind() returned, found {application!r:.60}")
     running, front = RunningApplication(bound, x_serve), Front()
+    for name, words in (x_serve or {}).items():
+        if name not in running.graph:
+            raise NoWords(f"x_serve: {name} is no service of this application; it has {', '.join(running.graph)}")
+        check_keys(f"x_serve: {name}", words)
     await running.start()
     try:
         port = await front.listen("127.0.0.1", 0)
