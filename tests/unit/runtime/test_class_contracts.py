@@ -152,14 +152,18 @@ class TestValues:
 
     @pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "i8", "?", "u1", "f2"])
     def test_arrays(self, dtype: str) -> None:
-        method = contract_of(add=(np.ndarray, of(npt.NDArray, np.dtype(dtype).type))).methods["add"]
+        element = of(npt.NDArray, np.dtype(dtype).type)
+        method, other = contract_of(add=(np.ndarray, element), other=(npt.NDArray[Any], element)).methods.values()
         array = np.arange(6).reshape(2, 3).astype(dtype)[:, ::2]
         found = passed(method, array)["x"]
+        assert np.array_equal(passed(other, array)["x"], array)
         assert found.dtype == array.dtype
         assert np.array_equal(found, array)
         assert np.array_equal(returned(method, array), array)
         with pytest.raises(TypeError, match="found complex128"):
             method.request(np.zeros(3, complex))
+        with pytest.raises(TypeError, match=r"x: expected an array, found \[1, 2\]"):
+            method.request([1, 2])
         with pytest.raises(TypeError, match=r"value: expected an array of \w+, found"):
             method.reply(array.astype("u1" if dtype == "f4" else "f4"))
 

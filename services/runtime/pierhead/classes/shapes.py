@@ -238,7 +238,7 @@ def _array(hint: Any, path: str) -> Array | None:
         return None
     arguments = get_args(hint)
     item = get_args(arguments[1])[0] if len(arguments) == 2 and get_args(arguments[1]) else None
-    if item is None or not isinstance(item, type):
+    if item in (None, Any) or not isinstance(item, type):
         return Array("numpy")
     import numpy as np
 

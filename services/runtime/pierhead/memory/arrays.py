@@ -56,7 +56,10 @@ def write_array(tensor: Any, array: npt.NDArray[Any], dtype: DType | None, site:
     """
     import numpy as np
 
-    code = array.dtype.newbyteorder("<").str
+    try:
+        code = array.dtype.newbyteorder("<").str
+    except AttributeError:  # not asked before: it is an array but for a mistake
+        raise TypeError(f"expected an array, found {array!r:.60}") from None
     known = BY_CODE.get(code) if dtype is None else dtype
     if known is None or CODES.get(known) != code:
         names = ", ".join(dtype_name(each) for each in BY_CODE.values())
