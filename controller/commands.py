@@ -214,4 +214,4 @@ def scale_words(spec: ServiceSpec, replicas: int | None) -> str:
     bounds = f"{spec.autoscale.min} to {spec.autoscale.max}"
     if replicas is None:
         return f"the autoscaler decides, {bounds}"
-    return f"the autoscaler ({bounds}) pauses until `make scale SERVICE={spec.name} N=auto`"
+    return f"the autoscaler ({bounds}) pauses until `pierhead scale {spec.name} auto`"

@@ -365,7 +365,7 @@ def _going_on(rows: Iterable[Document]) -> list[str]:
         return []
     what, whose = ("a rollout of", "its") if len(names) == 1 else ("rollouts of", "their")
     go = f"{what} {', '.join(names)} {'goes' if len(names) == 1 else 'go'} on"
-    return [f"{go}; `make deploy` (or `pierhead deploy {' '.join(names)}`) waits for {whose} end"]
+    return [f"{go}; `pierhead deploy {' '.join(names)}` waits for {whose} end"]
 
 
 def _fails_repeatedly(row: Document) -> bool:

@@ -174,7 +174,7 @@ def remove_strays(draft: Draft) -> None:
     for stray in sorted(draft.observed.strays, key=lambda stray: stray.name):
         if stray.name in draft.busy or stray.service not in draft.desired.services:
             continue
-        cause = f"started by Compose, which pins no GPU: use `make scale SERVICE={stray.service} N=...` instead"
+        cause = f"started by Compose, which pins no GPU: use `pierhead scale {stray.service} ...` instead"
         draft.add(
             RemoveContainer(target=stray.name, service=stray.service, container_id=stray.id, force=True, cause=cause)
         )

@@ -20,7 +20,7 @@ def endpoints(
 ) -> Mapping[str, ServiceEndpoints]:
     """Return the callable and the draining replicas of every service of the spec, by replica name.
 
-    `overrides`: the numbers of replicas that `make scale` has set, by service.
+    `overrides`: the numbers of replicas that `pierhead scale` has set, by service.
     """
     found: dict[str, list[Endpoint]] = {name: [] for name in desired.services}
     for container in sorted(observed.containers, key=lambda container: container.name):
@@ -44,7 +44,7 @@ def endpoints(
 
 
 def _set_to_zero_by(service: str, overrides: Mapping[str, int]) -> str:
-    return "`make scale`" if service in overrides else "`replicas: 0` in the compose files"
+    return "`pierhead scale`" if service in overrides else "`replicas: 0` in the compose files"
 
 
 def _made(container: ReplicaContainer, goal: VersionGoal) -> ServiceSpec | None:

@@ -310,7 +310,7 @@ def _rest_words(material: _Material, spec: ServiceSpec) -> str:
 def _autoscale_words(name: str, autoscale: AutoscaleStatus) -> str:
     bounds = f"{autoscale.min} to {autoscale.max}"
     if autoscale.paused:
-        return f"set by scale; the autoscaler ({bounds}) pauses until `make scale SERVICE={name} N=auto`"
+        return f"set by scale; the autoscaler ({bounds}) pauses until `pierhead scale {name} auto`"
     if autoscale.problem:
         return f"autoscaled, {bounds}: its policy gives no number, so {autoscale.target} are held: {autoscale.problem}"
     found = f"autoscaled, {bounds}: {autoscale.basis or f'{autoscale.load:.1f} requests'}"

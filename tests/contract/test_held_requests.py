@@ -259,7 +259,7 @@ async def test_nobody_waits_where_the_room_is_closed_and_all_do_again_when_it_is
         status, error, headers = await error_of(edge, "/echo")
         assert (status, error["code"]) == (503, "scaled_to_zero")
         assert error["message"] == (
-            "echo is scaled to 0 replicas, and no request wakes it: `make scale SERVICE=echo N=1` does. "
+            "echo is scaled to 0 replicas, and no request wakes it: `pierhead scale echo 1` does. "
             "Nothing was done."
         )
         assert headers["retry-after"] == "10"
@@ -514,5 +514,5 @@ async def test_what_grpc_calls_that_cannot_be_held_or_were_held_in_vain_get(edge
         closed = await refusal(unary(b"", timeout=10))
         assert closed.code() is grpc.StatusCode.UNAVAILABLE
         assert closed.details() == (
-            "echo is scaled to 0, and no call wakes it: `make scale SERVICE=echo N=1` does. Nothing was done."
+            "echo is scaled to 0, and no call wakes it: `pierhead scale echo 1` does. Nothing was done."
         )

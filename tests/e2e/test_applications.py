@@ -122,7 +122,7 @@ def test_a_service_behind_another_that_is_set_to_zero_is_not_waited_for(stack: S
     answer = stack.get("/recsys/?user_id=7")
     error = answer.json["error"]
     assert (answer.status, error["code"]) == (503, "scaled_to_zero")
-    assert "`make scale SERVICE=ranker N=1` does" in error["message"]
+    assert "`pierhead scale ranker 1` does" in error["message"]
     stack.scale("ranker", 1)
     eventually(lambda: stack.get("/recsys/?user_id=7").status == 200, "ranker is back")
 

@@ -77,7 +77,7 @@ def test_containers_that_compose_scales_are_refused(echo_stack: WrittenStack) ->
     replicas = echo_stack.replica_ids()
     echo_stack.compose("up", "--detach", "--no-build", "--scale", "echo-child=2")
     eventually(
-        lambda: any("make scale SERVICE=echo-child" in event["message"] for event in echo_stack.events()),
+        lambda: any("pierhead scale echo-child" in event["message"] for event in echo_stack.events()),
         "an event says what to do instead",
     )
     labels = [f"com.docker.compose.project={echo_stack.project}", "com.docker.compose.service=echo-child"]

@@ -170,7 +170,7 @@ def test_nothing_waits_for_what_scale_has_set_to_zero_and_all_do_again_afterward
     answer = asleep.get(ECHO)
     assert time.monotonic() - begun < HELD_S / 2, "it is not held"
     assert answer.json["error"]["code"] == "scaled_to_zero"
-    assert "make scale SERVICE=echo N=1" in answer.json["error"]["message"]
+    assert "pierhead scale echo 1" in answer.json["error"]["message"]
     assert answer.headers["retry-after"] == "10"
     assert asleep.haproxy_worker() == worker
     asleep.kill_process(asleep.container("haproxy"))  # the one that follows is told, too

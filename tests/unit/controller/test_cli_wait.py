@@ -152,10 +152,10 @@ def test_a_rollout_that_goes_on_is_named() -> None:
     assert verdict.done
     assert verdict.message == (
         "2 services, 4 replicas, all ready\n"
-        "a rollout of ranker goes on; `make deploy` (or `pierhead deploy ranker`) waits for its end"
+        "a rollout of ranker goes on; `pierhead deploy ranker` waits for its end"
     )
     assert judge_all(document(going("api"), going("ranker")), serving=True).message.endswith(
-        "rollouts of api, ranker go on; `make deploy` (or `pierhead deploy api ranker`) waits for their end"
+        "rollouts of api, ranker go on; `pierhead deploy api ranker` waits for their end"
     )
     watched = {**going("ranker"), "converged": True}
     assert judge_all(document(watched)).message.endswith("waits for its end")

@@ -81,7 +81,7 @@ async def test_whole_state_at_once_then_changes() -> None:
         ("max_queued_requests", -1, 0),
         ("policy", "power_of_two", "my.routing:Mine"),
         ("policy_kwargs", "", '{"balance":1.5}'),
-        ("scaled_to_zero_by", "", "`make scale`"),
+        ("scaled_to_zero_by", "", "`pierhead scale`"),
     ],
 )
 async def test_a_change_of_a_setting_alone_is_sent(name: str, before: Any, after: Any) -> None:

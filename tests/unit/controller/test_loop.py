@@ -128,12 +128,12 @@ async def test_what_scale_has_set_to_zero_is_refused_at_once_until_it_is_scaled_
         controller.commands.scale("web", 0)
         await control.settled("web", 0)
         await until(lambda: control.router.closed == {"svc_web"})
-        await until(lambda: controller.board.state("web").scaled_to_zero_by == "`make scale`")
+        await until(lambda: controller.board.state("web").scaled_to_zero_by == "`pierhead scale`")
         control.router.restart()
         await until(lambda: control.router.closed == {"svc_web"})
     done = len(control.router.done)
     async with control.running() as controller:
-        await until(lambda: controller.board.state("web").scaled_to_zero_by == "`make scale`")
+        await until(lambda: controller.board.state("web").scaled_to_zero_by == "`pierhead scale`")
         await control.settled("web", 0)
         assert (control.router.closed, len(control.router.done)) == ({"svc_web"}, done), "nothing to do for HAProxy"
         controller.commands.scale("web", 1)

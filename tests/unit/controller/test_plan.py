@@ -150,7 +150,7 @@ def first_of(spec: ServiceSpec) -> Desired:
         pytest.param(
             first_of(WEB),
             observed(ONE, specs=(WEB,), strays=(StrayContainer(id="x", name="p-web-1", service="web"),)),
-            "#1 remove p-web-1: started by Compose, which pins no GPU: use `make scale SERVICE=web N=...` instead",
+            "#1 remove p-web-1: started by Compose, which pins no GPU: use `pierhead scale web ...` instead",
             id="a container that Compose started",
         ),
         pytest.param(

@@ -112,7 +112,7 @@ async def test_a_number_set_by_hand_pauses_the_autoscaler_until_it_is_taken_back
     async with control.running() as controller:
         await settled(control, "model", 3)
         words = controller.commands.scale("model", 1)  # the first number of the files is a number by hand, too
-        assert words == "the autoscaler (1 to 4) pauses until `make scale SERVICE=model N=auto`"
+        assert words == "the autoscaler (1 to 4) pauses until `pierhead scale model auto`"
         await settled(control, "model", 1)
         (row,) = control.view.services
         assert row.autoscale is not None

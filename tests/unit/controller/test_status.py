@@ -204,7 +204,7 @@ def test_endpoints_carry_what_callers_choose_and_wait_by() -> None:
         desired(RANKER, WEB, service("asleep"), ranker=0, web=0, asleep=0), switched_off=frozenset({"ranker", "web"})
     )
     assert {name: one.scaled_to_zero_by for name, one in endpoints(off, observed(), {"ranker": 0}).items()} == {
-        "ranker": "`make scale`",
+        "ranker": "`pierhead scale`",
         "web": "`replicas: 0` in the compose files",
         "asleep": "",
     }

@@ -118,11 +118,11 @@ class TestNobodyComes:
         stub, channel = make()
         waiting = asyncio.ensure_future(_awaited(stub.Echo(echo(), timeout=600)))
         await until(lambda: channel.queued == 1, "the call waits")
-        discovery.say("echo-child", scaled_to_zero_by="`make scale`")
+        discovery.say("echo-child", scaled_to_zero_by="`pierhead scale`")
         async with asyncio.timeout(PATIENCE_S):
-            with pytest.raises(ScaledToZero, match=r"echo-child is scaled to 0 replicas \(by `make scale`\)"):
+            with pytest.raises(ScaledToZero, match=r"echo-child is scaled to 0 replicas \(by `pierhead scale`\)"):
                 await waiting
-            with pytest.raises(NoReplica, match="`make scale SERVICE=echo-child N=1` does"):
+            with pytest.raises(NoReplica, match="`pierhead scale echo-child 1` does"):
                 await stub.Echo(echo(), timeout=600)
         discovery.say("echo-child")
         await until(lambda: channel.pool().listing.absence is None, "it is heard that it is back")

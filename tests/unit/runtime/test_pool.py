@@ -24,7 +24,7 @@ from tests.unit.runtime.fake_transport import FakeConnection
 from tests.unit.runtime.harness import until
 from tests.unit.runtime.test_policies import CALL
 
-OFF = SwitchedOff("`make scale`")
+OFF = SwitchedOff("`pierhead scale`")
 
 
 class Timers:
@@ -178,7 +178,7 @@ class TestLine:
         late = world.join()
         for waiting in (early, late):
             assert isinstance(waiting.error, ScaledToZero)
-            assert "`make scale SERVICE=ranker N=1` does" in str(waiting.error)
+            assert "`pierhead scale ranker 1` does" in str(waiting.error)
         assert early.error is not late.error, "each has its own traceback"
         assert world.pool.waiting == 0
         taken.end()

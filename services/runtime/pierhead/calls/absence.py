@@ -30,7 +30,7 @@ class SwitchedOff:
         """The error of a call. Clients of an ingress service get this text from haproxy/errors/scaled-to-zero.json."""
         return ScaledToZero(
             f"{service} is scaled to 0 replicas (by {self.by}), and no request wakes it: "
-            f"`make scale SERVICE={service} N=1` does. Nothing was done."
+            f"`pierhead scale {service} 1` does. Nothing was done."
         )
 
 
