@@ -198,7 +198,7 @@ class RolloutWait:
             self._still.add(document["at"])
         if len(self._still) < VIEWS_AFTER_A_REQUEST:
             return {}
-        return {row["name"]: _ended_badly(_part(row), row["rollout"]["message"], _CORRECT) for row in rows}
+        return {row["name"]: _held(row) for row in rows}
 
     def _was_rejected(self, name: str, rejected: Document) -> bool:
         """Whether the version was rejected before the request."""
@@ -267,14 +267,17 @@ def _unusable_files(document: Document) -> Verdict | None:
     )
 
 
-_CORRECT = "correct the service that was rolled back, build it, and deploy again"
-
-
 def _rolled_back(row: Document, part: Part) -> Verdict:
     name, rejected = row["name"], row["rejected"]
     how = "refused" if rejected["is_refused"] else "rolled back"
     message = f"version {rejected['version']} was {how}: {rejected['reason']}; version {version(row)} serves"
     return _ended_badly(part, message, f"correct the service, build it, then `pierhead deploy {name}`")
+
+
+def _held(row: Document) -> Verdict:
+    """Its rollout's message says what it waits for, and what begins it."""
+    message = f"{row['name']}: {row['rollout']['message']}"
+    return Verdict(message, hopeless=True, ended=True, parts=(_part(row),))
 
 
 def _came_back(row: Document, part: Part) -> Verdict:

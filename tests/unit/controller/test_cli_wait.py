@@ -255,7 +255,6 @@ def test_callers_of_a_service_that_was_rolled_back_are_not_waited_for() -> None:
         assert not any(verdict.done or verdict.hopeless for verdict in first), "others may begin in the next view"
         assert (last.hopeless, last.ended) == (True, True)
         assert last.message.endswith("web: the new version of ranker, which it calls, was rolled back")
-        assert "`pierhead why web`" in last.next_step
     older = RolloutWait(["web"], document(back, settled("web")))
     assert not any(older.judge(document(back, web, at=AT + second)).hopeless for second in range(5)), "an image is read"
 
