@@ -211,6 +211,10 @@ class TestBadGraphs:
         with pytest.raises(NoApplication, match="door and shop have the same route, /shop"):
             RunningApplication(door, {"door": {"route": "/shop"}})  # type: ignore[arg-type]
 
+    def test_a_route_that_is_no_path(self) -> None:
+        with pytest.raises(NoApplication, match='door: x-serve.route: expected a path that starts with "/", found "shop"'):
+            RunningApplication(door, {"door": {"route": "shop"}})  # type: ignore[arg-type]
+
     def test_a_route_that_nothing_answers(self) -> None:
         with pytest.raises(NoApplication, match="scorer has the route /scorer and answers no HTTP"):
             RunningApplication(door, {"scorer": {"route": "/scorer"}})  # type: ignore[arg-type]

@@ -155,12 +155,14 @@ def graph_of(bound: Bound) -> dict[str, Bound]:
 
 
 def check_routes(words: Mapping[str, Words], has_http: Mapping[str, bool]) -> None:
-    """Raise NoApplication for two services of one route, and for a route that no HTTP answers."""
+    """Raise NoApplication for two services of one route, a route that is no path, and one that no HTTP answers."""
     owners: dict[str, str] = {}
     for name, block in words.items():
         route = block.get("route")
         if route is None:
             continue
+        if not str(route).startswith("/"):
+            raise NoApplication(f'{name}: x-serve.route: expected a path that starts with "/", found "{route}"')
         owner = owners.setdefault(route, name)
         if owner != name:
             raise NoApplication(f"{owner} and {name} have the same route, {route}; one of them needs another one")
