@@ -191,7 +191,9 @@ class RolloutWait:
         Such a service's callers wait, and those that call them; in a tick or two, others that wait begin.
         """
         rows = [row for row in document["services"] if row["rollout"]]
-        lost = any(row["rejected"] and not self._was_rejected(row["name"], row["rejected"]) for row in document["services"])
+        lost = any(
+            row["rejected"] and not self._was_rejected(row["name"], row["rejected"]) for row in document["services"]
+        )
         if self._reverting or not lost or any(row["rollout"]["phase"] != "WAITING" for row in rows):
             self._still.clear()
         else:

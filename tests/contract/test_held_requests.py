@@ -259,8 +259,7 @@ async def test_nobody_waits_where_the_room_is_closed_and_all_do_again_when_it_is
         status, error, headers = await error_of(edge, "/echo")
         assert (status, error["code"]) == (503, "scaled_to_zero")
         assert error["message"] == (
-            "echo is scaled to 0 replicas, and no request wakes it: `pierhead scale echo 1` does. "
-            "Nothing was done."
+            "echo is scaled to 0 replicas, and no request wakes it: `pierhead scale echo 1` does. Nothing was done."
         )
         assert headers["retry-after"] == "10"
         assert await held(edge) == Held(refused=1), "the second never came in"

@@ -151,8 +151,7 @@ def test_a_rollout_that_goes_on_is_named() -> None:
     verdict = judge_all(document(going("ranker"), row()), serving=True)
     assert verdict.done
     assert verdict.message == (
-        "2 services, 4 replicas, all ready\n"
-        "a rollout of ranker goes on; `pierhead deploy ranker` waits for its end"
+        "2 services, 4 replicas, all ready\na rollout of ranker goes on; `pierhead deploy ranker` waits for its end"
     )
     assert judge_all(document(going("api"), going("ranker")), serving=True).message.endswith(
         "rollouts of api, ranker go on; `pierhead deploy api ranker` waits for their end"

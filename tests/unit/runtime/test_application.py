@@ -212,7 +212,9 @@ class TestBadGraphs:
             RunningApplication(door, {"door": {"route": "/shop"}})  # type: ignore[arg-type]
 
     def test_a_route_that_is_no_path(self) -> None:
-        with pytest.raises(NoApplication, match='door: x-serve.route: expected a path that starts with "/", found "shop"'):
+        with pytest.raises(
+            NoApplication, match=r'door: x-serve\.route: expected a path that starts with "/", found "shop"'
+        ):
             RunningApplication(door, {"door": {"route": "shop"}})  # type: ignore[arg-type]
 
     def test_a_route_that_nothing_answers(self) -> None:
