@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any, Final
 
 import grpc
+from google.protobuf.wrappers_pb2 import StringValue
 
 from pierhead.edge.grpc_server import SERVER_OPTIONS
 from pierhead.rayserve.config import gRPCOptions
+from pierhead.rayserve.context import _RequestContext, _serve_request_context
 from pierhead.rayserve.engine import EngineApplication
 from pierhead.rayserve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
-from pierhead.rayserve.grpc_util import RayServegRPCContext
+from pierhead.rayserve.grpc_util import RayServegRPCContext, gRPCInputStream
 from pierhead.rayserve.handle import DeploymentHandle
 
 logger = logging.getLogger("ray.serve")
 
-_APPLICATION = "application"
-_MODEL = "multiplexed_model_id"
-_REQUEST_ID = "request_id"
+_OWN_SERVICE: Final = "ray.serve.RayServeAPIService"
+_MOST_DETAILS: Final = 4096
+"""Characters: they travel in a header."""
 
 
 class RayServeGrpc:
-    """One server for every function `add_...Servicer_to_server` that the options name."""
+    """One server for every function `add_...Servicer_to_server` that the options name, and for Ray Serve's own."""
 
     def __init__(self, applications: Mapping[str, EngineApplication], options: gRPCOptions, host: str) -> None:
         """`host`: where it listens."""
@@ -37,6 +42,7 @@ class RayServeGrpc:
     async def start(self) -> None:
         """Listen. Raises what the import of the functions raises."""
         self._server = server = grpc.aio.server(options=SERVER_OPTIONS)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_OWN_SERVICE, self._own()),))
         for path in self._options.grpc_servicer_functions:
             module, _, name = path.rpartition(".")
             add = getattr(importlib.import_module(module), name)
@@ -54,33 +60,49 @@ class RayServeGrpc:
         if self._server is not None:
             await self._server.stop(1)
 
+    def _own(self) -> dict[str, grpc.RpcMethodHandler]:
+        """Ray Serve's service for load balancers. Field 1 of its replies is text, as a StringValue's is."""
+
+        async def healthz(_: bytes, __: Any) -> bytes:
+            return StringValue(value="success").SerializeToString()
+
+        async def list_applications(_: bytes, __: Any) -> bytes:
+            return b"".join(StringValue(value=name).SerializeToString() for name in self._applications)
+
+        return {
+            "Healthz": grpc.unary_unary_rpc_method_handler(healthz),
+            "ListApplications": grpc.unary_unary_rpc_method_handler(list_applications),
+        }
+
     def _handler(self, name: str, handler: Any) -> Any:
-        codec = (handler.request_deserializer, handler.response_serializer)
+        async def many(request: Any, context: Any) -> AsyncGenerator[Any]:
+            given = gRPCInputStream(request) if handler.request_streaming else request
+            call = await self._call(name, context, stream=handler.response_streaming)
+            try:
+                async with aclosing(call.items(given, self._options.request_timeout_s)) as items:
+                    async for item in items:
+                        yield item
+            except Exception as error:
+                await self._abort(context, error, call.context)
+            finally:
+                if handler.request_streaming:
+                    given.cancel()
 
         async def one(request: Any, context: Any) -> Any:
-            handle, given = await self._handle(name, context, stream=False)
-            try:
-                return await handle.remote(request, **given)
-            except Exception as error:
-                await _abort(context, error, given.get("grpc_context"))
+            async with aclosing(many(request, context)) as items:
+                return await anext(items)
 
-        async def many(request: Any, context: Any) -> AsyncIterator[Any]:
-            handle, given = await self._handle(name, context, stream=True)
-            try:
-                async for item in handle.remote(request, **given):
-                    yield item
-            except Exception as error:
-                await _abort(context, error, given.get("grpc_context"))
+        kind = f"{'stream' if handler.request_streaming else 'unary'}_"
+        kind += "stream" if handler.response_streaming else "unary"
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        answer = many if handler.response_streaming else one
+        return make(answer, handler.request_deserializer, handler.response_serializer)
 
-        if handler.request_streaming:
-            return None
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(many, *codec)
-        return grpc.unary_unary_rpc_method_handler(one, *codec)
-
-    async def _handle(self, method: str, context: Any, *, stream: bool) -> tuple[Any, dict[str, Any]]:
-        metadata = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
-        name = metadata.get(_APPLICATION, "")
+    async def _call(self, method: str, context: Any, *, stream: bool) -> _Call:
+        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        request_id = metadata.get("request_id") or str(uuid.uuid4())
+        context.set_trailing_metadata((("request_id", request_id),))
+        name = metadata.get("application", "")
         application = self._applications.get(name)
         if application is None and len(self._applications) == 1:
             application = next(iter(self._applications.values()))
@@ -88,31 +110,75 @@ class RayServeGrpc:
             words = f"Application '{name}' not found." if name else "Application metadata not set."
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
-                f"{words} Ping /ray.serve.RayServeAPIService/ListApplications for available applications.",
+                f"{words} Ping /{_OWN_SERVICE}/ListApplications for available applications.",
             )
             raise AssertionError("abort raises")
-        context.set_trailing_metadata([(_REQUEST_ID, metadata.get(_REQUEST_ID, ""))])
+        return _Call(application, method, metadata, context, request_id, stream=stream)
+
+    async def _abort(self, context: Any, error: Exception, own: RayServegRPCContext) -> None:
+        words = str(error)
+        if isinstance(error, TimeoutError):
+            code = grpc.StatusCode.DEADLINE_EXCEEDED
+            limit_s = self._options.request_timeout_s
+            words = "Request timed out." if limit_s is None else f"Request timed out after {limit_s}s."
+        elif isinstance(error, RequestCancelledError):
+            code = grpc.StatusCode.CANCELLED
+        elif isinstance(error, BackPressureError):
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED
+        elif isinstance(error, DeploymentUnavailableError):
+            code = grpc.StatusCode.UNAVAILABLE
+        elif (set_code := own.code()) is not None:
+            code, words = set_code, own.details() or words
+        else:
+            code = grpc.StatusCode.INTERNAL
+        await context.abort(code, words[:_MOST_DETAILS])
+
+
+class _Call:
+    """One call of a method of an application's first deployment."""
+
+    def __init__(
+        self,
+        application: EngineApplication,
+        method: str,
+        metadata: Mapping[str, str],
+        grpc_context: Any,
+        request_id: str,
+        *,
+        stream: bool,
+    ) -> None:
         built = application.built.deployments[application.built.ingress]
         handle = DeploymentHandle[Any](built.name, application.name)
-        handle = handle.options(method_name=method, stream=stream, multiplexed_model_id=metadata.get(_MODEL, ""))
-        function = getattr(built.deployment.func_or_class, method, None)
+        model, session = metadata.get("multiplexed_model_id", ""), metadata.get("session_id", "")
+        self._handle = handle.options(method_name=method, stream=stream, multiplexed_model_id=model, session_id=session)
+        self._stream = stream
+        self._grpc_context = grpc_context
+        self._request = _RequestContext(
+            route=application.route_prefix or "", request_id=request_id, app_name=application.name
+        )
+        self.context = RayServegRPCContext(grpc_context, request_id)
+        target = built.deployment.func_or_class
+        function = target if inspect.isfunction(target) else getattr(target, method, None)
         takes = function is not None and "grpc_context" in inspect.signature(function).parameters
-        return handle, {"grpc_context": RayServegRPCContext(metadata)} if takes else {}
+        self._named = {"grpc_context": self.context} if takes else {}
 
-
-async def _abort(context: Any, error: Exception, own: RayServegRPCContext | None) -> None:
-    code = grpc.StatusCode.INTERNAL
-    if isinstance(error, TimeoutError):
-        code = grpc.StatusCode.DEADLINE_EXCEEDED
-    elif isinstance(error, RequestCancelledError):
-        code = grpc.StatusCode.CANCELLED
-    elif isinstance(error, BackPressureError):
-        code = grpc.StatusCode.RESOURCE_EXHAUSTED
-    elif isinstance(error, DeploymentUnavailableError):
-        code = grpc.StatusCode.UNAVAILABLE
-    if own is not None and own.code() is not None:
-        code = own.code() or code
-    await context.abort(code, str(error)[:4096])
+    async def items(self, request: Any, timeout_s: float | None) -> AsyncGenerator[Any]:
+        """What the method returns or yields. Raises what it raises, and TimeoutError."""
+        _serve_request_context.set(self._request)  # gRPC runs each call in a task of its own
+        until = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        response = self._handle.remote(request, **self._named)
+        try:
+            while True:
+                async with asyncio.timeout_at(until):
+                    item = await (anext(response) if self._stream else response)
+                self.context._set_on_grpc_context(self._grpc_context)
+                yield item
+                if not self._stream:
+                    return
+        except StopAsyncIteration:
+            self.context._set_on_grpc_context(self._grpc_context)
+        finally:
+            response.cancel()
 
 
 class _Recorder:
