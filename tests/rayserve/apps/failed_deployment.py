@@ -1,5 +1,7 @@
 """Deployments that cannot start: what the status says, the application's other deployments, another try."""
 
+import threading
+
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -43,5 +45,9 @@ def calls(handle):
     yield serve.get_app_handle("ill").own.remote().result()
     yield serve.run(Model.bind(True), name="ill", route_prefix="/ill").remote().result()
     yield shown("ill")
+    try:
+        serve.run(Front.bind(threading.Lock()), name="ill", route_prefix="/ill")
+    except TypeError as error:
+        yield ["pickle" in str(error), serve.get_app_handle("ill").remote().result()]
     serve.delete("ill")
     yield sorted(serve.status().applications)

@@ -87,10 +87,10 @@ class Instance:
                     f"application {target.name}."
                 )
                 raise RayTaskError(refused, str(refused)).as_instanceof_cause()  # Ray's controller raises it
+        application = EngineApplication(target.target, target.name, target.route_prefix)
         former = self.applications.pop(target.name, None)
         if former is not None:
             await former.close()
-        application = EngineApplication(target.target, target.name, target.route_prefix)
         try:
             failed = await application.start()
         except Exception as error:

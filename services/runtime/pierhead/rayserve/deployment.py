@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.options import DEFAULT, DeploymentOptions
+from pierhead.rayserve.pickles import dumps, loads
 
 ASGI: Final = "__rayserve_asgi__"
 """The attribute of a class that `ingress` was applied to: its ASGI application, a function that makes one, or None."""
@@ -214,11 +215,12 @@ def is_ingress(func_or_class: Any) -> bool:
 class BuiltDeployment:
     """One deployment of a built application."""
 
-    def __init__(self, name: str, deployment: Deployment, children: tuple[str, ...]) -> None:
+    def __init__(self, name: str, deployment: Deployment, children: tuple[str, ...], arguments: bytes) -> None:
         self.name = name
         self.deployment = deployment
         self.children = children
-        """The names of the deployments whose handles the constructor gets, in the order of `replaced`."""
+        """The names of the deployments whose handles the constructor gets."""
+        self._arguments = arguments
 
     @property
     def options(self) -> DeploymentOptions:
@@ -226,14 +228,16 @@ class BuiltDeployment:
         return self.deployment._options
 
     def arguments(self, handle_to: Callable[[str], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The constructor's arguments, with a handle in the place of each application, nested ones included."""
-        names = iter(self.children)
-        put = _Replacing(lambda _: handle_to(next(names)))
-        return put.tuple_of(self.deployment.init_args), put.dict_of(self.deployment.init_kwargs)
+        """A copy of the constructor's arguments, with a handle in the place of each application anywhere in them."""
+        args, kwargs = loads(self._arguments, handle_to)
+        return args, kwargs
 
 
 class BuiltApplication:
-    """The deployments of an application by name; the children come before those that use them."""
+    """The deployments of an application by name; the children come before those that use them.
+
+    Raises TypeError for constructors' arguments that cannot be pickled.
+    """
 
     def __init__(self, app: Application) -> None:
         self.deployments: dict[str, BuiltDeployment] = {}
@@ -256,42 +260,17 @@ class BuiltApplication:
             raise RayServeException(f"{deployment.name} is bound to itself")
         children: list[str] = []
 
-        def found(child: Application) -> Application:
-            children.append(self._add(child, (*above, app)))
-            return child
+        def name_of(value: Any) -> str | None:
+            if not isinstance(value, Application):
+                return None
+            children.append(self._add(value, (*above, app)))
+            return children[-1]
 
-        scan = _Replacing(found)
-        scan.tuple_of(deployment.init_args)
-        scan.dict_of(deployment.init_kwargs)
+        arguments = dumps((deployment.init_args, dict(deployment.init_kwargs)), name_of)
         name, number = deployment.name, 1
         while name in self.deployments:
             name = f"{deployment.name}_{number}"
             number += 1
         self._names[id(app)] = name
-        self.deployments[name] = BuiltDeployment(name, deployment, tuple(children))
+        self.deployments[name] = BuiltDeployment(name, deployment, tuple(children), arguments)
         return name
-
-
-class _Replacing:
-    """Puts something in the place of each application in arguments, in lists, tuples, sets and dicts as well."""
-
-    def __init__(self, put: Callable[[Application], Any]) -> None:
-        self._put = put
-
-    def tuple_of(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(self._one(value) for value in values)
-
-    def dict_of(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
-        return {key: self._one(value) for key, value in values.items()}
-
-    def _one(self, value: Any) -> Any:
-        if isinstance(value, Application):
-            return self._put(value)
-        kind = type(value)
-        if kind in (list, set, frozenset):
-            return kind([self._one(each) for each in value])
-        if kind is tuple:
-            return self.tuple_of(value)
-        if kind is dict:
-            return self.dict_of(value)
-        return value

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import io
 import os
 import pickle
 import re
 import secrets
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -36,21 +38,28 @@ _DIGEST: Final = hashlib.sha256
 _SIZE: Final = 32
 
 
-def dumps(value: Any) -> bytes:
-    """A value as bytes. Raises TypeError, or what the value itself raises."""
+def dumps(value: Any, name_of: Callable[[Any], str | None] | None = None) -> bytes:
+    """A value as bytes; of an object within it for which `name_of` returns a name only that. Raises TypeError, or what
+    the value itself raises.
+    """
+    out = io.BytesIO()
+    pickler: Any = pickle.Pickler if _cloudpickle is None else _cloudpickle.CloudPickler
+    if name_of is not None:
+        pickler = type("Naming", (pickler,), {"persistent_id": lambda _, each: name_of(each)})
     try:
-        if _cloudpickle is not None:
-            dumped: bytes = _cloudpickle.dumps(value)
-            return dumped
-        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        pickler(out, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+        return out.getvalue()
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         more = "" if _cloudpickle is not None else "; install pierhead[rayserve] for functions and classes of a script"
         raise TypeError(f"Could not serialize {value!r:.200}: {error}{more}") from error
 
 
-def loads(raw: bytes) -> Any:
-    """The value of bytes from `dumps`. Only for bytes of this process, or with a seal."""
-    return pickle.loads(raw)  # noqa: S301 - see the module
+def loads(raw: bytes, named: Callable[[str], Any] | None = None) -> Any:
+    """The value of bytes from `dumps`, with `named` for each name. Only for bytes of this process, or with a seal."""
+    if named is None:
+        return pickle.loads(raw)  # noqa: S301 - see the module
+    unpickler: Any = type("Filling", (pickle.Unpickler,), {"persistent_load": lambda _, name: named(name)})
+    return unpickler(io.BytesIO(raw)).load()
 
 
 def copied(value: Any) -> Any:
