@@ -23,6 +23,7 @@ IN_ONE_PROCESS = {
     "autoscaling": "counts replicas, of which there is one",
     "bad_reconfigure": "uses serve.run itself",
     "backpressure": "the bound of a line comes from Discovery",
+    "custom_router": "counts replicas, of which there is one",
     "failed_deployment": "uses serve.run itself",
     "handle_uses": "the process that gets handles by name is no replica",
     "http_backpressure": "HAProxy keeps the line",

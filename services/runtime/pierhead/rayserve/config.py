@@ -8,6 +8,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any
 
+from pierhead.rayserve.context import DeploymentID as DeploymentID  # Ray Serve's guides import it from here
+
 logger = logging.getLogger("ray.serve")
 
 
@@ -27,6 +29,20 @@ class AggregationFunction(str, Enum):  # noqa: UP042 - its str() is that of Ray 
     MIN = "min"
 
 
+def number_of(value: Any, kind: str) -> Any:
+    """A number that was written as text, or 2.0 for 2, as pydantic reads it; anything else as it is.
+
+    `kind`: the field's annotation.
+    """
+    make = int if kind.startswith("int") else float if kind.startswith("float") else None
+    if make is None or (not isinstance(value, str) and not (isinstance(value, float) and value.is_integer())):
+        return value
+    try:
+        return make(value)
+    except ValueError:
+        return value
+
+
 class _Config:
     """What pydantic's models have and users of these call. Unknown fields are ignored, as Ray Serve does."""
 
@@ -36,7 +52,7 @@ class _Config:
     def __init__(self, **given: Any) -> None:
         for each in fields(self):  # type: ignore[arg-type]
             default = each.default if each.default_factory is MISSING else each.default_factory()
-            setattr(self, each.name, given.pop(each.name, default))
+            setattr(self, each.name, number_of(given.pop(each.name, default), str(each.type)))
         for name in given:
             if self._strict:
                 raise ValueError(f"{type(self).__name__}: {name} is none of its fields")
@@ -53,6 +69,10 @@ class _Config:
     def model_dump(self, **_: Any) -> Mapping[str, Any]:
         """As a mapping."""
         return self.dict()
+
+
+class AutoscalingContext:
+    """For annotations alone: the controller calls a policy with one situation; see the guide of autoscaling."""
 
 
 @dataclass(init=False)
@@ -176,6 +196,10 @@ class HTTPOptions(_Config):
     ssl_certfile: str | None = None
     ssl_keyfile_password: str | None = None
     ssl_ca_certs: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.ssl_keyfile is None) is not (self.ssl_certfile is None):
+            raise ValueError("Both ssl_keyfile and ssl_certfile must be provided together to enable HTTPS.")
 
 
 @dataclass(init=False)

@@ -112,6 +112,10 @@ def current_replica() -> ReplicaContext | None:
     return _PROCESS_WIDE[0] if found is None and len(_PROCESS_WIDE) == 1 else found
 
 
+_get_internal_replica_context = current_replica
+"""Ray Serve's name, which its guide of request routers uses."""
+
+
 def register_replica(context: ReplicaContext) -> Callable[[], None]:
     """Count a replica as one of this process; call what is returned at its end."""
     _PROCESS_WIDE.append(context)

@@ -20,11 +20,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
+from pierhead.policies.router import Router
 from pierhead.rayserve.context import DeploymentID, ReplicaContext, ReplicaID
 from pierhead.rayserve.deployment import Application, BuiltApplication, BuiltDeployment
 from pierhead.rayserve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
 from pierhead.rayserve.handle import DeploymentHandle, RemoteCall, forget_dispatcher, register_dispatcher, resolved
+from pierhead.rayserve.options import router_of
 from pierhead.rayserve.pickles import copied, failure_of
+from pierhead.rayserve.request_router import tell_routers
 from pierhead.rayserve.responses import prepare, warm
 from pierhead.rayserve.schema import (
     ApplicationStatus,
@@ -52,12 +55,35 @@ _HEALTH_FAILURES: Final = 3
 
 
 class _Replica:
-    """A servant, and how many requests it has."""
+    """A servant, and how many requests it has. A Candidate of policies."""
+
+    node = ""
 
     def __init__(self, servant: Servant) -> None:
         self.servant = servant
         self.ongoing = 0
+        self.stats: Mapping[str, Any] = {}
+        """What `record_routing_stats` has returned last."""
         self._idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def name(self) -> str:
+        """See Candidate."""
+        return self.servant.context.replica_tag
+
+    @property
+    def load(self) -> int:
+        """See Candidate."""
+        return self.ongoing
+
+    @property
+    def models(self) -> frozenset[str]:
+        """See Candidate."""
+        return frozenset(self.servant.held_models)
+
+    def note_stats(self, stats: Mapping[str, Any]) -> None:
+        """Let policies see these numbers."""
+        self.stats = stats
 
     def idle(self) -> asyncio.Future[None]:
         """Done once there is no request."""
@@ -72,10 +98,16 @@ class _Replica:
 
 
 class _Waiter:
-    """A request in the line."""
+    """A request that is to get a replica, in the line if none has room. A RoutedCall of policies."""
 
-    def __init__(self, call: RemoteCall) -> None:
+    def __init__(self, call: RemoteCall, deployment: str, request: Any) -> None:
         self.call = call
+        self.request = request
+        self.path = f"/{deployment}/{call.method}"
+        self.session_id = call.session_id or None
+        self.model_id = call.model_id or None
+        self.ranks: Any = ()
+        """What an asynchronous policy has said."""
         self.place: asyncio.Future[_Replica] = asyncio.get_running_loop().create_future()
 
 
@@ -101,6 +133,8 @@ class EngineDeployment:
         self._watches: set[asyncio.Task[None]] = set()
         self._missing = 0
         """Replicas that were ended and have no replacement yet."""
+        self._router: Router | None = None
+        """Chooses replicas where the options name a policy."""
         self._closed = False
         self._failure = ""
         """Why it did not start."""
@@ -110,6 +144,7 @@ class EngineDeployment:
     async def start(self) -> None:
         """Start the replicas. Raises what user code raises; calls fail then, and `status` says why."""
         try:
+            self._router = self._named_router()
             for rank in range(self._built.options.first_replicas):
                 self._replicas.append(await self._start_replica(rank))
         except Exception as error:
@@ -122,7 +157,7 @@ class EngineDeployment:
             servant = self._servant(rank)
             has_started = False
             try:
-                args, kwargs = copied(self._built.arguments(self._handle_to))
+                args, kwargs = self._built.arguments(self._handle_to)
                 await servant.start(args, kwargs, copied(self._built.options.user_config))
                 has_started = True
                 if servant.app is not None:
@@ -136,11 +171,27 @@ class EngineDeployment:
                 logger.exception("%s: a replica did not start; it is tried again", self.id)
             else:
                 replica = _Replica(servant)
-                watch = asyncio.create_task(self._keep_well(replica), name=f"health of {self._built.name}")
-                self._watches.add(watch)
-                watch.add_done_callback(self._watches.discard)
+                self._watch(self._keep_well(replica), f"health of {self._built.name}")
+                self._watch(servant.report_stats(replica.note_stats), f"numbers of {self._built.name}")
                 return replica
         raise AssertionError("every attempt returns or raises")
+
+    def _watch(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        watch = asyncio.create_task(work, name=name)
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+
+    def _named_router(self) -> Router | None:
+        """Raises RayServeException for a class that no import path names."""
+        config = self._built.options.request_router_config
+        if config is None or self._keeps_sessions:
+            return None
+        named = router_of(config)
+        try:
+            return Router(named["policy"], random.Random(), kwargs=named.get("policy_kwargs"))  # noqa: S311
+        except ValueError as error:  # as callers in containers do
+            logger.error("%s: request_router_config: %s; power_of_two does in its place", self.id, error)  # noqa: TRY400
+            return None
 
     def _servant(self, rank: int) -> Servant:
         replica_id = ReplicaID(uuid.uuid4().hex[:8], self.id)
@@ -173,6 +224,8 @@ class EngineDeployment:
         rank = replica.servant.context.rank.rank
         self._replicas.remove(replica)
         self._missing += 1
+        if self._router is not None:
+            self._router.replica_gone(replica.name)
         await self._close_replica(replica)
         self._replicas.append(await self._start_again(rank))
         self._missing -= 1
@@ -224,34 +277,51 @@ class EngineDeployment:
             return DeploymentStatusOverview(
                 DeploymentStatus.UNHEALTHY,
                 DeploymentStatusTrigger.HEALTH_CHECK_FAILED,
-                {ReplicaState.RUNNING: len(self._replicas), ReplicaState.STARTING: self._missing},
+                {ReplicaState.RUNNING.value: len(self._replicas), ReplicaState.STARTING.value: self._missing},
                 f"{self._missing} of {self._built.options.first_replicas} replicas failed check_health and have no "
                 "replacement yet",
             )
         return DeploymentStatusOverview(
             DeploymentStatus.HEALTHY,
             DeploymentStatusTrigger.CONFIG_UPDATE_COMPLETED,
-            {ReplicaState.RUNNING: len(self._replicas)},
+            {ReplicaState.RUNNING.value: len(self._replicas)},
             "",
         )
 
     # ---- the line
 
-    async def acquire(self, call: RemoteCall) -> _Replica:
+    async def acquire(
+        self, call: RemoteCall, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> _Replica:
         """A replica with room, in whose count the request is. Raises BackPressureError where the line is full."""
+        waiter = _Waiter(call, self._built.name, (args, kwargs))
+        if self._router is None:
+            return await self._place(waiter)
+        tell_routers(self.id, self._built.options.max_ongoing_requests, call, args, kwargs)
+        if self._router.is_async and self._replicas:
+            waiter.ranks = await self._router.rank(self._replicas, waiter)
+        replica = await self._place(waiter)
+        if self._router.watches_calls:
+            try:
+                self._router.routed(replica, waiter)
+            except Exception:
+                self.release(replica)
+                raise
+        return replica
+
+    async def _place(self, waiter: _Waiter) -> _Replica:
         if self._closed:
             raise DeploymentUnavailableError(self.id)
         if not self._line:
-            replica = self._choose(call)
+            replica = self._choose(waiter)
             if replica is not None:
                 replica.ongoing += 1
                 return replica
         most = self._built.options.max_queued_requests
-        queued = sum(waiter.call.caller == call.caller for waiter in self._line)
+        queued = sum(each.call.caller == waiter.call.caller for each in self._line)
         if 0 <= most <= queued:
             answer = self._built.options.backpressure_config
             raise BackPressureError(queued, most, answer.status_code, answer.retry_after_s)
-        waiter = _Waiter(call)
         self._line.append(waiter)
         try:
             return await waiter.place
@@ -273,19 +343,26 @@ class EngineDeployment:
             if waiter.place.done():
                 self._line.popleft()
                 continue
-            replica = self._choose(waiter.call)
+            try:
+                replica = self._choose(waiter)
+            except Exception as error:  # a policy's
+                self._line.popleft().place.set_exception(error)
+                continue
             if replica is None:
                 return
             self._line.popleft()
             replica.ongoing += 1
             waiter.place.set_result(replica)
 
-    def _choose(self, call: RemoteCall) -> _Replica | None:
+    def _choose(self, waiter: _Waiter) -> _Replica | None:
         """The less loaded of two replicas with room; one that has the call's model before others."""
+        call = waiter.call
         most = self._built.options.max_ongoing_requests
         free = [replica for replica in self._replicas if replica.ongoing < most]
         if not free:
             return None
+        if self._router is not None:
+            return self._router.choose(free, waiter)
         if call.model_id:
             having = [replica for replica in free if call.model_id in replica.servant.held_models]
             if having:
@@ -309,7 +386,7 @@ class EngineDeployment:
     async def call(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """See Dispatcher."""
         given = copied(await resolved(args, kwargs))
-        replica = await self.acquire(call)
+        replica = await self.acquire(call, *given)
         try:
             return await self._call_at(replica, call, given)
         finally:
@@ -333,7 +410,7 @@ class EngineDeployment:
     async def stream(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AsyncIterator[Any]:
         """See Dispatcher."""
         args, kwargs = copied(await resolved(args, kwargs))
-        replica = await self.acquire(call)
+        replica = await self.acquire(call, args, kwargs)
         items = replica.servant.stream(call, args, kwargs)
         try:
             async for item in items:

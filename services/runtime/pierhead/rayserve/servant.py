@@ -89,6 +89,7 @@ class Servant:
         self._forget: Callable[[], None] = lambda: None
         self._object: Any = None
         self._lifespan: Lifespan | None = None
+        self._ended = False
         # One more than requests: those of slow readers do not hold up `check_health`.
         most = min(_MOST_THREADS, built.options.max_ongoing_requests + 1)
         self._threads = ThreadPoolExecutor(most, f"rayserve-{built.name}")
@@ -135,6 +136,7 @@ class Servant:
 
     async def close(self) -> None:
         """End the application, the object (`__del__`) and its models."""
+        self._ended = True
         try:
             await self._inside(self._close)
         finally:
@@ -182,6 +184,20 @@ class Servant:
                 await asyncio.shield(checking)
             finally:
                 checking.cancel()
+
+    async def report_stats(self, put: Callable[[Mapping[str, Any]], None]) -> None:
+        """Hand over what the user's `record_routing_stats` returns, for request routers, until cancelled."""
+        config = self.built.options.request_router_config
+        hook = getattr(self._object, "record_routing_stats", None)
+        if config is None or hook is None or inspect.isfunction(self._object):
+            return
+        while not self._ended:
+            await asyncio.sleep(config.request_routing_stats_period_s)
+            try:
+                async with asyncio.timeout(config.request_routing_stats_timeout_s):
+                    put(await self._inside(self._run, hook, (), {}) or {})
+            except Exception:
+                logger.exception("%s: record_routing_stats failed", self.built.name)
 
     # ---- calls
 

@@ -27,10 +27,12 @@ from pierhead.rayserve.exceptions import (
 )
 from pierhead.rayserve.handle import DeploymentHandle, RemoteCall, forget_dispatcher, register_dispatcher, resolved
 from pierhead.rayserve.pickles import ALLOW, SECRET, PickledError, Seal, copied, dumps, failure_of, loads, seal
+from pierhead.rayserve.request_router import tell_routers
 from pierhead.rayserve.responses import REQUEST_ID, Message, prepare, request_of, serve_request, warm, words_of
 from pierhead.rayserve.schema import ReplicaRank
 from pierhead.rayserve.servant import Servant
 from pierhead.request import accept_opaque, current_request
+from pierhead.routing_stats import publish
 
 logger = logging.getLogger("ray.serve")
 
@@ -52,6 +54,7 @@ class RayDeployment(Service):
         """The handles of bound services are not used: handles are had by name."""
         self._seal = seal()
         self._started: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
         built = self.__built__
         app_name = self.__application__.name
         replica = os.environ.get("PIERHEAD_REPLICA") or uuid.uuid4().hex[:8]
@@ -92,6 +95,8 @@ class RayDeployment(Service):
         """End the object."""
         for deployment, dispatcher in self._dispatchers.items():
             forget_dispatcher(deployment, dispatcher)
+        if self._reporting is not None:
+            self._reporting.cancel()
         if self._started is not None and self._started.done() and self._started.exception() is None:
             await self._servant.close()
 
@@ -103,13 +108,14 @@ class RayDeployment(Service):
     async def _start(self) -> None:
         built = self.__built__
         app_name = self.__application__.name
-        arguments = built.arguments(lambda name: DeploymentHandle(name, app_name))
-        args, kwargs = copied(arguments)
+        args, kwargs = built.arguments(lambda name: DeploymentHandle(name, app_name))
         if type(self).__asgi__ is not None:
             warm()
         await self._servant.start(args, kwargs, copied(self._settings))
         if self._servant.app is not None:
             prepare(self._servant.app)
+        numbers = self._servant.report_stats(lambda stats: publish(**stats))
+        self._reporting = asyncio.create_task(numbers, name="numbers for routers")
 
     # ---- calls
 
@@ -206,17 +212,17 @@ class RemoteDeployment:
 
     async def call(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """See Dispatcher."""
-        request = await self._request(call, args, kwargs)
+        args, kwargs = await resolved(args, kwargs)
         try:
-            reply = await self._for(call).call(request)
+            reply = await self._for(call).call(self._request(call, args, kwargs))
         except PierheadError as error:
             raise self._translated(error) from None
         return self._result(reply)
 
     async def stream(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AsyncIterator[Any]:
         """See Dispatcher."""
-        request = await self._request(call, args, kwargs)
-        items = self._for(call).stream(request)
+        args, kwargs = await resolved(args, kwargs)
+        items = self._for(call).stream(self._request(call, args, kwargs))
         try:
             async for item in items:
                 yield self._result(item)
@@ -229,8 +235,9 @@ class RemoteDeployment:
         """Not possible: a handle calls one replica."""
         raise RayServeException("handle.broadcast() works within one process only: a handle calls one replica")
 
-    async def _request(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-        args, kwargs = await resolved(args, kwargs)
+    def _request(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        if self._options.request_router_config is not None:
+            tell_routers(self.id, self._options.max_ongoing_requests, call, args, kwargs)
         return self._seal.sealed(dumps((call, args, kwargs)), _CALL)
 
     def _for(self, call: RemoteCall) -> Any:

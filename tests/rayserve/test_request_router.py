@@ -1,0 +1,63 @@
+"""What a request router of `serve.run` is told: the routed calls, the replicas' numbers, and what fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+from pierhead import rayserve as serve
+from pierhead.errors import UserCodeError
+from pierhead.rayserve.request_router import RequestRouter
+
+from tests.harness.ports import free_ports
+from tests.harness.waiting import eventually
+
+
+class Highest(RequestRouter):
+    """The replica with the highest number."""
+
+    routed: ClassVar[list[tuple[str, Any]]] = []
+
+    async def choose_replicas(self, candidate_replicas: Any, pending_request: Any = None) -> Any:
+        if pending_request.kwargs.get("fail"):
+            raise LookupError("no replica will do")
+        return [[max(candidate_replicas, key=lambda each: each.routing_stats.get("number", 0))]]
+
+    def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
+        self.routed.append((pending_request.metadata.call_method, replica_id.unique_id))
+
+
+@serve.deployment(
+    num_replicas=3, request_router_config={"request_router_class": Highest, "request_routing_stats_period_s": 0.02}
+)
+class Numbered:
+    def __init__(self) -> None:
+        self.context = serve.get_replica_context()
+
+    def record_routing_stats(self) -> dict[str, float]:
+        return {"number": self.context.rank.rank}
+
+    def who(self, fail: bool = False) -> tuple[int, str]:
+        return self.context.rank.rank, self.context.replica_tag
+
+
+@pytest.fixture
+def handle() -> Iterator[Any]:
+    serve.start(http_options={"port": free_ports(1)[0]})
+    numbered: Any = Numbered
+    yield serve.run(numbered.bind())
+    serve.shutdown()
+
+
+def test_a_router_sees_the_replicas_numbers_and_is_told_of_each_call(handle: Any) -> None:
+    eventually(lambda: handle.who.remote().result()[0] == 2, "the numbers are known")
+    Highest.routed.clear()
+    replica = handle.who.remote().result()[1]
+    assert Highest.routed == [("who", replica)]
+
+
+def test_an_exception_of_a_router_is_the_calls(handle: Any) -> None:
+    with pytest.raises(UserCodeError, match="LookupError: no replica will do"):
+        handle.who.remote(fail=True).result()
+    assert handle.who.remote().result()
