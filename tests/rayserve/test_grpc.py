@@ -140,5 +140,5 @@ def test_streams_of_either_side(channel: grpc.Channel) -> None:
 
 def test_ray_serves_own_service_answers(channel: grpc.Channel) -> None:
     for method, text in (("Healthz", "success"), ("ListApplications", "echo")):
-        ask = channel.unary_unary(f"/ray.serve.RayServeAPIService/{method}", None, StringValue.FromString)
+        ask: Any = channel.unary_unary(f"/ray.serve.RayServeAPIService/{method}", None, StringValue.FromString)
         assert ask(b"", timeout=20).value == text

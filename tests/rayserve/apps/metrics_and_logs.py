@@ -29,5 +29,32 @@ class Measured:
             return "ValueError"
 
 
+    def wrong(self):
+        self.counter.inc(1)
+        yield "no name", lambda: metrics.Counter("")
+        yield "inc 0", lambda: self.counter.inc(0)
+        yield "inc text", lambda: self.counter.inc("1")
+        yield "number as a tag", lambda: self.counter.inc(1, tags={"model": 5})
+        yield "no tag", lambda: self.gauge.set(1)
+        yield "text", lambda: self.gauge.set("x", tags={"model": "a"})
+        yield "unknown default", lambda: self.gauge.set_default_tags({"other": "x"})
+        yield "no boundaries", lambda: metrics.Histogram("no_boundaries")
+        yield "boundary 0", lambda: metrics.Histogram("boundary_0", boundaries=[0, 1])
+
+    def errors(self):
+        found = []
+        for name, make in self.wrong():
+            try:
+                make()
+                found.append([name, None])
+            except Exception as error:
+                found.append([name, type(error).__name__])
+        return [*found, repr(serve.get_replica_context().replica_id.deployment_id)]
+
+
 app = Measured.bind()
 REQUESTS = [{"path": "/"}]
+
+
+def calls(handle):
+    yield handle.errors.remote().result()

@@ -1,4 +1,4 @@
-"""Values that `@serve.deployment` refuses."""
+"""Values that `@serve.deployment` refuses, and numbers that are written as text."""
 
 from ray import serve
 from ray.serve.config import AutoscalingConfig
@@ -54,3 +54,5 @@ def calls(handle):
     yield kind(lambda: serve.multiplexed(two_ids))
     yield kind(lambda: serve.deployment(3))
     yield [Model.ray_actor_options, AutoscalingConfig().target_ongoing_requests]
+    yield [Model.options(num_replicas="3").num_replicas, Model.options(max_ongoing_requests=7.0).max_ongoing_requests]
+    yield [AutoscalingConfig(max_replicas="4").max_replicas, AutoscalingConfig(upscale_delay_s="0.5").upscale_delay_s]

@@ -14,7 +14,7 @@ from pierhead.rayserve.schema import ReplicaRank
 DEFAULT_APPLICATION: Final = "default"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DeploymentID:
     """A deployment of an application."""
 
@@ -25,11 +25,11 @@ class DeploymentID:
         """As Ray's dashboard shows it."""
         return f"ServeReplica:{self.app_name}:{self.name}"
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"Deployment(name='{self.name}', app='{self.app_name}')"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ReplicaID:
     """A replica of a deployment."""
 
@@ -41,7 +41,7 @@ class ReplicaID:
         found = self.deployment_id
         return "SERVE_REPLICA::" + "#".join(part for part in (found.app_name, found.name, self.unique_id) if part)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         found = self.deployment_id
         return f"Replica(id='{self.unique_id}', deployment='{found.name}', app='{found.app_name}')"
 

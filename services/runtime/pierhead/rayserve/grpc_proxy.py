@@ -60,7 +60,7 @@ class RayServeGrpc:
         if self._server is not None:
             await self._server.stop(1)
 
-    def _own(self) -> dict[str, grpc.RpcMethodHandler]:
+    def _own(self) -> dict[str, Any]:
         """Ray Serve's service for load balancers. Field 1 of its replies is text, as a StringValue's is."""
 
         async def healthz(_: bytes, __: Any) -> bytes:

@@ -43,8 +43,11 @@ class _Metric:
         raise NotImplementedError
 
     def set_default_tags(self, default_tags: Mapping[str, str]) -> Any:
-        """Values of tags that calls do not name."""
-        self._default = dict(default_tags)
+        """Values of tags that calls do not name. Raises ValueError for unknown tags, TypeError for what is no text."""
+        for key in default_tags:
+            if key not in self._keys:
+                raise ValueError(f"Unrecognized tag key {key}.")
+        self._default = _texts(default_tags)
         return self
 
     @property
@@ -54,15 +57,30 @@ class _Metric:
 
     def _series(self, tags: Mapping[str, str] | None) -> Any:
         replica = current_replica()
-        values = dict.fromkeys(self._keys, "")
+        values = dict.fromkeys(_OWN, "")
         if replica is not None:
             values.update(deployment=replica.deployment, replica=replica.replica_tag, application=replica.app_name)
         values.update(self._default)
-        values.update(tags or {})
+        values.update(_texts(tags or {}))
         for key in set(values) - set(self._keys):  # as in Ray Serve, no error
             logger.warning("metric %s: %s is none of its tags", self._name, key)
             del values[key]
-        return self._metric.labels(**{key: str(value) for key, value in values.items()})
+        if missing := [key for key in self._keys if key not in values]:
+            raise ValueError(f"Missing value for tag key(s): {','.join(missing)}.")
+        return self._metric.labels(**values)
+
+
+def _texts(tags: Mapping[str, str]) -> dict[str, str]:
+    for value in tags.values():
+        if not isinstance(value, str):
+            raise TypeError(f"Tag values must be str, got {type(value)}.")
+    return dict(tags)
+
+
+def _number(value: float) -> float:
+    if not isinstance(value, int | float):
+        raise TypeError(f"value must be int or float, got {type(value)}.")
+    return value
 
 
 class ServeCounter(_Metric):
@@ -72,7 +90,9 @@ class ServeCounter(_Metric):
         return prometheus_client.Counter(name, description or name, self._keys, registry=None)
 
     def inc(self, value: float = 1.0, tags: Mapping[str, str] | None = None) -> None:
-        """Add to it."""
+        """Add to it. Raises ValueError for a number that is not above 0, and for tags without a value."""
+        if _number(value) <= 0:
+            raise ValueError(f"value must be >0, got {value}")
         self._series(tags).inc(value)
 
 
@@ -83,8 +103,8 @@ class ServeGauge(_Metric):
         return prometheus_client.Gauge(name, description or name, self._keys, registry=None)
 
     def set(self, value: float, tags: Mapping[str, str] | None = None) -> None:
-        """Set it."""
-        self._series(tags).set(value)
+        """Set it. Raises ValueError for tags without a value."""
+        self._series(tags).set(_number(value))
 
 
 class ServeHistogram(_Metric):
@@ -97,7 +117,7 @@ class ServeHistogram(_Metric):
         boundaries: Sequence[float] | None = None,
         tag_keys: Sequence[str] | None = None,
     ) -> None:
-        if not boundaries:
+        if not boundaries or min(boundaries) <= 0:
             raise ValueError("boundaries: expected a list of numbers above 0")
         self._boundaries = list(boundaries)
         super().__init__(name, description, tag_keys)
@@ -108,8 +128,8 @@ class ServeHistogram(_Metric):
         )
 
     def observe(self, value: float, tags: Mapping[str, str] | None = None) -> None:
-        """Count a value."""
-        self._series(tags).observe(value)
+        """Count a value. Raises ValueError for tags without a value."""
+        self._series(tags).observe(_number(value))
 
 
 Counter, Gauge, Histogram = ServeCounter, ServeGauge, ServeHistogram

@@ -12,6 +12,7 @@ from pierhead.rayserve.config import (
     BackpressureConfig,
     RequestRouterConfig,
     made,
+    number_of,
 )
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.schema import LoggingConfig
@@ -89,8 +90,9 @@ class DeploymentOptions:
 
     def changed(self, **options: Any) -> DeploymentOptions:
         """With other values. Raises ValueError and TypeError for values that cannot be."""
-        given = {name: value for name, value in options.items() if value is not DEFAULT}
-        _refuse(given, {each.name for each in fields(self)} - {"given"})
+        kinds = {each.name: str(each.type) for each in fields(self) if each.name != "given"}
+        given = {name: number_of(value, kinds.get(name, "")) for name, value in options.items() if value is not DEFAULT}
+        _refuse(given, kinds)
         wanted = given.get("num_replicas")
         if wanted == "auto":
             given["autoscaling_config"] = _auto(given.get("autoscaling_config"))
