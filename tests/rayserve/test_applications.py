@@ -29,6 +29,7 @@ IN_ONE_PROCESS = {
     "http_backpressure": "HAProxy keeps the line",
     "health_check": "check_health has a period of ten seconds",
     "many_replicas": "counts replicas, of which there is one",
+    "redeployed": "uses serve.run itself",
     "root_path": "HAProxy answers what no route takes",
     "plain_prefix": "HAProxy answers what no route takes",
     "timeout_header": "a deadline is 504 for a service",

@@ -28,7 +28,6 @@ class Measured:
         except ValueError:
             return "ValueError"
 
-
     def wrong(self):
         self.counter.inc(1)
         yield "no name", lambda: metrics.Counter("")

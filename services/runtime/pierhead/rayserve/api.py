@@ -70,6 +70,7 @@ class Instance:
         """Start an application for its handle alone, as a test does. Raises what its constructors raise."""
         application = EngineApplication(target.target, target.name, None, is_known=False)
         self._apart.append(application)
+        application.announce()
         for error in (await application.start()).values():
             raise error
         return application
@@ -88,14 +89,16 @@ class Instance:
                 )
                 raise RayTaskError(refused, str(refused)).as_instanceof_cause()  # Ray's controller raises it
         application = EngineApplication(target.target, target.name, target.route_prefix)
-        former = self.applications.pop(target.name, None)
-        if former is not None:
-            await former.close()
+        former = self.applications.get(target.name)
+        application.announce(former)
+        self.applications[target.name] = application  # in any case: its status says what failed
         try:
+            if former is not None:
+                await former.close()
             failed = await application.start()
         except Exception as error:
+            await self.delete(target.name)
             raise RuntimeError(f"Deploying application {target.name} failed: {error!r}") from error
-        self.applications[target.name] = application  # in any case: its status says what failed
         for why in failed.values():
             raise RuntimeError(
                 f"Deploying application {target.name} failed: Failed to update the deployments {list(failed)}: {why!r}"

@@ -59,8 +59,9 @@ class _Replica:
 
     node = ""
 
-    def __init__(self, servant: Servant) -> None:
+    def __init__(self, servant: Servant, deployment: EngineDeployment) -> None:
         self.servant = servant
+        self.deployment = deployment
         self.ongoing = 0
         self.stats: Mapping[str, Any] = {}
         """What `record_routing_stats` has returned last."""
@@ -95,6 +96,10 @@ class _Replica:
         if not self.ongoing:
             self._idle, idle = asyncio.get_running_loop().create_future(), self._idle
             idle.set_result(None)
+
+
+class _Replaced(Exception):
+    """Another deployment has taken this one's place, and takes its calls."""
 
 
 class _Waiter:
@@ -135,6 +140,9 @@ class EngineDeployment:
         """Replicas that were ended and have no replacement yet."""
         self._router: Router | None = None
         """Chooses replicas where the options name a policy."""
+        self.successor: EngineDeployment | None = None
+        """What takes its place, and its calls once it is closed."""
+        self._started = False
         self._closed = False
         self._failure = ""
         """Why it did not start."""
@@ -142,15 +150,24 @@ class EngineDeployment:
     # ---- life
 
     async def start(self) -> None:
-        """Start the replicas. Raises what user code raises; calls fail then, and `status` says why."""
+        """Start the replicas; calls wait meanwhile. Raises what user code raises; calls fail then, and `status` says
+        why.
+        """
         try:
             self._router = self._named_router()
-            for rank in range(self._built.options.first_replicas):
-                self._replicas.append(await self._start_replica(rank))
-        except Exception as error:
-            await self.close()
+            async with asyncio.TaskGroup() as starting:
+                for rank in range(self._built.options.first_replicas):
+                    starting.create_task(self._add_replica(rank))
+        except Exception as errors:
+            error = errors.exceptions[0] if isinstance(errors, ExceptionGroup) else errors
             self._failure = f"a replica did not start: {error!r}"
-            raise
+            await self.close()
+            raise error from error.__cause__
+        self._started = True
+
+    async def _add_replica(self, rank: int) -> None:
+        self._replicas.append(await self._start_replica(rank))
+        self._next()
 
     async def _start_replica(self, rank: int) -> _Replica:
         for attempt in range(1, _TRIES + 1):
@@ -170,7 +187,7 @@ class EngineDeployment:
                     raise
                 logger.exception("%s: a replica did not start; it is tried again", self.id)
             else:
-                replica = _Replica(servant)
+                replica = _Replica(servant, self)
                 self._watch(self._keep_well(replica), f"health of {self._built.name}")
                 self._watch(servant.report_stats(replica.note_stats), f"numbers of {self._built.name}")
                 return replica
@@ -240,12 +257,12 @@ class EngineDeployment:
             await asyncio.sleep(_PAUSE_S)
 
     async def close(self) -> None:
-        """End the replicas; calls that wait fail."""
+        """End the replicas; calls that wait go to the successor, or fail."""
         self._closed = True
         while self._line:
             waiter = self._line.popleft()
             if not waiter.place.done():
-                waiter.place.set_exception(DeploymentUnavailableError(self.id))
+                waiter.place.set_exception(self._no_more())
         while self._watches:
             for watch in self._watches:
                 watch.cancel()
@@ -253,6 +270,9 @@ class EngineDeployment:
         for replica in self._replicas:
             await self._close_replica(replica)
         self._replicas.clear()
+
+    def _no_more(self) -> Exception:
+        return DeploymentUnavailableError(self.id) if self.successor is None else _Replaced()
 
     async def _close_replica(self, replica: _Replica) -> None:
         try:
@@ -272,6 +292,15 @@ class EngineDeployment:
         if self._failure:
             return DeploymentStatusOverview(
                 DeploymentStatus.DEPLOY_FAILED, DeploymentStatusTrigger.REPLICA_STARTUP_FAILED, {}, self._failure
+            )
+        if not self._started:
+            starting = self._built.options.first_replicas - len(self._replicas)
+            states = {ReplicaState.RUNNING.value: len(self._replicas), ReplicaState.STARTING.value: starting}
+            return DeploymentStatusOverview(
+                DeploymentStatus.UPDATING,
+                DeploymentStatusTrigger.CONFIG_UPDATE_STARTED,
+                {state: count for state, count in states.items() if count},
+                "",
             )
         if self._missing:
             return DeploymentStatusOverview(
@@ -294,6 +323,13 @@ class EngineDeployment:
         self, call: RemoteCall, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> _Replica:
         """A replica with room, in whose count the request is. Raises BackPressureError where the line is full."""
+        try:
+            return await self._acquire(call, args, kwargs)
+        except _Replaced:
+            assert self.successor is not None  # noqa: S101
+            return await self.successor.acquire(call, args, kwargs)
+
+    async def _acquire(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> _Replica:
         waiter = _Waiter(call, self._built.name, (args, kwargs))
         if self._router is None:
             return await self._place(waiter)
@@ -311,7 +347,7 @@ class EngineDeployment:
 
     async def _place(self, waiter: _Waiter) -> _Replica:
         if self._closed:
-            raise DeploymentUnavailableError(self.id)
+            raise self._no_more()
         if not self._line:
             replica = self._choose(waiter)
             if replica is not None:
@@ -335,7 +371,7 @@ class EngineDeployment:
     def release(self, replica: _Replica) -> None:
         """The request is over."""
         replica.done()
-        self._next()
+        replica.deployment._next()
 
     def _next(self) -> None:
         while self._line:
@@ -461,25 +497,27 @@ class EngineApplication:
         """The deployment that gets the HTTP requests."""
         return self.deployments[self.built.ingress]
 
+    def announce(self, former: EngineApplication | None = None) -> None:
+        """Take calls, also those of `former` once that is closed. They wait until the application has started."""
+        for name, built in self.built.deployments.items():
+            deployment = EngineDeployment(built, self.name, self._by_id, raises_as_is=not self._is_known)
+            self.deployments[name] = self._by_id[deployment.id] = deployment
+            if former is not None and name in former.deployments:
+                former.deployments[name].successor = deployment
+            if self._is_known:
+                register_dispatcher(deployment.id, deployment)
+
     async def start(self) -> dict[str, Exception]:
-        """Start every deployment, those that are used by others first. Returns why deployments did not start."""
+        """Start every deployment, beginning with those that are used by others. Returns why deployments did not."""
         if self.route_prefix is not None:
             warm()
-        failed: dict[str, Exception] = {}
+        starts = (deployment.start() for deployment in self.deployments.values())
         try:
-            for name, built in self.built.deployments.items():
-                deployment = EngineDeployment(built, self.name, self._by_id, raises_as_is=not self._is_known)
-                self.deployments[name] = self._by_id[deployment.id] = deployment
-                if self._is_known:
-                    register_dispatcher(deployment.id, deployment)
-                try:
-                    await deployment.start()
-                except Exception as error:
-                    failed[name] = error
+            ends = await asyncio.gather(*starts, return_exceptions=True)
         except BaseException:
             await self.close()
             raise
-        return failed
+        return {name: end for name, end in zip(self.deployments, ends, strict=True) if isinstance(end, Exception)}
 
     async def close(self) -> None:
         """End every deployment."""
@@ -497,6 +535,8 @@ class EngineApplication:
         status, message = ApplicationStatus.RUNNING, ""
         if failed := by_status.get(DeploymentStatus.DEPLOY_FAILED):
             status, message = ApplicationStatus.DEPLOY_FAILED, f"Failed to update the deployments {failed}."
+        elif DeploymentStatus.UPDATING in by_status:
+            status = ApplicationStatus.DEPLOYING
         elif DeploymentStatus.UNHEALTHY in by_status:
             status = ApplicationStatus.UNHEALTHY
         return ApplicationStatusOverview(status, message, self.started, deployments)

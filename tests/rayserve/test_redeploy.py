@@ -1,0 +1,54 @@
+"""An application that is run again under its name: what requests and the status see meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from pierhead import rayserve as serve
+from pierhead.rayserve.api import INSTANCE
+
+from tests.harness.ports import free_ports
+from tests.harness.waiting import eventually
+
+GATE = threading.Event()
+
+
+@serve.deployment
+class Gated:
+    async def __init__(self, version: str) -> None:  # type: ignore[misc]
+        self.version = version
+        if version == "second":
+            await asyncio.to_thread(GATE.wait)
+
+    def __call__(self) -> str:
+        return self.version
+
+
+def test_requests_wait_for_the_new_application() -> None:
+    [port] = free_ports(1)
+    serve.start(http_options={"port": port})
+    gated: Any = Gated
+    serve.run(gated.bind("first"))
+
+    def get() -> bytes:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as answer:
+            found: bytes = answer.read()
+            return found
+
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            running = threads.submit(serve.run, gated.bind("second"))
+            eventually(lambda: serve.status().applications["default"].status == "DEPLOYING", "it is run again")
+            assert serve.status().applications["default"].deployments["Gated"].replica_states == {"STARTING": 1}
+            answer = threads.submit(get)
+            eventually(lambda: INSTANCE.applications["default"].ingress._line, "the request waits")
+            GATE.set()
+            assert answer.result() == b"second"
+            assert running.result().remote().result() == "second"
+    finally:
+        GATE.set()
+        serve.shutdown()
