@@ -16,8 +16,9 @@ from pierhead.rayserve.engine import EngineApplication, EngineThread
 from pierhead.rayserve.exceptions import RayServeException, RayTaskError
 from pierhead.rayserve.grpc_proxy import RayServeGrpc
 from pierhead.rayserve.handle import DeploymentHandle, is_known
+from pierhead.rayserve.logs import write_logs
 from pierhead.rayserve.proxy import RayServeListener, RayServeProxy
-from pierhead.rayserve.schema import ProxyStatus, ServeStatus
+from pierhead.rayserve.schema import LoggingConfig, ProxyStatus, ServeStatus
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Instance:
         """The engine, started and listening."""
         with self._lock:
             if self.engine is None:
+                write_logs()
                 self.engine = EngineThread()
             if listen and self._listener is None:
                 self.engine.run(self._listen())
@@ -89,6 +91,7 @@ class Instance:
                 )
                 raise RayTaskError(refused, str(refused)).as_instanceof_cause()  # Ray's controller raises it
         application = EngineApplication(target.target, target.name, target.route_prefix)
+        application.built.default_logging(made(LoggingConfig, target.logging_config, "logging_config"))
         former = self.applications.get(target.name)
         application.announce(former)
         self.applications[target.name] = application  # in any case: its status says what failed

@@ -251,6 +251,12 @@ class BuiltApplication:
                 "deployment with @serve.ingress in your application."
             )
 
+    def default_logging(self, config: Any) -> None:
+        """The logging of deployments that have none of their own; None = no default."""
+        for each in self.deployments.values():
+            if each.options.logging_config is None and config is not None:
+                each.deployment.set_logging_config(config)
+
     def _add(self, app: Application, above: tuple[Application, ...]) -> str:
         known = self._names.get(id(app))
         if known is not None:
