@@ -1,4 +1,4 @@
-"""An application that is run again under its name: what requests and the status see meanwhile."""
+"""An application that is run again under its name, or deleted: what requests and the status see meanwhile."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 from pierhead import rayserve as serve
 from pierhead.rayserve.api import INSTANCE
+from pierhead.rayserve.exceptions import RequestCancelledError
 
 from tests.harness.ports import free_ports
 from tests.harness.waiting import eventually
@@ -26,6 +28,27 @@ class Gated:
 
     def __call__(self) -> str:
         return self.version
+
+
+@serve.deployment(graceful_shutdown_timeout_s=0.05)
+class Endless:
+    async def __call__(self) -> None:
+        GATE.set()
+        await asyncio.Event().wait()
+
+
+def test_a_request_that_outlasts_the_graceful_timeout_is_cancelled() -> None:
+    serve.start(proxy_location="Disabled")
+    endless: Any = Endless
+    try:
+        response = serve.run(endless.bind()).remote()
+        assert GATE.wait(60)
+        serve.delete("default")
+        with pytest.raises(RequestCancelledError):
+            response.result(timeout_s=60)
+    finally:
+        GATE.clear()
+        serve.shutdown()
 
 
 def test_requests_wait_for_the_new_application() -> None:

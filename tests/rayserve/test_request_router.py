@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -29,7 +30,9 @@ class Highest(RequestRouter):
 
 
 @serve.deployment(
-    num_replicas=3, request_router_config={"request_router_class": Highest, "request_routing_stats_period_s": 0.02}
+    num_replicas=3,
+    max_ongoing_requests=1,
+    request_router_config={"request_router_class": Highest, "request_routing_stats_period_s": 0.02},
 )
 class Numbered:
     def __init__(self) -> None:
@@ -37,6 +40,10 @@ class Numbered:
 
     def record_routing_stats(self) -> dict[str, float]:
         return {"number": self.context.rank.rank}
+
+    async def slowly(self) -> int:
+        await asyncio.sleep(0.1)
+        return self.context.rank.rank
 
     def who(self, fail: bool = False) -> tuple[int, str]:
         return self.context.rank.rank, self.context.replica_tag
@@ -52,6 +59,8 @@ def handle() -> Iterator[Any]:
 
 def test_a_router_sees_the_replicas_numbers_and_is_told_of_each_call(handle: Any) -> None:
     eventually(lambda: handle.who.remote().result()[0] == 2, "the numbers are known")
+    slow = [handle.slowly.remote() for _ in range(3)]
+    assert [response.result() for response in slow] == [2, 2, 2], "where the named replicas are full, a call waits"
     Highest.routed.clear()
     replica = handle.who.remote().result()[1]
     assert Highest.routed == [("who", replica)]

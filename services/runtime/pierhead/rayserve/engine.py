@@ -348,7 +348,7 @@ class EngineDeployment:
     async def _place(self, waiter: _Waiter) -> _Replica:
         if self._closed:
             raise self._no_more()
-        if not self._line:
+        if not self._line or self._router is not None:
             replica = self._choose(waiter)
             if replica is not None:
                 replica.ongoing += 1
@@ -374,21 +374,38 @@ class EngineDeployment:
         replica.deployment._next()
 
     def _next(self) -> None:
+        """Give places to calls in the line, in turn."""
+        if self._router is not None:
+            self._next_by_router()
+            return
         while self._line:
             waiter = self._line[0]
+            if not waiter.place.done():
+                replica = self._choose(waiter)
+                if replica is None:
+                    return
+                replica.ongoing += 1
+                waiter.place.set_result(replica)
+            self._line.popleft()
+
+    def _next_by_router(self) -> None:
+        """A call that waits for one replica holds up none that waits for another."""
+        waiting: deque[_Waiter] = deque()
+        while self._line:
+            waiter = self._line.popleft()
             if waiter.place.done():
-                self._line.popleft()
                 continue
             try:
                 replica = self._choose(waiter)
-            except Exception as error:  # a policy's
-                self._line.popleft().place.set_exception(error)
+            except Exception as error:  # the policy's
+                waiter.place.set_exception(error)
                 continue
             if replica is None:
-                return
-            self._line.popleft()
-            replica.ongoing += 1
-            waiter.place.set_result(replica)
+                waiting.append(waiter)
+            else:
+                replica.ongoing += 1
+                waiter.place.set_result(replica)
+        self._line = waiting
 
     def _choose(self, waiter: _Waiter) -> _Replica | None:
         """The less loaded of two replicas with room; one that has the call's model before others."""
@@ -398,7 +415,8 @@ class EngineDeployment:
         if not free:
             return None
         if self._router is not None:
-            return self._router.choose(free, waiter)
+            ranked = [replica for group in waiter.ranks for replica in group if replica in self._replicas]
+            return self._router.choose(free, waiter) if not ranked or set(ranked) & set(free) else None
         if call.model_id:
             having = [replica for replica in free if call.model_id in replica.servant.held_models]
             if having:

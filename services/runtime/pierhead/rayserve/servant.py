@@ -90,6 +90,7 @@ class Servant:
         self._object: Any = None
         self._lifespan: Lifespan | None = None
         self._ended = False
+        self._requests: set[asyncio.Task[Any]] = set()
         # One more than requests: those of slow readers do not hold up `check_health`.
         most = min(_MOST_THREADS, built.options.max_ongoing_requests + 1)
         self._threads = ThreadPoolExecutor(most, f"rayserve-{built.name}")
@@ -135,8 +136,10 @@ class Servant:
         await self._lifespan.start()
 
     async def close(self) -> None:
-        """End the application, the object (`__del__`) and its models."""
+        """End the application, the object (`__del__`) and its models. Requests that still run are cancelled."""
         self._ended = True
+        for task in self._requests:
+            task.cancel()
         try:
             await self._inside(self._close)
         finally:
@@ -319,6 +322,8 @@ class Servant:
         context = self._fresh(request)
         children = context.run(CHILDREN.get)
         task = asyncio.get_running_loop().create_task(_coroutine(function, args), context=context)
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
