@@ -117,13 +117,12 @@ def test_without_the_module_the_last_deployment_gets_the_requests() -> None:
     assert any("could not be imported" in note for note in notes)
 
 
-def test_a_function_that_builds_the_application_is_called_and_named() -> None:
-    text, notes = compose_of("applications: [{import_path: m.build, args: {to: fr}}]", lambda _: lambda args: APP)
-    assert set(yaml.safe_load(text)["services"]) == {"ranker", "shop"}
-    assert notes == [
-        "applications.default.args: the image serves m:build as it is: bind the arguments in a module",
-        "applications.default: m:build builds the application: call it in a module, and name what it returns",
-    ]
+def test_the_image_serves_what_a_function_builds_of_the_arguments() -> None:
+    text, notes = compose_of("applications: [{import_path: m.build, args: {to: $fr}}]", lambda _: lambda args: APP)
+    services = yaml.safe_load(text)["services"]
+    assert set(services) == {"ranker", "shop"}
+    assert services["shop"]["command"][-1] == "m:build(to='$$fr')"
+    assert notes == []
 
 
 class Languages(BaseModel):

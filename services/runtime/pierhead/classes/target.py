@@ -1,17 +1,23 @@
-"""Finds an application by `module:name`, as the commands take it."""
+"""Finds an application by `module:name`, or `module:build(key="value")`, as the commands take it."""
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import os
 import sys
-from typing import Any, Final, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Final, cast, get_type_hints
 
 from pierhead.classes.service import Bound, Service
 
 TARGET: Final = "app:app"
 """What the commands take where none is named: what `pierhead new` writes."""
-TARGET_HELP: Final = "module:name, of a service's class or of what its bind() returned (default: %(default)s)"
+TARGET_HELP: Final = (
+    "module:name, of a service's class or of what its bind() returned, or module:build(key='value') of a function that "
+    "returns it (default: %(default)s)"
+)
 
 
 class NoService(Exception):
@@ -39,13 +45,36 @@ def application_of(found: object) -> object:
 def imported(target: str) -> Any:
     """What `module:name` names, where the name may have dots; None where the module has no such name.
 
-    Raises NoService where there is no such module; what the module raises at its import passes.
+    Of `module:build(key="value")` it is what the function returns. Raises NoService where there is no such module, and
+    for arguments that are none; what the module raises at its import passes.
     """
     module, _, name = target.partition(":")
+    name, is_call, _ = name.partition("(")
     found = _import(module, target) if module and name else None
     for part in name.split("."):
         found = getattr(found, part, None)
-    return found
+    return built_by(found, _arguments(target)) if is_call and callable(found) else found
+
+
+def _arguments(target: str) -> dict[str, Any]:
+    try:
+        call = ast.parse(target.partition(":")[2], mode="eval").body
+        if isinstance(call, ast.Call) and not call.args:
+            return {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+    except (SyntaxError, ValueError):
+        pass
+    raise NoService(f'{target}: expected module:function(key="value", ...), with plain values')
+
+
+def built_by(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """What a function that builds an application returns. Where it has one parameter, that is the mapping of all
+    arguments, or the pydantic model of them that it is annotated with.
+    """
+    parameters = list(inspect.signature(function).parameters)
+    if len(parameters) != 1 or parameters[0] in arguments:
+        return function(**arguments)
+    kind: Any = get_type_hints(function).get(parameters[0])
+    return function(kind.model_validate(arguments) if hasattr(kind, "model_validate") else dict(arguments))
 
 
 def bound_at(target: str) -> Bound:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -107,7 +108,7 @@ def dockerfile_text(target: str, has_requirements: bool) -> str:
     if has_requirements:
         lines += ["COPY requirements.txt .", "RUN pip install --no-cache-dir -r requirements.txt"]
     command = json.dumps(["python", "-m", "pierhead", "serve", target])
-    lines += ["COPY . .", f"RUN python -m pierhead contract {target}", "USER pierhead", f"CMD {command}"]
+    lines += ["COPY . .", f"RUN python -m pierhead contract {shlex.quote(target)}", "USER pierhead", f"CMD {command}"]
     return "\n".join(lines) + "\n"
 
 

@@ -6,14 +6,13 @@ What has no counterpart is named: on standard error, and at the top of the file.
 from __future__ import annotations
 
 import argparse
-import inspect
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
 from pierhead.classes.service import Bound
-from pierhead.classes.target import imported
+from pierhead.classes.target import built_by, imported
 from pierhead.rayserve.deployment import Application
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.options import DEFAULT, DeploymentOptions
@@ -150,10 +149,10 @@ class _Translation:
         path, name = config["import_path"], str(config.get("name", "default"))
         where = f"applications.{name}"
         target = path if ":" in path else ":".join(path.rsplit(".", 1))
-        self._leave_out(where, target, config)
+        self._leave_out(where, config)
         environment = self._environment(where, config.get("runtime_env") or {})
         options = {each["name"]: each for each in config.get("deployments") or () if isinstance(each, Mapping)}
-        graph = self._graph(where, target, options, config.get("args") or {})
+        served, graph = self._graph(where, target, options, config.get("args") or {})
         prefix = config.get("route_prefix", "/")
         found = {}
         for deployment, (service, is_ingress, own) in graph.items():
@@ -163,7 +162,7 @@ class _Translation:
             found[service] = {
                 "image": name.lower(),
                 "build": ".",
-                "command": ["python", "-m", "pierhead", "serve", target],
+                "command": ["python", "-m", "pierhead", "serve", served.replace("$", "$$")],
                 "scale": 0,
                 "environment": {**RayDeployment.__environment__, **environment},
                 **compose,
@@ -174,15 +173,13 @@ class _Translation:
                 self._note(f"{where}.deployments.{deployment}", f"{target} has no such deployment")
         return found
 
-    def _leave_out(self, where: str, target: str, config: Mapping[str, Any]) -> None:
+    def _leave_out(self, where: str, config: Mapping[str, Any]) -> None:
         for key in config:
             if key not in _APPLICATION:
                 self._note(f"{where}.{key}", "unknown")
         for key in ("autoscaling_policy", "host", "port"):
             if config.get(key):
                 self._note(f"{where}.{key}", "there is no counterpart")
-        if config.get("args"):
-            self._note(f"{where}.args", f"the image serves {target} as it is: bind the arguments in a module")
 
     def _environment(self, where: str, runtime_env: Mapping[str, Any]) -> dict[str, str]:
         for key in runtime_env:
@@ -193,13 +190,14 @@ class _Translation:
 
     def _graph(
         self, where: str, target: str, options: Mapping[str, Any], args: Mapping[str, Any]
-    ) -> dict[str, tuple[str, bool, DeploymentOptions]]:
-        """Each deployment's service, whether it is the first one, and its options in the code."""
+    ) -> tuple[str, dict[str, tuple[str, bool, DeploymentOptions]]]:
+        """What the image serves; of each deployment its service, whether it is the first, its options in the code."""
+        called = f"{target}({', '.join(f'{name}={value!r}' for name, value in args.items())})"
         try:
             found = self._importing(target)
             if callable(found) and not isinstance(found, Application):
-                self._note(where, f"{target} builds the application: call it in a module, and name what it returns")
-                found = _application_of(found, args)
+                found = built_by(found, args)
+                target = called
             bound: Bound = bound_of(found)
         except Exception as error:
             self._note(
@@ -208,10 +206,11 @@ class _Translation:
                 "deployment of the list is taken for the one that gets the requests",
             )
             names = list(options)
-            return {each: (_service(each), each == names[-1], DeploymentOptions()) for each in names}
+            unknown = {each: (_service(each), each == names[-1], DeploymentOptions()) for each in names}
+            return called if args else target, unknown
         cls: Any = bound.cls
-        application: Any = cls.__application__
-        return {each: (child.name, child is bound, _options(child.cls)) for each, child in application.services.items()}
+        services: Mapping[str, Bound] = cls.__application__.services
+        return target, {each: (child.name, child is bound, _options(child.cls)) for each, child in services.items()}
 
     def _block(
         self, where: str, name: str, own: DeploymentOptions, written: Mapping[str, Any], config: Mapping[str, Any]
@@ -238,15 +237,6 @@ class _Translation:
         if self._request_timeout_s and "request_timeout_s" not in block:
             block["request_timeout_s"] = float(self._request_timeout_s)
         return block, _resources(options)
-
-
-def _application_of(builder: Callable[..., Any], args: Mapping[str, Any]) -> Any:
-    """What a builder returns for arguments, which become the pydantic model that its parameter is annotated with."""
-    parameters = list(inspect.signature(builder).parameters)
-    if not parameters:
-        return builder()
-    kind: Any = get_type_hints(builder).get(parameters[0])
-    return builder(kind.model_validate(args) if hasattr(kind, "model_validate") else dict(args))
 
 
 def _options(cls: Any) -> DeploymentOptions:
