@@ -72,7 +72,6 @@ class Instance:
         """Start an application for its handle alone, as a test does. Raises what its constructors raise."""
         application = EngineApplication(target.target, target.name, None, is_known=False)
         self._apart.append(application)
-        application.announce()
         for error in (await application.start()).values():
             raise error
         return application

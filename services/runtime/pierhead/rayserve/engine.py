@@ -527,6 +527,8 @@ class EngineApplication:
 
     async def start(self) -> dict[str, Exception]:
         """Start every deployment, beginning with those that are used by others. Returns why deployments did not."""
+        if not self.deployments:
+            self.announce()
         if self.route_prefix is not None:
             warm()
         starts = (deployment.start() for deployment in self.deployments.values())
