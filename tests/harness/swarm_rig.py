@@ -49,9 +49,9 @@ def missing() -> str:
     return f"this kernel has no overlay networks: {done.stderr.strip()}" if done.returncode else ""
 
 
-def build(image: str = IMAGE, directory: Path = HERE) -> None:
+def build(image: str = IMAGE, directory: Path = HERE, *options: str) -> None:
     """Build the image of a node (a cached build takes a second)."""
-    docker("build", "--network", "host", "--label", LABEL, "-t", image, str(directory))
+    docker("build", "--network", "host", "--label", LABEL, *options, "-t", image, str(directory))
 
 
 class Node:

@@ -104,7 +104,7 @@ def address() -> Iterator[Address]:
     swarm_rig.build()
     if why_not := swarm_rig.missing():
         pytest.skip(why_not)
-    swarm_rig.build(IMAGE, ROOT / "tests" / "harness" / "keepalived_node")
+    swarm_rig.build(IMAGE, ROOT / "tests" / "harness" / "keepalived_node", "--build-arg", f"NODE={swarm_rig.IMAGE}")
     try:
         with SwarmRig(nodes=3, managers=3, image=IMAGE).running([haproxy]) as rig:
             port = "mode=host,target=8000,published=8000"
