@@ -65,7 +65,7 @@ def grow_old(stack: SwarmStack) -> None:
     now = time.time()
     authority = certificates.make_authority(now - LATE_S)
     with stack.rig.nodes[0].client() as client:
-        for secret in client.secrets({"label": f"{PROJECT_LABEL}={stack.project}"}):  # type: ignore[no-untyped-call]
+        for secret in client.secrets({"label": f"{PROJECT_LABEL}={stack.project}"}):
             spec = secret["Spec"]
             if (key := spec["Labels"].get(OWN_LABEL)) in ROLES:
                 spec["Labels"][CERTIFICATE_LABEL] = certificates.make(ROLES[key], authority, now - LATE_S).certificate
@@ -76,13 +76,11 @@ def grow_old(stack: SwarmStack) -> None:
 def kept(stack: SwarmStack) -> dict[str, tuple[str, str]]:
     """By key, the name and the certificate of each secret of the stack's own that Swarm has."""
     with stack.rig.nodes[0].client() as client:
-        found = client.secrets({"label": f"{PROJECT_LABEL}={stack.project}"})  # type: ignore[no-untyped-call]
+        found = client.secrets({"label": f"{PROJECT_LABEL}={stack.project}"})
     specs = [one["Spec"] for one in found if OWN_LABEL in one["Spec"]["Labels"]]
     keys = [one["Labels"][OWN_LABEL] for one in specs]
     assert sorted(keys) == sorted({*keys}), "those of before are removed"
-    return {
-        key: (one["Name"], one["Labels"].get(CERTIFICATE_LABEL, "")) for key, one in zip(keys, specs, strict=True)
-    }
+    return {key: (one["Name"], one["Labels"].get(CERTIFICATE_LABEL, "")) for key, one in zip(keys, specs, strict=True)}
 
 
 def own_pem(stack: SwarmStack, node: swarm_rig.Node, service: str, key: str) -> str:

@@ -129,7 +129,7 @@ def test_up_waits_for_the_last_node_of_a_service_on_every_node(update: str, runn
     """Swarm counts its task in when the former one has ended, so two of two run while the third is replaced."""
     template = {"ContainerSpec": {"Image": "haproxy:2"}}
     status = {"DesiredTasks": running, "RunningTasks": running}
-    edge = {"Spec": {"Name": "shop_haproxy", "TaskTemplate": {**template, "Runtime": "container"}}}
+    edge: dict[str, Any] = {"Spec": {"Name": "shop_haproxy", "TaskTemplate": {**template, "Runtime": "container"}}}
     edge |= {"UpdateStatus": {"State": update}, "ServiceStatus": status}
     up = {"Spec": template, "Status": {"State": "running"}}
     client: Any = SimpleNamespace(tasks=lambda _: [up] * running, services=lambda *_, **__: [edge])
