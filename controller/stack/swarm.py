@@ -61,10 +61,9 @@ class Swarm:
         name, update = service["Spec"]["Name"], service.get("UpdateStatus") or {}
         if update.get("State") == "paused":
             raise EngineError(f"{name}: {update.get('Message')}; `docker service ps --no-trunc {name}` says why")
+        # Meanwhile Swarm counts a node's new task only when the former one has ended.
         if update.get("State") == "updating":
-            return (
-                False  # the task that is started now is listed as one that shall run when the one before it has ended
-            )
+            return False
         tasks = self._tasks(name, "running")
         new = [task for task in tasks if {**task["Spec"], "Runtime": "container"} == service["Spec"]["TaskTemplate"]]
         up = [task for task in new if task["Status"]["State"] == "running"]
