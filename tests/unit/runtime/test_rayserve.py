@@ -338,7 +338,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def frail(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("pierhead.rayserve.engine._PAUSE_S", 0.01, raising=False)
+    monkeypatch.setattr("pierhead.rayserve.engine_deployment._PAUSE_S", 0.01, raising=False)
     _MAY_END.clear()
     _ENDED.clear()
     yield
