@@ -130,7 +130,7 @@ class RolloutWait:
         self._reverting = reverting
         self._views: set[float] = set()
         self._still: set[float] = set()
-        """The last views, in which all that is left waits for services whose new version was turned down."""
+        """The last views, in which all that is left waits for services whose new version was rejected."""
         self._rolling: set[str] = set()
 
     def judge(self, document: Document) -> Verdict:
@@ -186,7 +186,8 @@ class RolloutWait:
         return _verdict(row)
 
     def _held(self, document: Document) -> Mapping[str, Verdict]:
-        """The rollouts that cannot begin, because a service that goes before them was turned down after the request.
+        """The rollouts that cannot begin, because the new version of a service that goes before them was
+        rejected after the request.
 
         Such a service's callers wait, and those that call them; in a tick or two, others that wait begin.
         """

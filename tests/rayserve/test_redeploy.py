@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import urllib.request
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -36,6 +37,11 @@ class Endless:
         GATE.set()
         await asyncio.Event().wait()
 
+    async def items(self) -> AsyncIterator[int]:
+        yield 1
+        GATE.set()
+        await asyncio.Event().wait()
+
 
 def test_a_request_that_outlasts_the_graceful_timeout_is_cancelled() -> None:
     serve.start(proxy_location="Disabled")
@@ -46,6 +52,39 @@ def test_a_request_that_outlasts_the_graceful_timeout_is_cancelled() -> None:
         serve.delete("default")
         with pytest.raises(RequestCancelledError):
             response.result(timeout_s=60)
+    finally:
+        GATE.clear()
+        serve.shutdown()
+
+
+def test_a_stream_that_outlasts_the_graceful_timeout_is_cancelled() -> None:
+    serve.start(proxy_location="Disabled")
+    endless: Any = Endless
+    try:
+        items = iter(serve.run(endless.bind()).options(stream=True).items.remote())
+        assert next(items) == 1
+        assert GATE.wait(60)
+        with ThreadPoolExecutor(1) as threads:
+            following = threads.submit(lambda: next(items, "it ended well"))
+            serve.delete("default")
+            with pytest.raises(RequestCancelledError):
+                following.result(60)
+    finally:
+        GATE.clear()
+        serve.shutdown()
+
+
+def test_an_application_that_is_deleted_while_it_starts_starts_no_more() -> None:
+    serve.start(proxy_location="Disabled")
+    gated: Any = Gated
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            running = threads.submit(serve.run, gated.bind("second"))
+            eventually(lambda: serve.status().applications["default"].status == "DEPLOYING", "it is started")
+            serve.delete("default")
+            GATE.set()
+            with pytest.raises(RuntimeError, match="Deploying application default failed"):
+                running.result(60)
     finally:
         GATE.clear()
         serve.shutdown()

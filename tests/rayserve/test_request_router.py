@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextvars import copy_context
+from random import Random
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 from pierhead import rayserve as serve
 from pierhead.errors import UserCodeError
-from pierhead.rayserve.request_router import RequestRouter
+from pierhead.rayserve.context import DeploymentID
+from pierhead.rayserve.handle import RemoteCall
+from pierhead.rayserve.request_router import RequestRouter, tell_routers
 
 from tests.harness.ports import free_ports
 from tests.harness.waiting import eventually
 
 
-class Highest(RequestRouter):
-    """The replica with the highest number."""
+class ConsistentlyHighest(RequestRouter):
+    """The replica with the highest number; a name like that of Ray Serve's router for sessions."""
 
     routed: ClassVar[list[tuple[str, Any]]] = []
 
@@ -32,7 +37,7 @@ class Highest(RequestRouter):
 @serve.deployment(
     num_replicas=3,
     max_ongoing_requests=1,
-    request_router_config={"request_router_class": Highest, "request_routing_stats_period_s": 0.02},
+    request_router_config={"request_router_class": ConsistentlyHighest, "request_routing_stats_period_s": 0.02},
 )
 class Numbered:
     def __init__(self) -> None:
@@ -61,12 +66,39 @@ def test_a_router_sees_the_replicas_numbers_and_is_told_of_each_call(handle: Any
     eventually(lambda: handle.who.remote().result()[0] == 2, "the numbers are known")
     slow = [handle.slowly.remote() for _ in range(3)]
     assert [response.result() for response in slow] == [2, 2, 2], "where the named replicas are full, a call waits"
-    Highest.routed.clear()
+    ConsistentlyHighest.routed.clear()
     replica = handle.who.remote().result()[1]
-    assert Highest.routed == [("who", replica)]
+    assert ConsistentlyHighest.routed == [("who", replica)]
 
 
 def test_an_exception_of_a_router_is_the_calls(handle: Any) -> None:
     with pytest.raises(UserCodeError, match="LookupError: no replica will do"):
         handle.who.remote(fail=True).result()
     assert handle.who.remote().result()
+
+
+def test_a_router_is_told_of_a_call_in_the_context_of_another_one() -> None:
+    class First(RequestRouter):
+        routed: ClassVar[list[Any]] = []
+
+        async def choose_replicas(self, candidate_replicas: Any, pending_request: Any = None) -> Any:
+            return [candidate_replicas]
+
+        def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
+            self.routed.append(pending_request.args)
+
+    class Call:
+        pass
+
+    router, calls = First(Random()), {number: Call() for number in (1, 2)}
+    candidate: Any = SimpleNamespace(name="one")
+
+    async def choose(number: int) -> None:
+        tell_routers(DeploymentID("Model"), 1, RemoteCall("get", "id"), (number,), {})
+        await router.choose([candidate], calls[number])
+
+    copy_context().run(asyncio.run, choose(1))
+    copy_context().run(asyncio.run, choose(2))
+    for number in (1, 2):
+        router.on_routed(candidate, calls[number])
+    assert First.routed == [(1,), (2,)]

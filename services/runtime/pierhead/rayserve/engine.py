@@ -55,7 +55,7 @@ class EngineApplication:
             if self._is_known:
                 register_dispatcher(deployment.id, deployment)
 
-    async def start(self) -> dict[str, Exception]:
+    async def start(self) -> dict[str, BaseException]:
         """Start every deployment, beginning with those that are used by others. Returns why deployments did not."""
         if not self.deployments:
             self.announce()
@@ -67,7 +67,7 @@ class EngineApplication:
         except BaseException:
             await self.close()
             raise
-        return {name: end for name, end in zip(self.deployments, ends, strict=True) if isinstance(end, Exception)}
+        return {name: end for name, end in zip(self.deployments, ends, strict=True) if end is not None}
 
     async def close(self) -> None:
         """End every deployment."""

@@ -130,6 +130,9 @@ class EngineDeployment:
         """Replicas that were ended and have no replacement yet."""
         self._router: Router | None = None
         """Chooses replicas where the options name a policy."""
+        self._keeps_sessions = False
+        """The calls of a session go to one replica, as by Ray Serve's consistent hashing."""
+        self._starting: asyncio.Task[Any] | None = None
         self.successor: EngineDeployment | None = None
         """What takes its place, and its calls once it is closed."""
         self._started = False
@@ -141,8 +144,9 @@ class EngineDeployment:
 
     async def start(self) -> None:
         """Start the replicas; calls wait meanwhile. Raises what user code raises; calls fail then, and `status` says
-        why.
+        why. `close` cancels it.
         """
+        self._starting = asyncio.current_task()
         try:
             self._router = self._named_router()
             async with asyncio.TaskGroup() as starting:
@@ -191,9 +195,12 @@ class EngineDeployment:
     def _named_router(self) -> Router | None:
         """Raises RayServeException for a class that no import path names."""
         config = self._built.options.request_router_config
-        if config is None or self._keeps_sessions:
+        if config is None:
             return None
         named = router_of(config)
+        self._keeps_sessions = named["policy"] == "consistent_hash"
+        if self._keeps_sessions:
+            return None
         try:
             return Router(named["policy"], random.Random(), kwargs=named.get("policy_kwargs"))  # noqa: S311
         except ValueError as error:  # as callers in containers do
@@ -249,6 +256,9 @@ class EngineDeployment:
     async def close(self) -> None:
         """End the replicas; calls that wait go to the successor, or fail."""
         self._closed = True
+        if self._starting is not None and self._starting is not asyncio.current_task():
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
         while self._line:
             waiter = self._line.popleft()
             if not waiter.place.done():
@@ -325,7 +335,7 @@ class EngineDeployment:
             return await self._place(waiter)
         tell_routers(self.id, self._built.options.max_ongoing_requests, call, args, kwargs)
         if self._router.is_async and self._replicas:
-            waiter.ranks = await self._router.rank(self._replicas, waiter)
+            waiter.ranks = await self._router.rank(tuple(self._replicas), waiter)
         replica = await self._place(waiter)
         if self._router.watches_calls:
             try:
@@ -420,11 +430,6 @@ class EngineDeployment:
         two = random.sample(free, min(2, len(free)))
         return min(two, key=lambda replica: replica.ongoing)
 
-    @property
-    def _keeps_sessions(self) -> bool:
-        config = self._built.options.request_router_config
-        return config is not None and "onsistent" in str(config.request_router_class)
-
     # ---- Dispatcher
 
     async def call(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -459,6 +464,11 @@ class EngineDeployment:
         try:
             async for item in items:
                 yield copied(item)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            failed: Exception = RequestCancelledError(call.request_id)
         except Exception as error:
             if self._raises_as_is:
                 raise

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, TypeAlias
+from weakref import WeakKeyDictionary
 
 from pierhead.policies.policy import Candidate
 from pierhead.rayserve.context import DeploymentID, ReplicaID
@@ -127,6 +128,7 @@ class RequestRouter:
         """`kwargs`: `request_router_kwargs`, for `initialize_state`."""
         self._settings: dict[str, Any] | None = kwargs
         self._replicas: dict[ReplicaID, RunningReplica] = {}
+        self._routed: WeakKeyDictionary[Any, _Routed] = WeakKeyDictionary()
 
     def initialize_state(self, **kwargs: Any) -> None:
         """Called once, with `request_router_kwargs`, before the first call is routed."""
@@ -155,20 +157,21 @@ class RequestRouter:
 
     # ---- the policy
 
-    async def choose(self, candidates: Sequence[Any], _: Any) -> list[list[Any]]:
+    async def choose(self, candidates: Sequence[Any], call: Any) -> list[list[Any]]:
         """See `pierhead.policies.policy`."""
         if self._settings is not None:
             settings, self._settings = self._settings, None
             self.initialize_state(**settings)
-        routed = _ROUTED.get() or _OF_NONE
+        routed = self._routed[call] = _ROUTED.get() or _OF_NONE
         replicas = [RunningReplica(each, routed.deployment, routed.max_ongoing_requests) for each in candidates]
         self._replicas = {each.replica_id: each for each in replicas}
         groups = await self.choose_replicas(replicas, routed.pending)
         return [[replica._candidate for replica in group] for group in groups]
 
-    def on_routed(self, candidate: Candidate, _: Any) -> None:
+    def on_routed(self, candidate: Candidate, call: Any) -> None:
         """See `pierhead.policies.policy`."""
-        routed = _ROUTED.get() or _OF_NONE
+        # A call that has waited gets its replica in the context of the one that has left it.
+        routed = self._routed.get(call) or _ROUTED.get() or _OF_NONE
         self.on_request_routed(routed.pending, ReplicaID(candidate.name, routed.deployment), None)
 
     def on_replica_gone(self, name: str) -> None:

@@ -194,8 +194,10 @@ class Servant:
         hook = getattr(self._object, "record_routing_stats", None)
         if config is None or hook is None or inspect.isfunction(self._object):
             return
-        while not self._ended:
+        while True:
             await asyncio.sleep(config.request_routing_stats_period_s)
+            if self._ended:
+                return
             try:
                 async with asyncio.timeout(config.request_routing_stats_timeout_s):
                     put(await self._inside(self._run, hook, (), {}) or {})
