@@ -102,8 +102,8 @@ def from_status(status: grpc.StatusCode, details: str, trailers: Trailers) -> Pi
     named = _BY_KIND.get(trailers.kind or "")
     found = named if named is not None and named.grpc_status is status else _BY_STATUS.get(status)
     if named is None and trailers.kind and (own := _own_class(trailers.kind, status)) is not None:
-        error = own.__new__(own)  # its constructor may take other things than a message, which do not travel
-        PierheadError.__init__(error, details)
+        error = Exception.__new__(own, details)  # its constructor may take other things than a message
+        error.message = details
         return error
     if found is None:
         return RemoteError(details or f"the callee answered {status.name} without a message", status)

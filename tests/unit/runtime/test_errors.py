@@ -76,6 +76,9 @@ def test_a_subclass_that_the_caller_knows_crosses_as_itself() -> None:
         kind = "quota_exceeded"
         http_status = 402
 
+        def __new__(cls, user: str, limit: int) -> QuotaExceeded:
+            return super().__new__(cls, user, limit)
+
         def __init__(self, user: str, limit: int) -> None:
             super().__init__(f"{user}: expected at most {limit} requests a day")
 

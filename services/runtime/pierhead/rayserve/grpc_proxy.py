@@ -15,6 +15,7 @@ import grpc
 from google.protobuf.wrappers_pb2 import StringValue
 
 from pierhead.edge.grpc_server import SERVER_OPTIONS
+from pierhead.errors import MAX_DETAILS, clip
 from pierhead.rayserve.config import gRPCOptions
 from pierhead.rayserve.context import _RequestContext, _serve_request_context
 from pierhead.rayserve.engine import EngineApplication
@@ -25,8 +26,6 @@ from pierhead.rayserve.handle import DeploymentHandle
 logger = logging.getLogger("ray.serve")
 
 _OWN_SERVICE: Final = "ray.serve.RayServeAPIService"
-_MOST_DETAILS: Final = 4096
-"""Characters: they travel in a header."""
 
 
 class RayServeGrpc:
@@ -131,7 +130,7 @@ class RayServeGrpc:
             code, words = set_code, own.details() or words
         else:
             code = grpc.StatusCode.INTERNAL
-        await context.abort(code, words[:_MOST_DETAILS])
+        await context.abort(code, clip(words, MAX_DETAILS))
 
 
 class _Call:
