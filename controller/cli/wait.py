@@ -143,7 +143,7 @@ class RolloutWait:
             return unseen
         self._views.add(document["at"])
         rows = {row["name"]: row for row in document["services"]}
-        held = self._held(document)
+        held = self._held_up(document)
         verdicts = [held.get(name) or self._judge_row(rows[name]) for name in self._services if name in rows]
         parts = tuple(part for verdict in verdicts for part in verdict.parts)
         waiting = [verdict.message for verdict in verdicts if not verdict.done and not verdict.hopeless]
@@ -185,9 +185,8 @@ class RolloutWait:
             return Verdict(f"{words}, version {version(row)}{_untried(row)}", done=True, parts=(part,))
         return _verdict(row)
 
-    def _held(self, document: Document) -> Mapping[str, Verdict]:
-        """The rollouts that cannot begin, because the new version of a service that goes before them was
-        rejected after the request.
+    def _held_up(self, document: Document) -> Mapping[str, Verdict]:
+        """The rollouts that cannot begin, as the new version of a service before them was rejected after the request.
 
         Such a service's callers wait, and those that call them; in a tick or two, others that wait begin.
         """

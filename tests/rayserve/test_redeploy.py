@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -43,51 +43,48 @@ class Endless:
         await asyncio.Event().wait()
 
 
+@pytest.fixture(autouse=True)
+def gate() -> Iterator[None]:
+    """Closed at first. In the end nothing waits for it, and nothing serves."""
+    GATE.clear()
+    yield
+    GATE.set()
+    serve.shutdown()
+
+
 def test_a_request_that_outlasts_the_graceful_timeout_is_cancelled() -> None:
     serve.start(proxy_location="Disabled")
     endless: Any = Endless
-    try:
-        response = serve.run(endless.bind()).remote()
-        assert GATE.wait(60)
-        serve.delete("default")
-        with pytest.raises(RequestCancelledError):
-            response.result(timeout_s=60)
-    finally:
-        GATE.clear()
-        serve.shutdown()
+    response = serve.run(endless.bind()).remote()
+    assert GATE.wait(60)
+    serve.delete("default")
+    with pytest.raises(RequestCancelledError):
+        response.result(timeout_s=60)
 
 
 def test_a_stream_that_outlasts_the_graceful_timeout_is_cancelled() -> None:
     serve.start(proxy_location="Disabled")
     endless: Any = Endless
-    try:
-        items = iter(serve.run(endless.bind()).options(stream=True).items.remote())
-        assert next(items) == 1
-        assert GATE.wait(60)
-        with ThreadPoolExecutor(1) as threads:
-            following = threads.submit(lambda: next(items, "it ended well"))
-            serve.delete("default")
-            with pytest.raises(RequestCancelledError):
-                following.result(60)
-    finally:
-        GATE.clear()
-        serve.shutdown()
+    items = iter(serve.run(endless.bind()).options(stream=True).items.remote())
+    assert next(items) == 1
+    assert GATE.wait(60)
+    with ThreadPoolExecutor(1) as threads:
+        following = threads.submit(lambda: next(items, "it ended well"))
+        serve.delete("default")
+        with pytest.raises(RequestCancelledError):
+            following.result(60)
 
 
 def test_an_application_that_is_deleted_while_it_starts_starts_no_more() -> None:
     serve.start(proxy_location="Disabled")
     gated: Any = Gated
-    try:
-        with ThreadPoolExecutor(1) as threads:
-            running = threads.submit(serve.run, gated.bind("second"))
-            eventually(lambda: serve.status().applications["default"].status == "DEPLOYING", "it is started")
-            serve.delete("default")
-            GATE.set()
-            with pytest.raises(RuntimeError, match="Deploying application default failed"):
-                running.result(60)
-    finally:
-        GATE.clear()
-        serve.shutdown()
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(serve.run, gated.bind("second"))
+        eventually(lambda: serve.status().applications["default"].status == "DEPLOYING", "it is started")
+        serve.delete("default")
+        GATE.set()
+        with pytest.raises(RuntimeError, match="Deploying application default failed"):
+            running.result(60)
 
 
 def test_requests_wait_for_the_new_application() -> None:
@@ -101,16 +98,12 @@ def test_requests_wait_for_the_new_application() -> None:
             found: bytes = answer.read()
             return found
 
-    try:
-        with ThreadPoolExecutor(2) as threads:
-            running = threads.submit(serve.run, gated.bind("second"))
-            eventually(lambda: serve.status().applications["default"].status == "DEPLOYING", "it is run again")
-            assert serve.status().applications["default"].deployments["Gated"].replica_states == {"STARTING": 1}
-            answer = threads.submit(get)
-            eventually(lambda: INSTANCE.applications["default"].ingress._line, "the request waits")
-            GATE.set()
-            assert answer.result() == b"second"
-            assert running.result().remote().result() == "second"
-    finally:
+    with ThreadPoolExecutor(2) as threads:
+        running = threads.submit(serve.run, gated.bind("second"))
+        eventually(lambda: serve.status().applications["default"].status == "DEPLOYING", "it is run again")
+        assert serve.status().applications["default"].deployments["Gated"].replica_states == {"STARTING": 1}
+        answer = threads.submit(get)
+        eventually(lambda: INSTANCE.applications["default"].ingress._line, "the request waits")
         GATE.set()
-        serve.shutdown()
+        assert answer.result() == b"second"
+        assert running.result().remote().result() == "second"
