@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import decimal
 import enum
 import inspect
+import uuid
 from collections.abc import AsyncIterator
-from typing import Any, Optional, Union, cast
+from typing import Any, Literal, NamedTuple, NewType, Optional, Union, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -45,10 +48,21 @@ class Node:
     best: Node | None = None
 
 
+class Span(NamedTuple):
+    start: datetime.date
+    days: int = 1
+
+
 class Model(pydantic.BaseModel):
     size: int = pydantic.Field(gt=0)
     colour: Colour = Colour.RED
     by_name: dict[str, Point] = {}
+
+
+def fixed_offset(moment: datetime.datetime) -> datetime.datetime:
+    """A time zone's name does not travel."""
+    offset = moment.utcoffset()
+    return moment if offset is None else moment.replace(tzinfo=datetime.timezone(offset))
 
 
 def contract_of(**methods: Any) -> Contract:
@@ -115,6 +129,21 @@ SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     ),
 }
 
+CONVERTED: dict[Any, st.SearchStrategy[Any]] = {
+    datetime.datetime: st.datetimes(timezones=st.none() | st.timezones()).map(fixed_offset),
+    datetime.date: st.dates(),
+    datetime.time: st.times(),
+    datetime.timedelta: st.timedeltas(datetime.timedelta(days=-36500), datetime.timedelta(days=36500)),
+    decimal.Decimal: st.decimals(allow_nan=False),
+    uuid.UUID: st.uuids(),
+    Literal["small", "large"]: st.sampled_from(["small", "large"]),
+    Literal[1, 2]: st.sampled_from([1, 2]),
+    NewType("UserId", int): st.integers(0, 9),
+    Span: st.builds(Span, st.dates(), st.integers(0, 9)),
+}
+
+MOMENT = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+
 Typed = tuple[Any, "st.SearchStrategy[Any]"]
 """A hint, and the values that it allows."""
 
@@ -128,6 +157,10 @@ def around(inner: st.SearchStrategy[Typed]) -> st.SearchStrategy[Typed]:
     keys = st.sampled_from([str, int, bool])
     return (
         inner.map(lambda typed: (of(list, typed[0]), st.lists(typed[1], max_size=3)))
+        | inner.map(lambda typed: (of(tuple, typed[0], ...), st.lists(typed[1], max_size=3).map(tuple)))
+        | st.tuples(inner, inner).map(lambda two: (of(tuple, two[0][0], two[1][0]), st.tuples(two[0][1], two[1][1])))
+        | st.tuples(inner, inner).map(lambda two: (of(Union, two[0][0], two[1][0]), two[0][1] | two[1][1]))
+        | st.sampled_from([set, frozenset]).map(lambda held: (of(held, int), st.sets(st.integers(0, 9)).map(held)))
         | inner.map(lambda typed: (of(Optional, typed[0]), st.none() | typed[1]))
         | st.tuples(keys, inner).map(
             lambda both: (of(dict, both[0], both[1][0]), st.dictionaries(SCALARS[both[0]], both[1][1], max_size=3))
@@ -135,7 +168,7 @@ def around(inner: st.SearchStrategy[Typed]) -> st.SearchStrategy[Typed]:
     )
 
 
-TYPED = st.recursive(st.sampled_from(list(SCALARS.items())), around, max_leaves=4)
+TYPED = st.recursive(st.sampled_from([*SCALARS.items(), *CONVERTED.items()]), around, max_leaves=4)
 
 
 class TestValues:
@@ -149,6 +182,38 @@ class TestValues:
         # What is given is passed on, also where it is not the default and looks like none.
         assert passed(contract.methods["given"], x=value) == {"x": value}
         assert passed(contract.methods["given"]) == {"x": default}, "Python's default holds"
+
+    @pytest.mark.parametrize(
+        ("hint", "values"),
+        [
+            (Union[int, str, Point, None], [1, "1", Point(1.0), None]),  # noqa: UP007
+            (int | float | bool, [1, 1.0, True]),
+            (list[int] | list[str] | tuple[int, str], [[1], ["a"], (1, "a")]),
+            (datetime.datetime | datetime.date | str, [MOMENT, datetime.date(2026, 1, 2), "x"]),
+            (list[Colour | Model], [[Colour.RED, Model(size=1)], []]),
+            (Point | npt.NDArray[np.float32], [Point(1.0)]),
+            (Literal["a", "b"] | int, ["a", 3]),
+        ],
+    )
+    def test_a_union_travels_as_the_type_that_it_is(self, hint: Any, values: list[Any]) -> None:
+        method = contract_of(go=(hint, hint)).methods["go"]
+        for value in values:
+            for found in (passed(method, value)["x"], returned(method, value)):
+                assert found == value
+                assert type(found) is type(value)
+        with pytest.raises(TypeError, match=r"tried.Tried/go: x(\[\])?: expected .*, found <object"):
+            method.request(object())
+
+    def test_a_value_that_is_not_one_of_the_literals(self) -> None:
+        method = contract_of(go=(Literal["small", "large"], datetime.date)).methods["go"]
+        with pytest.raises(TypeError, match=r"go: x: expected Literal\['small', 'large'\], found 'huge'"):
+            method.request("huge")
+        with pytest.raises(BadRequest, match=r"go: x: expected Literal\['small', 'large'\], found 'huge'"):
+            method.begin(dict, method.request_class(x="huge"))
+        with pytest.raises(PierheadError, match="value: expected a date, found 'today'"):
+            method.result(method.reply_class(value="today"))
+        with pytest.raises(TypeError, match=r"value: expected date, found datetime.datetime\("):
+            method.reply(MOMENT)
 
     @pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "i8", "?", "u1", "f2"])
     def test_arrays(self, dtype: str) -> None:
@@ -261,16 +326,18 @@ class Basket:
 
 @dataclasses.dataclass
 class Line:
-    tags: dict[str, set[str]]
+    tags: dict[str, complex]
 
 
 class TestErrorsAtImport:
     @pytest.mark.parametrize(
         ("method", "words"),
         [
-            ((Basket, int), r"tried.Tried.go(x).lines[].tags[]: set[str] cannot travel; str, int, float, bool, bytes"),
+            ((Basket, int), r"tried.Tried.go(x).lines[].tags[]: complex cannot travel; str, int, float, bool, bytes"),
             ((int, Any), "tried.Tried.go ->: Any cannot travel"),
-            ((int | str, int), "tried.Tried.go(x): expected one type, or one type and None, found int | str"),
+            ((int | complex, int), "tried.Tried.go(x): complex cannot travel"),
+            ((tuple[int, complex], int), "tried.Tried.go(x)[1]: complex cannot travel"),
+            ((Literal[1, "a"], int), "tried.Tried.go(x): Literal[1, 'a'] cannot travel"),
             (
                 (dict[float, int], int),
                 "tried.Tried.go(x): expected a dict with keys of type str, int or bool, found float",
@@ -323,6 +390,9 @@ class Scorer(Service):
 
     def rank(self, by: dict[int, Colour], limit: int = 10) -> None: ...
 
+    async def find(self, at: datetime.datetime, of: Point | str, near: tuple[float, float]) -> set[str]:
+        return set()
+
 
 PROTO = """\
 syntax = "proto3";
@@ -336,6 +406,7 @@ service Scorer {
   rpc generate(ScorerTypes.generate_request) returns (stream ScorerTypes.generate_reply);
   rpc explain(ScorerTypes.explain_request) returns (stream ScorerTypes.explain_reply);
   rpc rank(ScorerTypes.rank_request) returns (ScorerTypes.rank_reply);
+  rpc find(ScorerTypes.find_request) returns (ScorerTypes.find_reply);
 }
 
 message ScorerTypes {
@@ -379,6 +450,24 @@ message ScorerTypes {
     optional int64 limit = 2;
   }
   message rank_reply {
+  }
+  message PointOrStr {
+    oneof value {
+      Point point_value = 1;
+      string str_value = 2;
+    }
+  }
+  message TupleOfFloatFloat {
+    optional double item_1 = 1; // required
+    optional double item_2 = 2; // required
+  }
+  message find_request {
+    optional string at = 1; // required
+    PointOrStr of = 2; // required
+    TupleOfFloatFloat near = 3; // required
+  }
+  message find_reply {
+    repeated string value = 1;
   }
   enum Colour {
     COLOUR_UNSPECIFIED = 0;
@@ -435,6 +524,11 @@ class TestTwoVersions:
             ((Colour, int), (colour("RED BLUE GREEN"), int), {"go(x): the member COLOUR_GREEN was added": False}),
             ((Colour, int), (colour("RED BLEU"), int), {"go(x): the member COLOUR_BLUE is COLOUR_BLEU now": False}),
             ((Node, Node), (Node, Node), {}),
+            ((int | str, int), (int | str | float, int), {"go(x).float_value: is one of the types now": False}),
+            ((int | str, int), (int | float, int), {"go(x).str_value: was removed, or renamed to float_value": False}),
+            ((tuple[int, int], int), (tuple[int, str], int), {"go(x).item_2: was int64, is string": False}),
+            ((list[int], int), (set[int], int), {}),
+            ((Literal["a"], int), (Literal["a", "b"], int), {}),
         ],
     )
     def test_what_changed_is_named(self, old: Any, new: Any, changes: dict[str, bool]) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from enum import Enum
 from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
 from fastapi import FastAPI
 from pierhead import BadRequest, Service, endpoint
+from pydantic import BaseModel
 
 from tests.unit.runtime.harness import Cluster
 
@@ -102,6 +107,39 @@ async def test_an_object_is_served_more_than_once(cluster: Cluster, client: Clie
         server = await cluster.start(hello)
         async with client.get(f"http://127.0.0.1:{server.http_port}/base") as response:
             assert response.status == 200
+
+
+@dataclass
+class Found:
+    at: date
+    kinds: set[Kind]
+    inner: list[Inner]
+
+
+class Inner(BaseModel):
+    price: Decimal
+
+
+class Kind(Enum):
+    NEW = "new"
+
+
+class Finder(Service, route="/"):
+    @endpoint("GET", "/found")
+    async def found(self) -> Found:
+        return Found(date(2026, 1, 2), {Kind.NEW}, [Inner(price=Decimal("1.50"))])
+
+    @endpoint("GET", "/lost")
+    async def lost(self) -> object:
+        return {"value": object()}
+
+
+async def test_results_that_json_does_not_have(cluster: Cluster, client: ClientSession) -> None:
+    server = await cluster.start(Finder())
+    async with client.get(f"http://127.0.0.1:{server.http_port}/found") as response:
+        assert await response.json() == {"at": "2026-01-02", "kinds": ["new"], "inner": [{"price": "1.50"}]}
+    async with client.get(f"http://127.0.0.1:{server.http_port}/lost") as response:
+        assert response.status == 500
 
 
 def test_what_cannot_be_an_endpoint() -> None:

@@ -6,39 +6,45 @@ and a copy of a tensor costs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final
 
-from pierhead.classes.shapes import Absent, Array, Box, Card, Field, Generated, Leaf, Members, Scalar, Struct
-from pierhead.errors import PierheadError
-from pierhead.memory.arrays import dtype_name, read_array, write_array
-from pierhead.tensor.v1.tensor_pb2 import Tensor
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-Write = Callable[[Any, Any], None]
-Read = Callable[[Any], Any]
-
-LEFT_OUT: Final = object()
-"""What a field reads as where Python's default holds."""
-
-
-class Unfit(Exception):
-    """A value or message that does not fit the contract; `str(error)` is the path in it and the reason."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
-        self.path = path
-        self.reason = reason
+from pierhead.classes.message_codecs import (
+    LEFT_OUT,
+    FieldCodec,
+    MessageCodec,
+    Read,
+    Unfit,
+    Write,
+    array_codec,
+    generated_codec,
+    items_codec,
+    one_of_codec,
+    struct_codec,
+)
+from pierhead.classes.shapes import (
+    Absent,
+    Array,
+    Box,
+    Card,
+    Converted,
+    Field,
+    Generated,
+    Items,
+    Leaf,
+    Members,
+    OneOf,
+    Scalar,
+    Struct,
+)
 
 
 class Codecs:
     """The codecs of one contract's fields."""
 
     def __init__(self) -> None:
-        self._structs: dict[Struct, _StructCodec] = {}
+        self._structs: dict[Struct, MessageCodec] = {}
 
     def writer_of(self, field: Field) -> Write:
         """Writes a value into the field of a message. Raises Unfit."""
@@ -81,6 +87,8 @@ class Codecs:
         name, card, leaf = field.name, field.card, field.leaf
         if isinstance(leaf, Scalar):
             return _SCALAR_WRITERS[card](name)
+        if isinstance(leaf, Converted):
+            return _VALUE_WRITERS[card](name, leaf.write)
         if isinstance(leaf, Members):
             return _VALUE_WRITERS[card](
                 name, {member: number for number, member in enumerate(leaf.type, 1)}.__getitem__
@@ -88,30 +96,46 @@ class Codecs:
         return _MESSAGE_WRITERS[card](name, self._codec(leaf, name).write)
 
     def _reader(self, field: Field) -> Read:
-        get, leaf = attrgetter(field.name), field.leaf
+        get, leaf, holder = attrgetter(field.name), field.leaf, field.holder
         if isinstance(leaf, Scalar):
-            return get if field.card is Card.ONE else _copied(get, list if field.card is Card.MANY else dict)
-        convert = _member_of(leaf) if isinstance(leaf, Members) else self._codec(leaf, field.name).read
+            return get if field.card is Card.ONE else _copied(get, dict if field.card is Card.MAP else holder)
+        convert = self._converter(leaf, field.name)
         if field.card is Card.ONE:
             return lambda message: convert(get(message))
-        if field.card is Card.MANY:
+        if field.card is Card.MAP:
+            return lambda message: {key: convert(each) for key, each in get(message).items()}
+        if holder is list:
             return lambda message: [convert(each) for each in get(message)]
-        return lambda message: {key: convert(each) for key, each in get(message).items()}
+        return lambda message: holder(convert(each) for each in get(message))
 
-    def _codec(self, leaf: Leaf, name: str) -> _MessageCodec:
+    def _converter(self, leaf: Leaf, name: str) -> Read:
+        if isinstance(leaf, Converted):
+            return leaf.read
+        return _member_of(leaf) if isinstance(leaf, Members) else self._codec(leaf, name).read
+
+    def _codec(self, leaf: Leaf, name: str) -> MessageCodec:
         """The codec of a leaf that is a message."""
-        if isinstance(leaf, Array):
-            return _ArrayCodec(leaf, name)
-        if isinstance(leaf, Generated):
-            return _GeneratedCodec(leaf)
-        if isinstance(leaf, Box):
-            return _BoxCodec(self.writer_of(leaf.inner), self.reader_of(leaf.inner))
+        match leaf:
+            case Array():
+                return array_codec(leaf, name)
+            case Generated():
+                return generated_codec(leaf)
+            case Box():
+                return MessageCodec(self.writer_of(leaf.inner), self.reader_of(leaf.inner))
+            case Items():
+                return items_codec(self._fields(leaf.fields))
+            case OneOf():
+                return one_of_codec(leaf, self._fields(leaf.fields))
         assert isinstance(leaf, Struct)  # noqa: S101
         known = self._structs.get(leaf)
         if known is None:
-            known = self._structs[leaf] = _StructCodec(leaf)
-            known.complete(self)
+            fields: list[FieldCodec] = []
+            known = self._structs[leaf] = struct_codec(leaf, fields)
+            fields.extend(self._fields(leaf.fields))  # which may hold the struct itself
         return known
+
+    def _fields(self, fields: Sequence[Field]) -> list[FieldCodec]:
+        return [FieldCodec(field.name, self.writer_of(field), self.reader_of(field)) for field in fields]
 
 
 def _set_scalar(name: str) -> Write:
@@ -175,8 +199,8 @@ _VALUE_WRITERS: Final = {Card.ONE: _set_value, Card.MANY: _add_values, Card.MAP:
 _MESSAGE_WRITERS: Final = {Card.ONE: _fill_message, Card.MANY: _add_messages, Card.MAP: _map_messages}
 
 
-def _copied(get: Read, container: type) -> Read:
-    return lambda message: container(get(message))
+def _copied(get: Read, holder: type) -> Read:
+    return lambda message: holder(get(message))
 
 
 def _member_of(leaf: Members) -> Read:
@@ -190,110 +214,6 @@ def _member_of(leaf: Members) -> Read:
     return member
 
 
-# ---- leaves that are messages
-
-
-class _MessageCodec(Protocol):
-    """What writes a value into a message that is there, and reads it."""
-
-    @property
-    def write(self) -> Write: ...
-
-    @property
-    def read(self) -> Read: ...
-
-
-class _StructCodec:
-    """A dataclass or model."""
-
-    def __init__(self, struct: Struct) -> None:
-        self._struct = struct
-        self._fields: list[tuple[str, Write, Read]] = []
-
-    def complete(self, codecs: Codecs) -> None:
-        """Apart from the construction: a type may hold itself."""
-        self._fields = [(field.name, codecs.writer_of(field), codecs.reader_of(field)) for field in self._struct.fields]
-
-    def write(self, message: Any, value: Any) -> None:
-        if not isinstance(value, self._struct.type):
-            raise TypeError
-        for name, write, _ in self._fields:
-            write(message, getattr(value, name))
-
-    def read(self, message: Any) -> Any:
-        values = {name: value for name, _, read in self._fields if (value := read(message)) is not LEFT_OUT}
-        try:
-            return self._struct.make(values)
-        except PierheadError:
-            raise
-        except Exception as error:
-            raise ValueError(str(error)) from error
-
-
-class _BoxCodec:
-    """A message around one field."""
-
-    def __init__(self, write: Write, read: Read) -> None:
-        self.write = write
-        self.read = read
-
-
-class _GeneratedCodec:
-    """A message of another descriptor pool, which crosses as bytes."""
-
-    def __init__(self, leaf: Generated) -> None:
-        self._type = leaf.type
-
-    def write(self, message: Any, value: Any) -> None:
-        if not isinstance(value, self._type):
-            raise TypeError
-        message.MergeFromString(value.SerializeToString())
-
-    def read(self, message: Any) -> Any:
-        return self._type.FromString(message.SerializeToString())
-
-
-class _ArrayCodec:
-    """An array, whose shared memory is for where the last one of this field went."""
-
-    def __init__(self, leaf: Array, name: str) -> None:
-        self._leaf = leaf
-        self._name = name
-
-    def write(self, message: Any, value: Any) -> None:
-        array, dtype = _from_torch(value) if self._leaf.library == "torch" else (value, None)
-        write_array(message, array, dtype, self)
-        self._check(message)
-
-    def read(self, message: Any) -> Any:
-        self._check(message)
-        array = read_array(message, self._name)
-        return array if self._leaf.library == "numpy" else _to_torch(array, message.dtype)
-
-    def _check(self, message: Any) -> None:
-        wanted = self._leaf.dtype
-        if wanted is not None and message.dtype != wanted:
-            raise ValueError(f"expected an array of {dtype_name(wanted)}, found {dtype_name(message.dtype)}")
-
-
-def _from_torch(value: Any) -> tuple[npt.NDArray[Any], Any]:
-    import torch
-
-    value = value.detach().cpu()
-    if value.dtype is torch.bfloat16:
-        return value.view(torch.int16).numpy().view("<u2"), Tensor.BFLOAT16
-    return value.numpy(), None
-
-
-def _to_torch(array: npt.NDArray[Any], dtype: Any) -> Any:
-    """A tensor with a copy of the content, which torch may write to."""
-    import torch
-
-    if dtype == Tensor.BFLOAT16:
-        return torch.from_numpy(array.view("<i2").copy()).view(torch.bfloat16)
-    return torch.from_numpy(array.copy())
-
-
 # ---- words
 
 
@@ -302,10 +222,10 @@ def _spell(field: Field) -> str:
     if isinstance(leaf, Array):
         word = f"a {leaf.library} array"
     else:
-        word = leaf.name if isinstance(leaf, Box) else leaf.type.__name__
+        word = leaf.name if isinstance(leaf, Box | Items | OneOf | Converted) else leaf.type.__name__
     if field.card is Card.MAP:
         return f"a dict of {word}"
-    return f"a list of {word}" if field.card is Card.MANY else word
+    return f"a {field.holder.__name__} of {word}" if field.card is Card.MANY else word
 
 
 def _misfit(field: Field, value: Any, error: Exception) -> str:

@@ -180,6 +180,8 @@ class _Comparison:
 
 
 def _added(path: str, field: FieldDescriptorProto) -> Change:
+    if field.HasField("oneof_index") and not field.proto3_optional:
+        return Change(path, "is one of the types now: the old version cannot read it", compatible=False)
     if _required(field):
         words = "was added without a default, and callers or replicas of the old version do not send it"
         return Change(path, words, compatible=False)

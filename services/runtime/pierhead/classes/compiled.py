@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 
-from pierhead.classes.codec import LEFT_OUT, Codecs, Read, Unfit, Write
+from pierhead.classes.codec import Codecs
+from pierhead.classes.message_codecs import LEFT_OUT, Read, Unfit, Write
 from pierhead.classes.shapes import Absent, Card, Field, Scalar
 
 _P: Final = "_pierhead_"

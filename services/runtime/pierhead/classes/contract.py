@@ -15,9 +15,10 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from pierhead.classes.codec import Codecs, Unfit
+from pierhead.classes.codec import Codecs
 from pierhead.classes.compiled import caller, getter, maker
 from pierhead.classes.descriptors import ContractFile, reply_of, request_of, types_of
+from pierhead.classes.message_codecs import Unfit
 from pierhead.classes.shapes import CannotTravel, Field, Generated
 from pierhead.classes.signatures import MethodShape, methods_of_class
 from pierhead.errors import BadRequest, PierheadError

@@ -21,10 +21,13 @@ from pierhead.classes.shapes import (
     Box,
     CannotTravel,
     Card,
+    Converted,
     Field,
     Generated,
+    Items,
     Leaf,
     Members,
+    OneOf,
     Scalar,
     Struct,
 )
@@ -119,8 +122,14 @@ class ContractFile:
         """Add a message, once for each owner; returns its full name."""
         if self._is_new(name, owner):
             message = DescriptorProto(name=name)
+            if isinstance(owner, OneOf):
+                message.oneof_decl.add(name="value")
             for number, field in enumerate(fields, 1):
-                self._field(message, field, number)
+                made = self._field(message, field, number)
+                if isinstance(owner, OneOf):
+                    made.oneof_index = 0
+                elif field.card is Card.ONE:
+                    self._presence(message, made, field)
             self._types.nested_type.append(message)
         return f".{types_of(self._service)}.{name}"
 
@@ -133,17 +142,16 @@ class ContractFile:
         self._begun.add(name)  # before its fields, which may be of the same type
         return is_new
 
-    def _field(self, message: DescriptorProto, field: Field, number: int) -> None:
+    def _field(self, message: DescriptorProto, field: Field, number: int) -> FieldDescriptorProto:
         made = message.field.add(name=field.name, number=number, label=FieldDescriptorProto.LABEL_OPTIONAL)
         if field.card is not Card.ONE:
             made.label = FieldDescriptorProto.LABEL_REPEATED
         if field.card is Card.MAP:
             made.type = FieldDescriptorProto.TYPE_MESSAGE
             made.type_name = f".{types_of(self._service)}.{message.name}.{self._entry(message, field)}"
-            return
-        self._type(made, field.leaf)
-        if field.card is Card.ONE:
-            self._presence(message, made, field)
+        else:
+            self._type(made, field.leaf)
+        return made
 
     def _presence(self, message: DescriptorProto, made: FieldDescriptorProto, field: Field) -> None:
         if field.absent is Absent.REFUSED:
@@ -168,16 +176,22 @@ class ContractFile:
         if isinstance(leaf, Scalar):
             made.type = _TYPES[leaf.type]
             return
+        if isinstance(leaf, Converted):
+            made.type = _TYPES[leaf.wire]
+            return
         if isinstance(leaf, Members):
             made.type, made.type_name = FieldDescriptorProto.TYPE_ENUM, self._enum(leaf)
             return
         made.type = FieldDescriptorProto.TYPE_MESSAGE
-        if isinstance(leaf, Struct):
-            made.type_name = self._message(leaf.type.__name__, leaf, leaf.fields)
-        elif isinstance(leaf, Box):
-            made.type_name = self._message(leaf.name, leaf, (leaf.inner,))
-        else:
-            made.type_name = self._import(tensor_pb2.Tensor if isinstance(leaf, Array) else leaf.type)
+        match leaf:
+            case Struct() | Items() | OneOf():
+                made.type_name = self._message(leaf.name, leaf, leaf.fields)
+            case Box():
+                made.type_name = self._message(leaf.name, leaf, (leaf.inner,))
+            case Array():
+                made.type_name = self._import(tensor_pb2.Tensor)
+            case Generated():
+                made.type_name = self._import(leaf.type)
 
     def _enum(self, leaf: Members) -> str:
         name = leaf.type.__name__

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from pierhead.classes.conversions import CONVERTED
 from pierhead.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -19,7 +22,6 @@ _KEY: Final = "__pierhead_endpoints__"
 _NAMES: Final = {str: "a text", int: "an integer", float: "a number"}
 _KINDS: Final[Mapping[Any, type]] = {hint: kind for kind in _NAMES for hint in (kind, kind.__name__)}
 """By the hint of a parameter, which may be a string: what its text becomes."""
-_encode: Final = json.JSONEncoder(allow_nan=False).encode
 _SHOWN: Final = 40
 """Characters of a wrong value that a message quotes."""
 
@@ -46,7 +48,8 @@ def endpoint(method: str, path: str) -> Callable[[HandlerT], HandlerT]:
     - its parameters: `str`, `int` and `float`, from the path or the query string by their names. One that is missing
       and has no default, or has another type, is a BadRequest. A first parameter of any other type is the
       `aiohttp.web.Request`.
-    - what it returns: an aiohttp response, an async iterator, whose items are sent as events (`sse`), or else JSON.
+    - what it returns: an aiohttp response, an async iterator, whose items are sent as events (`sse`), or else JSON:
+      what JSON has, dataclasses, pydantic models, sets, enums' values, and dates, times, decimals and UUIDs as text.
     A service with an ASGI application (`asgi=`) has its routes there. Raises TypeError where the method is no
     `async def`, and for parameters that a request does not have.
     """
@@ -109,6 +112,27 @@ def _handler(method: Callable[..., Awaitable[Any]]) -> Callable[[web.Request], A
         return web.Response(body=_encode(result).encode(), headers={"Content-Type": "application/json"})
 
     return handle
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has in place of a value that it does not have. Raises TypeError."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, set | frozenset):
+        return list(value)
+    converted = CONVERTED.get(type(value))
+    if converted is None:
+        raise TypeError(
+            f"an endpoint returned {value!r:.60}, which JSON does not have; return a dict, or an aiohttp response"
+        )
+    return converted.write(value)
+
+
+_encode: Final = json.JSONEncoder(allow_nan=False, default=_plain).encode
 
 
 def _value(request: web.Request, name: str, kind: type, default: Any) -> Any:

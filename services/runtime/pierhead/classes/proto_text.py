@@ -56,9 +56,18 @@ def _message(message: DescriptorProto, scope: str) -> Iterator[str]:
             yield from (f"  {line}" for line in _message(inner, scope))
     for members in message.enum_type:
         yield from (f"  {line}" for line in _enum(members))
-    for field in message.field:
-        yield f"  {_field(field, entries, scope)}"
+    choices = [field for field in message.field if _is_choice(field)]
+    yield from (f"  {_field(field, entries, scope)}" for field in message.field if field not in choices)
+    if choices:
+        yield f"  oneof {message.oneof_decl[0].name} {{"
+        yield from (f"    {_field(field, entries, scope)}" for field in choices)
+        yield "  }"
     yield "}"
+
+
+def _is_choice(field: FieldDescriptorProto) -> bool:
+    """Whether it is one of several types of a value."""
+    return field.HasField("oneof_index") and not field.proto3_optional
 
 
 def _field(field: FieldDescriptorProto, entries: dict[str, DescriptorProto], scope: str) -> str:

@@ -11,7 +11,8 @@ from typing import Any, Final, Union, get_args, get_origin
 from google.protobuf.message import Message
 
 from pierhead.batching.results import Batcher, Ended, StreamBatcher
-from pierhead.classes.shapes import MISSING, Absent, CannotTravel, Card, Field, Generated, Shapes, hints_of
+from pierhead.classes.hints import MISSING, Shapes, hints_of
+from pierhead.classes.shapes import Absent, CannotTravel, Card, Field, Generated
 
 HOOKS: Final = frozenset(("aclose", "check_health", "close", "reconfigure"))
 """What the replica calls itself."""

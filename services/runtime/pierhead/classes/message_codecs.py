@@ -1,0 +1,168 @@
+"""Python values in the messages within a contract's messages: dataclasses, tuples, unions, arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pierhead.classes.shapes import Array, Box, Card, Generated, Leaf, OneOf, Scalar, Struct
+from pierhead.errors import PierheadError
+from pierhead.memory.arrays import dtype_name, read_array, write_array
+from pierhead.tensor.v1.tensor_pb2 import Tensor
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+Write = Callable[[Any, Any], None]
+Read = Callable[[Any], Any]
+
+LEFT_OUT: Final = object()
+"""What a field reads as where Python's default holds."""
+
+
+class Unfit(Exception):
+    """A value or message that does not fit the contract; `str(error)` is the path in it and the reason."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class MessageCodec(NamedTuple):
+    """What writes a value into a message that is there, and reads it. Both raise Unfit, TypeError and ValueError."""
+
+    write: Write
+    read: Read
+
+
+class FieldCodec(NamedTuple):
+    """What writes and reads one field of a message."""
+
+    name: str
+    write: Write
+    read: Read
+
+
+def struct_codec(struct: Struct, fields: Sequence[FieldCodec]) -> MessageCodec:
+    """Of a dataclass, named tuple or model. `fields` may be filled afterwards: a type may hold itself."""
+
+    def write(message: Any, value: Any) -> None:
+        if not isinstance(value, struct.type):
+            raise TypeError
+        for field in fields:
+            field.write(message, getattr(value, field.name))
+
+    def read(message: Any) -> Any:
+        values = {field.name: value for field in fields if (value := field.read(message)) is not LEFT_OUT}
+        try:
+            return struct.make(values)
+        except PierheadError:
+            raise
+        except Exception as error:
+            raise ValueError(str(error)) from error
+
+    return MessageCodec(write, read)
+
+
+def items_codec(items: Sequence[FieldCodec]) -> MessageCodec:
+    """Of a tuple of so many items."""
+
+    def write(message: Any, value: Any) -> None:
+        if not isinstance(value, tuple) or len(value) != len(items):
+            raise TypeError
+        for item, each in zip(items, value, strict=True):
+            item.write(message, each)
+
+    return MessageCodec(write, lambda message: tuple([item.read(message) for item in items]))
+
+
+def one_of_codec(leaf: OneOf, choices: Sequence[FieldCodec]) -> MessageCodec:
+    """Of a value of one of several types. It is written as one of its own type, or else of the first that takes it."""
+    reads = {choice.name: choice.read for choice in choices}
+    leaves = [field.leaf for field in leaf.fields]
+    by_type = {getattr(each, "type", None): choice.write for each, choice in zip(leaves, choices, strict=True)}
+    others = [(_taken(each), choice.write) for each, choice in zip(leaves, choices, strict=True)]
+
+    def write(message: Any, value: Any) -> None:
+        own = by_type.get(type(value))
+        if own is not None:
+            own(message, value)
+            return
+        for taken, write_it in others:
+            if isinstance(value, taken):
+                try:
+                    write_it(message, value)
+                except Unfit:
+                    message.Clear()
+                else:
+                    return
+        raise TypeError
+
+    def read(message: Any) -> Any:
+        chosen = message.WhichOneof("value")
+        if chosen is None:
+            raise ValueError(f"expected {leaf.name}, found none of the types that this version knows")
+        return reads[chosen](message)
+
+    return MessageCodec(write, read)
+
+
+def _taken(leaf: Leaf) -> type | tuple[type, ...]:
+    """The types of values that a choice takes where none has the value's own type; `write` refuses some of them."""
+    if isinstance(leaf, Box):
+        return Mapping if leaf.inner.card is Card.MAP else leaf.inner.holder
+    if not isinstance(leaf, Scalar):
+        return object
+    return (int, float) if leaf.type is float else leaf.type
+
+
+def generated_codec(leaf: Generated) -> MessageCodec:
+    """Of a message of another descriptor pool, which crosses as bytes."""
+    kind = leaf.type
+
+    def write(message: Any, value: Any) -> None:
+        if not isinstance(value, kind):
+            raise TypeError
+        message.MergeFromString(value.SerializeToString())
+
+    return MessageCodec(write, lambda message: kind.FromString(message.SerializeToString()))
+
+
+def array_codec(leaf: Array, name: str) -> MessageCodec:
+    """Of an array, whose shared memory is for where the last one of this field went. `name`: the field's."""
+    place = object()
+
+    def check(message: Any) -> None:
+        if leaf.dtype is not None and message.dtype != leaf.dtype:
+            raise ValueError(f"expected an array of {dtype_name(leaf.dtype)}, found {dtype_name(message.dtype)}")
+
+    def write(message: Any, value: Any) -> None:
+        array, dtype = _from_torch(value) if leaf.library == "torch" else (value, None)
+        write_array(message, array, dtype, place)
+        check(message)
+
+    def read(message: Any) -> Any:
+        check(message)
+        array = read_array(message, name)
+        return array if leaf.library == "numpy" else _to_torch(array, message.dtype)
+
+    return MessageCodec(write, read)
+
+
+def _from_torch(value: Any) -> tuple[npt.NDArray[Any], Any]:
+    import torch
+
+    value = value.detach().cpu()
+    if value.dtype is torch.bfloat16:
+        return value.view(torch.int16).numpy().view("<u2"), Tensor.BFLOAT16
+    return value.numpy(), None
+
+
+def _to_torch(array: npt.NDArray[Any], dtype: Any) -> Any:
+    """A tensor with a copy of the content, which torch may write to."""
+    import torch
+
+    if dtype == Tensor.BFLOAT16:
+        return torch.from_numpy(array.view("<i2").copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
