@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from typing import Any, Final
 from uuid import UUID
 
@@ -26,15 +26,22 @@ def _by(kind: Any, wire: type, spell: Callable[[Any], Any], make: Callable[[Any]
     return Converted(kind.__name__, kind.__name__.capitalize(), wire, write, read, kind)
 
 
-CONVERTED: Final = {
+_KNOWN: Final = {
     datetime: _by(datetime, str, datetime.isoformat, datetime.fromisoformat),
     date: _by(date, str, date.isoformat, date.fromisoformat),
     time: _by(time, str, time.isoformat, time.fromisoformat),
     timedelta: _by(timedelta, float, timedelta.total_seconds, lambda seconds: timedelta(seconds=seconds)),
-    Decimal: _by(Decimal, str, str, Decimal),
     UUID: _by(UUID, str, str, UUID),
 }
 """By the hint. Text is as ISO 8601 has it."""
+
+
+def converted(hint: Any) -> Converted | None:
+    """How a type travels; None for any other hint. Does not import `decimal`, which takes memory."""
+    decimal = sys.modules.get("decimal")
+    if decimal is not None and hint is decimal.Decimal:
+        return _by(hint, str, str, hint)
+    return _KNOWN.get(hint)
 
 
 def literal(values: tuple[Any, ...]) -> Converted | None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequenc
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from pierhead.classes.conversions import CONVERTED
+from pierhead.classes.conversions import converted
 from pierhead.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -124,12 +124,12 @@ def _plain(value: Any) -> Any:
         return value.value
     if isinstance(value, set | frozenset):
         return list(value)
-    converted = CONVERTED.get(type(value))
-    if converted is None:
+    known = converted(type(value))
+    if known is None:
         raise TypeError(
             f"an endpoint returned {value!r:.60}, which JSON does not have; return a dict, or an aiohttp response"
         )
-    return converted.write(value)
+    return known.write(value)
 
 
 _encode: Final = json.JSONEncoder(allow_nan=False, default=_plain).encode

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal, NewType, Union, get_args, get
 
 from google.protobuf.message import Message
 
-from pierhead.classes.conversions import CONVERTED, literal
+from pierhead.classes.conversions import converted, literal
 from pierhead.classes.shapes import (
     SCALARS,
     Absent,
@@ -196,7 +196,7 @@ def _single(hint: Any, path: str) -> Leaf | None:
     """The shape of a type without fields; None for one with fields."""
     if hint in SCALARS:
         return Scalar(hint)
-    found = CONVERTED.get(hint) or (literal(get_args(hint)) if get_origin(hint) is Literal else _array(hint, path))
+    found = converted(hint) or (literal(get_args(hint)) if get_origin(hint) is Literal else _array(hint, path))
     if found is not None:
         return found
     if not isinstance(hint, type) or get_origin(hint) is not None:
