@@ -135,7 +135,7 @@ class Codecs:
         return known
 
     def _fields(self, fields: Sequence[Field]) -> list[FieldCodec]:
-        return [FieldCodec(field.name, self.writer_of(field), self.reader_of(field)) for field in fields]
+        return [(field.name, self.writer_of(field), self.reader_of(field)) for field in fields]
 
 
 def _set_scalar(name: str) -> Write:
