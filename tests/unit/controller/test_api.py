@@ -255,11 +255,15 @@ async def test_a_row_has_the_load_and_what_failed_and_why(control: Control) -> N
         web = await row("web")
         assert (web["spec_replicas"], web["in_flight"], web["waiting"], web["failure"]) == (2, 5, 2, None)
         control.router.failing[AddServer] = RoutingError("HAProxy refused `add server`: no room")
+        control.engine.behaviours["api"] = Behaviour(ready_after_s=1.0)
         control.engine.crash(next(c.name for c in control.engine.containers.values() if c.service == "api"))
-        await until(lambda: shown("api", "failure") and shown("api", "refusals"), 10)
+        await until(lambda: shown("api", "failure"), 10)
         api = await row("api")
         assert api["failure"]["count"] == 1
         assert "exited by itself with code 1" in api["failure"]["detail"]
+        await until(lambda: shown("api", "refusals"), 10)
+        api = await row("api")
+        assert api["failure"] is None, "the replica that replaces it is ready"
         (refusal,) = api["refusals"]
         assert refusal["does"].startswith("add server svc_api/")
         assert refusal["error"] == "HAProxy refused `add server`: no room"

@@ -29,6 +29,7 @@ from controller.model.world import (
     ServerState,
 )
 from controller.plan.failures import STEADY_S, forgiven
+from controller.status.documents import explanation
 from controller.status.endpoints import endpoints, scrape_targets
 from controller.status.services import service_rows
 from controller.status.transitions import transitions
@@ -147,6 +148,20 @@ def test_a_crash_loop_is_named() -> None:
     assert row.message == "CRASH_LOOP: 1 pending: failed 3 times in a row, next try in 1 s"
     once = {("web", version(WEB)): FailureRecord(1, NOW - 1, "exited by itself with code 1")}
     assert "is being replaced: exited by itself" in row_of(observed(failures=once), desired(WEB, web=1)).message
+
+
+def test_a_failure_that_a_later_replica_has_overcome_explains_no_scaling() -> None:
+    failures = {("web", version(WEB)): FailureRecord(3, NOW - 9, "exited by itself with code 1")}
+    starting = replica(WEB, 3, health=Health.UNKNOWN, created_at=NOW - 1)
+    for created_at, state, message in (
+        (NOW - 8, "UPSCALING", "1 starting"),
+        (NOW - 50, "UNHEALTHY", "CRASH_LOOP: failed 3 times in a row; last: exited by itself with code 1"),
+    ):
+        world = observed(replica(WEB, 1, created_at=created_at), starting, failures=failures)
+        row = row_of(world, desired(WEB, web=2))
+        assert (row.state, row.message) == (state, message)
+        shown = explanation("web", View(NOW, "p", observed=world))["failure"]
+        assert (shown is None) is (state == "UPSCALING")
 
 
 @pytest.mark.parametrize(
