@@ -6,6 +6,7 @@ from typing import Literal
 
 from ..model.actions import RemoveContainer, SignalContainer
 from ..model.phases import Phase
+from ..model.spec import ServiceSpec
 from ..model.world import ContainerState, Health, ReplicaContainer, Retirement, Server, ServerState
 from .draft import Draft
 from .outlook import ReplicaOutlook, ServiceOutlook
@@ -118,22 +119,26 @@ def _may_be_at_work(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlo
 def _drain_s(outlook: ServiceOutlook, container: ReplicaContainer) -> float:
     """How long the replica may go on with its requests."""
     now_s = outlook.spec.graceful_shutdown_timeout_s if outlook.spec else None
-    return _patience_s(outlook, container, now_s, container.graceful_shutdown_timeout_s, USUAL_DRAIN_S)
+    is_wanted = container.version == outlook.version
+    return _patience_s(is_wanted, now_s, container.graceful_shutdown_timeout_s, USUAL_DRAIN_S)
 
 
-def _grace_s(outlook: ServiceOutlook, container: ReplicaContainer) -> float:
-    """The time from SIGTERM to SIGKILL."""
-    now_s = outlook.spec.stop_grace_period_s if outlook.spec else None
-    return _patience_s(outlook, container, now_s, container.stop_grace_period_s, USUAL_GRACE_S)
-
-
-def _patience_s(
-    outlook: ServiceOutlook, container: ReplicaContainer, now_s: float | None, made_with_s: float | None, usual_s: float
+def grace_of(
+    container: ReplicaContainer, retirement: Retirement, spec: ServiceSpec | None, wanted_version: str | None
 ) -> float:
+    """The seconds from SIGTERM to SIGKILL."""
+    now_s = spec.stop_grace_period_s if spec else None
+    is_wanted = container.version == wanted_version
+    grace_s = _patience_s(is_wanted, now_s, container.stop_grace_period_s, USUAL_GRACE_S)
+    never_served = container.health is Health.UNKNOWN and not container.reported_draining
+    return min(grace_s, FAILED_GRACE_S) if retirement.failed or never_served else grace_s
+
+
+def _patience_s(is_wanted: bool, now_s: float | None, made_with_s: float | None, usual_s: float) -> float:
     """The limit of the wanted version if the replica is of that version. Otherwise the longer of that limit and the
     replica's own, as its requests began under its own limits.
     """
-    if now_s is not None and container.version == outlook.version:
+    if now_s is not None and is_wanted:
         return now_s
     limits_s = [seconds for seconds in (now_s, made_with_s) if seconds is not None]
     return max(limits_s, default=usual_s)
@@ -143,10 +148,7 @@ def _await_exit(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook) 
     retirement = replica.retirement
     if retirement is None or retirement.stopping_since is None:
         raise AssertionError("internal: a replica stops without a time of its SIGTERM")
-    grace_s = _grace_s(outlook, replica.container)
-    never_served = replica.container.health is Health.UNKNOWN and not replica.container.reported_draining
-    if retirement.failed or never_served:
-        grace_s = min(grace_s, FAILED_GRACE_S)
+    grace_s = grace_of(replica.container, retirement, outlook.spec, outlook.version)
     left_s = retirement.stopping_since + grace_s - draft.now
     if left_s > 0 and _missed_its_signal(draft, outlook, replica, retirement.stopping_since):
         _signal(draft, outlook, replica, "SIGTERM", f"{retirement.cause}; it had no handler yet for the first SIGTERM")

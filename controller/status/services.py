@@ -28,6 +28,7 @@ from ..model.reports import (
 )
 from ..model.spec import ServiceSpec
 from ..model.world import ContainerState, FailureRecord, ReplicaContainer, ServerState, service_address
+from ..plan.leave import grace_of
 from ..plan.user_config import progress_words, user_config_status
 
 CRASH_LOOP_FAILURES = 3
@@ -185,7 +186,8 @@ def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
         case Phase.RUNNING if container.user_config is not None and container.user_config.error:
             message = f"goes on with its former user_config: {container.user_config.error}"
         case Phase.DRAINING | Phase.STOPPING | Phase.STOPPED:
-            message = material.observed.retirements[container.id].cause
+            stopping = _stopping_words(material, container)
+            message = material.observed.retirements[container.id].cause + (f"; {stopping}" if stopping else "")
         case _:
             pass
     address = service_address(container, material.spec) if material.spec else container.ip
@@ -195,6 +197,18 @@ def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
     return ReplicaStatus(
         container.name, state, container.version, address or "", container.gpus, container.ongoing, message, node
     )
+
+
+def _stopping_words(material: _Material, container: ReplicaContainer) -> str:
+    """When a replica that has not ended yet got SIGTERM, and when SIGKILL follows; "" in its first second."""
+    retirement = material.observed.retirements.get(container.id)
+    if retirement is None or retirement.stopping_since is None:
+        return ""
+    stopping_s = material.now - retirement.stopping_since
+    if stopping_s < 1.0 or not container.state.is_up:
+        return ""
+    grace_s = grace_of(container, retirement, material.spec, material.goal.version)
+    return f"SIGTERM {stopping_s:.0f} s ago, SIGKILL after {grace_s:g} s"
 
 
 def _state(material: _Material, replicas: list[ReplicaStatus], ready: int) -> ServiceState:
@@ -273,7 +287,7 @@ def _message(material: _Material, replicas: list[ReplicaStatus], ready: int) -> 
     rollout = material.rollout
     if rollout is not None and rollout.state.rollout is not None:
         return "; ".join([rollout.message, *obstacles])
-    going_on = ", ".join([*_going_on(replicas), *_held_words(material), *_config_words(material)])
+    going_on = ", ".join([*_going_on(material, replicas), *_held_words(material), *_config_words(material)])
     message = "; ".join(obstacles) or going_on or (rollout.message if rollout else "")
     return message or _rest_words(material, material.spec)
 
@@ -370,12 +384,13 @@ def _config_words(material: _Material) -> Iterable[str]:
         yield progress_words(material.user_config)
 
 
-def _going_on(replicas: Iterable[ReplicaStatus]) -> Iterable[str]:
+def _going_on(material: _Material, replicas: Iterable[ReplicaStatus]) -> Iterable[str]:
+    stopping = list(filter(None, (_stopping_words(material, container) for container in material.containers)))
     words = {
         "PENDING": "being created",
         "STARTING": "starting",
         "DRAINING": "draining",
-        "STOPPING": "stopping",
+        "STOPPING": f"stopping ({stopping[0]})" if stopping else "stopping",
         "FAILED": "failed",
     }
     counts = {state: sum(replica.state == state for replica in replicas) for state in words}

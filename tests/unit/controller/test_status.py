@@ -98,6 +98,14 @@ def test_a_retiring_replica_is_shown_with_its_cause() -> None:
         assert (row.replicas[1].state, row.replicas[1].message) == (state, "2 replicas, 1 wanted")
 
 
+def test_a_replica_that_ignores_sigterm_is_shown_with_since_when_and_until_when() -> None:
+    stays, leaves = replica(WEB, 1), replica(WEB, 2)
+    world = observed(stays, leaves, retirements=retired(leaves, NOW - 12))
+    row = row_of(world, desired(replace(WEB, stop_grace_period_s=30.0), web=1))
+    words = "SIGTERM 12 s ago, SIGKILL after 30 s"
+    assert (row.message, row.replicas[1].message) == (f"1 stopping ({words})", f"2 replicas, 1 wanted; {words}")
+
+
 def test_a_routed_replica_runs_when_haproxy_sends_to_it() -> None:
     container = replica(WEB, 1)
     for there in (RoutingState(1, 1.0, "3", "r"), routing(container, state=ServerState.MAINT)):
