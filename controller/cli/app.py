@@ -13,10 +13,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from ..interrupt import INTERRUPTED
 from . import completion
 from . import output as out
 from .commands import change, follow, llm, look, node, offline, project
-from .errors import EXIT_CODES, INTERRUPTED, BadInput, CommandError
+from .errors import EXIT_CODES, BadInput, CommandError
 from .versions import mismatch, stale_words
 
 EPILOG = "\n\n".join(["\b\nExit codes:\n" + "\n".join(f"  {code:3}  {words}" for code, words in EXIT_CODES.items())])

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-DONE, FAILED, BAD_INPUT, UNREACHABLE, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 4, 130
+from ..interrupt import INTERRUPTED
+
+DONE, FAILED, BAD_INPUT, UNREACHABLE, TIMED_OUT = 0, 1, 2, 3, 4
 
 EXIT_CODES: Mapping[int, str] = {
     DONE: "done",

@@ -15,11 +15,11 @@ SERVICES = modules_of(ROOT / "services", "services")
 GRAPH = graph_of(CONTROLLER)
 RUNTIME = modules_of(ROOT / "services" / "runtime" / "pierhead", "pierhead")
 
-GROUND_FLOOR = {"build", "certificates", "docker_http", "errors", "settings", "log", "outlive", "swarm_api"}
+GROUND_FLOOR = {"build", "certificates", "docker_http", "errors", "interrupt", "settings", "log", "outlive", "swarm_api"}
 """Modules of the root that every room may import. They import nothing of ours but each other."""
 TOP_FLOOR = {
     *("__main__", "assembly", "api", "commands", "loop", "apply", "lease", "down", "node_commands"),
-    *("boundaries", "one_machine", "on_swarm", "tool"),
+    *("boundaries", "one_machine", "on_swarm", "tool", "typed"),
 }
 """Modules of the root that no room imports."""
 ROOMS = {
@@ -112,7 +112,7 @@ def test_only_two_modules_know_the_real_boundaries() -> None:
         assert real - known <= {"controller.engines", "controller.routing"}, module
 
 
-COMMAND = ("controller.cli", "controller.project", "controller.tool")
+COMMAND = ("controller.cli", "controller.project", "controller.tool", "controller.typed")
 DAEMON = {module: path for module, path in CONTROLLER.items() if not module.startswith(COMMAND)}
 
 
@@ -134,6 +134,7 @@ def test_the_command_starts_without_the_rooms_of_the_daemon() -> None:
     assert {name for name in done.stdout.split() if not name.startswith("controller.cli")} == {
         "controller",
         "controller.build",
+        "controller.interrupt",
     }
 
 

@@ -47,6 +47,7 @@ FOR_EVERY_ROOM = {
     "pierhead.environment",
     "pierhead.errors",
     "pierhead.held",
+    "pierhead.interrupt",
     "pierhead.json_data",
     "pierhead.metrics",
     "pierhead.request",

@@ -3,6 +3,10 @@
 from pierhead import serve, handle, batch
 """
 
+import pierhead.interrupt  # noqa: F401 - first, as the others take long
+
+# isort: split
+
 from typing import TYPE_CHECKING, Any
 
 from pierhead import errors, shared_store, tensors

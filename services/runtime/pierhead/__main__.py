@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from pierhead.classes.shapes import CannotTravel
 from pierhead.classes.target import NoService
+from pierhead.interrupt import INTERRUPTED, leave_to_commands
 from pierhead.tracebacks import user_traceback, where
 
 COMMANDS = {
@@ -40,7 +41,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one of the commands. Exits with 2 for a target that is none, with 1 where its module raises."""
+    """Run one of the commands. Exits with 2 for a target that is none, with 1 where its module raises,
+    and with 130 after Ctrl-C."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:2] == ["import", "ray"]:  # as `pierhead import ray` passes it on
         words[:2] = ["import-ray"]
@@ -50,8 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         importlib.import_module(COMMANDS[name]).add(commands)
     parser.prog = " ".join(["pierhead", *words[:1]])  # of what no command takes
     given = parser.parse_args(words)
+    leave_to_commands()
     try:
         given.run(given)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     except (NoService, CannotTravel) as error:
         sys.stderr.write(f"pierhead {given.command}: {error}\n")
         sys.exit(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -350,6 +351,21 @@ def typed(where: Path, *words: str, **environment: str) -> subprocess.CompletedP
         [sys.executable, "-P", "-c", program, *words], cwd=where, env=own | environment, capture_output=True, text=True,
         check=False, timeout=60,
     )  # fmt: skip
+
+
+def test_ctrl_c_before_a_command_begins_is_quiet(tmp_path: Path) -> None:
+    (tmp_path / "yaml.py").write_text("import time\nprint('imports', flush=True)\ntime.sleep(600)\n")
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", "from controller.tool import main; main()"], text=True,
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT}:{ROOT}/services/runtime"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "imports\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "")
 
 
 def test_the_schema_is_printed_where_the_wheel_has_its_files(tmp_path: Path) -> None:

@@ -76,8 +76,11 @@ class Dev:
         self.url = ""
 
     async def start(self, *arguments: str) -> None:
+        await self.run("dev", "--port", "0", "--grpc-port", "0", *arguments)
+
+    async def run(self, *words: str) -> None:
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "pierhead", "dev", "--port", "0", "--grpc-port", "0", *arguments,
+            sys.executable, "-m", "pierhead", *words,
             cwd=self.folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=_environment(),
         )  # fmt: skip
         self._reading = asyncio.create_task(self._read())
@@ -244,6 +247,15 @@ class TestReload:
 
 
 class TestEnd:
+    @pytest.mark.parametrize(("command", "module"), [("dev", "grpc"), ("build", "shop")])
+    async def test_ctrl_c_during_an_import_is_quiet(self, dev: Dev, command: str, module: str) -> None:
+        dev.write(f"{module}.py", "import time\nprint('imports', flush=True)\ntime.sleep(600)\n")
+        await dev.run(command, "shop:shop")
+        await dev.says("imports\n")
+        assert dev.process is not None
+        dev.process.send_signal(signal.SIGINT)
+        assert (await dev.ended(), dev.said) == (130, "imports\n")
+
     async def test_ctrl_c_closes_the_services(self, dev: Dev) -> None:
         await dev.start("shop:shop")
         await dev.serves()
