@@ -4,12 +4,14 @@ refused before anything is written or started.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 import yaml
 from pierhead.compose_names import DEFAULT_NAMES
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, SpecError
 from ..spec.files import OVERRIDE_NAMES, ProjectFiles
 from ..spec.yaml import load_written
 from . import ports, stack_files
@@ -164,7 +166,25 @@ def _load(text: str) -> Any:
 
 
 def settle(project: Project, files: list[str], environment: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Write `.pierhead/`, and into `.env` what is not chosen yet: name, files, ports. Says what was chosen."""
+    """Write `.pierhead/`, and into `.env` what is not chosen yet: name, files, ports. Says what was chosen.
+
+    Raises InvalidRequest for files that the controller would refuse; then nothing is written.
+    """
+    file = project.env_file()
+    chosen = _choose(project, files, environment)
+    is_new = not (project.root / stack_files.DIRECTORY).exists()
+    stack_files.write(project.root, has_grafana="grafana" in _services(_all_files(project, files)))
+    try:
+        _validate(project, files, {**environment, **chosen})
+    except InvalidRequest:
+        if is_new:
+            shutil.rmtree(project.root / stack_files.DIRECTORY)
+        raise
+    _keep(file, chosen, say)
+
+
+def _choose(project: Project, files: list[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """The lines that `.env` lacks."""
     file = project.env_file()
     chosen: dict[str, str] = {}
     name = setting(NAME, file, environment)
@@ -178,8 +198,25 @@ def settle(project: Project, files: list[str], environment: Mapping[str, str], s
         taken = [int(text) for each in ports.PORTS if (text := setting(each, file, environment) or "").isdigit()]
         numbers = ports.choose(open_ports, taken, ports.is_free, _published(name))
         chosen |= {each: str(number) for each, number in numbers.items()}
-    stack_files.write(project.root, has_grafana="grafana" in _services(_all_files(project, files)))
-    _keep(file, chosen, say)
+    return chosen
+
+
+def _validate(project: Project, files: Iterable[str], environment: Mapping[str, str]) -> None:
+    """Raise InvalidRequest for files that the controller would refuse. A machine without Compose is given it first."""
+    from ..spec.compose import ComposeProject
+
+    if not _docker("compose", "version"):
+        return
+    listed = ":".join([*files, stack_files.STACK_FILES[engine_of(project, environment)]])
+    reading = ComposeProject(project.root, {**environment, FILES: listed, "PWD": str(project.root)}).load()
+    try:
+        with ThreadPoolExecutor(1) as thread:  # `up --watch` calls this within an event loop
+            thread.submit(asyncio.run, reading).result()
+    except SpecError as error:
+        raise InvalidRequest(
+            f"the compose files cannot be used:\n{error}\nCorrect them and repeat. Nothing was written or started; what "
+            "runs goes on as it was."
+        ) from None
 
 
 def _keep(file: EnvFile, chosen: Mapping[str, str], say: Callable[[str], None]) -> None:

@@ -339,11 +339,11 @@ def test_user_code_runs_in_the_projects_python_where_that_has_the_runtime(tmp_pa
 # ------------------------------------------------------------------------------------------------- where a command runs
 
 
-def typed(where: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Type a command of the installed tool, on a machine whose docker does not answer."""
+def typed(where: Path, *words: str, docker: str = "exit 1", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Type a command of the installed tool, on a machine whose docker does not answer, or does as it is told."""
     fake = where / "bin"
     fake.mkdir(exist_ok=True)
-    (fake / "docker").write_text("#!/bin/sh\nexit 1\n")
+    (fake / "docker").write_text(f"#!/bin/sh\n{docker}\n")
     (fake / "docker").chmod(0o755)
     program = "import sys; sys.argv[0] = 'pierhead'; from controller.tool import main; main()"
     own = {"PATH": f"{fake}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{ROOT}/services/runtime", "HOME": str(where)}
@@ -411,6 +411,25 @@ def test_a_directory_that_cannot_be_written(shop: Project) -> None:
     assert line.startswith(f"{shop.root}/.pierhead/")
     assert line.endswith("Nothing was started.")
     assert not (shop.root / ".env").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("cat resolved", "services.web.x-serve.replicas: expected an integer >= 0, found \"two\""),
+        ("echo 'service \"web\" has neither an image nor a build context' >&2; exit 15", '"web" has neither an image'),
+    ],
+    ids=["refused by the controller", "refused by Compose"],
+)
+@pytest.mark.parametrize("command", ["up", "init"])
+def test_a_project_that_is_refused_is_left_as_it_was(shop: Project, command: str, config: str, said: str) -> None:
+    (shop.root / "resolved").write_text(WEB.replace("route: /", "replicas: two") + "name: shop\n")
+    before = sorted(shop.root.iterdir())
+    docker = f'case "$*" in "compose version"*) echo 2.26.1 ;; *" config") {config} ;; esac'
+    done = typed(shop.root, command, docker=docker)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert sorted(shop.root.iterdir()) == sorted([*before, shop.root / "bin"])
 
 
 def test_saves_are_followed_on_one_machine_only(shop: Project) -> None:
