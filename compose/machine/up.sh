@@ -322,7 +322,18 @@ explain_controller() {
     "What runs goes on serving; nothing is scaled or healed meanwhile."
 }
 
+# give_up_where_it_is_down: a `down` beside this `up` ends its waiting. Without Prometheus the stack is on its way down.
+give_up_where_it_is_down() {
+  if on_swarm; then
+    ! controllers_image >/dev/null 2>&1 || return 0
+  else
+    [ -z "$(container_of controller)" ] || [ -z "$(container_of prometheus)" ] || return 0
+  fi
+  give_up "the stack was taken down meanwhile, as by \`$(typed down)\`."
+}
+
 explain_services() {
+  give_up_where_it_is_down
   [ "$1" -eq 2 ] || "$here/control.sh" status || true
   case $1 in
     2) give_up "the compose files cannot be used: the lines above say why. What ran before goes on." ;;
@@ -333,6 +344,7 @@ explain_services() {
 }
 
 explain_silence() {
+  give_up_where_it_is_down
   "$here/control.sh" status || true
   give_up "an app does not answer after $READY_S s. The stack goes on trying; see why with \`$(typed status)\`, \`$(typed events)\`, \`$(typed logs)\`."
 }

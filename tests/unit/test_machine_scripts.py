@@ -409,9 +409,10 @@ def running(machine: Machine) -> Iterator[dict[str, str]]:
     """A stack of files that the scripts do not know, and what `up.sh` is run with for it."""
     (machine.directory / "config").write_text(yaml.safe_dump(CONFIG))
     config = f"'compose --profile * config') cat '{machine.directory}/config'"
-    wait = """'exec '*' wait-ready '*) echo "mine: $MINE" >&2; printf '%b' "$READY"; exit "$WAITED" """
+    wait = """'exec '*' wait-ready '*) : >"$HOME/waited"; echo "mine: $MINE" >&2; printf '%b' "$READY"; exit "$WAITED" """
     status = "'exec '*' status') echo 'the whole status'"
-    machine.has("docker", docker_with("'ps -q '*) echo 4f1d", config, wait, status))
+    runs = """'ps -q '*"service=${GONE:-nothing}"*) [ -e "$HOME/waited" ] || echo 4f1d ;; 'ps -q '*) echo 4f1d"""
+    machine.has("docker", docker_with(runs, config, wait, status))
     with serving(lambda handler: sends(handler, 200, b"")) as server:
         yield {
             "COMPOSE_FILE": "compose/compose.yaml:/home/me/mine.yaml",
@@ -459,10 +460,15 @@ def test_up_waits_until_every_service_serves_and_lists_the_address_of_every_rout
         (4, "not every service serves after 7 s. The stack goes on trying", True),
         (1, "and waiting does not help", True),
         (2, "the compose files cannot be used", False),  # the status would say the same again
+        ("controller", "the stack was taken down meanwhile, as by `make down`.\n", False),
+        ("prometheus", "the stack was taken down meanwhile, as by `make down`.\n", False),
     ],
 )
-def test_or_have_a_reason(machine: Machine, running: dict[str, str], waited: int, words: str, has_status: bool) -> None:
-    result = machine.run("up.sh", MINE="2 pending: no GPU", WAITED=str(waited), READY="", **running)
+def test_or_have_a_reason(
+    machine: Machine, running: dict[str, str], waited: int | str, words: str, has_status: bool
+) -> None:
+    ended = {"WAITED": "137", "GONE": waited} if isinstance(waited, str) else {"WAITED": str(waited)}
+    result = machine.run("up.sh", MINE="2 pending: no GPU", READY="", **ended, **running)
     assert result.returncode == 1
     assert result.stderr.splitlines().count("mine: 2 pending: no GPU") == 1
     assert words in result.stderr
