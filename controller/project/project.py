@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pierhead.compose_names import DEFAULT_NAMES
+from pierhead.compose_names import DEFAULT_NAMES, RESERVED
 
 from ..errors import InvalidRequest, SpecError
 from ..spec.files import OVERRIDE_NAMES, ProjectFiles
@@ -26,11 +26,6 @@ from . import ports, stack_files
 from .env_file import EnvFile, setting
 
 NAME, FILES = "COMPOSE_PROJECT_NAME", "COMPOSE_FILE"
-RESERVED = {
-    "docker": ("haproxy", "controller", "prometheus"),
-    "swarm": ("haproxy", "controller", "prometheus", "registry"),
-}
-"""By engine, the services of the stack that no service of the user's may have the name of."""
 STACK_SERVICES = (*RESERVED["swarm"], "grafana")
 """The services of compose/compose.yaml and compose/swarm.yaml."""
 

@@ -101,6 +101,21 @@ class TestComposeFile:
         service = yaml.safe_load(compose_text(bound, "app:sealed", "app"))["services"]["sealed"]
         assert service["environment"] == {"ALLOWED": "true", "SECRET": "${SECRET:?write one}"}
 
+    @pytest.mark.parametrize(
+        ("name", "words", "said"),
+        [
+            ("A", {"replicas": "two"}, r"class A \(a\): replicas: expected an integer, found 'two'"),
+            ("A", {"strip_prefix": 1}, r"class A \(a\): strip_prefix: expected True or False, found 1"),
+            ("A", {"request_timeout_s": True}, r"class A \(a\): request_timeout_s: expected a number, found True"),
+            ("A", {"grpc_services": "a.B"}, r"class A \(a\): grpc_services: expected a list, found 'a.B'"),
+            ("Controller", {}, r"class Controller: the stack has a service called controller \(haproxy, .* call the"),
+        ],
+    )
+    def test_what_the_controller_would_refuse(self, name: str, words: dict[str, Any], said: str) -> None:
+        refused: Any = type(Service)(name, (Service,), {}, **words)
+        with pytest.raises(NoApplication, match=said):
+            compose_text(refused.bind(), "app:refused", "app")
+
     def test_a_value_that_no_file_can_hold(self) -> None:
         class Odd(Service, user_config={"when": {1, 2}}):
             pass

@@ -1,4 +1,6 @@
-"""Names that Compose gives by itself: the files that it looks for, and the image of a service whose files name none."""
+"""Names that Compose gives by itself: the files that it looks for, and the image of a service whose files name none; and
+names that the stack has given already.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,12 @@ from typing import Any, Final
 
 DEFAULT_NAMES: Final = ("compose.yaml", "compose.yml", "docker-compose.yml", "docker-compose.yaml")
 """In the order in which Compose looks for them."""
+
+RESERVED: Final[Mapping[str, tuple[str, ...]]] = {
+    "docker": ("haproxy", "controller", "prometheus"),
+    "swarm": ("haproxy", "controller", "prometheus", "registry"),
+}
+"""By engine, the services of the stack that no service of the user's may have the name of."""
 
 
 def image_name(project: str, service: str, definition: Mapping[str, Any]) -> str:

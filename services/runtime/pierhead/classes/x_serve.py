@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, Final, TypedDict, get_origin, get_type_hints
+
+_EXPECTED: Final = {
+    int: "an integer",
+    float: "a number",
+    bool: "True or False",
+    str: "text",
+    list: "a list",
+    Mapping: "a mapping",
+}
 
 
 class XServe(TypedDict, total=False):
-    """See compose/reference.yaml. Values are checked where the compose file is written and read."""
+    """See compose/reference.yaml. The kinds of values are checked where the compose file is written, all else of them
+    where it is read.
+    """
 
     replicas: int
     autoscale: Mapping[str, Any]
@@ -39,3 +50,12 @@ class XServe(TypedDict, total=False):
     managed: bool
     health: Mapping[str, Any]
     metrics: Mapping[str, Any]
+
+
+def check_kind(key: str, value: object) -> None:
+    """Raise ValueError for a value of another type than the key's. None stands for a key that is left out."""
+    kind = get_type_hints(XServe)[key]
+    kind = get_origin(kind) or kind
+    fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
+    if value is not None and not fits:
+        raise ValueError(f"expected {_EXPECTED[kind]}, found {value!r:.60}")

@@ -16,6 +16,8 @@ from typing import Any, Final
 
 from pierhead.classes.service import Bound, serves_http
 from pierhead.classes.target import TARGET, TARGET_HELP, bound_at
+from pierhead.classes.x_serve import check_kind
+from pierhead.compose_names import RESERVED
 from pierhead.dev.application import NoApplication, check_routes, graph_of
 from pierhead.dev.words import words_of
 from pierhead.rayserve.pickles import SECRET, write_secret
@@ -78,6 +80,12 @@ def compose_text(bound: Bound, target: str, image: str) -> str:
     lines = [f"# The services of {target}, made by `python -m pierhead build {target}`. Edit it as you like."]
     lines.append("services:")
     for name, each in graph.items():
+        if name in RESERVED["docker"]:
+            own = ", ".join(RESERVED["docker"])
+            raise NoApplication(
+                f"class {each.cls.__name__}: the stack has a service called {name} ({own} are its own); call the class "
+                "otherwise"
+            )
         lines += [f"  {name}:", *(f"    {line}" for line in _service(name, each, image, builds=each is bound)), ""]
     return "\n".join(lines)
 
@@ -97,6 +105,7 @@ def _service(name: str, bound: Bound, image: str, *, builds: bool) -> Iterator[s
     yield "x-serve:" if words else "x-serve: {}"
     for key, value in words.items():
         try:
+            check_kind(key, value)
             yield f"  {key}: {yaml_flow(value)}"
         except ValueError as error:
             raise NoApplication(f"class {bound.cls.__name__} ({name}): {key}: {error}") from None
