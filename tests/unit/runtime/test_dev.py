@@ -293,13 +293,14 @@ class TestEnd:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("shop:nothing", "shop:nothing: expected module:name of a Service, or of what its bind() returned, found None"),
-        ("shp:shop", "shp:shop: there is no module shp in "),
+        ("shop:SHOP", "shop:SHOP: expected module:name of a Service, or of what its bind() returned, found 'a text'"),
+        ("shop:shop(x=1)", "shop:shop(x=1): shop is no function that builds an application, so it takes no arguments"),
         ("shop:Shop", "shop:Shop: Shop.bind(): missing a required argument: 'scorer'"),
         ("circle:circle", "services use each other in a circle: shop -> scorer -> shop"),
     ],
 )
 async def test_what_is_no_application_is_one_message(dev: Dev, target: str, words: str) -> None:
+    dev.write("shop.py", f"{SHOP}\nSHOP = 'a text'\n")
     dev.write(
         "circle.py", "from shop import Scorer, Shop\nscorer = Scorer.bind()\ncircle = Shop.bind(scorer)\n"
         "scorer.kwargs = {'shop': circle}\n",
@@ -308,6 +309,21 @@ async def test_what_is_no_application_is_one_message(dev: Dev, target: str, word
     said = await dev.says("waiting for a save")
     assert words in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("processes", [[], ["--processes"]])
+async def test_what_was_typed_wrongly_ends_at_once_and_waits_after_a_start(dev: Dev, processes: list[str]) -> None:
+    for target, words in (
+        ("shp:shop", f"there is no module shp in {dev.folder}"),
+        ("shop:shpo", "expected module:name of a Service, or of what its bind() returned; shop has no shpo"),
+    ):
+        dev.said = ""
+        await dev.start(target, *processes)
+        assert (await dev.ended(), dev.said) == (2, f"pierhead dev: {target}: {words}\n")
+    await dev.start("shop:shop", *processes)
+    await dev.serves()
+    dev.write("shop.py", SHOP.replace("shop = Shop", "shpo = Shop"))
+    await dev.says("shop has no shop\nversion 1 still serves")
 
 
 async def test_a_compose_file_s_words_come_over_the_class_s(dev: Dev, client: ClientSession) -> None:

@@ -20,8 +20,15 @@ TARGET_HELP: Final = (
 )
 
 
+_EXPECTED: Final = "expected module:name of a Service, or of what its bind() returned"
+
+
 class NoService(Exception):
     """A target that is no service."""
+
+
+class NoTarget(NoService):
+    """A target that names nothing: it has another form, or there is no such module, or no such name in it."""
 
 
 def service_at(target: str) -> type[Service] | Bound:
@@ -33,7 +40,7 @@ def service_at(target: str) -> type[Service] | Bound:
     found = application_of(imported(target))
     if isinstance(found, Bound) or (isinstance(found, type) and issubclass(found, Service)):
         return found
-    raise NoService(f"{target}: expected module:name of a Service, or of what its bind() returned, found {found!r}")
+    raise NoService(f"{target}: {_EXPECTED}, found {found!r}")
 
 
 def application_of(found: object) -> object:
@@ -43,17 +50,25 @@ def application_of(found: object) -> object:
 
 
 def imported(target: str) -> Any:
-    """What `module:name` names, where the name may have dots; None where the module has no such name.
+    """What `module:name` names, where the name may have dots.
 
-    Of `module:build(key="value")` it is what the function returns. Raises NoService where there is no such module, and
-    for arguments that are none; what the module raises at its import passes.
+    Of `module:build(key="value")` it is what the function returns. Raises NoTarget for one that names nothing, NoService
+    for arguments of what takes none; what the module raises at its import passes.
     """
     module, _, name = target.partition(":")
     name, is_call, _ = name.partition("(")
-    found = _import(module, target) if module and name else None
+    if not module or not name:
+        raise NoTarget(f"{target}: {_EXPECTED}")
+    found = _import(module, target)
     for part in name.split("."):
         found = getattr(found, part, None)
-    return built_by(found, _arguments(target)) if is_call and callable(found) else found
+    if found is None:
+        raise NoTarget(f"{target}: {_EXPECTED}; {module} has no {name}")
+    if not is_call:
+        return found
+    if not callable(found):
+        raise NoService(f"{target}: {name} is no function that builds an application, so it takes no arguments")
+    return built_by(found, _arguments(target))
 
 
 def _arguments(target: str) -> dict[str, Any]:
@@ -96,5 +111,5 @@ def _import(module: str, target: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module}.".startswith(f"{error.name}."):
-            raise NoService(f"{target}: there is no module {error.name} in {here}") from None
+            raise NoTarget(f"{target}: there is no module {error.name} in {here}") from None
         raise

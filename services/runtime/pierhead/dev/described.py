@@ -11,10 +11,10 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pierhead.classes.service import serves_http
-from pierhead.classes.target import NoService, bound_at
+from pierhead.classes.target import NoService, NoTarget, bound_at
 from pierhead.dev.application import NoApplication, graph_of
 from pierhead.dev.project import Project
 from pierhead.tracebacks import user_traceback
@@ -45,8 +45,12 @@ class ProcessFailed(Exception):
     """A process that has ended before it did what it was for; its own output says why."""
 
 
+_NO_TARGET: Final = 2
+"""Exit code of a process that prints why its target names nothing."""
+
+
 async def described(target: str) -> Described:
-    """Describe an application in the current directory. Raises ProcessFailed."""
+    """Describe an application in the current directory. Raises ProcessFailed, NoTarget."""
     command = [sys.executable, "-m", __name__, target]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, start_new_session=True)
     try:
@@ -55,6 +59,8 @@ async def described(target: str) -> Described:
         process.kill()
         await process.wait()
         raise
+    if process.returncode == _NO_TARGET and said:
+        raise NoTarget(said.decode())
     if process.returncode != 0:
         raise ProcessFailed("see above")
     found = json.loads(said)
@@ -82,6 +88,9 @@ def main() -> None:
     """Print it. Exits with 1 where it cannot."""
     try:
         sys.stdout.write(describe(sys.argv[1]))
+    except NoTarget as error:
+        sys.stdout.write(str(error))
+        sys.exit(_NO_TARGET)
     except (NoService, NoApplication) as error:
         sys.exit(str(error))
     except Exception as error:

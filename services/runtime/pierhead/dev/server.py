@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pierhead.classes.shapes import CannotTravel
-from pierhead.classes.target import NoService
+from pierhead.classes.target import NoService, NoTarget
 from pierhead.dev.application import NoApplication
 from pierhead.dev.described import ProcessFailed
 from pierhead.dev.front import Front
@@ -48,7 +48,7 @@ class DevServer:
         self._stop = asyncio.Event()
 
     async def run(self, http: str, grpc: str) -> None:
-        """Serve until a stop signal; `http` and `grpc` are what to print as addresses."""
+        """Serve until a stop signal; `http` and `grpc` are what to print as addresses. Raises NoTarget."""
         self._addresses = (http, grpc)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -69,7 +69,7 @@ class DevServer:
     # ---- versions
 
     async def _work(self) -> None:
-        """Load the application, and again whenever its files have changed."""
+        """Load the application, and again whenever its files have changed. Raises NoTarget."""
         while True:
             before, everything = self._look(), stamps(self._source.project.all_files())
             version, began = self._make(self._source), time.monotonic()
@@ -99,12 +99,20 @@ class DevServer:
         return True
 
     async def _settled(self, version: Version, starting: asyncio.Task[Offer], began: float) -> None:
-        """Send requests to a version that serves; report one that does not."""
+        """Send requests to a version that serves; report one that does not. Raises NoTarget at the first start: a save
+        would hardly bring what was typed wrongly.
+        """
         error = starting.exception()
+        is_first = self._serving is None and not self._failed
         self._failed = error is not None
         if error is not None:
-            self._report(error.cause if isinstance(error, VersionFailed) else error)
+            cause = error.cause if isinstance(error, VersionFailed) else error
+            ends = is_first and isinstance(cause, NoTarget)
+            if not ends:
+                self._report(cause)
             await version.ended()
+            if ends:
+                raise cause
             return
         offer, former = starting.result(), self._serving
         self._front.switch(offer.routes, offer.grpc_port)
