@@ -16,7 +16,7 @@ from typing import NoReturn
 from .errors import ControllerError
 from .project import handover, stack_files
 from .project.commands import run_script
-from .project.project import STACK_SERVICES, NoProject, Project, find
+from .project.project import NoProject, Project, find
 
 VERSION = "--version"
 HERE = ("new", "init", "up", "down", "completion", "schema", "--help", "-h")
@@ -83,8 +83,7 @@ def _in_project(project: Project, words: Sequence[str], *, is_silent: bool, need
                 f"pierhead: {project.root} was brought up by another build of this tool ({written}; this is "
                 f"{installed}); `pierhead up` brings both together\n"
             )
-    is_stacks_own = words[:1] == ["logs"] and len(words) <= 2 and (len(words) == 1 or words[1] in STACK_SERVICES)
-    run_script(project, "logs.sh" if is_stacks_own else "control.sh", words[1:] if is_stacks_own else words, {})
+    run_script(project, "control.sh", words, {})
 
 
 def _end(words: str) -> NoReturn:

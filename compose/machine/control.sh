@@ -28,6 +28,9 @@ main() {
         "of your own these are commands of the installed tool: uv tool install $root"
       ;;
   esac
+  case "$*" in # of the stack's own services, which the controller has no logs of
+    logs | 'logs haproxy' | 'logs controller' | 'logs prometheus' | 'logs grafana' | 'logs registry') shift && exec "$here/logs.sh" "$@" ;;
+  esac
   refuse_missing_names "$@"
   if [ -n "${PIERHEAD_API_URL:-}" ]; then
     has_program || refuse "PIERHEAD_API_URL is set, and this clone has no .venv with the program. Make one: compose/machine/venv.sh"

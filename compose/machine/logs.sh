@@ -11,7 +11,7 @@ choose_files '' ''
 if on_swarm; then
   case ${1:-} in
     '') set -- haproxy controller prometheus ;;
-    haproxy | controller | prometheus | registry) ;;
+    haproxy | controller | prometheus | grafana | registry) ;;
     *) exec "$here/control.sh" logs "$1" ;;
   esac
   for service in "$@"; do docker service logs --tail "$TAIL" "${project}_$service" 2>&1; done
@@ -19,6 +19,6 @@ if on_swarm; then
 fi
 case ${1:-} in
   '') exec docker compose logs --tail "$TAIL" haproxy controller prometheus ;;
-  haproxy | controller | prometheus | grafana) exec docker compose logs --tail "$TAIL" "$1" ;;
+  haproxy | controller | prometheus | grafana | registry) exec docker compose logs --tail "$TAIL" "$1" ;;
   *) exec "$here/control.sh" logs "$1" ;;
 esac

@@ -180,7 +180,7 @@ def gpus(document: Document, width: int) -> Iterator[RenderableType]:
     found = document["gpus"]
     if not found:
         yield Text(
-            "the Docker Engine knows no GPU (`make up GPU=1` needs the NVIDIA Container Toolkit: docs/how-to/gpus.md)"
+            "the Docker Engine knows no GPU (the NVIDIA Container Toolkit makes them known to it: docs/how-to/gpus.md)"
         )
         return
     sizes = {"MEMORY": "memory_bytes", "IN USE": "used_bytes", "FREE": "free_bytes"}

@@ -10,7 +10,7 @@ from ..model.spec import ServiceSpec, Spec
 def targets_of(
     spec: Spec, overrides: Mapping[str, int], autoscaled: Mapping[str, int] | None = None
 ) -> Mapping[str, int]:
-    """Return the target of each service: the number set by `make scale`, else the autoscaler's, else the spec's.
+    """Return the target of each service: the number set by `pierhead scale`, else the autoscaler's, else the spec's.
 
     Numbers for services that the spec no longer has are ignored.
     """

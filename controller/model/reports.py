@@ -45,7 +45,7 @@ class ServiceEndpoints:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event, for `GET /api/v1/events` and `make events`."""
+    """An event, for `GET /api/v1/events` and `pierhead events`."""
 
     at: float
     kind: str
@@ -78,7 +78,7 @@ class ServiceStatus:
     blocked: str = ""
     """Why it will not converge by waiting; "" when it may."""
     override: int | None = None
-    """The number that `make scale` has set; None = it has set none."""
+    """The number that `pierhead scale` has set; None = it has set none."""
     autoscale: AutoscaleStatus | None = None
     """None for a service whose number of replicas is fixed."""
     rollout: RolloutStatus | None = None
@@ -139,7 +139,7 @@ class AutoscaleStatus:
     wanted: int
     """Replicas that this load asks for; the target once the delay is over."""
     paused: bool = False
-    """`make scale` has set a number."""
+    """`pierhead scale` has set a number."""
     basis: str = ""
     """What a user's policy decides by, in words; "" = the load."""
     problem: str = ""

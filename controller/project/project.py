@@ -26,9 +26,6 @@ from . import ports, stack_files
 from .env_file import EnvFile, setting
 
 NAME, FILES = "COMPOSE_PROJECT_NAME", "COMPOSE_FILE"
-STACK_SERVICES = (*RESERVED["swarm"], "grafana")
-"""The services of compose/compose.yaml and compose/swarm.yaml."""
-
 DOCKER_S = 10.0
 """How long a question to the engine may take, where there is one."""
 

@@ -481,6 +481,18 @@ def test_or_have_a_reason(
 ANOTHER_CLONES_STACK = docker_with("'ps -q '*) echo 4f1d", f"'inspect '*' 4f1d') echo {ANOTHER_CLONES}")
 
 
+def test_logs_of_the_stacks_own_services_are_composes(machine: Machine) -> None:
+    machine.has("docker", docker_with("'ps -q '*) echo 4f1d"))
+    for words, call in (
+        ("logs", "docker compose logs --tail 200 haproxy controller prometheus"),
+        ("logs haproxy", "docker compose logs --tail 200 haproxy"),
+        ("logs registry", "docker compose logs --tail 200 registry"),
+        ("logs ranker", "docker exec 4f1d pierhead logs ranker"),
+    ):
+        assert machine.run("control.sh", *words.split()).returncode == 0
+        assert machine.calls()[-1] == call
+
+
 def test_another_clones_stack_is_named_and_obeyed(machine: Machine, tmp_path: Path) -> None:
     machine.has("docker", ANOTHER_CLONES_STACK)
     result = machine.run("control.sh", "scale", "ranker", "4")

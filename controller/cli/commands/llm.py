@@ -92,8 +92,7 @@ def build(
 ) -> None:
     """Write the compose file of a model: its service, and the gateway with the OpenAI API.
 
-    Example: pierhead llm build --model Qwen/Qwen2.5-7B-Instruct --gpus 1 > compose/apps/qwen.yaml
-    Then: make up APPS=qwen
+    Example: pierhead llm build --model Qwen/Qwen2.5-7B-Instruct --gpus 1 --file qwen.yaml
     """
     import yaml
     from pierhead.llm_app import WITHOUT_VLLM, llm_app, llm_service
@@ -223,9 +222,10 @@ def _place(file: Path) -> Path:
     try:
         return file.resolve().relative_to(Path(project).resolve())
     except ValueError:
+        inside = Path(project) / ("" if _is_in_project() else APPS) / file.name
         raise BadInput(
-            f"--file: {file} is outside of the clone, {project}, and the controller sees only that; name "
-            f"{Path(project) / APPS / file.name}, or leave --file out, and end the command with > {file}"
+            f"--file: {file} is outside of {project}, and the controller sees only that; name {inside}, or leave --file "
+            f"out, and end the command with > {file}"
         ) from None
 
 

@@ -107,7 +107,7 @@ def test_a_file_is_written_where_the_controller_finds_it_and_over_another_only_w
     assert {service["build"]["context"] for service in services} == {".pierhead"}, "a project of the user's own"
     for outside in (tmp_path / "q.yaml", apps / "away.yaml"):
         said = run("--model", "/m/q", "--file", str(outside), code=2, project=clone)
-        assert f"--file: {outside} is outside of the clone, {clone}, and the controller sees only that" in said
+        assert f"--file: {outside} is outside of {clone}, and the controller sees only that" in said
         assert not outside.exists()
 
 
