@@ -206,8 +206,8 @@ def _validate(project: Project, files: Iterable[str], environment: Mapping[str, 
             thread.submit(asyncio.run, reading).result()
     except SpecError as error:
         raise InvalidRequest(
-            f"the compose files cannot be used:\n{error}\nCorrect them and repeat. Nothing was written or started; what "
-            "runs goes on as it was."
+            f"the compose files cannot be used:\n{error}\nCorrect them and repeat. Nothing was written or started; "
+            "what runs goes on as it was."
         ) from None
 
 

@@ -125,6 +125,20 @@ def test_the_image_serves_what_a_function_builds_of_the_arguments() -> None:
     assert notes == []
 
 
+@pytest.mark.parametrize(
+    ("args", "found"),
+    [
+        ("{to-language: fr}", "args.to-language: .* found 'fr'"),
+        ("{class: fr}", "args.class: .* found 'fr'"),
+        ("{1: fr}", "args.1: .* found 'fr'"),
+        ("{since: 2026-01-31}", r"args.since: .* found datetime.date\(2026, 1, 31\)"),
+    ],
+)
+def test_arguments_that_no_target_can_have_are_refused(args: str, found: str) -> None:
+    with pytest.raises(RayServeException, match=rf"applications\.default\.{found}"):
+        compose_of(f"applications: [{{import_path: m.build, args: {args}}}]", lambda _: lambda args: APP)
+
+
 class Languages(BaseModel):
     to: str = "de"
 

@@ -15,7 +15,9 @@ SERVICES = modules_of(ROOT / "services", "services")
 GRAPH = graph_of(CONTROLLER)
 RUNTIME = modules_of(ROOT / "services" / "runtime" / "pierhead", "pierhead")
 
-GROUND_FLOOR = {"build", "certificates", "docker_http", "errors", "interrupt", "settings", "log", "outlive", "swarm_api"}
+GROUND_FLOOR = {
+    *("build", "certificates", "docker_http", "errors", "interrupt", "settings", "log", "outlive", "swarm_api")
+}
 """Modules of the root that every room may import. They import nothing of ours but each other."""
 TOP_FLOOR = {
     *("__main__", "assembly", "api", "commands", "loop", "apply", "lease", "down", "node_commands"),

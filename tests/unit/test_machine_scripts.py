@@ -409,7 +409,7 @@ def running(machine: Machine) -> Iterator[dict[str, str]]:
     """A stack of files that the scripts do not know, and what `up.sh` is run with for it."""
     (machine.directory / "config").write_text(yaml.safe_dump(CONFIG))
     config = f"'compose --profile * config') cat '{machine.directory}/config'"
-    wait = """'exec '*' wait-ready '*) : >"$HOME/waited"; echo "mine: $MINE" >&2; printf '%b' "$READY"; exit "$WAITED" """
+    wait = """'exec '*' wait-ready '*) echo "mine: $MINE" >&2; printf '%b' "$READY"; : >"$HOME/waited"; exit $WAITED"""
     status = "'exec '*' status') echo 'the whole status'"
     runs = """'ps -q '*"service=${GONE:-nothing}"*) [ -e "$HOME/waited" ] || echo 4f1d ;; 'ps -q '*) echo 4f1d"""
     machine.has("docker", docker_with(runs, config, wait, status))

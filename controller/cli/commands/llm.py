@@ -224,8 +224,8 @@ def _place(file: Path) -> Path:
     except ValueError:
         inside = Path(project) / ("" if _is_in_project() else APPS) / file.name
         raise BadInput(
-            f"--file: {file} is outside of {project}, and the controller sees only that; name {inside}, or leave --file "
-            f"out, and end the command with > {file}"
+            f"--file: {file} is outside of {project}, and the controller sees only that; name {inside}, or leave "
+            f"--file out, and end the command with > {file}"
         ) from None
 
 

@@ -1,5 +1,5 @@
-"""Names that Compose gives by itself: the files that it looks for, and the image of a service whose files name none; and
-names that the stack has given already.
+"""Names that Compose gives by itself: the files that it looks for, and the image of a service whose files name none.
+And names that the stack has given already.
 """
 
 from __future__ import annotations

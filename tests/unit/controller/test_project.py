@@ -416,7 +416,7 @@ def test_a_directory_that_cannot_be_written(shop: Project) -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ("cat resolved", "services.web.x-serve.replicas: expected an integer >= 0, found \"two\""),
+        ("cat resolved", 'services.web.x-serve.replicas: expected an integer >= 0, found "two"'),
         ("echo 'service \"web\" has neither an image nor a build context' >&2; exit 15", '"web" has neither an image'),
     ],
     ids=["refused by the controller", "refused by Compose"],

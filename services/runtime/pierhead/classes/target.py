@@ -52,8 +52,8 @@ def application_of(found: object) -> object:
 def imported(target: str) -> Any:
     """What `module:name` names, where the name may have dots.
 
-    Of `module:build(key="value")` it is what the function returns. Raises NoTarget for one that names nothing, NoService
-    for arguments of what takes none; what the module raises at its import passes.
+    Of `module:build(key="value")` it is what the function returns. Raises NoTarget for one that names nothing,
+    NoService for arguments of what takes none; what the module raises at its import passes.
     """
     module, _, name = target.partition(":")
     name, is_call, _ = name.partition("(")
@@ -68,10 +68,11 @@ def imported(target: str) -> Any:
         return found
     if not callable(found):
         raise NoService(f"{target}: {name} is no function that builds an application, so it takes no arguments")
-    return built_by(found, _arguments(target))
+    return built_by(found, arguments_of(target))
 
 
-def _arguments(target: str) -> dict[str, Any]:
+def arguments_of(target: str) -> dict[str, Any]:
+    """The arguments in `module:build(key="value")`. Raises NoService for what is written otherwise."""
     try:
         call = ast.parse(target.partition(":")[2], mode="eval").body
         if isinstance(call, ast.Call) and not call.args:

@@ -36,6 +36,11 @@ class Unranked(Exception):
     """The policy is asynchronous and has not been asked for this call yet."""
 
 
+def report_default(what: str, error: ValueError) -> None:
+    """Log that the policy that `what` names cannot be created here, and that the default takes its place."""
+    logger.error("%s: %s; %s does in its place", what, error, DEFAULT_POLICY)
+
+
 class Router:
     """A handle's policy and preferences. `choose` and `routed` raise UserCodeError; `choose` also raises Unranked."""
 
@@ -73,7 +78,7 @@ class Router:
         try:
             made = make_policy(policy, self._rng, json.loads(kwargs) if kwargs else None)
         except ValueError as error:
-            logger.error("x-serve.router of the called service: %s; %s does in its place", error, DEFAULT_POLICY)  # noqa: TRY400
+            report_default("x-serve.router of the called service", error)
             policy, made = DEFAULT_POLICY, make_policy(DEFAULT_POLICY, self._rng)
         self._use(policy, made)
 

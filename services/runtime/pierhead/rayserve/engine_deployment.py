@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, Final
 
-from pierhead.policies.router import Router
+from pierhead.policies.router import Router, report_default
 from pierhead.rayserve.context import DeploymentID, ReplicaContext, ReplicaID
 from pierhead.rayserve.deployment import BuiltDeployment
 from pierhead.rayserve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
@@ -204,7 +204,7 @@ class EngineDeployment:
         try:
             return Router(named["policy"], random.Random(), kwargs=named.get("policy_kwargs"))  # noqa: S311
         except ValueError as error:  # as callers in containers do
-            logger.error("%s: request_router_config: %s; power_of_two does in its place", self.id, error)  # noqa: TRY400
+            report_default(f"{self.id}: request_router_config", error)
             return None
 
     def _servant(self, rank: int) -> Servant:

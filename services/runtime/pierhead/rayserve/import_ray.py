@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from pierhead.classes.service import Bound
-from pierhead.classes.target import built_by, imported
+from pierhead.classes.target import NoService, arguments_of, built_by, imported
 from pierhead.rayserve.deployment import Application
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.options import DEFAULT, DeploymentOptions
@@ -191,7 +192,12 @@ class _Translation:
     def _graph(
         self, where: str, target: str, options: Mapping[str, Any], args: Mapping[str, Any]
     ) -> tuple[str, dict[str, tuple[str, bool, DeploymentOptions]]]:
-        """What the image serves; of each deployment its service, whether it is the first, its options in the code."""
+        """What the image serves; of each deployment its service, whether it is the first, its options in the code.
+
+        Raises RayServeException for arguments that no target can have.
+        """
+        for name, value in args.items():
+            _check_argument(where, name, value)
         called = f"{target}({', '.join(f'{name}={value!r}' for name, value in args.items())})"
         try:
             found = self._importing(target)
@@ -237,6 +243,16 @@ class _Translation:
         if self._request_timeout_s and "request_timeout_s" not in block:
             block["request_timeout_s"] = float(self._request_timeout_s)
         return block, _resources(options)
+
+
+def _check_argument(where: str, name: object, value: object) -> None:
+    with suppress(NoService):
+        if arguments_of(f"module:build({name}={value!r})") == {name: value}:
+            return
+    raise RayServeException(
+        f"{where}.args.{name}: expected the name of a parameter in Python, with text, a number, a list or a mapping, "
+        f"found {value!r:.60}"
+    )
 
 
 def _options(cls: Any) -> DeploymentOptions:
