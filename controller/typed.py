@@ -76,6 +76,9 @@ def _in_project(project: Project, words: Sequence[str], *, is_silent: bool, need
             os.environ.setdefault("PIERHEAD_PROJECT_DIR", str(project.root))
             _here()
             return
+        if not written and not _is_known(words[0]):
+            _here()
+            return
         if not written:
             _end(f"the stack of {project.root} does not run. Start it with: pierhead up")
         if not is_silent and written != (installed := stack_files.build()):

@@ -111,8 +111,20 @@ hand_over() {
     exit 0
   fi
   if has_program && ! docker ps --quiet >/dev/null 2>&1 && answers "$(api_port)"; then run_at_port "$@"; fi
-  warn "pierhead: the controller of the stack \"$project\" is not running. Start it with: $(typed up)"
+  if ! is_known "${1:-}"; then run_here "$@"; fi
+  if docker ps --quiet >/dev/null 2>&1; then
+    warn "pierhead: the controller of the stack \"$project\" is not running. Start it with: $(typed up)"
+  else
+    warn "pierhead: the Docker Engine does not answer${DOCKER_HOST:+ at $DOCKER_HOST}, so it is not known what runs. Start it with: $(typed up)"
+  fi
   exit "$UNREACHABLE"
+}
+
+# is_known COMMAND: whether the program has it, as far as this machine can tell: 2 is its exit code for what it has not.
+is_known() {
+  local status=0
+  ! has_program || (run_here "$1" --help) >/dev/null 2>&1 || status=$?
+  [ "$status" -ne 2 ]
 }
 
 # make hands over empty values for what was not given.

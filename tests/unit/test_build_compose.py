@@ -167,6 +167,8 @@ class TestCommand:
             ("build accepted:Accepted -o none/compose.yaml", "none/compose.yaml cannot be written: No such file"),
             ("proto refused:Refused", "proto: refused.Refused.score(user): object cannot travel; str, int, "),
             ("nothing", "argument command: invalid choice: 'nothing'"),
+            ("import", "pierhead import-ray: the following arguments are required: file"),
+            ("import ray none.yaml", "none.yaml: No such file or directory"),
         ],
     )
     def test_bad_input_is_told_in_one_line(
@@ -180,7 +182,7 @@ class TestCommand:
         (line,) = capsys.readouterr().err.splitlines()
         assert ended.value.code == 2
         assert said in line
-        assert line.startswith("pierhead")
+        assert line.startswith(("pierhead", said))
 
     def test_it_prints_the_file_and_nothing_else(self, capsys: pytest.CaptureFixture[str]) -> None:
         main(["build", "built:Scorer", "--image", "example/scorer"])

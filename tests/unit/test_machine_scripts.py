@@ -540,10 +540,14 @@ def test_a_file_is_written_where_the_controllers_container_could_not(
 
 
 def test_without_a_controller_it_says_what_to_do(machine: Machine) -> None:
-    machine.has("docker", "exit 1")
-    result = machine.run("control.sh", "status", PIERHEAD_API_PORT="1")
-    assert result.returncode == 3, "as the command itself ends where no controller answers"
-    assert result.stderr.endswith('stack "pierhead" is not running. Start it with: make up\n')
+    for docker, words in (
+        ("exit 0", 'the controller of the stack "pierhead" is not running.'),
+        ("exit 1", "the Docker Engine does not answer, so it is not known what runs."),
+    ):
+        machine.has("docker", docker)
+        result = machine.run("control.sh", "status", PIERHEAD_API_PORT="1")
+        assert result.returncode == 3, "as the command itself ends where no controller answers"
+        assert result.stderr == f"pierhead: {words} Start it with: make up\n"
     asked = machine.run("control.sh", _PIERHEAD_COMPLETE="complete_bash", COMP_WORDS="pierhead why ra")
     assert (asked.returncode, asked.stdout, asked.stderr) == (0, "", ""), "a shell's question makes no noise"
 

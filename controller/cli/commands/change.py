@@ -24,6 +24,7 @@ Some = Annotated[
     typer.Argument(metavar="[SERVICE]...", help="none named: all of them", autocompletion=completion.services),
 ]
 Uuid = Annotated[str, typer.Argument(metavar="UUID", help="of a GPU, as `pierhead gpus` shows it")]
+Reason = Annotated[str, typer.Argument(metavar="REASON", help="what is wrong with it")]
 Serving = Annotated[bool, typer.Option("--serving", help="wait for ready replicas only: rollouts and drains may go on")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="show only what is in the way, and how it ended")]
 Now = Annotated[bool, typer.Option("--now", help="replace all replicas as soon as new ones are ready: no bake_s")]
@@ -42,7 +43,7 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def mark(uuid: Uuid, reason: str, output: Output = "text") -> None:
+def mark(uuid: Uuid, reason: Reason, output: Output = "text") -> None:
     """Place no further replica on a GPU, for the reason REASON; its present replicas stay."""
     _mark(uuid, reason, f"no replica is placed on GPU {uuid} until `pierhead unmark {uuid}`", output)
 

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m controller.cli.simulate",
+        prog="pierhead simulate",
         description="Runs the controller's autoscaling against a trace of requests, in simulated time.",
         epilog=traces.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -46,11 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:2] == ["import", "ray"]:  # as `pierhead import ray` passes it on
         words[:2] = ["import-ray"]
+    elif words[:1] == ["import"]:
+        words[:] = ["import-ray", "--help"] if "--help" in words else ["import-ray"]
     parser = _Parser(prog="pierhead", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
         importlib.import_module(COMMANDS[name]).add(commands)
-    parser.prog = " ".join(["pierhead", *words[:1]])  # of what no command takes
+    if words and words[0] in COMMANDS:
+        parser.prog = f"pierhead {words[0]}"  # of what the command does not take
     given = parser.parse_args(words)
     leave_to_commands()
     try:

@@ -440,6 +440,7 @@ def test_saves_are_followed_on_one_machine_only(shop: Project) -> None:
 
 
 def test_in_a_project_that_does_not_run(shop: Project) -> None:
+    assert "No such command 'statsu'" in typed(shop.root, "statsu").stderr
     done = typed(shop.root, "status")
     assert (done.returncode, done.stderr) == (
         3,
@@ -448,6 +449,9 @@ def test_in_a_project_that_does_not_run(shop: Project) -> None:
     settled(shop)
     done = typed(shop.root, "status", PIERHEAD_API_PORT="1")
     assert (done.returncode, done.stdout) == (3, "")
+    words = "the Docker Engine does not answer, so it is not known what runs. Start it with: pierhead up"
+    assert done.stderr == f"pierhead: {words}\n"
+    done = typed(shop.root, "status", docker="exit 0", PIERHEAD_API_PORT="1")
     assert done.stderr == 'pierhead: the controller of the stack "myshop" is not running. Start it with: pierhead up\n'
     (shop.root / ".pierhead" / "build").write_text("0123456789ab\n")
     done = typed(shop.root, "why", "web")

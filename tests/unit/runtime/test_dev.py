@@ -288,6 +288,10 @@ class TestEnd:
             await dev.start("shop:shop", "--port", port)
             assert await dev.ended() == 2
         assert dev.said == f"--port {port} on 127.0.0.1 cannot be opened: Address already in use; choose another one\n"
+        dev.said = ""
+        await dev.start("shop:shop", "--host", "300.1.1.1")
+        assert await dev.ended() == 2
+        assert dev.said.startswith("--host 300.1.1.1: ")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import os
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -108,6 +109,8 @@ async def _grpc_address(front: Front, host: str, port: int | None) -> str:
 
 
 def _taken(option: str, port: int, host: str, error: OSError) -> _Taken:
+    if isinstance(error, socket.gaierror):
+        return _Taken(f"--host {host}: {error.strerror}")
     why = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)
     return _Taken(f"{option} {port} on {host} cannot be opened: {why}; choose another one")
 

@@ -59,8 +59,9 @@ def run(arguments: argparse.Namespace) -> None:
         raise SystemExit(2)
     try:
         text, notes = compose_of(arguments.file.read_text(encoding="utf-8"))
-    except (OSError, RayServeException) as error:
-        sys.stderr.write(f"{arguments.file}: {error}\n")
+    except (OSError, UnicodeDecodeError, RayServeException) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        sys.stderr.write(f"{arguments.file}: {why}\n")
         raise SystemExit(2) from None
     for note in notes:
         sys.stderr.write(f"{note}\n")
