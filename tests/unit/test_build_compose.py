@@ -112,7 +112,8 @@ class TestComposeFile:
         ],
     )
     def test_what_the_controller_would_refuse(self, name: str, words: dict[str, Any], said: str) -> None:
-        refused: Any = type(Service)(name, (Service,), {}, **words)
+        metaclass: Any = type(Service)
+        refused = metaclass(name, (Service,), {}, **words)
         with pytest.raises(NoApplication, match=said):
             compose_text(refused.bind(), "app:refused", "app")
 
