@@ -14,7 +14,7 @@ from controller.desired.measurements import Query
 from controller.errors import PolicyError, ReplicaError
 from controller.model.reports import Event
 from controller.model.spec import NO_USER_CONFIG, PrometheusPolicy, ServiceSpec, Spec, digest
-from controller.model.world import UserConfigReport
+from controller.model.world import UserConfigReport, current_version
 from controller.observe.probe import Reading, Subject
 from controller.status.view import View
 from controller.storage.file import StateFile
@@ -40,6 +40,13 @@ async def until(look: Callable[[], object], within_s: float | None = None) -> No
     async with asyncio.timeout(within_s):
         while not look():  # noqa: ASYNC110 - the things that tests look at send no event
             await asyncio.sleep(0.005)
+
+
+def version(control: Control, spec: ServiceSpec) -> str:
+    """The version of these files with the image of now."""
+    found = current_version(spec, control.engine.images)
+    assert found is not None
+    return found
 
 
 async def no_prometheus(service: str, policy: PrometheusPolicy) -> float:

@@ -14,11 +14,11 @@ from pierhead.classes.compare import IMAGE_PATH
 from controller.errors import EngineError, InvalidRequest
 from controller.model.actions import CreateContainer
 from controller.model.spec import RolloutSpec, ServiceSpec
-from controller.model.world import ServerState, current_version
+from controller.model.world import ServerState
 from controller.status.documents import plan_words, service_json
 from tests.fakes.fake_engine import Behaviour
 from tests.harness.applications import GROWN, SHRUNK, contract
-from tests.unit.controller.control import Control, until
+from tests.unit.controller.control import Control, until, version
 from tests.unit.controller.worlds import service
 
 pytestmark = pytest.mark.virtual_time
@@ -30,12 +30,6 @@ QUICK = RolloutSpec(bake_s=0.1)
 
 def ranker(definition: str = "d1", **changes: object) -> ServiceSpec:
     return service(NAME, **{"definition_hash": definition, "rollout": QUICK, **changes})
-
-
-def version(control: Control, spec: ServiceSpec) -> str:
-    found = current_version(spec, control.engine.images)
-    assert found is not None
-    return found
 
 
 def build(control: Control, spec: ServiceSpec, content: str, parameters: str = "", *, told: str = "") -> str:
@@ -143,18 +137,12 @@ async def test_a_field_with_a_default_rolls_out_and_back_again(control: Control)
         first = version(control, ranker())
         await settled_at(control, first)
         await settled_at(control, build(control, ranker(), "2", GROWN))
+        assert build(control, ranker(), "1", USUAL) == first
+        await settled_at(control, first)  # as the files say
+        await settled_at(control, build(control, ranker(), "2", GROWN))
         assert await controller.commands.roll_back(NAME, None)
         await settled_at(control, first)
         assert control.said("refused") == []
-
-
-async def test_files_that_go_back_to_an_earlier_version_meet_what_it_met(control: Control) -> None:
-    async with control.running():
-        first = version(control, ranker())
-        await settled_at(control, first)
-        await settled_at(control, build(control, ranker(), "2", GROWN))
-        await settled_at(control, build(control, ranker(), "1", USUAL))
-        assert version(control, ranker()) == first
 
 
 async def test_without_a_contract_in_the_image_the_first_replica_is_compared_before_it_serves(control: Control) -> None:
@@ -179,29 +167,22 @@ async def test_without_a_contract_in_the_image_the_first_replica_is_compared_bef
 
 
 @pytest.mark.parametrize("carried", [True, False])
-async def test_a_gap_lets_it_follow(control: Control, carried: bool) -> None:
+@pytest.mark.parametrize("is_allowed", [True, False])
+async def test_a_gap_lets_it_follow_and_it_may_be_allowed(control: Control, carried: bool, is_allowed: bool) -> None:
     async with control.running() as controller:
         first = version(control, ranker())
         await settled_at(control, first)
         second = build(control, ranker(), "2", *([SHRUNK] if carried else []), told=SHRUNK)
-        async with never_both(control, first, second):
+        async with contextlib.nullcontext() if is_allowed else never_both(control, first, second):
             await until(lambda: controller.deployer.state(NAME).rejected is not None and stable(control), 20.0)
-            controller.commands.scale(NAME, 0)
-            await control.settled(NAME, 0)
-            await until(lambda: stable(control) == second)
-            controller.commands.scale(NAME, 2)
+            if is_allowed:
+                control.source.edit(ranker(rollout=replace(QUICK, incompatible="allow")))
+            else:
+                controller.commands.scale(NAME, 0)
+                await control.settled(NAME, 0)
+                await until(lambda: stable(control) == second)
+                controller.commands.scale(NAME, 2)
             await settled_at(control, second)
-
-
-@pytest.mark.parametrize("carried", [True, False])
-async def test_it_may_be_allowed(control: Control, carried: bool) -> None:
-    async with control.running() as controller:
-        first = version(control, ranker())
-        await settled_at(control, first)
-        second = build(control, ranker(), "2", *([SHRUNK] if carried else []), told=SHRUNK)
-        await until(lambda: controller.deployer.state(NAME).rejected is not None and stable(control), 20.0)
-        control.source.edit(ranker(rollout=replace(QUICK, incompatible="allow")))
-        await settled_at(control, second)
         assert controller.deployer.state(NAME).rejected is None
 
 

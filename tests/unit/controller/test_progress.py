@@ -58,7 +58,7 @@ def test_progress_extends_the_deadline_of_a_start() -> None:
 async def test_a_replica_that_hangs_is_replaced_and_others_are_left_alone(tmp_path: Path) -> None:
     spec = service("web", probe=replace(PROBE, progress_timeout_s=0.5, period_s=0.1))
     control = Control.of(tmp_path, spec, service("api", replicas=1))
-    async with control.running() as controller:
+    async with control.running():
         await control.settled("web", 2)
         await control.settled("api", 1)
         api = control.router.ready("api")
@@ -69,16 +69,13 @@ async def test_a_replica_that_hangs_is_replaced_and_others_are_left_alone(tmp_pa
         control.stuck.clear()
         await control.settled("web", 2)
         assert control.router.ready("api") == api
-        failed = [
-            stored.event.message for stored in controller.events.select(limit=1000) if stored.event.outcome == "failed"
-        ]
-        assert any("it hangs: 2 requests in flight" in message for message in failed)
+        assert "it hangs: 2 requests in flight" in " ".join(control.said("replica_failed"))
 
 
 async def test_a_start_that_gets_on_outlives_its_deadline_and_one_that_stops_does_not(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web", replicas=1, startup_deadline_s=0.6))
     control.engine.behaviours["web"] = Behaviour(ready_after_s=1000.0)
-    async with control.running() as controller:
+    async with control.running():
         await until(control.engine.names)
         (first,) = control.engine.containers
         name = control.engine.containers[first].name
@@ -90,8 +87,7 @@ async def test_a_start_that_gets_on_outlives_its_deadline_and_one_that_stops_doe
         assert first in control.engine.containers, "it was three times over its deadline, and got on all the time"
         control.starts["web"] = (100, "compiling")
         await until(lambda: first not in control.engine.containers)
-        told = [stored.event for stored in controller.events.select(limit=1000)]
-        steps = [event.message for event in told if (event.kind, event.target) == ("replica_progress", name)]
+        steps = [event.message for event in control.events("replica_progress") if event.target == name]
         assert len(steps) <= 2, "a stage is told once, not each of its steps"
         assert steps[-1].endswith(": compiling")
-        assert any("after its last progress (startup.deadline_s)" in event.message for event in told)
+        assert any("after its last progress (startup.deadline_s)" in event.message for event in control.events())

@@ -12,12 +12,12 @@ from controller.desired.deployer import REFUSED_FOR_S
 from controller.errors import EngineError, EngineUnreachable, InvalidRequest, RoutingError, SpecError
 from controller.model.actions import AddServer, CreateContainer
 from controller.model.spec import GpuRequest, RolloutSpec, ServiceSpec
-from controller.model.world import ServerState, current_version
+from controller.model.world import ServerState
 from controller.routing.base import RoutingAction
 from controller.spec.parse import parse
 from controller.status.documents import plan_words
 from tests.fakes.fake_engine import Behaviour
-from tests.unit.controller.control import Control, until
+from tests.unit.controller.control import Control, until, version
 from tests.unit.controller.worlds import gpu_service, gpus, service
 
 pytestmark = pytest.mark.virtual_time
@@ -29,12 +29,6 @@ LONG = RolloutSpec(bake_s=3600.0)
 
 def web(definition: str = "d1", **changes: object) -> ServiceSpec:
     return service("web", **{"definition_hash": definition, "rollout": QUICK, **changes})
-
-
-def version(control: Control, spec: ServiceSpec) -> str:
-    found = current_version(spec, control.engine.images)
-    assert found is not None
-    return found
 
 
 @pytest.fixture
@@ -184,17 +178,6 @@ async def test_a_version_with_more_errors_is_rolled_back_and_a_second_try_counts
         control.work.clear()
         await stable_at(control, new, within_s=60)
         assert len(control.said("rollback")) == 1
-
-
-async def test_a_new_probe_that_nothing_answers_is_asked_of_new_replicas_alone(control: Control) -> None:
-    """HAProxy goes on with the probe that the serving replicas answer. New replicas are made with the new one."""
-    async with control.running():
-        await stable_at(control, web())
-        control.source.edit(web("d2", probe=replace(web().probe, port=9999)))
-        old = version(control, web())
-        await until(lambda: any(isinstance(a, CreateContainer) and a.version != old for a in control.engine.done))
-        made = [one for one in control.engine.containers.values() if one.version != old]
-        assert [one.probe for one in made] == [(9999, "/readyz")]
 
 
 async def test_a_version_that_haproxy_refuses_takes_nothing_away(control: Control) -> None:

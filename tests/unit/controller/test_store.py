@@ -156,16 +156,24 @@ def overwritten(content: bytes) -> bytes:
         lambda content: b"SQLite format 3\x00" + b"x" * 4096,
         overwritten,
         lambda content: content.replace(b"value TEXT", b"va\xffue TEXT"),
+        "DROP TABLE state; CREATE TABLE overrides (service TEXT PRIMARY KEY, replicas INTEGER NOT NULL);",
+        "DROP TABLE state; DROP TABLE events; PRAGMA user_version = -1;",
     ],
-    ids=["only its head", "pages", "a byte of a definition"],
+    ids=["only its head", "pages", "a byte of a definition", "other tables", "no tables, and a version"],
 )
-def test_a_damaged_file_is_set_aside(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_a_file_that_is_damaged_or_of_another_version_is_set_aside(
+    tmp_path: Path, damage: Callable[[bytes], bytes] | str
+) -> None:
     store, path = Store(StateFile(tmp_path)), tmp_path / FILE_NAME
     for number in range(500):
         store.append_event(event(str(number) * 20))
     store.close()
-    damaged = damage(path.read_bytes())
-    path.write_bytes(damaged)
+    if isinstance(damage, str):
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+            db.executescript(damage)
+    else:
+        path.write_bytes(damage(path.read_bytes()))
+    damaged = path.read_bytes()
     store = Store(StateFile(tmp_path, clock=lambda: 77.0))
     aside = tmp_path / f"{FILE_NAME}.aside-77"
     assert store.set_aside == str(aside)
@@ -175,25 +183,6 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, damage: Callable[[bytes], b
     found = Store(StateFile(tmp_path))
     assert (found.set_aside, dict(found.overrides)) == (None, {"web": Override(1, 2)})
     found.close()
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        "DROP TABLE state; CREATE TABLE overrides (service TEXT PRIMARY KEY, replicas INTEGER NOT NULL);",
-        "DROP TABLE state; DROP TABLE events; PRAGMA user_version = -1;",
-    ],
-    ids=["other tables", "no tables, and a version"],
-)
-def test_a_file_of_another_version_is_set_aside(tmp_path: Path, script: str) -> None:
-    Store(StateFile(tmp_path)).close()
-    with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as db:
-        db.executescript(script)
-    store = Store(StateFile(tmp_path))
-    assert store.set_aside is not None
-    store.note_autoscaled("llm", 3)
-    store.close()
-    assert dict(Store(StateFile(tmp_path)).autoscaled) == {"llm": 3}
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -206,10 +206,6 @@ def control(tmp_path: Path) -> Control:
     return Control.of(tmp_path, web(A))
 
 
-def said(control: Control, *kinds: str) -> list[str]:
-    return [s.event.message for s in control.controller.events.select(limit=1000) if s.event.kind in kinds]
-
-
 def in_force(control: Control) -> list[str | None]:
     containers = sorted(control.engine.containers.values(), key=lambda container: container.number)
     return [control.user_configs.get(container.id) for container in containers if container.state.is_up]
@@ -223,17 +219,17 @@ def row(control: Control) -> dict[str, Any]:
 async def test_a_change_reaches_those_that_run_and_restarts_none(control: Control) -> None:
     async with control.running():
         await control.settled("web", 2)
-        before, events = set(control.engine.containers), len(said(control, "create_container"))
+        before, events = set(control.engine.containers), len(control.said("create_container"))
         assert in_force(control) == [A, A]
         assert control.given == [], "they have begun with it"
 
         control.source.edit(web(B))
         words = f"web: user_config {DB} is in force in 2 of 2 replicas"
-        await until(lambda: words in said(control, "user_config_applied"))
+        await until(lambda: words in control.said("user_config_applied"))
         assert in_force(control) == [B, B]
         assert set(control.engine.containers) == before
-        assert len(said(control, "create_container")) == events
-        assert said(control, "user_config") == [f"web: user_config {DB}: threshold: 1 -> 2; no restart"]
+        assert len(control.said("create_container")) == events
+        assert control.said("user_config") == [f"web: user_config {DB}: threshold: 1 -> 2; no restart"]
         assert sorted(text for _, text in control.given) == [B, B], "once each"
         assert row(control)["user_config"] == {
             "value": {"threshold": 2}, "wanted": DB, "applied": 2, "replicas": 2, "refused": (), "changes": (),
@@ -249,7 +245,7 @@ async def test_a_change_reaches_those_that_run_and_restarts_none(control: Contro
         control.source.edit(web())
         await until(lambda: in_force(control) == [NO_USER_CONFIG] * 4)
         await until(lambda: row(control)["user_config"] is None)
-        assert "web: no user_config is set any more" in said(control, "user_config_applied")
+        assert "web: no user_config is set any more" in control.said("user_config_applied")
 
 
 async def test_one_that_is_refused_is_told_and_nothing_is_restarted(control: Control) -> None:
@@ -258,7 +254,7 @@ async def test_one_that_is_refused_is_told_and_nothing_is_restarted(control: Con
         before = set(control.engine.containers)
         control.refused = {B}
         control.source.edit(web(B))
-        await until(lambda: len(said(control, "user_config_refused")) == 2)
+        await until(lambda: len(control.said("user_config_refused")) == 2)
         assert in_force(control) == [A, A]
         assert set(control.engine.containers) == before
         found = row(control)
@@ -292,7 +288,7 @@ async def test_a_replica_that_does_not_answer_is_tried_again(control: Control, m
         await control.settled("web", 2)
         control.source.edit(web(B))
         await until(lambda: in_force(control) == [B, B])
-        assert any("does not answer" in message for message in said(control, "give_user_config"))
+        assert any("does not answer" in message for message in control.said("give_user_config"))
 
 
 async def test_a_rollback_brings_back_the_user_config_that_its_version_had_last(control: Control) -> None:
