@@ -10,6 +10,7 @@ from pierhead import close_handles
 
 from tests.harness import ports
 from tests.harness.waiting import PATIENCE_S
+from tests.unit.runtime.fake_transport import FakeService, Make
 from tests.unit.runtime.harness import Cluster
 
 
@@ -20,6 +21,13 @@ async def cluster() -> AsyncIterator[Cluster]:
     yield made
     await close_handles()
     await made.close()
+
+
+@pytest.fixture
+async def service(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
+    """Makes the replicas r0, r1, ... of a service over a transport in memory."""
+    yield lambda replicas=1, **settings: FakeService(monkeypatch, replicas, **settings)
+    await close_handles()
 
 
 @pytest.fixture

@@ -214,3 +214,6 @@ class FakeService:
 
 def _pairs(trailers: dict[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple((f"pierhead-{key}", value) for key, value in trailers.items())
+
+
+Make = Callable[..., FakeService]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -20,19 +20,10 @@ from pierhead.policies.registry import register_policy
 from pierhead.policies.router import Router
 from pierhead.request import CURRENT, RequestContext
 
-from tests.unit.runtime.fake_transport import FakeService
+from tests.unit.runtime.fake_transport import FakeService, Make
 from tests.unit.runtime.harness import until
 from tests.unit.runtime.test_calls import begin, counts, turns, unary
 from tests.unit.runtime.test_policies import CALL, Fake, candidates, loads, seeds
-
-Make = Callable[..., FakeService]
-
-
-@pytest.fixture
-async def service(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
-    """Makes the replicas r0, r1, ... of a service."""
-    yield lambda replicas=1, **settings: FakeService(monkeypatch, replicas, **settings)
-    await close_handles()
 
 
 class Asked:
@@ -42,7 +33,7 @@ class Asked:
         self.shown: list[list[str]] = []
         self.gone: list[str] = []
         self.routed: list[str] = []
-        self.answer: Callable[[dict[str, Any]], Awaitable[Any]] = nothing
+        self.answer: Callable[[dict[str, Any]], Awaitable[Any]] = answer()
 
     async def choose(self, of: Sequence[Any], call: RoutedCall) -> Any:
         self.shown.append([one.name for one in of])
@@ -53,10 +44,6 @@ class Asked:
 
     def on_replica_gone(self, name: str) -> None:
         self.gone.append(name)
-
-
-async def nothing(_: object) -> list[object]:
-    return []
 
 
 def answer(*groups: str) -> Callable[[dict[str, Any]], Awaitable[Any]]:
@@ -72,17 +59,25 @@ def answer(*groups: str) -> Callable[[dict[str, Any]], Awaitable[Any]]:
 register_policy("questioned", Asked)
 
 
-def asked(fake: FakeService, **options: Any) -> tuple[HandleChannel, Asked]:
+def asked(fake: FakeService, *groups: str, **options: Any) -> tuple[FakeService, HandleChannel, Asked]:
+    """A service, and a handle to it whose policy answers with these groups."""
     channel = fake.channel(policy="questioned", **options)
     policy = channel.binding().router.policy
     assert isinstance(policy, Asked)
-    return channel, policy
+    policy.answer = answer(*groups)
+    return fake, channel, policy
 
 
 def limit(channel: HandleChannel, *limits: int) -> None:
     """How many calls each replica takes."""
     listed = [Endpoint(f"r{n}", f"r{n}:1", max_ongoing_requests=most) for n, most in enumerate(limits)]
     channel.pool().update(Listing(listed))
+
+
+async def replied(fake: FakeService, call: asyncio.Future[Any]) -> None:
+    """The replica that has the call answers it."""
+    fake.calls[0].reply("A")
+    assert await call == "A"
 
 
 def where(fake: FakeService) -> list[str]:
@@ -159,10 +154,8 @@ def test_anything_else_is_an_error_that_says_what_was_expected(wrong: Any) -> No
 
 class TestCalls:
     async def test_the_best_group_with_room_is_taken_and_the_policy_told(self, service: Make) -> None:
-        fake = service(3)
-        channel, policy = asked(fake)
+        fake, channel, policy = asked(service(3), "r1", "r2", "r0")
         limit(channel, 1, 1, 1)
-        policy.answer = answer("r1", "r2", "r0")
         calls = [begin(unary(channel)(name)) for name in "abc"]
         await until(lambda: len(fake.calls) == 3, "each has found room")
         assert where(fake) == ["r1", "r2", "r0"]
@@ -172,23 +165,18 @@ class TestCalls:
         assert [await call for call in calls] == ["A", "B", "C"]
 
     async def test_one_candidate_is_a_group_of_its_own(self, service: Make) -> None:
-        fake = service(3)
-        channel, policy = asked(fake)
+        fake, channel, policy = asked(service(3))
 
         async def last(of: dict[str, Any]) -> Any:
             return of["r2"]
 
         policy.answer = last
         call = begin(unary(channel)("a"))
-        await until(lambda: bool(fake.calls), "it is called")
-        assert where(fake) == ["r2"]
-        fake.calls[0].reply("A")
-        assert await call == "A"
+        await until(lambda: where(fake) == ["r2"], "it is called")
+        await replied(fake, call)
 
     async def test_a_refused_call_goes_to_the_next_group_and_the_policy_is_asked_once(self, service: Make) -> None:
-        fake = service(3)
-        channel, policy = asked(fake)
-        policy.answer = answer("r2", "r0")
+        fake, channel, policy = asked(service(3), "r2", "r0")
         call = begin(unary(channel)("a"))
         tried = []
         for _ in range(3):
@@ -199,15 +187,12 @@ class TestCalls:
         assert tried == ["r2", "r0", "r1"]
         assert len(policy.shown) == 1
         await until(lambda: bool(fake.calls), "it comes from the line to one of them")
-        fake.calls[0].reply("A")
-        assert await call == "A"
+        await replied(fake, call)
         assert len(policy.shown) == 1
 
     async def test_full_replicas_are_shown_and_a_call_in_line_keeps_its_ranks(self, service: Make) -> None:
-        fake = service(2)
-        channel, policy = asked(fake)
+        fake, channel, policy = asked(service(2), "r0", "r1")
         limit(channel, 1, 1)
-        policy.answer = answer("r0", "r1")
         calls = [begin(unary(channel)(name)) for name in "abc"]
         await until(lambda: channel.queued == 1, "the third is in line")
         assert policy.shown == [["r0", "r1"]] * 3
@@ -220,20 +205,17 @@ class TestCalls:
         assert [await call for call in calls] == ["A", "B", "C"]
 
     async def test_a_call_that_the_line_has_no_place_for_is_refused_unasked(self, service: Make) -> None:
-        fake = service(1)
-        channel, policy = asked(fake, max_queued_requests=0)
+        fake, channel, policy = asked(service(1), max_queued_requests=0)
         limit(channel, 1)
         first = begin(unary(channel)("a"))
         await until(lambda: bool(fake.calls), "it is called")
         with pytest.raises(Backpressure):
             await unary(channel)("b")
         assert len(policy.shown) == 1
-        fake.calls[0].reply("A")
-        assert await first == "A"
+        await replied(fake, first)
 
     async def test_calls_that_came_before_any_replica_are_asked_when_one_can_be_called(self, service: Make) -> None:
-        fake = service(2)
-        channel, policy = asked(fake)
+        fake, channel, policy = asked(service(2))
         for name in ("r0", "r1"):
             fake[name].become(False)
         seen: list[str | None] = []
@@ -253,13 +235,11 @@ class TestCalls:
         await until(lambda: where(fake) == ["r1"], "it is called")
         assert policy.shown == [["r1:1"]]
         assert seen == ["mine"], "in the context of its own request"
-        fake.calls[0].reply("A")
-        assert await call == "A"
+        await replied(fake, call)
         assert channel.queued == 0
 
     async def test_what_it_raises_is_the_error_of_the_call(self, service: Make) -> None:
-        fake = service(2)
-        channel, policy = asked(fake)
+        _, channel, policy = asked(service(2))
 
         async def fail(_: object) -> Any:
             raise KeyError("session")
@@ -281,7 +261,7 @@ class TestCalls:
         assert channel.metrics.handle_requests.values[("fake", "internal")] == 3
 
     async def test_one_that_does_not_return_ends_with_the_deadline(self, service: Make) -> None:
-        channel, policy = asked(service(2))
+        _, channel, policy = asked(service(2))
         ended = asyncio.Event()
 
         async def wait(_: object) -> Any:
@@ -297,8 +277,7 @@ class TestCalls:
         assert counts(channel) == [0, 0]
 
     async def test_a_call_that_is_cancelled_asks_no_more(self, service: Make) -> None:
-        fake = service(2)
-        channel, policy = asked(fake)
+        fake, channel, policy = asked(service(2))
         begun, ended = asyncio.Event(), asyncio.Event()
 
         async def wait(_: object) -> Any:
@@ -320,8 +299,7 @@ class TestCalls:
         assert (fake.calls, len(policy.shown), channel.queued) == ([], 1, 0)
 
     async def test_a_replica_that_goes_meanwhile_is_not_called(self, service: Make) -> None:
-        fake = service(2)
-        channel, policy = asked(fake)
+        fake, channel, policy = asked(service(2))
         limit(channel, 1, 1)
         go = asyncio.Event()
 
@@ -337,11 +315,10 @@ class TestCalls:
         assert policy.gone == ["r1"], "the hook is called while it is asked"
         go.set()
         await until(lambda: where(fake) == ["r0"], "another one takes it")
-        fake.calls[0].reply("A")
-        assert await call == "A"
+        await replied(fake, call)
 
     async def test_calls_that_are_being_ranked_when_all_is_closed_end(self, service: Make) -> None:
-        channel, policy = asked(service(2))
+        _, channel, policy = asked(service(2))
         go = asyncio.Event()
 
         async def slow(of: dict[str, Any]) -> Any:
@@ -374,9 +351,7 @@ async def test_a_call_in_line_is_asked_when_the_service_names_an_asynchronous_po
 
 
 async def test_a_stream_goes_by_the_ranks_too(service: Make) -> None:
-    fake = service(2)
-    channel, policy = asked(fake)
-    policy.answer = answer("r1")
+    fake, channel, _ = asked(service(2), "r1")
     call = channel.stream_stream("/test.Test/Both")()
     await call.write("a")
     (there,) = fake.calls

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,6 @@ from pierhead import (
     ReplicaDied,
     Unavailable,
     UserCodeError,
-    close_handles,
 )
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.listing import Listing
@@ -34,17 +33,8 @@ from pierhead.policies.registry import register_policy
 from pierhead.request import CURRENT, RequestContext
 
 from tests.harness.waiting import PATIENCE_S
-from tests.unit.runtime.fake_transport import FakeCall, FakeService
+from tests.unit.runtime.fake_transport import FakeCall, FakeService, Make
 from tests.unit.runtime.harness import until
-
-Make = Callable[..., FakeService]
-
-
-@pytest.fixture
-async def service(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
-    """Makes the replicas r0, r1, ... of a service."""
-    yield lambda replicas=1, **settings: FakeService(monkeypatch, replicas, **settings)
-    await close_handles()
 
 
 def called(fake: FakeService, **options: Any) -> tuple[FakeService, HandleChannel]:
