@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -162,16 +161,6 @@ def test_a_refusal_says_why_and_changes_nothing(machine: Machine, docker: str, c
     assert result.returncode == 2
     assert words in result.stderr
     assert machine.calls("apt-get|docker (compose.* (build|up|down)|volume)") == []
-
-
-def test_a_port_that_is_taken_is_named_before_anything_is_started(machine: Machine) -> None:
-    machine.has("docker", HEALTHY_ENGINE)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        result = machine.run("up.sh", PIERHEAD_HTTP_PORT=str(port))
-    assert result.returncode == 2
-    assert f"port {port} (PIERHEAD_HTTP_PORT) is taken by another program." in result.stderr
-    assert machine.calls("docker (compose.* (build|up)|pull)") == []
 
 
 # ----------------------------------------------------------------------------------- the engine and the images it needs
@@ -844,22 +833,15 @@ def interrupted(machine: Machine, script: str, *arguments: str, **environment: s
 HANGS = "trap 'exit 130' INT; echo yes >\"$HOME/going\"; sleep 60 >/dev/null 2>&1 & wait"
 
 
-def test_ctrl_c_is_told_as_what_it_is(machine: Machine) -> None:
+def test_ctrl_c_is_told_as_what_it_is(machine: Machine, node: dict[str, str]) -> None:
     os.mkfifo(machine.directory / "going")
+    machine.has("docker", NODE.replace("'swarm '*)", f"'swarm join '*) {HANGS} ;;\n  'swarm '*)"))
+    told = interrupted(machine, "node.sh", *JOIN.split(), **node)
+    assert told.splitlines()[-1] == "Interrupted. The same command goes on from here."
     machine.has("docker", f"case $3 in plain) {HANGS} ;; esac")
     told = interrupted(machine, "down.sh")
     assert "Interrupted: some of the stack may be left. `make down` again goes on from here." in told
-    assert "was not removed" not in told
-    assert "failed" not in told
-
-
-def test_so_is_ctrl_c_while_a_machine_joins(machine: Machine, node: dict[str, str]) -> None:
-    os.mkfifo(machine.directory / "going")
-    machine.has("docker", NODE.replace("'swarm '*)", f"'swarm join '*) {HANGS} ;;\n  'swarm '*)"))
-    assert interrupted(machine, "node.sh", *JOIN.split(), **node).split("\n")[-2:] == [
-        "Interrupted. The same command goes on from here.",
-        "",
-    ]
+    assert not any(words in told for words in ("was not removed", "failed"))
 
 
 def test_make_help_lists_every_target() -> None:
@@ -881,33 +863,35 @@ A_STACK = docker_with(
 )
 
 
-def test_commands_run_beside_the_controller_of_a_swarm_whichever_node_it_is_on(machine: Machine, clone: Path) -> None:
+def test_commands_run_beside_the_controller_of_a_swarm_whichever_node_it_is_on(machine: Machine, control: str) -> None:
     machine.has("docker", A_STACK)
-    status = machine.run(str(clone / "compose/machine/control.sh"), "status", **ON_SWARM)
+    status = machine.run(control, "status", **ON_SWARM)
     ran = machine.calls("docker run")[-1]
     assert "--network pierhead_default" in ran
     assert ran.endswith("registry/controller@sha256:00 pierhead status")
     assert ("TOKEN secret" in status.stdout, "secret" in ran) == (True, False), "other users see a program's arguments"
 
-    machine.run(str(clone / "compose/machine/control.sh"), "deploy", **ON_SWARM)
+    machine.run(control, "deploy", **ON_SWARM)
     stored, deployed = (call.rpartition(" ")[2] for call in machine.calls("docker run")[-2:])
     assert (stored, deployed) == ("files", "deploy"), "the controller is given the files before it is asked"
 
     machine.has("docker", docker_with("'service '*) echo 'Error: no such service: pierhead_controller' >&2; exit 1"))
-    gone = machine.run(str(clone / "compose/machine/control.sh"), "status", **ON_SWARM)
+    gone = machine.run(control, "status", **ON_SWARM)
     assert (gone.returncode, "does not run on this Swarm. Start it with: make up" in gone.stderr) == (3, True)
 
     machine.has("docker", docker_with("'service '*) echo 'the swarm does not have a leader' >&2; exit 1"))
-    leaderless = machine.run(str(clone / "compose/machine/control.sh"), "status", **ON_SWARM)
+    leaderless = machine.run(control, "status", **ON_SWARM)
     assert leaderless.returncode == 3
     assert leaderless.stderr.splitlines()[0].endswith("cannot ask the Swarm: the swarm does not have a leader")
     assert "more than half of the Swarm's managers must be up" in leaderless.stderr
     assert "Start it" not in leaderless.stderr
 
 
-def test_status_says_where_files_were_edited_after_they_were_stored(machine: Machine, clone: Path) -> None:
+def test_status_says_where_files_were_edited_after_they_were_stored(
+    machine: Machine, clone: Path, control: str
+) -> None:
     """A Swarm's controller has the files that were stored, and looks at none."""
-    control, words = str(clone / "compose/machine/control.sh"), "the compose files here are not as the Swarm has them"
+    words = "the compose files here are not as the Swarm has them"
     stack, app = clone / "compose/swarm.yaml", clone / "compose/apps/echo.yaml"
     app.parent.mkdir()
     stack.write_text("services: {}\n")
@@ -938,12 +922,14 @@ def test_status_says_where_files_were_edited_after_they_were_stored(machine: Mac
     assert words not in elsewhere, "that one's files are not these"
 
 
-def test_down_on_a_swarm_reads_no_compose_file_and_up_takes_the_file_for_swarms(machine: Machine, clone: Path) -> None:
+def test_down_on_a_swarm_reads_no_compose_file_and_up_takes_the_file_for_swarms(
+    machine: Machine, clone: Path, control: str
+) -> None:
     machine.has("docker", A_STACK)
     done = machine.run(str(clone / "compose/machine/down.sh"), "1", "1", **ON_SWARM)
     assert done.returncode == 0, done.stderr
     assert machine.calls("docker compose") == []
     assert re.search(r"VOLUMES=1 --env FORCE=1 .* python -m controller.stack down$", machine.calls("docker run")[-1])
 
-    files = machine.run(str(clone / "compose/machine/control.sh"), "schema", **ON_SWARM)
+    files = machine.run(control, "schema", **ON_SWARM)
     assert "COMPOSE_FILE=compose/swarm.yaml:compose/apps/echo.yaml" in machine.calls("docker run")[-1], files.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -573,12 +574,13 @@ def test_up_refuses_a_port_that_is_taken(shop: Project, whose: str) -> None:
         healthy = f'case "$*" in version*) echo 26.1.5 ;; {compose} esac'
         fake = shop.root / "bin"
         fake.mkdir()
-        (fake / "docker").write_text(f"#!/bin/sh\n{healthy}\n")
+        (fake / "docker").write_text(f"#!/bin/sh\necho \"$*\" >>'{shop.root}/calls'\n{healthy}\n")
         (fake / "docker").chmod(0o755)
         up = str(shop.root / ".pierhead/compose/machine/up.sh")
         own = {"PATH": f"{fake}:{os.environ['PATH']}", "HOME": str(shop.root)}
         done = subprocess.run([up], cwd="/", env=own, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
+    assert not re.search(r"compose.* (build|up)|pull", (shop.root / "calls").read_text()), "nothing was started"
     name = "PIERHEAD_STATS_PORT" if whose == "the stack's" else "services.db.ports"
     remedy = "_PORT=... pierhead up." if whose == "the stack's" else "Stop that, or write another port there."
     first, last = done.stderr.splitlines()
