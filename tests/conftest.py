@@ -9,11 +9,14 @@ from collections.abc import Generator, Iterator
 from random import Random
 
 import pytest
+from docker import APIClient
 from hypothesis import HealthCheck, settings
 from pierhead.held import HELD
 from pierhead.replica.starting import START
 from pierhead.routing_stats import NOTHING, STATS
 
+from controller.engines.docker import open_client
+from controller.errors import EngineUnreachable
 from tests.harness.process_state import left_behind, our_threads, process_state
 from tests.harness.shared_stacks import SharedStacks, WrittenStack
 from tests.harness.stack import Stack
@@ -98,6 +101,17 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.when == "call":
         item.stash[_failed] = report.failed
     return report
+
+
+@pytest.fixture(scope="module")
+def docker_client() -> Iterator[APIClient]:
+    """A client of the Docker Engine of this machine."""
+    try:
+        client = open_client()
+    except EngineUnreachable as error:
+        pytest.skip(str(error))
+    yield client
+    client.close()
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,7 @@ import docker.errors
 import pytest
 from docker import APIClient
 
-from controller.engines.docker import open_client
 from controller.engines.labels import create_body
-from controller.errors import EngineUnreachable
 from controller.model.actions import replica_name
 from controller.spec.compose import ComposeProject
 from tests.debian_image import debian_image
@@ -75,22 +73,12 @@ configs: {settings: {file: ./token}}
 
 
 @pytest.fixture
-def client() -> Iterator[APIClient]:
-    try:
-        opened = open_client()
-    except EngineUnreachable as error:
-        pytest.skip(str(error))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def twins(client: APIClient, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+def twins(docker_client: APIClient, tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """A project whose service Compose has created (not started); its name and directory."""
     project = f"pierhead-body-{secrets.token_hex(3)}"
     (tmp_path / "data").mkdir()
     (tmp_path / "token").write_text("secret")
-    text = DEFINITION.replace("PROJECT", project).replace("IMAGE", debian_image(client))
+    text = DEFINITION.replace("PROJECT", project).replace("IMAGE", debian_image(docker_client))
     (tmp_path / "compose.yaml").write_text(text.replace("SERVE", ""))
     compose(tmp_path, "up", "--no-start", "--no-build")
     try:
@@ -152,42 +140,45 @@ def comparable(inspected: dict[str, Any], project: str) -> dict[str, Any]:
     }
 
 
-async def test_a_replica_is_what_compose_would_have_created(client: APIClient, twins: tuple[str, Path]) -> None:
+async def test_a_replica_is_what_compose_would_have_created(docker_client: APIClient, twins: tuple[str, Path]) -> None:
     project, directory = twins
-    by_compose = client.inspect_container(f"{project}-twin-1")
-    _, by_us = await make_replica(client, directory, project)
+    by_compose = docker_client.inspect_container(f"{project}-twin-1")
+    _, by_us = await make_replica(docker_client, directory, project)
     ours, theirs = comparable(by_us, project), comparable(by_compose, project)
     for section in theirs:
         assert ours[section] == theirs[section], section
-    client.start(by_us["Id"])
-    assert client.inspect_container(by_us["Id"])["State"]["Running"]
+    docker_client.start(by_us["Id"])
+    assert docker_client.inspect_container(by_us["Id"])["State"]["Running"]
 
 
 async def test_compose_knows_what_the_engine_had_to_make_for_a_replica(
-    client: APIClient, twins: tuple[str, Path]
+    docker_client: APIClient, twins: tuple[str, Path]
 ) -> None:
     project, directory = twins
-    client.remove_container(f"{project}-twin-1", v=True)
-    client.remove_volume(f"{project}_cache")
-    name, _ = await make_replica(client, directory, project)
-    labels = client.inspect_volume(f"{project}_cache")["Labels"]
+    docker_client.remove_container(f"{project}-twin-1", v=True)
+    docker_client.remove_volume(f"{project}_cache")
+    name, _ = await make_replica(docker_client, directory, project)
+    labels = docker_client.inspect_volume(f"{project}_cache")["Labels"]
     assert labels == {"com.docker.compose.project": project, "com.docker.compose.volume": "cache"}
     compose(directory, "down", "--volumes", "--remove-orphans", "--timeout", "0")
     with pytest.raises(docker.errors.NotFound):
-        client.inspect_container(name)
+        docker_client.inspect_container(name)
     with pytest.raises(docker.errors.NotFound):
-        client.inspect_volume(f"{project}_cache")
+        docker_client.inspect_volume(f"{project}_cache")
 
 
-async def test_up_leaves_replicas_alone_and_makes_their_networks(client: APIClient, twins: tuple[str, Path]) -> None:
+async def test_up_leaves_replicas_alone_and_makes_their_networks(
+    docker_client: APIClient, twins: tuple[str, Path]
+) -> None:
     project, directory = twins
     compose(directory, "down", "--volumes", "--timeout", "0")
     compose(directory, "up", "--detach", "--no-build")
-    assert client.containers(all=True, filters={"label": f"com.docker.compose.project={project}"}) == []
-    made = {network["Name"] for network in client.networks(filters={"label": f"com.docker.compose.project={project}"})}
+    assert docker_client.containers(all=True, filters={"label": f"com.docker.compose.project={project}"}) == []
+    networks = docker_client.networks(filters={"label": f"com.docker.compose.project={project}"})
+    made = {network["Name"] for network in networks}
     assert made == {f"{project}_default", f"{project}_back"}
-    name, inspected = await make_replica(client, directory, project)
+    name, inspected = await make_replica(docker_client, directory, project)
     compose(directory, "up", "--detach", "--no-build", "--remove-orphans")
-    assert client.inspect_container(name)["Id"] == inspected["Id"]
+    assert docker_client.inspect_container(name)["Id"] == inspected["Id"]
     listed = compose(directory, "ps", "--all", "--format", "{{.Name}}")
     assert name in listed.split()

@@ -180,7 +180,6 @@ def helpers_of(client: APIClient, project: str) -> list[str]:
 
 
 def turn_to_nobody(client: APIClient) -> None:
-    """Turn a connection to where nobody listens."""
     client.close()
     nowhere = APIClient(base_url="unix:///nonexistent/docker.sock", version=client.api_version)
     client.adapters.clear()
@@ -339,16 +338,6 @@ def service_spec(service: str, image: str, container: dict[str, Any], *, has_bui
     gpu = GpuRequest(1) if service == "pinned" else None
     probe = ProbeSpec(9100, "/readyz")
     return ServiceSpec(service, image, "http", 8080, 1, probe, gpu=gpu, has_build=has_build, container=container)
-
-
-@pytest.fixture(scope="module")
-def docker_client() -> Iterator[APIClient]:
-    try:
-        client = open_client()
-    except EngineUnreachable as error:
-        pytest.skip(str(error))
-    yield client
-    client.close()
 
 
 @pytest.fixture(scope="module")

@@ -226,7 +226,6 @@ class Replica:
     lines: list[Any] = field(default_factory=list)
 
     def next(self) -> Any:
-        """What it says next."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"ended with {self.process.wait(ANSWER_S)} after {self.lines}"

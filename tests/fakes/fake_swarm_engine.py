@@ -41,7 +41,6 @@ class FakeSwarmEngine(FakeEngine):
     """By container that has ended by itself: when it is started again."""
 
     def add_node(self, name: str, gpus: int = 2, *, is_manager: bool = True, **changes: Any) -> None:
-        """Have another node."""
         leads = is_manager and not any(node.is_leader for node in self.nodes.values())
         node = Node(name, f"id-{name}", is_manager, leads, address=f"10.77.0.{len(self.nodes) + 1}", version=1)
         self.nodes = dict(sorted({**self.nodes, name: replace(node, **changes)}.items()))

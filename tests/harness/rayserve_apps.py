@@ -19,7 +19,6 @@ RECORDED = HERE / "recorded.json"
 
 
 def applications() -> list[str]:
-    """Names of all applications."""
     return sorted(path.stem for path in (HERE / "apps").glob("*.py"))
 
 

@@ -76,7 +76,6 @@ def judged(failures: Iterable[Failure], faults: Sequence[Lost]) -> list[Judged]:
 
 
 def unexplained(failures: Iterable[Failure], faults: Sequence[Lost]) -> list[Failure]:
-    """The failures that no fault explains."""
     return [one.failure for one in judged(failures, faults) if one.of == UNEXPLAINED]
 
 

@@ -88,7 +88,6 @@ class Node:
 
     @contextlib.contextmanager
     def client(self, timeout_s: float = 30.0) -> Iterator[APIClient]:
-        """A client of its engine."""
         opened = APIClient(base_url=self.url, version="auto", timeout=timeout_s)  # type: ignore[arg-type]
         try:
             yield opened

@@ -114,7 +114,6 @@ class SwarmStack(Place):
     # --------------------------------------------------------------------------------------------------- what is there
 
     def others(self, *nodes: Node) -> list[Node]:
-        """The nodes that are not these."""
         return [node for node in self.rig.nodes if node not in nodes]
 
     def tasks_of(self, node: Node) -> list[str]:
@@ -226,7 +225,6 @@ class SwarmStack(Place):
         raise LookupError(f"the lease has {holders}, which runs on none of {[node.name for node in self.managers]}")
 
     def events(self, since: float) -> list[dict[str, Any]]:
-        """The events since a unix time."""
         lines = self.make("control", "events", "-n", "1000", "--output", "json").splitlines()
         return [one for one in map(json.loads, lines) if one["last_at"] >= since]
 

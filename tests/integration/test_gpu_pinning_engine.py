@@ -24,7 +24,7 @@ from docker.errors import NotFound
 from controller.engines.base import CONNECTED, EngineState
 from controller.engines.docker import DockerEngine, open_client
 from controller.engines.gpu_discovery import GpuSources
-from controller.errors import EngineError, EngineUnreachable
+from controller.errors import EngineError
 from controller.model.actions import CreateContainer, StartContainer, replica_name
 from controller.model.spec import GpuRequest, ProbeSpec, ServiceSpec
 from controller.model.world import Gpu
@@ -121,16 +121,6 @@ class Machine:
         return await asyncio.to_thread(eventually, printed, f"{name} has printed two lines")
 
 
-@pytest.fixture
-def client() -> Iterator[APIClient]:
-    try:
-        client = open_client()
-    except EngineUnreachable as error:
-        pytest.skip(str(error))
-    yield client
-    client.close()
-
-
 @dataclass(frozen=True)
 class Smi:
     """What an `nvidia-smi` says that every container with a device finds in its path."""
@@ -158,9 +148,9 @@ def smi(tmp_path: Path) -> Smi:
 
 
 @pytest.fixture
-def cdi_kind(client: APIClient, smi: Smi) -> Iterator[str]:
+def cdi_kind(docker_client: APIClient, smi: Smi) -> Iterator[str]:
     """Four devices GPU-0 to GPU-3, their indices, and "all", as NVIDIA's toolkit describes them."""
-    if not client.info().get("CDISpecDirs"):
+    if not docker_client.info().get("CDISpecDirs"):
         pytest.skip('CDI is off in this engine: {"features": {"cdi": true}} in /etc/docker/daemon.json')
     if os.geteuid() != 0:
         pytest.skip(f"only root can write to {CDI_DIRECTORY}")
@@ -198,15 +188,15 @@ def takes_up(client: APIClient, image: str, kind: str) -> bool:
 
 
 @pytest_asyncio.fixture
-async def machine(client: APIClient, cdi_kind: str) -> AsyncIterator[Machine]:
+async def machine(docker_client: APIClient, cdi_kind: str) -> AsyncIterator[Machine]:
     project = f"pierhead-test-{secrets.token_hex(4)}"
-    image = debian_image(client)
-    eventually(partial(takes_up, client, image, cdi_kind), "the engine has read what was just written")
+    image = debian_image(docker_client)
+    eventually(partial(takes_up, docker_client, image, cdi_kind), "the engine has read what was just written")
     engine = DockerEngine(open_client(), GpuSources(cdi_kind, (CDI_DIRECTORY,), probe_image=image))
-    yield Machine(client, engine, project, cdi_kind, image)
+    yield Machine(docker_client, engine, project, cdi_kind, image)
     await engine.close()
-    for left in client.containers(all=True, filters={"label": f"pierhead.test={project}"}):
-        client.remove_container(left["Id"], force=True, v=True)
+    for left in docker_client.containers(all=True, filters={"label": f"pierhead.test={project}"}):
+        docker_client.remove_container(left["Id"], force=True, v=True)
 
 
 async def test_a_replica_sees_its_two_devices_and_another_stack_sees_that_it_holds_them(machine: Machine) -> None:

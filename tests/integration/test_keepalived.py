@@ -118,7 +118,6 @@ def address() -> Iterator[Address]:
 
 
 def edge(node: Node) -> str:
-    """The container of a node's edge."""
     return eventually(lambda: node.cli("ps", "--quiet", "--filter", "name=edge"), f"{node.name} has an edge")
 
 

@@ -116,7 +116,6 @@ def clone(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def control(clone: Path) -> str:
-    """That clone's control.sh."""
     return str(clone / "compose" / "machine" / "control.sh")
 
 

@@ -9,6 +9,16 @@ AT = 1_800_000_000.0
 UUID = "GPU-3f2c1b0a-4d5e-6f70-8192-a3b4c5d6e7f8"
 
 
+REJECTED = {
+    "version": "9f8e7d6c",
+    "reason": "its replicas failed 3 times",
+    "at": AT - 500,
+    "is_asked": False,
+    "is_refused": False,
+    "id": "9f8e7d6c@0",
+}
+
+
 def replica(name: str, state: str = "RUNNING", **changes: Any) -> dict[str, Any]:
     running = {"address": "172.18.0.7:8080", "ongoing": 0} if name else {"address": "", "ongoing": None}
     rest = {"gpus": [], "message": "", "node": "", **running}

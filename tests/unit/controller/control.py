@@ -299,7 +299,6 @@ class Control:
         await until(lambda: self.row(service) == (replicas, replicas, replicas), within_s)
 
     def events(self, kind: str | None = None) -> list[Event]:
-        """The events so far, or those of one kind."""
         events = [stored.event for stored in self.controller.events.select(limit=1000)]
         return [event for event in events if kind in (None, event.kind)]
 

@@ -60,7 +60,6 @@ class World:
 
 
 def steps(*actions: Action) -> Plan:
-    """A plan whose steps wait for nothing."""
     return Plan(tuple(Step(number, action) for number, action in enumerate(actions, start=1)))
 
 

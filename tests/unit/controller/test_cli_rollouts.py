@@ -12,18 +12,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tests.unit.controller.cli_documents import AT, document, rolling, settled
+from tests.unit.controller.cli_documents import AT, REJECTED, document, rolling, settled
 from tests.unit.controller.test_cli import Command
 
 OLD = settled(version="1a2b3c4d")
-REJECTED = {
-    "version": "9f8e7d6c",
-    "reason": "its replicas failed 3 times",
-    "at": AT,
-    "is_asked": False,
-    "is_refused": False,
-    "id": "1",
-}
 
 
 @dataclass

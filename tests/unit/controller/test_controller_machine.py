@@ -110,7 +110,6 @@ class ControllerMachine(RuleBasedStateMachine):
         self._end = asyncio.Event()
 
     def engine(self) -> FakeEngine:
-        """The engine of this machine."""
         return FakeEngine(self._clock, gpus=gpus(GPUS))
 
     def _clock(self) -> float:
@@ -171,7 +170,6 @@ class ControllerMachine(RuleBasedStateMachine):
             await asyncio.sleep(0.5)
 
     def explained(self) -> str:
-        """What explains a failure."""
         controller = self.control.controller
         rows = [f"{row.name}: {row.ready} of {row.wanted}: {row.message}" for row in controller.view.services]
         states = [f"{name}: {controller.deployer.state(name)}" for name in SERVICES]

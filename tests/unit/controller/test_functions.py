@@ -15,14 +15,13 @@ from typing import Any
 
 import pytest
 
-from controller.desired.autoscale import Load, Situation, wanted_replicas
+from controller.desired.autoscale import Situation, wanted_replicas
 from controller.desired.functions import LIMIT_S, PAUSE_S, FunctionCalls, Functions, in_thread
 from controller.errors import PolicyError
-from controller.model.spec import AutoscaleSpec, FunctionPolicy
+from controller.model.spec import FunctionPolicy
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import until
-
-SPEC = AutoscaleSpec(min=0, max=20, target_ongoing_requests=10)
+from tests.unit.controller.test_policies import situation
 
 _names = itertools.count()
 
@@ -42,11 +41,6 @@ def written(tmp_path: Path) -> Callable[[str], str]:
         return f"{name}:wanted"
 
     return write
-
-
-def situation(spec: AutoscaleSpec = SPEC, *, load: float = 0.0, running: int = 2, target: int = 2) -> Situation:
-    found = Load(running=load)
-    return Situation(spec, found, found, found, running, target, now=1000.0)
 
 
 def failing(functions: Functions, path: str, **kwargs: Any) -> str:

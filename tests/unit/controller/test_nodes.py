@@ -70,7 +70,6 @@ def card(number: int) -> Gpu:
 
 
 def on_gpu(number: int, spec: ServiceSpec = RANKER, **changes: Any) -> ReplicaContainer:
-    """The replica of that number has the GPU of that number."""
     gpu = card(number)
     return replica(spec, number, node=gpu.node, gpus=(gpu.uuid,), **changes)
 

@@ -195,7 +195,6 @@ class FakeDiscovery(discovery_pb2_grpc.DiscoveryServicer):
         self._server: grpc.aio.Server | None = None
 
     async def listen(self, port: int = 0) -> int:
-        """Listen on a loopback port and return it."""
         self._server = grpc.aio.server()
         discovery_pb2_grpc.add_DiscoveryServicer_to_server(self, self._server)
         bound = self._server.add_insecure_port(f"127.0.0.1:{port}")

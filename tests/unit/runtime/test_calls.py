@@ -38,7 +38,6 @@ from tests.unit.runtime.harness import until
 
 
 def called(fake: FakeService, **options: Any) -> tuple[FakeService, HandleChannel]:
-    """A service, and a handle to it."""
     return fake, fake.channel(**options)
 
 

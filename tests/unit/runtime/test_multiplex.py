@@ -70,7 +70,6 @@ def models_of(load: Callable[[str], Awaitable[M]], bound: int) -> Multiplexed[M]
 
 
 async def use(get: Multiplexed[M], model_id: str) -> M:
-    """Use a model for a moment."""
     async with get(model_id) as model:
         return model
 

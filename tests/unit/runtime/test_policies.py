@@ -50,8 +50,6 @@ def candidates(numbers: list[int]) -> list[Fake]:
 
 
 class Drawn(Random):
-    """Remembers what was drawn."""
-
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.drawn: list[float] = []

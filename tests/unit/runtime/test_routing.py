@@ -103,9 +103,3 @@ class TestFollowing:
             router.follow(policy)
             assert router.choose(of, FakeCall("s")) in of
 
-
-def test_a_model_s_calls_go_to_the_replica_that_holds_it() -> None:
-    of = replicas([("", {"a"}), ("", {"b"})])
-    router = Router("round_robin", Random(1))
-    assert [router.choose(of, FakeCall(model_id="b")).name for _ in range(3)] == ["r1"] * 3
-    assert {router.choose(of, CALL).name for _ in range(2)} == {"r0", "r1"}
