@@ -61,6 +61,11 @@ def lines(*expected: str) -> str:
     return "\n".join(expected)
 
 
+def seen(*containers: ReplicaContainer, **changes: Any) -> Observed:
+    """What there is of `web`."""
+    return observed(*containers, specs=(WEB,), **changes)
+
+
 def leaving(spec: ServiceSpec, seconds: float = 1, **changes: Any) -> Observed:
     """Two replicas, of which the second has been draining for so long; `changes` of it, and of its mark and server."""
     mark = {key: changes.pop(key) for key in ("stopping_since", "failed") if key in changes}
@@ -78,114 +83,88 @@ def first_of(spec: ServiceSpec) -> Desired:
 # ------------------------------------------------------------------------------------------- replicas and their servers
 
 
-@pytest.mark.parametrize(
-    ("wanted", "world", "expected"),
-    [
-        pytest.param(desired(WEB), observed(ONE, TWO, specs=(WEB,)), NOTHING, id="converged"),
-        pytest.param(
-            desired(WEB),
-            observed(specs=(WEB,)),
-            lines(
-                f"#1 create p-web-{V}-1: 0 of 2 replicas exist",
-                f"#2 after #1 start p-web-{V}-1: 0 of 2 replicas exist",
-                f"#3 create p-web-{V}-2: 0 of 2 replicas exist",
-                f"#4 after #3 start p-web-{V}-2: 0 of 2 replicas exist",
-            ),
-            id="first start",
+UNREADY, NEVER_STARTED = {"health": Health.UNKNOWN}, {"health": Health.UNKNOWN, "started_at": None, "ip": None}
+SERVER = f"server svc_web/p-web-{V}"
+WHY_ONE_LESS = "2 replicas, 1 wanted"
+NO_REPLICA = "0 of 2 replicas exist"
+PICTURES: dict[str, tuple[Desired, Observed, str]] = {
+    "converged": (desired(WEB), seen(ONE, TWO), NOTHING),
+    "first start": (
+        desired(WEB),
+        seen(),
+        lines(
+            f"#1 create p-web-{V}-1: {NO_REPLICA}",
+            f"#2 after #1 start p-web-{V}-1: {NO_REPLICA}",
+            f"#3 create p-web-{V}-2: {NO_REPLICA}",
+            f"#4 after #3 start p-web-{V}-2: {NO_REPLICA}",
         ),
-        pytest.param(
-            desired(WEB),
-            observed(ONE, replica(WEB, 2, health=Health.UNKNOWN), specs=(WEB,), routing=routing()),
-            f"#1 add server svc_web/p-web-{V}-1 at 10.0.0.1:8080: its replica is ready",
-            id="a server only for a ready replica",
+    ),
+    "a server only for a ready replica": (
+        desired(WEB),
+        seen(ONE, replica(WEB, 2, **UNREADY), routing=routing()),
+        f"#1 add {SERVER}-1 at 10.0.0.1:8080: its replica is ready",
+    ),
+    "the server of a replica without an answer yet stays": (
+        *(first_of(WEB), seen(replica(WEB, 1, **UNREADY), routing=routing(server(ONE))), NOTHING),
+    ),
+    "new routes before their servers": (
+        first_of(WEB),
+        seen(ONE, routing=routing(routing_hash="old", backends=frozenset())),
+        lines(
+            "#1 write routes of web and reload: HAProxy runs routes old, the services need routes1",
+            f"#2 after #1 add {SERVER}-1 at 10.0.0.1:8080: its replica is ready",
         ),
-        pytest.param(
-            first_of(WEB),
-            observed(replica(WEB, 1, health=Health.UNKNOWN), specs=(WEB,), routing=routing(server(ONE))),
-            NOTHING,
-            id="the server of a replica without an answer yet stays",
+    ),
+    "HAProxy is away": (first_of(WEB), seen(ONE, routing=None), NOTHING),
+    "created and never started": (
+        first_of(WEB),
+        seen(replica(WEB, 1, state=ContainerState.CREATED, **NEVER_STARTED)),
+        f"#1 start p-web-{V}-1: created and never started",
+    ),
+    "a start that was interrupted": (
+        first_of(WEB),
+        seen(replica(WEB, 1, state=ContainerState.PENDING, is_half_started=True, **NEVER_STARTED)),
+        f"#1 start p-web-{V}-1: its start was interrupted",
+    ),
+    "a server without a container": (
+        desired(WEB, web=0),
+        seen(routing=routing(server(replica(WEB, 9), state=ServerState.MAINT))),
+        f"#1 delete {SERVER}-9: no container of that name exists",
+    ),
+    "a container that Compose started": (
+        first_of(WEB),
+        seen(ONE, strays=(StrayContainer(id="x", name="p-web-1", service="web"),)),
+        "#1 remove p-web-1: started by Compose, which pins no GPU: use `pierhead scale web ...` instead",
+    ),
+    "a service that was removed": (
+        Desired(project="p"),
+        observed(ONE, routing=routing(server(ONE))),
+        lines(
+            f"#1 set {SERVER}-1 to drain: the compose files have no service web any more",
+            f"#2 drain p-web-{V}-1: the compose files have no service web any more",
         ),
-        pytest.param(
-            first_of(WEB),
-            observed(ONE, specs=(WEB,), routing=routing(routing_hash="old", backends=frozenset())),
-            lines(
-                "#1 write routes of web and reload: HAProxy runs routes old, the services need routes1",
-                f"#2 after #1 add server svc_web/p-web-{V}-1 at 10.0.0.1:8080: its replica is ready",
-            ),
-            id="new routes before their servers",
-        ),
-        pytest.param(first_of(WEB), observed(ONE, specs=(WEB,), routing=None), NOTHING, id="HAProxy is away"),
-        pytest.param(
-            first_of(WEB),
-            observed(
-                replica(WEB, 1, state=ContainerState.CREATED, health=Health.UNKNOWN, started_at=None, ip=None),
-                specs=(WEB,),
-            ),
-            f"#1 start p-web-{V}-1: created and never started",
-            id="created and never started",
-        ),
-        pytest.param(
-            first_of(WEB),
-            observed(
-                replica(
-                    WEB,
-                    1,
-                    state=ContainerState.PENDING,
-                    health=Health.UNKNOWN,
-                    started_at=None,
-                    ip=None,
-                    is_half_started=True,
-                ),
-                specs=(WEB,),
-            ),
-            f"#1 start p-web-{V}-1: its start was interrupted",
-            id="a start that was interrupted",
-        ),
-        pytest.param(
-            desired(WEB, web=0),
-            observed(specs=(WEB,), routing=routing(server(replica(WEB, 9), state=ServerState.MAINT))),
-            f"#1 delete server svc_web/p-web-{V}-9: no container of that name exists",
-            id="a server without a container",
-        ),
-        pytest.param(
-            first_of(WEB),
-            observed(ONE, specs=(WEB,), strays=(StrayContainer(id="x", name="p-web-1", service="web"),)),
-            "#1 remove p-web-1: started by Compose, which pins no GPU: use `pierhead scale web ...` instead",
-            id="a container that Compose started",
-        ),
-        pytest.param(
-            Desired(project="p"),
-            observed(ONE, routing=routing(server(ONE))),
-            lines(
-                f"#1 set server svc_web/p-web-{V}-1 to drain: the compose files have no service web any more",
-                f"#2 drain p-web-{V}-1: the compose files have no service web any more",
-            ),
-            id="a service that was removed",
-        ),
-        pytest.param(
-            first_of(WEB),
-            observed(ONE, TWO, specs=(WEB,)),
-            lines(
-                f"#1 set server svc_web/p-web-{V}-2 to drain: 2 replicas, 1 wanted",
-                f"#2 drain p-web-{V}-2: 2 replicas, 1 wanted",
-            ),
-            id="scale down: the highest number",
-        ),
-        pytest.param(
-            first_of(RANKER),
-            observed(replica(RANKER, 1, ongoing=2), replica(RANKER, 2, ongoing=7), specs=(RANKER,)),
-            f"#1 drain p-ranker-{RV}-1: 2 replicas, 1 wanted",
-            id="scale down: the fewest requests",
-        ),
-    ],
-)
+    ),
+    "scale down: the highest number": (
+        first_of(WEB),
+        seen(ONE, TWO),
+        lines(f"#1 set {SERVER}-2 to drain: {WHY_ONE_LESS}", f"#2 drain p-web-{V}-2: {WHY_ONE_LESS}"),
+    ),
+    "scale down: the fewest requests": (
+        first_of(RANKER),
+        observed(replica(RANKER, 1, ongoing=2), replica(RANKER, 2, ongoing=7), specs=(RANKER,)),
+        f"#1 drain p-ranker-{RV}-1: {WHY_ONE_LESS}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("wanted", "world", "expected"), PICTURES.values(), ids=PICTURES)
 def test_the_plan_for_a_picture_of_the_world(wanted: Desired, world: Observed, expected: str) -> None:
     assert text(wanted, world) == expected
 
 
 def test_requests_wait_for_every_service_that_is_not_switched_off() -> None:
     off = replace(desired(WEB, web=0), switched_off=frozenset({"web"}))
-    world = observed(specs=(WEB,), routing=routing())
+    world = seen(routing=routing())
     assert text(off, world) == "#1 let no request wait for web: 0 wanted, and no request wakes it"
     closed = replace(world, routing=routing(closed=frozenset({"svc_web"})))
     assert text(off, closed) == NOTHING
@@ -205,7 +184,7 @@ def test_requests_wait_for_every_service_that_is_not_switched_off() -> None:
 
 def test_the_server_of_a_replica_that_moved_is_replaced() -> None:
     moved = replica(WEB, 1, ip="10.0.0.77")
-    world = observed(moved, specs=(WEB,), routing=routing(server(ONE)))
+    world = seen(moved, routing=routing(server(ONE)))
     assert text(first_of(WEB), world).splitlines()[-1] == (
         f"#4 after #3 add server svc_web/p-web-{V}-1 at 10.0.0.77:8080: its replica is ready"
     )
@@ -215,11 +194,11 @@ def test_the_server_of_a_replica_that_moved_is_replaced() -> None:
 def test_calls_at_what_a_replica_replaced_have_a_moment_to_end(health: Health) -> None:
     """The engine has given up its node, and the edges reach it: it gets no call any more, and then it goes."""
     moved, name = replica(WEB, 1, ip="10.0.0.77", health=health), f"svc_web/p-web-{V}-1"
-    first = text(first_of(WEB), observed(moved, specs=(WEB,), routing=routing(server(ONE, sessions=2))))
+    first = text(first_of(WEB), seen(moved, routing=routing(server(ONE, sessions=2))))
     assert f"set server {name} to maint" in first
     assert "delete" not in first
     out = server(ONE, sessions=2, state=ServerState.MAINT)
-    then = text(first_of(WEB), observed(moved, specs=(WEB,), routing=routing(out)))
+    then = text(first_of(WEB), seen(moved, routing=routing(out)))
     assert f"end the sessions of {name}" in then
     assert f"delete server {name}" in then
 
@@ -234,7 +213,7 @@ def test_calls_at_what_a_replica_replaced_have_a_moment_to_end(health: Health) -
 )
 def test_the_server_of_an_earlier_container_of_that_name_goes_at_once(successor: ReplicaContainer) -> None:
     """Its address may be another service's by now, and a replica of that service would answer the check."""
-    world = observed(successor, specs=(WEB,), routing=routing(server(replica(WEB, 1, ip="10.0.0.9"))))
+    world = seen(successor, routing=routing(server(replica(WEB, 1, ip="10.0.0.9"))))
     assert f"delete server svc_web/p-web-{V}-1" in text(first_of(WEB), world)
 
 
@@ -245,47 +224,42 @@ QUIET = "nothing in flight"
 PATIENT = gpu_service(graceful_shutdown_wait_loop_s=5.0)
 
 
-@pytest.mark.parametrize(
-    ("spec", "world", "expected"),
-    [
-        pytest.param(RANKER, leaving(RANKER), f"#1 send SIGTERM to p-ranker-{RV}-2: 2 replicas, 1 wanted; {QUIET}"),
-        pytest.param(WEB, leaving(WEB, ongoing=3, sessions=3), NOTHING, id="it has calls"),
-        pytest.param(RANKER, leaving(RANKER, ongoing_at=NOW - 0.9), NOTHING, id="counted before callers knew"),
-        pytest.param(
-            PATIENT, leaving(PATIENT, 5, ongoing_at=NOW - 0.1), NOTHING, id="counted before the wait was over"
+LEAVING: dict[str, tuple[ServiceSpec, Observed, str]] = {
+    "idle": (RANKER, leaving(RANKER), f"#1 send SIGTERM to p-ranker-{RV}-2: {WHY_ONE_LESS}; {QUIET}"),
+    "it has calls": (WEB, leaving(WEB, ongoing=3, sessions=3), NOTHING),
+    "counted before callers knew": (RANKER, leaving(RANKER, ongoing_at=NOW - 0.9), NOTHING),
+    "counted before the wait was over": (PATIENT, leaving(PATIENT, 5, ongoing_at=NOW - 0.1), NOTHING),
+    "the wait is over": (PATIENT, leaving(PATIENT, 5), QUIET),
+    "the wait is over and it has a call": (PATIENT, leaving(PATIENT, 5, ongoing=1), NOTHING),
+    "not ready": (PATIENT, leaving(PATIENT, health=Health.UNKNOWN), "not ready, so it has no requests"),
+    "foreign, drains for 2 s": (FOREIGN, leaving(FOREIGN, 1.9, ongoing=None), NOTHING),
+    "foreign": (FOREIGN, leaving(FOREIGN, 2.1, ongoing=None), "HAProxy counts nothing in flight"),
+    "foreign, inside": (UNROUTED, leaving(UNROUTED, 2.1, ongoing=None), "it has drained for 2 s"),
+    "busy": (WEB, leaving(WEB, 20, ongoing=3), "still busy after 20 s (graceful_shutdown_timeout_s)"),
+    "HAProxy cannot be asked": (WEB, replace(leaving(WEB), routing=None), NOTHING),
+    "in its grace": (WEB, leaving(WEB, stopping_since=NOW - 29, reported_draining=True), NOTHING),
+    "its grace is over": (WEB, leaving(WEB, stopping_since=NOW - 31), "send SIGKILL"),
+    "never ready": (WEB, leaving(WEB, 6, health=Health.UNKNOWN, stopping_since=NOW - 6), "SIGKILL"),
+    # A controller that has just started has never seen it ready.
+    "not ready, and drains": (
+        *(WEB, leaving(WEB, 6, health=Health.UNKNOWN, stopping_since=NOW - 6, reported_draining=True), NOTHING),
+    ),
+    "missed SIGTERM, sent again": (WEB, leaving(WEB, 6, stopping_since=NOW - 6), "send SIGTERM"),
+    "not sent a third time": (WEB, leaving(WEB, 11, stopping_since=NOW - 11), NOTHING),
+    "foreign, never sent again": (FOREIGN, leaving(FOREIGN, 6, stopping_since=NOW - 6), NOTHING),
+    "stopped: out of HAProxy, then removed": (
+        WEB,
+        leaving(WEB, state=ContainerState.EXITED, exit_code=0, stopping_since=NOW - 1),
+        lines(
+            f"#1 set {SERVER}-2 to maint: {WHY_ONE_LESS}",
+            f"#2 after #1 delete {SERVER}-2: {WHY_ONE_LESS}",
+            f"#3 after #2 remove p-web-{V}-2: {WHY_ONE_LESS}",
         ),
-        pytest.param(PATIENT, leaving(PATIENT, 5), QUIET, id="the wait is over"),
-        pytest.param(PATIENT, leaving(PATIENT, 5, ongoing=1), NOTHING, id="the wait is over and it has a call"),
-        pytest.param(PATIENT, leaving(PATIENT, health=Health.UNKNOWN), "not ready, so it has no requests"),
-        pytest.param(FOREIGN, leaving(FOREIGN, 1.9, ongoing=None), NOTHING, id="foreign, drains for 2 s"),
-        pytest.param(FOREIGN, leaving(FOREIGN, 2.1, ongoing=None), "HAProxy counts nothing in flight", id="foreign"),
-        pytest.param(UNROUTED, leaving(UNROUTED, 2.1, ongoing=None), "it has drained for 2 s", id="foreign, inside"),
-        pytest.param(WEB, leaving(WEB, 20, ongoing=3), "still busy after 20 s (graceful_shutdown_timeout_s)"),
-        pytest.param(WEB, replace(leaving(WEB), routing=None), NOTHING, id="HAProxy cannot be asked"),
-        pytest.param(WEB, leaving(WEB, stopping_since=NOW - 29, reported_draining=True), NOTHING, id="in its grace"),
-        pytest.param(WEB, leaving(WEB, stopping_since=NOW - 31), "send SIGKILL", id="its grace is over"),
-        pytest.param(WEB, leaving(WEB, 6, health=Health.UNKNOWN, stopping_since=NOW - 6), "SIGKILL", id="never ready"),
-        pytest.param(  # a controller that has just started has never seen it ready
-            WEB,
-            leaving(WEB, 6, health=Health.UNKNOWN, stopping_since=NOW - 6, reported_draining=True),
-            NOTHING,
-            id="not ready, and drains",
-        ),
-        pytest.param(WEB, leaving(WEB, 6, stopping_since=NOW - 6), "send SIGTERM", id="missed SIGTERM, sent again"),
-        pytest.param(WEB, leaving(WEB, 11, stopping_since=NOW - 11), NOTHING, id="not sent a third time"),
-        pytest.param(FOREIGN, leaving(FOREIGN, 6, stopping_since=NOW - 6), NOTHING, id="foreign, never sent again"),
-        pytest.param(
-            WEB,
-            leaving(WEB, state=ContainerState.EXITED, exit_code=0, stopping_since=NOW - 1),
-            lines(
-                f"#1 set server svc_web/p-web-{V}-2 to maint: 2 replicas, 1 wanted",
-                f"#2 after #1 delete server svc_web/p-web-{V}-2: 2 replicas, 1 wanted",
-                f"#3 after #2 remove p-web-{V}-2: 2 replicas, 1 wanted",
-            ),
-            id="stopped: out of HAProxy, then removed",
-        ),
-    ],
-)
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "world", "expected"), LEAVING.values(), ids=LEAVING)
 def test_a_replica_that_leaves_is_drained_stopped_and_removed(
     spec: ServiceSpec, world: Observed, expected: str
 ) -> None:
@@ -358,50 +332,27 @@ def test_a_replica_has_at_least_the_time_that_it_was_made_with(wanted: Desired) 
 # --------------------------------------------------------------------------------------------- replicas that failed
 
 
-@pytest.mark.parametrize(
-    ("spec", "world", "expected"),
-    [
-        pytest.param(
-            RANKER,
-            observed(
-                replica(RANKER, 1, state=ContainerState.EXITED, exit_code=137, gpus=("GPU-0",)),
-                replica(RANKER, 2, gpus=("GPU-1",)),
-                specs=(RANKER,),
-                gpus=gpus(4),
-            ),
-            lines(
-                f"#1 remove p-ranker-{RV}-1: {KILLED}",
-                f"#2 after #1 create p-ranker-{RV}-1 on GPU-0: 1 of 2 replicas exist",
-                f"#3 after #2 start p-ranker-{RV}-1: 1 of 2 replicas exist",
-            ),
-            id="killed: another one on the same GPU",
-        ),
-        pytest.param(
-            WEB,
-            observed(
-                replica(WEB, 1, health=Health.FAILED, health_detail="no answer within 2 s"),
-                TWO,
-                specs=(WEB,),
-                routing=routing(server(ONE), server(TWO)),
-            ),
-            lines(
-                f"#1 set server svc_web/p-web-{V}-1 to maint: its readiness probe failed: no answer within 2 s",
-                f"#2 drain p-web-{V}-1: its readiness probe failed: no answer within 2 s",
-                f"#3 create p-web-{V}-3: 1 of 2 replicas exist",
-                f"#4 after #3 start p-web-{V}-3: 1 of 2 replicas exist",
-            ),
-            id="hangs: out of rotation at once",
-        ),
-    ],
-)
-def test_a_failed_replica_is_replaced(spec: ServiceSpec, world: Observed, expected: str) -> None:
-    assert text(desired(spec), world) == expected
+def test_a_failed_replica_is_replaced() -> None:
+    dead = replica(RANKER, 1, state=ContainerState.EXITED, exit_code=137, gpus=("GPU-0",))
+    rankers = observed(dead, replica(RANKER, 2, gpus=("GPU-1",)), specs=(RANKER,), gpus=gpus(4))
+    assert text(desired(RANKER), rankers) == lines(
+        f"#1 remove p-ranker-{RV}-1: {KILLED}",
+        f"#2 after #1 create p-ranker-{RV}-1 on GPU-0: 1 of 2 replicas exist",
+        f"#3 after #2 start p-ranker-{RV}-1: 1 of 2 replicas exist",
+    ), "another one on the same GPU"
+    hangs = replica(WEB, 1, health=Health.FAILED, health_detail="no answer within 2 s")
+    assert text(desired(WEB), seen(hangs, TWO, routing=routing(server(ONE), server(TWO)))) == lines(
+        f"#1 set {SERVER}-1 to maint: its readiness probe failed: no answer within 2 s",
+        f"#2 drain p-web-{V}-1: its readiness probe failed: no answer within 2 s",
+        f"#3 create p-web-{V}-3: 1 of 2 replicas exist",
+        f"#4 after #3 start p-web-{V}-3: 1 of 2 replicas exist",
+    ), "out of rotation at once"
 
 
 def test_failures_in_a_row_wait_longer_each_time() -> None:
     assert [backoff_s(failures) for failures in (0, 1, 2, 3, 5, 9, 1000)] == [0, 0, 1, 2, 8, 60, 60]
     record = FailureRecord(count=4, last_at=NOW - 1, detail="exited by itself with code 3")
-    made = plan(first_of(WEB), observed(specs=(WEB,), failures={("web", V): record}), NOW)
+    made = plan(first_of(WEB), seen(failures={("web", V): record}), NOW)
     assert str(made) == "pending web: failed 4 times in a row, next try in 3 s; last: exited by itself with code 3"
     assert made.next_look_s == pytest.approx(3.0)
 
@@ -414,7 +365,7 @@ def test_the_failure_that_is_being_cleared_away_counts_for_the_next_start() -> N
 
     def after(count: int, last_at: float, *containers: ReplicaContainer, **changes: Any) -> str:
         failures = {("web", V): FailureRecord(count, last_at, "code 1")}
-        world = observed(*containers, specs=(WEB,), failures=failures, **changes)
+        world = seen(*containers, failures=failures, **changes)
         return text(first_of(WEB), world).rpartition("\n")[2]
 
     waits = "pending web: failed 6 times in a row, next try in 16 s; last: "
@@ -427,38 +378,33 @@ def test_the_failure_that_is_being_cleared_away_counts_for_the_next_start() -> N
 # ---------------------------------------------------------------------------------------------- images, GPUs, versions
 
 
-@pytest.mark.parametrize(
-    ("spec", "world", "expected"),
-    [
-        pytest.param(
-            WEB,
-            observed(specs=(WEB,), images={WEB.image: None}),
-            "pending web: image image/web is not on this machine: build it (`docker compose build web`)",
-            id="an image to build",
+NO_IMAGE = "pending web: image image/web is not on this machine"
+CANNOT_START: dict[str, tuple[ServiceSpec, Observed, str]] = {
+    "an image to build": (
+        *(WEB, seen(images={WEB.image: None}), f"{NO_IMAGE}: build it (`docker compose build web`)"),
+    ),
+    "an image to pull": (
+        replace(WEB, has_build=False),
+        seen(images={WEB.image: None}),
+        lines(
+            "#1 pull image/web for web: a replica is to be started and the image is not on this machine",
+            f"{NO_IMAGE}: it is being pulled",
         ),
-        pytest.param(
-            replace(WEB, has_build=False),
-            observed(specs=(WEB,), images={WEB.image: None}),
-            lines(
-                "#1 pull image/web for web: a replica is to be started and the image is not on this machine",
-                "pending web: image image/web is not on this machine: it is being pulled",
-            ),
-            id="an image to pull",
-        ),
-        pytest.param(
-            RANKER,
-            observed(specs=(RANKER,)),
-            "pending ranker: it asks for 1 GPU and this machine offers none: check the driver and CDI (`docker info`)",
-            id="no GPU",
-        ),
-        pytest.param(
-            gpu_service(gpu=GpuRequest(count=1, device_ids=("GPU-9",))),
-            observed(specs=(RANKER,), gpus=gpus(2)),
-            "pending ranker: it asks for GPU GPU-9, which this machine does not have; it has GPU-0, GPU-1",
-            id="a GPU that does not exist",
-        ),
-    ],
-)
+    ),
+    "no GPU": (
+        RANKER,
+        observed(specs=(RANKER,)),
+        "pending ranker: it asks for 1 GPU and this machine offers none: check the driver and CDI (`docker info`)",
+    ),
+    "a GPU that does not exist": (
+        gpu_service(gpu=GpuRequest(count=1, device_ids=("GPU-9",))),
+        observed(specs=(RANKER,), gpus=gpus(2)),
+        "pending ranker: it asks for GPU GPU-9, which this machine does not have; it has GPU-0, GPU-1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "world", "expected"), CANNOT_START.values(), ids=CANNOT_START)
 def test_a_replica_that_cannot_start_says_why(spec: ServiceSpec, world: Observed, expected: str) -> None:
     assert text(first_of(spec), world) == expected
 
