@@ -135,77 +135,39 @@ def test_a_new_version_takes_the_places_of_the_old_one_node_after_node() -> None
     assert [step.action.target for step in found.steps if isinstance(step.action, BeginRetirement)] == [old[2].name]
 
 
-@pytest.mark.parametrize(
-    ("spec", "target", "world", "expected"),
-    [
-        pytest.param(
-            WEB,
-            2,
-            observed(ONE, TWO, specs=(WEB,), nodes=nodes(n3=LEAVES)),
-            [f"#1 create p-web-{V}-3: {INSTEAD}", f"#2 after #1 start p-web-{V}-3: {INSTEAD}"],
-            id="another one comes first",
-        ),
-        pytest.param(
-            WEB,
-            2,
-            observed(ONE, TWO, THREE, specs=(WEB,), nodes=nodes(n3=LEAVES)),
-            [
-                f"#1 set server svc_web/p-web-{V}-2 to drain: node n3 leaves",
-                f"#2 drain p-web-{V}-2: node n3 leaves",
-            ],
-            id="then the one that leaves",
-        ),
-        pytest.param(
-            WEB,
-            2,
-            observed(ONE, THREE, specs=(WEB,), nodes=nodes(n3=LEAVES)),
-            ["#1 change node n3: drain: it leaves, and none of the replicas is there any more"],
-            id="then what else is there",
-        ),
-        pytest.param(
-            WEB,
-            2,
-            observed(ONE, THREE, specs=(WEB,), nodes=nodes(n3={**LEAVES, "availability": "drain"})),
-            ["nothing to do"],
-            id="it has left",
-        ),
-        pytest.param(
-            WEB,
-            2,
-            observed(ONE, TWO, specs=(WEB,), nodes=nodes(n3={"labels": {LEAVING_LABEL: "1"}})),
-            ["nothing to do"],
-            id="the engine was told otherwise meanwhile",
-        ),
-        pytest.param(
-            RANKER,
-            6,
-            on_gpus(1, 2, 3, 4, 5, 6, n3=LEAVES),
-            [STAYS],
-            id="no room elsewhere: it stays",
-        ),
-        pytest.param(
-            RANKER,
-            4,
-            on_gpus(1, 2, 3, 4, 5, 6, n3=LEAVES),
-            [f"#1 drain p-ranker-{RV}-6: node n3 leaves", f"#2 drain p-ranker-{RV}-5: node n3 leaves"],
-            id="the surplus is there",
-        ),
-        pytest.param(
-            RANKER,
-            6,
-            on_gpus(1, 2, 3, 4, 5, 6, n3=FORCED),
-            [f"#1 drain p-ranker-{RV}-6: node n3 leaves", f"#2 drain p-ranker-{RV}-5: node n3 leaves"],
-            id="no room elsewhere, at once",
-        ),
-        pytest.param(
-            RANKER,
-            5,
-            on_gpus(1, 2, 3, 5, 6, n3=FORCED),
-            [f"#1 create p-ranker-{RV}-4 on GPU-4: {INSTEAD}", f"#2 after #1 start p-ranker-{RV}-4: {INSTEAD}"],
-            id="room for one, also at once",
-        ),
-    ],
-)
+def webs(*replicas: ReplicaContainer, **changes: Any) -> Observed:
+    return observed(*replicas, specs=(WEB,), nodes=nodes(**changes))
+
+
+GO = [f"#1 drain p-ranker-{RV}-6: node n3 leaves", f"#2 drain p-ranker-{RV}-5: node n3 leaves"]
+LEAVING: dict[str, tuple[ServiceSpec, int, Observed, list[str]]] = {
+    "another one comes first": (
+        *(WEB, 2, webs(ONE, TWO, n3=LEAVES)),
+        [f"#1 create p-web-{V}-3: {INSTEAD}", f"#2 after #1 start p-web-{V}-3: {INSTEAD}"],
+    ),
+    "then the one that leaves": (
+        *(WEB, 2, webs(ONE, TWO, THREE, n3=LEAVES)),
+        [f"#1 set server svc_web/p-web-{V}-2 to drain: node n3 leaves", f"#2 drain p-web-{V}-2: node n3 leaves"],
+    ),
+    "then what else is there": (
+        *(WEB, 2, webs(ONE, THREE, n3=LEAVES)),
+        ["#1 change node n3: drain: it leaves, and none of the replicas is there any more"],
+    ),
+    "it has left": (WEB, 2, webs(ONE, THREE, n3={**LEAVES, "availability": "drain"}), ["nothing to do"]),
+    "the engine was told otherwise meanwhile": (
+        *(WEB, 2, webs(ONE, TWO, n3={"labels": {LEAVING_LABEL: "1"}}), ["nothing to do"]),
+    ),
+    "no room elsewhere: it stays": (RANKER, 6, on_gpus(1, 2, 3, 4, 5, 6, n3=LEAVES), [STAYS]),
+    "the surplus is there": (RANKER, 4, on_gpus(1, 2, 3, 4, 5, 6, n3=LEAVES), GO),
+    "no room elsewhere, at once": (RANKER, 6, on_gpus(1, 2, 3, 4, 5, 6, n3=FORCED), GO),
+    "room for one, also at once": (
+        *(RANKER, 5, on_gpus(1, 2, 3, 5, 6, n3=FORCED)),
+        [f"#1 create p-ranker-{RV}-4 on GPU-4: {INSTEAD}", f"#2 after #1 start p-ranker-{RV}-4: {INSTEAD}"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "target", "world", "expected"), LEAVING.values(), ids=LEAVING)
 def test_replicas_leave_a_node(spec: ServiceSpec, target: int, world: Observed, expected: list[str]) -> None:
     lines = dict.fromkeys(line.partition("; ")[0] for line in text(spec, target, world).splitlines())
     assert [line for line in lines if expected[0].startswith("pending") or not line.startswith("pending")] == expected

@@ -16,76 +16,59 @@ def findings(*lines: str) -> str:
     return "\n  ".join([f"{len(lines)} validation error{'s' * (len(lines) > 1)}:", *lines])
 
 
-@pytest.mark.parametrize(
-    ("message", "param", "said", "code", "where"),
-    [
-        (
-            "This model's maximum context length is 2048 tokens. Reduce the prompt. (parameter=input_tokens, value=49)",
-            "input_tokens",
-            "This model's maximum context length is 2048 tokens. Reduce the prompt.",
-            "context_length_exceeded",
-            "input_tokens",
+WRONG: dict[str, tuple[str, str, str | None, str, str | None]] = {
+    "prompt": (
+        "This model's maximum context length is 2048 tokens. Reduce the prompt. (parameter=input_tokens, value=49)",
+        "This model's maximum context length is 2048 tokens. Reduce the prompt.",
+        *("input_tokens", "context_length_exceeded", "input_tokens"),
+    ),
+    "max_tokens": (
+        "max_tokens=100000 cannot be greater than max_model_len=2048. (parameter=max_tokens, value=100000)",
+        "max_tokens=100000 cannot be greater than max_model_len=2048.",
+        *("max_tokens", "context_length_exceeded", "max_tokens"),
+    ),
+    "grammar": (
+        'Grammar error: invalid regex "([" (in regex): regex parse error:\n    ([\n     ^\nerror: unclosed class',
+        'Grammar error: invalid regex "([" (in regex): regex parse error: ([ ^ error: unclosed class',
+        *(None, "invalid_value", None),
+    ),
+    "member": (
+        "token_id(s) [99999999] in logit_bias contain out-of-vocab token ids. (parameter=logit_bias, value=[999])",
+        "token_id(s) [99999999] in logit_bias contain out-of-vocab token ids.",
+        *("logit_bias", "invalid_value", "logit_bias"),
+    ),
+    "type": (
+        findings("{'type': 'float_parsing', 'loc': 'body.temperature', 'msg': 'Not a number', 'input': 'hot'}"),
+        "temperature: Not a number, found 'hot'",
+        *("body.temperature", "invalid_type", "temperature"),
+    ),
+    "union": (
+        findings(
+            "{'type': 'string_type', 'loc': 'body.stop', 'msg': 'Not a string', 'input': '<dict of 1 items>'}",
+            "{'type': 'list_type', 'loc': 'body.stop', 'msg': 'Not a list', 'input': '<dict of 1 items>'}",
         ),
-        (
-            "max_tokens=100000 cannot be greater than max_model_len=2048. (parameter=max_tokens, value=100000)",
-            "max_tokens",
-            "max_tokens=100000 cannot be greater than max_model_len=2048.",
-            "context_length_exceeded",
-            "max_tokens",
+        "stop: Not a string or: Not a list, found an object",
+        *("body.stop", "invalid_type", "stop"),
+    ),
+    "missing": (
+        findings(
+            "{'type': 'missing', 'loc': 'body.messages.0.ChatCompletionUserMessageParam.role', 'msg': 'Required'}",
+            "{'type': 'missing', 'loc': 'body.messages.0.ChatCompletionToolMessageParam.id', 'msg': 'Required'}",
+            "...and 1 more errors",
         ),
-        (
-            'Grammar error: invalid regex "([" (in regex): regex parse error:\n    ([\n     ^\nerror: unclosed class',
-            None,
-            'Grammar error: invalid regex "([" (in regex): regex parse error: ([ ^ error: unclosed class',
-            "invalid_value",
-            None,
-        ),
-        (
-            "token_id(s) [99999999] in logit_bias contain out-of-vocab token ids. (parameter=logit_bias, value=[999])",
-            "logit_bias",
-            "token_id(s) [99999999] in logit_bias contain out-of-vocab token ids.",
-            "invalid_value",
-            "logit_bias",
-        ),
-        (
-            findings("{'type': 'float_parsing', 'loc': 'body.temperature', 'msg': 'Not a number', 'input': 'hot'}"),
-            "body.temperature",
-            "temperature: Not a number, found 'hot'",
-            "invalid_type",
-            "temperature",
-        ),
-        (
-            findings(
-                "{'type': 'string_type', 'loc': 'body.stop', 'msg': 'Not a string', 'input': '<dict of 1 items>'}",
-                "{'type': 'list_type', 'loc': 'body.stop', 'msg': 'Not a list', 'input': '<dict of 1 items>'}",
-            ),
-            "body.stop",
-            "stop: Not a string or: Not a list, found an object",
-            "invalid_type",
-            "stop",
-        ),
-        (
-            findings(
-                "{'type': 'missing', 'loc': 'body.messages.0.ChatCompletionUserMessageParam.role', 'msg': 'Required'}",
-                "{'type': 'missing', 'loc': 'body.messages.0.ChatCompletionToolMessageParam.id', 'msg': 'Required'}",
-                "...and 1 more errors",
-            ),
-            "body.messages.0.ChatCompletionUserMessageParam.role",
-            "messages[0].role: Required",
-            "missing_required_parameter",
-            "messages[0].role",
-        ),
-        (
-            findings("{'type': 'value_error', 'loc': 'body', 'msg': 'Value error, it is wrong', 'ctx': ...[truncated]"),
-            "body",
-            "it is wrong",
-            "invalid_value",
-            None,
-        ),
-    ],
-    ids=["prompt", "max_tokens", "grammar", "member", "type", "union", "missing", "cut off"],
-)
-def test_what_is_wrong_with_a_request(message: str, param: str | None, said: str, code: str, where: str | None) -> None:
+        "messages[0].role: Required",
+        *("body.messages.0.ChatCompletionUserMessageParam.role", "missing_required_parameter", "messages[0].role"),
+    ),
+    "cut off": (
+        findings("{'type': 'value_error', 'loc': 'body', 'msg': 'Value error, it is wrong', 'ctx': ...[truncated]"),
+        "it is wrong",
+        *("body", "invalid_value", None),
+    ),
+}
+
+
+@pytest.mark.parametrize(("message", "said", "param", "code", "where"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_with_a_request(message: str, said: str, param: str | None, code: str, where: str | None) -> None:
     told = openai_error(400, message, param)
     assert (told.message, told.kind, told.code, told.param) == (said, INVALID, code, where)
 
