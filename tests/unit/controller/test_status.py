@@ -317,20 +317,12 @@ def test_each_change_is_one_event() -> None:
 @pytest.mark.parametrize(
     ("ready_since", "failed_at", "wanted", "is_forgiven"),
     [
-        ([NOW - STEADY_S], NOW - 70, 1, True),
-        ([NOW - STEADY_S + 1], NOW - 70, 1, False),
-        ([NOW - 500], NOW - 61, 2, False),
-        ([NOW - 500, None], NOW - 61, 2, False),
-        ([NOW - 500], NOW - 61, 1, True),
-        ([NOW - 500], NOW - 59, 1, False),
-    ],
-    ids=[
-        "its replacement is steady",
-        "its replacement is new",
-        "it has no replacement",
-        "its replacement is not ready",
-        "no replica is missing",
-        "it failed a moment ago",
+        pytest.param([NOW - STEADY_S], NOW - 70, 1, True, id="its replacement is steady"),
+        pytest.param([NOW - STEADY_S + 1], NOW - 70, 1, False, id="its replacement is new"),
+        pytest.param([NOW - 500], NOW - 61, 2, False, id="it has no replacement"),
+        pytest.param([NOW - 500, None], NOW - 61, 2, False, id="its replacement is not ready"),
+        pytest.param([NOW - 500], NOW - 61, 1, True, id="no replica is missing"),
+        pytest.param([NOW - 500], NOW - 59, 1, False, id="it failed a moment ago"),
     ],
 )
 def test_when_failures_are_forgiven(
