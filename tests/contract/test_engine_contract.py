@@ -57,10 +57,7 @@ BEHAVIOURS = {
     "quits": (Behaviour(), "trap '' TERM; trap 'exit 0' QUIT; echo ready; while :; do sleep infinity & wait; done"),
     "stubborn": (Behaviour(ignores_sigterm=True), "trap '' TERM; while :; do sleep infinity; done"),
     "fails": (Behaviour(exits_after_s=0.0, exit_code=3), "exit 3"),
-    "greedy": (
-        Behaviour(),
-        "trap 'exec tail /dev/zero' USR1; echo ready; while :; do sleep infinity & wait; done",
-    ),
+    "greedy": (Behaviour(), "trap 'exec tail /dev/zero' USR1; echo ready; while :; do sleep infinity & wait; done"),
     "broken": (Behaviour(start_error='exec: "nowhere": executable file not found in $PATH'), ""),
     "pinned": (Behaviour(), "sleep infinity & wait"),
 }

@@ -18,16 +18,7 @@ from controller.model.actions import AddServer
 from controller.model.spec import AccessLog, Backpressure, ProbeSpec
 from controller.routing import haproxy_config
 from controller.routing.haproxy import HAProxyRouter
-from tests.harness.edge import (
-    Edge,
-    GrpcReplica,
-    error_of,
-    metadata_of,
-    refusal,
-    service,
-    until,
-    with_probe_port,
-)
+from tests.harness.edge import Edge, GrpcReplica, error_of, metadata_of, refusal, service, until, with_probe_port
 from tests.harness.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.engine

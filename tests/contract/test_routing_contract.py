@@ -14,13 +14,7 @@ import pytest_asyncio
 from aiohttp import ClientError
 
 from controller.errors import RoutingError
-from controller.model.actions import (
-    AddServer,
-    DeleteServer,
-    SetServerState,
-    SetWaitingRoom,
-    ShutdownSessions,
-)
+from controller.model.actions import AddServer, DeleteServer, SetServerState, SetWaitingRoom, ShutdownSessions
 from controller.model.spec import ServiceSpec, backend_name
 from controller.model.world import Server, ServerState
 from controller.routing import haproxy_config, haproxy_process, haproxy_state
@@ -341,10 +335,7 @@ async def test_a_restart_begins_with_the_servers_of_now(world: World, router: HA
     # Process ids repeat in a container, and the time of start is in whole seconds: together they tell a restart.
     assert (after.pid, after.started_at) != (before.pid, before.started_at)
     assert after.routing_hash == before.routing_hash
-    assert [(s.name, s.state) for s in after.servers] == [
-        ("echo-0", ServerState.READY),
-        ("echo-1", ServerState.MAINT),
-    ]
+    assert [(s.name, s.state) for s in after.servers] == [("echo-0", ServerState.READY), ("echo-1", ServerState.MAINT)]
     await set_state(router, "echo-1", ServerState.READY)
     assert (await server(router, "echo-1")).state is ServerState.READY
 

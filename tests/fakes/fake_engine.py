@@ -16,15 +16,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Literal
 
-from controller.engines.base import (
-    CONNECTED,
-    MOST_FILE_BYTES,
-    OVERFLOW,
-    EngineAction,
-    EngineEvent,
-    EngineState,
-    Places,
-)
+from controller.engines.base import CONNECTED, MOST_FILE_BYTES, OVERFLOW, EngineAction, EngineEvent, EngineState, Places
 from controller.engines.docker_errors import image_missing
 from controller.errors import EngineError, EngineUnreachable, ImageNotFound
 from controller.model.actions import (

@@ -23,12 +23,7 @@ from services.llm.server.engines.mock.engine import MockEngine
 from services.llm.server.service import LLMServer
 from tests.unit.runtime.harness import Cluster, address, until
 
-MODELS = {
-    "qwen": "llm-qwen",
-    "default": {"alias_of": "qwen"},
-    "slow": "llm-slow",
-    "away": "llm-away",
-}
+MODELS = {"qwen": "llm-qwen", "default": {"alias_of": "qwen"}, "slow": "llm-slow", "away": "llm-away"}
 SOON_S = 60.0
 """For what has to happen, however long it takes."""
 SLOW = {"request_tokens_per_s": 20, "answer_tokens": 1000}

@@ -48,11 +48,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> NodeClient:
 
 class TestByReflection:
     def test_a_replica_tells_what_it_serves(self, echo_child: str) -> None:
-        assert reflecting(echo_child) == [
-            "grpc.health.v1.Health",
-            "grpc.reflection.v1alpha.ServerReflection",
-            ECHO,
-        ]
+        assert reflecting(echo_child) == ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", ECHO]
 
     def test_calls_and_streams(self, echo_child: str) -> None:
         assert reflecting(echo_child, f"{ECHO}/Echo", '{"message": "hi"}') == ['{"response": "Echo: hi"}']

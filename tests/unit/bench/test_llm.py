@@ -44,8 +44,7 @@ def verdicts(*samples: Sample) -> dict[str, bool | None]:
 
 
 @pytest.mark.parametrize(
-    ("p50", "p99", "peer_cpu", "met"),
-    [(52.9, 64.0, 2.0, [True] * 4), (53.5, 70.0, 1.9, [False] * 4)],
+    ("p50", "p99", "peer_cpu", "met"), [(52.9, 64.0, 2.0, [True] * 4), (53.5, 70.0, 1.9, [False] * 4)]
 )
 def test_what_the_way_adds(p50: float, p99: float, peer_cpu: float, met: list[bool]) -> None:
     floor = sample("overhead", "floor")

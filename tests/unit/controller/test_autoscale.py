@@ -208,13 +208,7 @@ def test_when_the_next_decision_is_due() -> None:
 
 class TestHistory:
     @pytest.mark.parametrize(
-        ("window_s", "how", "total"),
-        [
-            (30, "mean", 50 / 3),
-            (30, "max", 40),
-            (30, "min", 5),
-            (5, "max", 5),
-        ],
+        ("window_s", "how", "total"), [(30, "mean", 50 / 3), (30, "max", 40), (30, "min", 5), (5, "max", 5)]
     )
     def test_a_sample_holds_until_the_next(self, window_s: float, how: Aggregation, total: float) -> None:
         history = LoadHistory()

@@ -100,10 +100,7 @@ def test_a_change_that_is_not_answered_may_have_been_taken() -> None:
             assert "pierhead up" not in str(late.value), "it runs"
     with pytest.raises(Unreachable, match="start the stack with `pierhead up`"):
         Client(url).post("/api/v1/deploy", {})
-    with (
-        serving(lambda handler: None) as url,
-        pytest.raises(Unreachable, match=r"\(.*\): it may have accepted the"),
-    ):
+    with serving(lambda handler: None) as url, pytest.raises(Unreachable, match=r"\(.*\): it may have accepted the"):
         Client(url).post("/api/v1/deploy", {})
 
 

@@ -56,10 +56,7 @@ async def test_a_deployment_is_seen_through() -> None:
     api = RolloutApi([OLD, rolling(phase="BAKING"), rolling(), settled()])
     async with api.served() as pierhead:
         done = await pierhead("deploy", "ranker")
-        assert (done.code, done.out) == (
-            0,
-            "ranker: 1a2b3c4d -> 9f8e7d6c\nranker: 2 of 2 ready, version 9f8e7d6c\n",
-        )
+        assert (done.code, done.out) == (0, "ranker: 1a2b3c4d -> 9f8e7d6c\nranker: 2 of 2 ready, version 9f8e7d6c\n")
         assert "ranker: BAKING, 1 of 2 ready; 1a2b3c4d -> 9f8e7d6c: 1 of 2 replaced\n" in done.err
         assert json.loads((await pierhead("deploy", "-o", "json")).out) == {
             "services": {"ranker": {"state": "HEALTHY", "version": "9f8e7d6c", "ready": 2, "wanted": 2}},

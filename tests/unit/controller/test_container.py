@@ -104,13 +104,7 @@ def test_binds() -> None:
     short = {"type": "bind", "source": "/a", "target": "/b", "read_only": True, "bind": {"create_host_path": True}}
     long = {"type": "bind", "source": "/a", "target": "/c", "bind": {"propagation": "rslave"}}
     assert mounts([short, long]) == [
-        {
-            "BindOptions": {"CreateMountpoint": True},
-            "ReadOnly": True,
-            "Source": "/a",
-            "Target": "/b",
-            "Type": "bind",
-        },
+        {"BindOptions": {"CreateMountpoint": True}, "ReadOnly": True, "Source": "/a", "Target": "/b", "Type": "bind"},
         {"BindOptions": {"Propagation": "rslave"}, "Source": "/a", "Target": "/c", "Type": "bind"},
     ]
 

@@ -10,13 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.errors import RoutingError, RoutingUnreachable
-from controller.model.actions import (
-    AddServer,
-    DeleteServer,
-    SetServerState,
-    SetServerWeight,
-    SetWaitingRoom,
-)
+from controller.model.actions import AddServer, DeleteServer, SetServerState, SetServerWeight, SetWaitingRoom
 from controller.model.world import RoutingState, Server, ServerState
 from controller.routing.edge_states import Counts, merged
 from controller.routing.edges import EdgesRouter

@@ -52,12 +52,7 @@ class TestGone:
 
     @pytest.mark.parametrize(
         ("first", "later"),
-        [
-            (gpus(2), [gpus(1), gpus(2)]),
-            (gpus(2), [()]),
-            (gpus(2), [(Gpu("0"), Gpu("1"))]),
-            (gpus(1), [gpus(1)]),
-        ],
+        [(gpus(2), [gpus(1), gpus(2)]), (gpus(2), [()]), (gpus(2), [(Gpu("0"), Gpu("1"))]), (gpus(1), [gpus(1)])],
         ids=["the list is short now and then", "no GPU is listed", "they are listed by other names", "never seen"],
     )
     def test_a_list_that_is_wrong_marks_nothing(self, first: tuple[Gpu, ...], later: list[tuple[Gpu, ...]]) -> None:

@@ -74,9 +74,7 @@ def test_whether_a_server_is_asked_or_only_takes_connections(check: str, is_aske
 
 
 @pytest.mark.parametrize(
-    ("expected", "bits"),
-    [("ready", (0, 4)), ("maint", (1, 5, 0x20, 9)), ("drain", (8, 0x10))],
-    ids=str,
+    ("expected", "bits"), [("ready", (0, 4)), ("maint", (1, 5, 0x20, 9)), ("drain", (8, 0x10))], ids=str
 )
 def test_administrative_states(expected: str, bits: tuple[int, ...]) -> None:
     for number in bits:

@@ -7,22 +7,11 @@ from typing import Any
 
 import pytest
 
-from controller.model.actions import (
-    RemoveContainer,
-    SetWaitingRoom,
-    WriteRouting,
-)
+from controller.model.actions import RemoveContainer, SetWaitingRoom, WriteRouting
 from controller.model.desired import Desired
 from controller.model.observed import Observed
 from controller.model.spec import GpuRequest, ServiceSpec
-from controller.model.world import (
-    ContainerState,
-    FailureRecord,
-    Health,
-    ReplicaContainer,
-    ServerState,
-    StrayContainer,
-)
+from controller.model.world import ContainerState, FailureRecord, Health, ReplicaContainer, ServerState, StrayContainer
 from controller.plan import plan
 from controller.plan.failures import backoff_s
 from tests.unit.controller.worlds import (

@@ -17,15 +17,7 @@ from controller.errors import ReplicaError
 from controller.model.phases import Phase, phase_of
 from controller.model.spec import ProbeSpec, ServiceSpec
 from controller.model.world import Health, PublishedStats, ReplicaContainer, UserConfigReport
-from controller.observe.probe import (
-    CONTRACT_UNREAD,
-    MOST_CONTRACT_BYTES,
-    HttpProbe,
-    Judge,
-    Prober,
-    Reading,
-    Subject,
-)
+from controller.observe.probe import CONTRACT_UNREAD, MOST_CONTRACT_BYTES, HttpProbe, Judge, Prober, Reading, Subject
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import until
 from tests.unit.controller.worlds import replica, service

@@ -85,10 +85,7 @@ def test_what_a_container_gets(definition: str) -> None:
 
 def test_what_a_task_gets() -> None:
     resources = {"limits": {"cpus": 1.5, "memory": "536870912", "pids": 100}, "reservations": {"memory": "1048576"}}
-    made = task(
-        deploy={"resources": resources},
-        logging={"driver": "json-file", "options": {"max-size": "1m"}},
-    )
+    made = task(deploy={"resources": resources}, logging={"driver": "json-file", "options": {"max-size": "1m"}})
     assert made["Resources"] == {
         "Limits": {"NanoCPUs": 1_500_000_000, "MemoryBytes": 536870912, "Pids": 100},
         "Reservations": {"MemoryBytes": 1048576},

@@ -13,15 +13,7 @@ _LABELS = re.compile(r"\{[^}]*\}")
 _RANGES = re.compile(r"\[[^\]]*\]")
 _NAMES = re.compile(r"(?<![\w:.])[a-zA-Z_:][\w:]*(?!\s*\(|[\w:])")
 _COMMENTS = re.compile(r"#.*")
-_OPERATORS = {
-    "and",
-    "or",
-    "unless",
-    "bool",
-    "offset",
-    "inf",
-    "nan",
-}
+_OPERATORS = {"and", "or", "unless", "bool", "offset", "inf", "nan"}
 
 
 def metrics_in(expr: str) -> set[str]:

@@ -249,11 +249,7 @@ class TestRequest:
 
     @pytest.mark.parametrize(
         ("deadlines", "limit_s", "of_batch"),
-        [
-            ((10.0, 30.0), None, 30.0),
-            ((10.0, None), None, float("inf")),
-            ((1e9,), 5.0, 5.0),
-        ],
+        [((10.0, 30.0), None, 30.0), ((10.0, None), None, float("inf")), ((1e9,), 5.0, 5.0)],
         ids=["the latest of its members", "one has none", "its own limit"],
     )
     async def test_how_much_time_a_batch_has(

@@ -76,11 +76,7 @@ ARRIVAL = st.tuples(
     st.sampled_from([float("inf"), 0.0, 0.5, 1.0, 3.0]),
     st.sampled_from([None, "a", "b"]),
 )
-STEP = st.one_of(
-    ARRIVAL,
-    ARRIVAL,
-    st.tuples(st.sampled_from(["take", "take", "finish", "discard", "wait"])),
-)
+STEP = st.one_of(ARRIVAL, ARRIVAL, st.tuples(st.sampled_from(["take", "take", "finish", "discard", "wait"])))
 
 
 class World:

@@ -13,15 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
-from pierhead import (
-    Backpressure,
-    DeadlineExceeded,
-    NoReplica,
-    PierheadError,
-    ReplicaDied,
-    Unavailable,
-    UserCodeError,
-)
+from pierhead import Backpressure, DeadlineExceeded, NoReplica, PierheadError, ReplicaDied, Unavailable, UserCodeError
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.listing import Listing
 from pierhead.calls.outliers import FAILURES

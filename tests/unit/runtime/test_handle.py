@@ -9,14 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from pierhead import (
-    NoReplica,
-    PayloadTooLarge,
-    ScaledToZero,
-    Settings,
-    close_handles,
-    handle,
-)
+from pierhead import NoReplica, PayloadTooLarge, ScaledToZero, Settings, close_handles, handle
 from pierhead.calls import directory as directories
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients

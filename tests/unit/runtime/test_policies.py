@@ -189,10 +189,7 @@ class TestMaking:
         [
             ("no.such.module:Last", r'the module "no.such.module" cannot be imported: ModuleNotFoundError: No module'),
             (":Last", r'the module "" cannot be imported: ValueError'),
-            (
-                "OWN:First",
-                r"expected a class First in .*\.py, found no First; classes with .* there: Last",
-            ),
+            ("OWN:First", r"expected a class First in .*\.py, found no First; classes with .* there: Last"),
             ("OWN:", r"expected a class  in .*, found no "),
             ("OWN:number", r"found number = 7, which cannot be called"),
             ("OWN:Needy", r"made with one argument, a random.Random, it raised TypeError: .*missing 1 required"),

@@ -102,4 +102,3 @@ class TestFollowing:
         for policy in told:
             router.follow(policy)
             assert router.choose(of, FakeCall("s")) in of
-

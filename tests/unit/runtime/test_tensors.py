@@ -32,10 +32,7 @@ def test_every_dtype_and_shape_passes_when_data_fits(dtype: Tensor.DType.ValueTy
             Tensor(dtype=FLOAT32, shape=[1, 13], data=bytes(51)),
             "dense: expected 52 bytes of data for float32 [1, 13], found 51 bytes",
         ),
-        (
-            Tensor(dtype=FLOAT32, shape=[-1, 13], data=b""),
-            "dense: expected float32 [*, 13], found float32 [-1, 13]",
-        ),
+        (Tensor(dtype=FLOAT32, shape=[-1, 13], data=b""), "dense: expected float32 [*, 13], found float32 [-1, 13]"),
     ],
 )
 def test_what_does_not_fit_is_named(tensor: Tensor, message: str) -> None:
