@@ -81,28 +81,20 @@ async def is_used_again(callers: Callers, replica: Running) -> None:
     assert len(callers.failed) == failed, callers.errors()
 
 
+@pytest.mark.parametrize("dies", [False, True], ids=["it hangs", "it is killed, and started again at its address"])
 @both_transports
-async def test_a_replica_that_hangs(fleet: Fleet, transport: str) -> None:
-    stays, hangs = await fleet.workers("stays", "hangs")
-    async with Callers([stays, hangs], transport) as callers:
-        await in_the_midst(callers, stays, hangs)
-        loss = Loss(callers, hangs)
-        hangs.send(signal.SIGSTOP)
+async def test_a_replica_that_answers_no_more(fleet: Fleet, transport: str, dies: bool) -> None:
+    stays, lost = await fleet.workers("stays", "lost")
+    async with Callers([stays, lost], transport) as callers:
+        await in_the_midst(callers, stays, lost)
+        loss = Loss(callers, lost)
+        lost.send(signal.SIGKILL if dies else signal.SIGSTOP)
         await loss.noticed()
-        hangs.send(signal.SIGCONT)
-        await is_used_again(callers, hangs)
-
-
-@both_transports
-async def test_a_replica_that_is_killed_and_started_again_at_its_address(fleet: Fleet, transport: str) -> None:
-    stays, dies = await fleet.workers("stays", "dies")
-    async with Callers([stays, dies], transport) as callers:
-        await in_the_midst(callers, stays, dies)
-        loss = Loss(callers, dies)
-        dies.send(signal.SIGKILL)
-        await loss.noticed()
-        again = await fleet.start("worker", "again", host=dies.host)
-        await is_used_again(callers, again)
+        if dies:
+            lost = await fleet.start("worker", "again", host=lost.host)
+        else:
+            lost.send(signal.SIGCONT)
+        await is_used_again(callers, lost)
 
 
 @both_transports
