@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -87,28 +88,20 @@ async def test_messages_of_a_grpc_stream_are_progress(cluster: Cluster, transpor
     call.cancel()
 
 
-def aiohttp_stream(source: Told) -> web.Application:
-    async def stream(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
+def aiohttp_app(source: Told, kind: type[web.StreamResponse]) -> web.Application:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        response = kind()
         await response.prepare(request)
+        send = response.send_bytes if isinstance(response, web.WebSocketResponse) else response.write
         while True:
-            await response.write(await source.turn())
+            await send(await source.turn())
 
     app = web.Application()
-    app.router.add_get("/", stream)
+    app.router.add_get("/", handle)
     return app
 
 
-def websocket(source: Told) -> web.Application:
-    async def talk(request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse()
-        await socket.prepare(request)
-        while True:
-            await socket.send_bytes(await source.turn())
-
-    app = web.Application()
-    app.router.add_get("/", talk)
-    return app
+STREAM, WEBSOCKET = (partial(aiohttp_app, kind=kind) for kind in (web.StreamResponse, web.WebSocketResponse))
 
 
 def asgi_stream(source: Told) -> FastAPI:
@@ -121,7 +114,7 @@ def asgi_stream(source: Told) -> FastAPI:
     return app
 
 
-@pytest.mark.parametrize("make", [aiohttp_stream, websocket, asgi_stream])
+@pytest.mark.parametrize("make", [STREAM, WEBSOCKET, asgi_stream], ids=["stream", "websocket", "asgi"])
 async def test_what_is_sent_over_http_is_progress(cluster: Cluster, make: Callable[[Told], object]) -> None:
     source = Told()
     server = await cluster.start(make(source))
@@ -130,7 +123,7 @@ async def test_what_is_sent_over_http_is_progress(cluster: Cluster, make: Callab
     async with ClientSession(f"http://127.0.0.1:{server.http_port}") as client:
         # The WebSocket's handler does not read, and so does not answer a goodbye.
         opened: Any = (
-            client.ws_connect("/", timeout=ClientWSTimeout(ws_close=0.1)) if make is websocket else client.get("/")
+            client.ws_connect("/", timeout=ClientWSTimeout(ws_close=0.1)) if make is WEBSOCKET else client.get("/")
         )
         async with opened:
             await moves(lambda: server.readiness().progress, source)
