@@ -507,6 +507,19 @@ class Foreign(echo_pb2_grpc.EchoServicer):
         raise NotImplementedError
 
 
+async def foreign_at(port: int, *options: tuple[str, int]) -> tuple[grpc.aio.Server, HandleChannel, Any]:
+    """Such a service that has answered a handle once: its server, the handle's channel and its stub."""
+    foreign = grpc.aio.server(options=options)
+    echo_pb2_grpc.add_EchoServicer_to_server(Foreign(), foreign)
+    foreign.add_insecure_port(f"127.0.0.1:{port}")
+    await foreign.start()
+    Clients.use(Settings(static={"ECHO_CHILD": (f"127.0.0.1:{port}",)}))
+    channel = HandleChannel("echo-child", metrics=RuntimeMetrics())
+    stub: Any = echo_pb2_grpc.EchoStub(channel)
+    assert (await stub.Echo(echo())).response == "foreign: hi"
+    return foreign, channel, stub
+
+
 class Ours(EchoService):
     async def Echo(self, request: echo_pb2.EchoRequest, context: Any) -> echo_pb2.EchoReply:
         return echo_pb2.EchoReply(response="by a lane" if isinstance(context, ServedCall) else "by plain gRPC")
@@ -515,14 +528,7 @@ class Ours(EchoService):
 async def test_a_replica_without_lanes_is_called_by_plain_grpc_until_one_with_lanes_takes_its_place(
     cluster: Cluster, free_port: int
 ) -> None:
-    foreign = grpc.aio.server()
-    echo_pb2_grpc.add_EchoServicer_to_server(Foreign(), foreign)
-    foreign.add_insecure_port(f"127.0.0.1:{free_port}")
-    await foreign.start()
-    Clients.use(Settings(static={"ECHO_CHILD": (f"127.0.0.1:{free_port}",)}))
-    channel = HandleChannel("echo-child", metrics=RuntimeMetrics())
-    stub: Any = echo_pb2_grpc.EchoStub(channel)
-    assert (await stub.Echo(echo())).response == "foreign: hi"
+    foreign, channel, stub = await foreign_at(free_port)
     await foreign.stop(0)
     await until(lambda: not channel.pool().has_callable, "its end is noticed")
     await cluster.start(Ours(), port=free_port)
@@ -532,14 +538,7 @@ async def test_a_replica_without_lanes_is_called_by_plain_grpc_until_one_with_la
 @pytest.mark.long
 async def test_a_server_that_allows_few_pings_keeps_the_connection_of_a_handle(free_port: int) -> None:
     """As every gRPC server does by default; it ends connections with more."""
-    foreign = grpc.aio.server(options=[("grpc.http2.max_ping_strikes", 1)])
-    echo_pb2_grpc.add_EchoServicer_to_server(Foreign(), foreign)
-    foreign.add_insecure_port(f"127.0.0.1:{free_port}")
-    await foreign.start()
-    Clients.use(Settings(static={"ECHO_CHILD": (f"127.0.0.1:{free_port}",)}))
-    channel = HandleChannel("echo-child", metrics=RuntimeMetrics())
-    stub: Any = echo_pb2_grpc.EchoStub(channel)
-    assert (await stub.Echo(echo())).response == "foreign: hi"
+    foreign, channel, stub = await foreign_at(free_port, ("grpc.http2.max_ping_strikes", 1))
     lost = asyncio.ensure_future(channel.wait_for_state_change(grpc.ChannelConnectivity.READY))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{free_port}", options=CHANNEL_OPTIONS) as ours:
         await ours.channel_ready()

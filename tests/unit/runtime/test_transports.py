@@ -73,16 +73,11 @@ class TestCalls:
         assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
         await idle(pipes[2])
 
-    async def test_many_replies_come_in_order(self, pipes: Served) -> None:
+    @pytest.mark.parametrize(("count", "size"), [(5000, 10), (5, LARGE)])
+    async def test_replies_come_whole_and_in_order(self, pipes: Served, count: int, size: int) -> None:
         stub, _, server = pipes
-        got = [int.from_bytes(message[:4], "big") async for message in stub.Split(b"5000 10")]
-        assert got == list(range(5000))
-        await idle(server)
-
-    async def test_large_replies_come_in_order(self, pipes: Served) -> None:
-        stub, _, server = pipes
-        sizes = [len(message) async for message in stub.Split(b"5 %d" % LARGE)]
-        assert sizes == [LARGE + 4] * 5
+        got = [(message[:4], len(message)) async for message in stub.Split(b"%d %d" % (count, size))]
+        assert got == [(number.to_bytes(4, "big"), size + 4) for number in range(count)]
         await idle(server)
 
     async def test_a_consumer_that_does_not_read_stops_its_own_stream_only(self, pipes: Served) -> None:
