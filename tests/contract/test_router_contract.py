@@ -83,7 +83,7 @@ async def test_states_and_weights_are_set_and_read_back(router: Router) -> None:
 async def test_servers_outlive_other_routes_and_waiting_rooms_open_again(router: Router) -> None:
     await write_routes(router, ECHO)
     await router.perform(add("echo-1"))
-    for is_open in (False, False, True, False):
+    for is_open in (False, False, True, True, False):
         await router.perform(SetWaitingRoom(target="echo", backend=BACKEND, is_open=is_open))
         assert (await observe(router)).closed == (frozenset() if is_open else {BACKEND})
     await write_routes(router, ECHO, OTHER)
