@@ -424,7 +424,7 @@ def test_an_application_of_ray_serve_runs_as_services(programs: Path, tmp_path: 
     (user.directory / "app.py").write_text(RAYS_APPLICATION)
     (user.directory / ".env").write_text("COMPOSE_PROJECT_NAME=raysapptest\n")
     build = ("python", "-m", "pierhead", "build", "app:app", "-o", "compose.yaml", "--dockerfile")
-    user.does(*build, "--image", "raysapptest-app")
+    user.does(*build)
     dockerfile, compose = user.directory / "Dockerfile", user.directory / "compose.yaml"
     first, _, rest = dockerfile.read_text().partition("\n")
     dockerfile.write_text(f"{first.partition(':')[0]}:{TAG}\n{rest}")

@@ -61,7 +61,8 @@ applications:
 def test_a_configuration_becomes_a_compose_file() -> None:
     text, notes = compose_of(CONFIG, lambda _: APP)
     services = yaml.safe_load(text)["services"]
-    common = {"image": "shop", "build": ".", "command": ["python", "-m", "pierhead", "serve", "shop:app"], "scale": 0}
+    command = ["python", "-m", "pierhead", "serve", "shop:app"]
+    common = {"image": "${COMPOSE_PROJECT_NAME}-shop", "command": command, "scale": 0}
     secret = "${PIERHEAD_PICKLE_SECRET:?write a secret of 32 characters into .env}"
     environment = {"PIERHEAD_ALLOW_PICKLE": "true", "PIERHEAD_PICKLE_SECRET": secret, "MODEL": "a$$b"}
     logging = {"log_level": "warning", "encoding": "json"}
@@ -81,6 +82,7 @@ def test_a_configuration_becomes_a_compose_file() -> None:
         },
         "shop": {
             **common,
+            "build": ".",  # by one service, or each build is a new version of the others
             "environment": environment,
             "x-serve": {
                 "max_ongoing_requests": 5,

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from pierhead import Service, endpoint
 from pierhead.__main__ import main
 from pierhead.classes.x_serve import XServe
+from pierhead.compose_names import own_image
 from pierhead.dev.application import NoApplication
-from pierhead.dev.build import compose_text, image_name, yaml_flow
+from pierhead.dev.build import compose_text, yaml_flow
 from pierhead.dev.words import read_words
 
 from controller.spec.parse import parse
@@ -86,9 +87,9 @@ class TestComposeFile:
                 raise NotImplementedError
 
         bound: Any = Door.bind()
-        assert compose_text(bound, "my_app.door:door", image_name("my_app.door:door")) == (
+        assert compose_text(bound, "my_app.door:door", own_image("my_app.door")) == (
             "# The services of my_app.door:door, made by `python -m pierhead build my_app.door:door`. Edit it as you "
-            "like.\nservices:\n  door:\n    image: my-app-door\n    build: .\n"
+            "like.\nservices:\n  door:\n    image: ${COMPOSE_PROJECT_NAME}-my-app-door\n    build: .\n"
             "    scale: 0 # Compose builds the image; the controller starts the replicas\n"
             "    x-serve:\n      route: /\n"
         )

@@ -4,6 +4,7 @@ And names that the stack has given already.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -20,3 +21,8 @@ RESERVED: Final[Mapping[str, tuple[str, ...]]] = {
 def image_name(project: str, service: str, definition: Mapping[str, Any]) -> str:
     """The image of a service that has an `image` or a `build`."""
     return str(definition.get("image") or f"{project}-{service}")
+
+
+def own_image(name: str) -> str:
+    """The image that the project builds of an application: another project on the machine may have an `app` too."""
+    return "${COMPOSE_PROJECT_NAME}-" + (re.sub("[^a-z0-9]+", "-", name.lower()).strip("-") or "app")

@@ -17,7 +17,7 @@ from typing import Any, Final
 from pierhead.classes.service import Bound, serves_http
 from pierhead.classes.target import TARGET, TARGET_HELP, bound_at
 from pierhead.classes.x_serve import check_kind
-from pierhead.compose_names import RESERVED
+from pierhead.compose_names import RESERVED, own_image
 from pierhead.dev.application import NoApplication, check_routes, graph_of
 from pierhead.dev.words import words_of
 from pierhead.rayserve.pickles import SECRET, write_secret
@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
         "--dockerfile", nargs="?", const=Path(DOCKERFILE), type=Path,
         help="write the image's Dockerfile as well, and a .dockerignore where there is none (default: ./Dockerfile)",
     )  # fmt: skip
-    command.add_argument("--image", help="name of the image (default: the module's)")
+    command.add_argument("--image", help="name of the image (default: the project's name and the module's)")
     command.add_argument("--force", action="store_true", help="overwrite files that exist")
     command.set_defaults(run=run)
 
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
     with contextlib.redirect_stdout(sys.stderr):  # what the module prints is no part of the file
         bound = bound_at(arguments.target)
     try:
-        text = compose_text(bound, arguments.target, arguments.image or image_name(arguments.target))
+        text = compose_text(bound, arguments.target, arguments.image or own_image(arguments.target.partition(":")[0]))
         files = {arguments.output: text} if arguments.output else {}
         if arguments.dockerfile:
             files[arguments.dockerfile] = dockerfile_text(arguments.target, Path("requirements.txt").exists())
@@ -119,11 +119,6 @@ def dockerfile_text(target: str, has_requirements: bool) -> str:
     command = json.dumps(["python", "-m", "pierhead", "serve", target])
     lines += ["COPY . .", f"RUN python -m pierhead contract {shlex.quote(target)}", "USER pierhead", f"CMD {command}"]
     return "\n".join(lines) + "\n"
-
-
-def image_name(target: str) -> str:
-    """The module's name as an image's: `my_app.shop` -> `my-app-shop`."""
-    return re.sub("[^a-z0-9]+", "-", target.partition(":")[0].lower()).strip("-") or "app"
 
 
 def yaml_flow(value: Any) -> str:

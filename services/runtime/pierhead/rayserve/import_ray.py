@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from pierhead.classes.service import Bound
 from pierhead.classes.target import NoService, arguments_of, built_by, imported
+from pierhead.compose_names import own_image
 from pierhead.rayserve.deployment import Application
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.options import DEFAULT, DeploymentOptions
@@ -162,8 +163,8 @@ class _Translation:
             if is_ingress and prefix is not None:
                 block |= {"route": prefix} if prefix == "/" else {"route": prefix, "strip_prefix": True}
             found[service] = {
-                "image": name.lower(),
-                "build": ".",
+                "image": own_image(name),
+                **({"build": "."} if is_ingress else {}),
                 "command": ["python", "-m", "pierhead", "serve", served.replace("$", "$$")],
                 "scale": 0,
                 "environment": {**RayDeployment.__environment__, **environment},
