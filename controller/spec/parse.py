@@ -87,7 +87,8 @@ def parse(project_name: str, config: object) -> Spec:
     _check_grpc_services(blocks, problems)
     if problems.lines:
         raise SpecError(list(dict.fromkeys(problems.lines)))
-    return Spec(project=project_name, services=services, warnings=tuple(_shared_builds(services)))
+    warnings = (*_shared_builds(services), *_without_effect(definitions, services))
+    return Spec(project=project_name, services=services, warnings=warnings)
 
 
 def _shared_builds(services: Mapping[str, ServiceSpec]) -> Iterator[str]:
@@ -104,6 +105,23 @@ def _shared_builds(services: Mapping[str, ServiceSpec]) -> Iterator[str]:
                 "service's name, so each build replaces the other's and both services roll out without an edit: keep "
                 f"build in services.{first} and remove it here"
             )
+
+
+def _without_effect(definitions: Mapping[Any, Any], services: Mapping[str, ServiceSpec]) -> Iterator[str]:
+    """Yield a warning for each key of Compose that holds a container back and does not hold a replica back."""
+    for name in services:
+        if definitions[name].get("profiles"):
+            yield (
+                f"services.{name}.profiles: has no effect with x-serve: its replicas run whichever profiles are chosen; "
+                "remove it, and keep a service that not every machine runs in a file that COMPOSE_FILE names there"
+            )
+        needed = definitions[name].get("depends_on")
+        for other, how in needed.items() if isinstance(needed, Mapping) else ():
+            if isinstance(how, Mapping) and how.get("condition") == "service_completed_successfully":
+                yield (
+                    f"services.{name}.depends_on.{other}.condition: has no effect with x-serve: replicas do not wait for "
+                    f"the end of {other}; run it before `up` and `deploy`: `docker compose run --rm {other}`"
+                )
 
 
 def _check_extensions(path: str, definition: Mapping[Any, Any], problems: Problems) -> None:

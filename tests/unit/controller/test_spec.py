@@ -104,6 +104,18 @@ def test_an_image_that_several_services_build_is_a_warning() -> None:
     assert read(api=app, worker=shared, database={"image": "shop/app", "build": "/src"}).warnings == ()
 
 
+def test_what_holds_back_a_container_and_no_replica_is_a_warning() -> None:
+    needed = {"migrate": {"condition": "service_completed_successfully"}, "db": {"condition": "service_healthy"}}
+    web = service(depends_on=needed, profiles=["web"])
+    found = read(web=web, migrate={"image": "shop/web", "profiles": ["web"], "depends_on": needed}, db={"image": "db"})
+    assert found.warnings == (
+        "services.web.profiles: has no effect with x-serve: its replicas run whichever profiles are chosen; remove it, "
+        "and keep a service that not every machine runs in a file that COMPOSE_FILE names there",
+        "services.web.depends_on.migrate.condition: has no effect with x-serve: replicas do not wait for the end of "
+        "migrate; run it before `up` and `deploy`: `docker compose run --rm migrate`",
+    )
+
+
 def test_services_without_a_block_are_left_to_compose() -> None:
     assert list(read(ranker=service(), database={"image": "postgres", "ports": ["5432:5432"]}).services) == ["ranker"]
     assert not problems_of({"name": "shop", "services": {}})
