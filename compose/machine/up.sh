@@ -97,6 +97,7 @@ refuse_what_the_tool_sees() {
   [ -n "${PIERHEAD_PROGRAM:-}" ] || return 0
   said=$(PIERHEAD_PROJECT_DIR=$root "$PIERHEAD_PROGRAM" -P -m pierhead_controller.cli validate 2>/dev/null) || status=$?
   [ "$status" -ne 2 ] || [ -z "$said" ] || refuse_files "$said"
+  sed -n '/^warning: /p' <<<"$said" >&2
 }
 
 # The controller's code checks a Swarm's other conditions, and its image takes minutes on a fresh machine.

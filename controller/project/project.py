@@ -63,11 +63,13 @@ class Project:
         return EnvFile(self.root / ".env")
 
 
-def find(start: Path) -> Project:
+def find(start: Path, environment: Mapping[str, str] = os.environ) -> Project:
     """The project that `start` is in: the nearest directory that has compose files. Raises NoProject."""
+    first = Path(environment.get(FILES, "").partition(":")[0])
     for directory in (start, *start.parents):
         is_stacks = directory.name == stack_files.DIRECTORY or (directory / "machine" / "up.sh").is_file()
-        if not is_stacks and (_named(directory) or Project(directory).is_clone):
+        is_named = (directory / first).is_file() and (directory / first).parent == directory
+        if not is_stacks and (is_named or _named(directory) or Project(directory).is_clone):
             return Project(directory)
     raise NoProject(
         f"there is no compose file in {start}, nor in a directory above it. Type the command in a project's directory, "

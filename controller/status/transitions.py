@@ -109,15 +109,16 @@ def _brake(before: View, after: View) -> Iterator[Transition]:
 def _replicas(before: View, after: View) -> Iterator[Transition]:
     old = {replica.name: replica for service in before.services for replica in service.replicas if replica.name}
     fresh = before.observed is None
-    adopted = 0
+    there = {container.name for container in after.observed.containers} if after.observed else set()
+    adopted: list[str] = []
     for service in after.services:
         for replica in service.replicas:
-            if replica.name and fresh:
-                adopted += 1
-            elif replica.name:
+            if fresh and replica.name in there:  # others are being created
+                adopted.append(service.name)
+            elif replica.name and not fresh:
                 yield from _replica(service.name, old.get(replica.name), replica, before, after)
     if adopted:
-        message = f"found {adopted} replicas of {sum(bool(s.replicas) for s in after.services)} services, adopted them"
+        message = f"found {len(adopted)} replicas of {len(set(adopted))} services, adopted them"
         yield Transition("adopted", message)
 
 

@@ -87,6 +87,7 @@ async def test_a_new_controller_adopts_everything_and_restarts_nothing(control: 
     async with control.running():
         await control.settled("web", 2)
         await control.settled("api", 1)
+    assert "adopted" not in control.kinds(), "nothing was there"
     containers, done = set(control.engine.containers), len(control.engine.done) + len(control.router.done)
     async with control.running() as controller:
         await until(lambda: "adopted" in control.kinds())

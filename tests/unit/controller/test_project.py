@@ -59,6 +59,8 @@ def test_the_nearest_directory_with_compose_files_is_the_project(shop: Project) 
     settled(shop)
     assert project.find(shop.root / ".pierhead" / "compose") == shop, "the stack's own files are no project"
     (shop.root / "compose.yaml").rename(shop.root / "mine.yaml")
+    for file in ("mine.yaml", str(shop.root / "mine.yaml")):
+        assert project.find(below, {"COMPOSE_FILE": f"{file}:other.yaml"}) == shop
     (shop.root / ".env").write_text("COMPOSE_FILE=mine.yaml\n")
     assert project.find(below) == shop
     assert project.find(ROOT / "compose" / "machine") == Project(ROOT)
