@@ -20,6 +20,7 @@ import yaml
 from pierhead.compose_names import DEFAULT_NAMES, RESERVED
 
 from ..errors import InvalidRequest, SpecError
+from ..settings import PROJECT_NAME
 from ..spec.files import OVERRIDE_NAMES, ProjectFiles
 from ..spec.yaml import load_written
 from . import ports, stack_files
@@ -105,14 +106,20 @@ def own_files(project: Project, environment: Mapping[str, str]) -> list[str]:
 
 
 def check(project: Project, files: Iterable[str], environment: Mapping[str, str]) -> None:
-    """Refuse files in which there is nothing to manage, or whose services have names of the stack's.
+    """Refuse files that the controller would not see, in which nothing is to manage, or with a stack's service names.
 
     It reads the text as written; what only Compose can tell is the controller's reader's to say. Raises InvalidRequest.
     """
     files = list(files)
     written = _all_files(project, files)
     services = _services(written)
-    reserved = RESERVED[engine_of(project, environment)]
+    engine = engine_of(project, environment)
+    if engine == "docker" and (outside := _outside(project.root.resolve(), written)):
+        raise InvalidRequest(
+            f"{outside} lies outside of {project.root}, and the controller reads the files in its container, which has "
+            "that directory only: keep the file, or a copy of it, in there. Nothing was changed."
+        )
+    reserved = RESERVED[engine]
     if clash := [name for name in reserved if name in services]:
         raise InvalidRequest(
             f"services.{clash[0]}: the stack has a service of this name ({', '.join(reserved)} are its own); "
@@ -138,6 +145,14 @@ def _all_files(project: Project, files: Iterable[str]) -> dict[Path, str]:
             with contextlib.suppress(OSError, UnicodeDecodeError):
                 found[file] = file.read_text(encoding="utf-8")
     return found
+
+
+def _outside(root: Path, files: Iterable[Path]) -> Path | None:
+    """The place of the first file that is not below `root`, links followed."""
+    places = [file.resolve() for file in files]
+    # Of an `include` or `extends`, two places are among the files: beside the file that names it, and in the project.
+    inside = {place.name for place in places if place.is_relative_to(root)}
+    return next((place for place in places if not place.is_relative_to(root) and place.name not in inside), None)
 
 
 def _services(written: Mapping[Path, str]) -> list[str]:
@@ -184,6 +199,12 @@ def _choose(project: Project, files: list[str], environment: Mapping[str, str]) 
     name = setting(NAME, file, environment)
     if not name:
         name = chosen[NAME] = _free_name(project, files)
+    if not PROJECT_NAME.fullmatch(name):
+        where = f"name ({', '.join(files)})" if NAME in chosen else NAME
+        raise InvalidRequest(
+            f'{where}: expected lower-case letters, digits, "-" and "_", a letter or digit first, found "{name}". '
+            "Nothing was changed."
+        )
     listed = ":".join([*files, stack_files.STACK_FILES["docker"]])  # the scripts name the other one on a Swarm
     if FILES not in environment and file.get(FILES) != listed:
         chosen[FILES] = listed

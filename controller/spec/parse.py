@@ -112,15 +112,15 @@ def _without_effect(definitions: Mapping[Any, Any], services: Mapping[str, Servi
     for name in services:
         if definitions[name].get("profiles"):
             yield (
-                f"services.{name}.profiles: has no effect with x-serve: its replicas run whichever profiles are chosen; "
+                f"services.{name}.profiles: has no effect with x-serve: its replicas run whatever profile is chosen; "
                 "remove it, and keep a service that not every machine runs in a file that COMPOSE_FILE names there"
             )
         needed = definitions[name].get("depends_on")
         for other, how in needed.items() if isinstance(needed, Mapping) else ():
             if isinstance(how, Mapping) and how.get("condition") == "service_completed_successfully":
                 yield (
-                    f"services.{name}.depends_on.{other}.condition: has no effect with x-serve: replicas do not wait for "
-                    f"the end of {other}; run it before `up` and `deploy`: `docker compose run --rm {other}`"
+                    f"services.{name}.depends_on.{other}.condition: has no effect with x-serve: replicas do not "
+                    f"wait for the end of {other}; run it before `up` and `deploy`: `docker compose run --rm {other}`"
                 )
 
 

@@ -100,6 +100,32 @@ def test_what_cannot_be_managed_is_refused_with_what_to_do(shop: Project, text: 
     assert refused.value.exit_code == 2
 
 
+@pytest.mark.parametrize("text", [None, "extends: {file: ../common.yaml, service: web}"])
+def test_a_file_that_the_controller_would_not_see_is_refused(shop: Project, text: str | None) -> None:
+    (shop.root.parent / "common.yaml").write_text(WEB)
+    file = shop.root / "compose.yaml"
+    if text is None:
+        file.unlink()
+        file.symlink_to("../common.yaml")
+    else:
+        file.write_text(f"services: {{web: {{{text}, x-serve: {{}}}}}}")
+    with pytest.raises(InvalidRequest, match=f"{shop.root.parent}/common.yaml lies outside of {shop.root}, and the"):
+        project.check(shop, ["compose.yaml"], {})
+    project.check(shop, ["compose.yaml"], {"PIERHEAD_ENGINE": "swarm"})
+    (shop.root / "common.yaml").write_text(WEB)
+    (shop.root / "compose.yaml").unlink()
+    (shop.root / "compose.yaml").symlink_to("common.yaml")
+    project.check(shop, ["compose.yaml"], {})
+
+
+@pytest.mark.parametrize(("text", "name"), [("name: MyShop\n", None), ("", "MyShop")])
+def test_a_name_that_compose_does_not_take_is_not_kept(shop: Project, text: str, name: str | None) -> None:
+    (shop.root / "compose.yaml").write_text(f"{text}{WEB}")
+    with pytest.raises(InvalidRequest, match=r'letters, digits, "-" and "_", a letter or digit first, found "MyShop"'):
+        settled(shop, {"COMPOSE_PROJECT_NAME": name} if name else None)
+    assert not (shop.root / ".env").exists()
+
+
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_a_block_in_an_included_file_counts_with_any_line_ends(shop: Project, newline: str) -> None:
     (shop.root / "web.yaml").write_bytes(WEB.replace("\n", newline).encode())

@@ -108,11 +108,14 @@ def test_what_holds_back_a_container_and_no_replica_is_a_warning() -> None:
     needed = {"migrate": {"condition": "service_completed_successfully"}, "db": {"condition": "service_healthy"}}
     web = service(depends_on=needed, profiles=["web"])
     found = read(web=web, migrate={"image": "shop/web", "profiles": ["web"], "depends_on": needed}, db={"image": "db"})
-    assert found.warnings == (
-        "services.web.profiles: has no effect with x-serve: its replicas run whichever profiles are chosen; remove it, "
-        "and keep a service that not every machine runs in a file that COMPOSE_FILE names there",
+    profiles, condition = found.warnings
+    assert profiles == (
+        "services.web.profiles: has no effect with x-serve: its replicas run whatever profile is chosen; remove it, "
+        "and keep a service that not every machine runs in a file that COMPOSE_FILE names there"
+    )
+    assert condition == (
         "services.web.depends_on.migrate.condition: has no effect with x-serve: replicas do not wait for the end of "
-        "migrate; run it before `up` and `deploy`: `docker compose run --rm migrate`",
+        "migrate; run it before `up` and `deploy`: `docker compose run --rm migrate`"
     )
 
 
