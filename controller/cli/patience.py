@@ -64,7 +64,7 @@ def _look_until_final(look: Callable[[], Verdict], timeout_s: float, progress: P
     hopeless_looks = 0
     while True:
         verdict = patiently(look)
-        if not verdict.hopeless:  # the caller reports the end, once
+        if not (verdict.done or verdict.hopeless):  # the caller reports the end, once
             progress.show(verdict, reasons=time.monotonic() >= began + REASONS_AFTER_S)
         hopeless_looks = hopeless_looks + 1 if verdict.hopeless else 0
         late = time.monotonic() >= began + timeout_s

@@ -119,7 +119,8 @@ async def test_a_day_with_the_command(control: Control) -> None:
             return [json.loads(line) for line in (await shown(*arguments, "-o", "json")).splitlines()]
 
         assert (await pierhead("wait-ready", "--timeout", "20")).out == "2 services, 3 replicas, all ready\n"
-        assert (await pierhead("scale", "web", "4")).out == "web: 4 of 4 ready\n"
+        scaled = await pierhead("scale", "web", "4")
+        assert (scaled.out, "4 of 4" in scaled.err) == ("web: 4 of 4 ready\n", False), "it says the end once"
         assert control.row("web") == (4, 4, 4)
         status, routes = await shown("status"), await shown("routes")
         assert all(name in status and name in routes for name in control.router.ready("web"))
