@@ -64,7 +64,7 @@ def test_serve_run_answers_as_ray_serve_did_where_time_passes(slow: dict[str, An
     assert slow[name] == recorded()[name]
 
 
-@pytest.mark.parametrize("name", ["errors", "fastapi_class"])
+@pytest.mark.parametrize("name", ["disconnect", "errors", "fastapi_class"])
 def test_services_in_processes_answer_as_ray_serve_did(name: str, tmp_path: Path) -> None:
     assert answers("services", own_python(), [name], tmp_path / "services.json")[name] == recorded()[name]
 

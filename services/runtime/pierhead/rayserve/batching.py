@@ -197,7 +197,7 @@ class _Batches:
         try:
             with batch_of(tuple(each.request for each in batch)):
                 await self._compute(batch)
-        except (Exception, asyncio.CancelledError) as error:  # user code raises CancelledError too
+        except (Exception, asyncio.CancelledError, SystemExit) as error:  # user code raises the latter ones too
             for each in batch:
                 each.fail(error)
             task = asyncio.current_task()
@@ -205,6 +205,8 @@ class _Batches:
                 raise
 
     async def _compute(self, batch: list[_Waiting]) -> None:
+        if len({len(each.args) + len(each.kwargs) for each in batch}) > 1:
+            raise AssertionError("All batch requests should have the same number of parameters.")
         columns = [list(values) for values in zip(*(each.args for each in batch), strict=True)]
         named = {name: [each.kwargs[name] for each in batch] for name in batch[0].kwargs}
         owner = () if self._owner is None else (self._owner,)

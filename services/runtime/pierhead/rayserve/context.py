@@ -135,6 +135,12 @@ def enter_replica(context: ReplicaContext, request: _RequestContext | None = Non
     CHILDREN.set(None if request is None else set())
 
 
+def cancel_children() -> None:
+    """Cancel the calls in flight that the running request has begun."""
+    for child in list(CHILDREN.get() or ()):
+        child.cancel()
+
+
 @contextmanager
 def batch_of(requests: tuple[_RequestContext, ...]) -> Iterator[None]:
     """The running code computes a batch of these requests."""

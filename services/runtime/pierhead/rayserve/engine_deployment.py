@@ -217,7 +217,7 @@ class EngineDeployment:
             self._built.options.first_replicas,
             _dispatchers=self._siblings,
         )
-        return Servant(self._built, context)
+        return Servant(self._built, context, shares_process=True)
 
     def _handle_to(self, name: str) -> DeploymentHandle[Any]:
         return DeploymentHandle(name, self.id.app_name)

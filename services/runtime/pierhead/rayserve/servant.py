@@ -17,14 +17,14 @@ from functools import partial
 from typing import Any, Final
 
 from pierhead.rayserve.context import (
-    CHILDREN,
     ReplicaContext,
     _RequestContext,
+    cancel_children,
     enter_replica,
     register_replica,
 )
 from pierhead.rayserve.deployment import ASGI, BUILD_ASGI, BuiltDeployment
-from pierhead.rayserve.exceptions import RayServeException
+from pierhead.rayserve.exceptions import RayError, RayServeException
 from pierhead.rayserve.handle import RemoteCall
 from pierhead.rayserve.lifespan import Lifespan
 from pierhead.rayserve.multiplex import models_of
@@ -81,8 +81,10 @@ class _Items:
 class Servant:
     """The user's object, in the context of its replica. Belongs to one event loop."""
 
-    def __init__(self, built: BuiltDeployment, context: ReplicaContext) -> None:
+    def __init__(self, built: BuiltDeployment, context: ReplicaContext, *, shares_process: bool = False) -> None:
+        """`shares_process`: with other replicas, which go on when user code of this one calls `sys.exit`."""
         self.built = built
+        self._shares_process = shares_process
         self.context = context
         self.app: Any = None
         """The ASGI application of a class with `@serve.ingress`."""
@@ -322,22 +324,29 @@ class Servant:
     async def _request(self, request: _RequestContext, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Run a coroutine function as user code of a request; the request's own calls are cancelled with it."""
         context = self._fresh(request)
-        children = context.run(CHILDREN.get)
-        task = asyncio.get_running_loop().create_task(_coroutine(function, args), context=context)
+        task = asyncio.get_running_loop().create_task(self._coroutine(function, args), context=context)
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             task.cancel()
-            for child in list(children or ()):
-                child.cancel()
+            context.run(cancel_children)
             await asyncio.wait([task])
             raise
 
     async def _inside(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Run a coroutine function as user code without a request."""
-        return await asyncio.get_running_loop().create_task(_coroutine(function, args), context=self._fresh(None))
+        work = self._coroutine(function, args)
+        return await asyncio.get_running_loop().create_task(work, context=self._fresh(None))
+
+    async def _coroutine(self, function: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> Any:
+        try:
+            return await function(*args)
+        except SystemExit as error:
+            if not self._shares_process:
+                raise
+            raise RayError(f"{self.built.name}: user code raised {error!r}") from error
 
     def _fresh(self, request: _RequestContext | None) -> Context:
         context = copy_context()
@@ -354,10 +363,6 @@ def _context_of(call: RemoteCall) -> _RequestContext:
         multiplexed_model_id=call.model_id,
         session_id=call.session_id,
     )
-
-
-async def _coroutine(function: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> Any:
-    return await function(*args)
 
 
 async def _awaited(result: Any) -> Any:

@@ -17,7 +17,13 @@ from typing import Any, ClassVar, cast
 from pierhead.classes.handles import handle_to, options
 from pierhead.classes.service import Bound, Service, name_of
 from pierhead.errors import Backpressure, DeadlineExceeded, NoReplica, PierheadError
-from pierhead.rayserve.context import DEFAULT_APPLICATION, DeploymentID, ReplicaContext, ReplicaID
+from pierhead.rayserve.context import (
+    DEFAULT_APPLICATION,
+    DeploymentID,
+    ReplicaContext,
+    ReplicaID,
+    cancel_children,
+)
 from pierhead.rayserve.deployment import Application, BuiltApplication, BuiltDeployment
 from pierhead.rayserve.exceptions import (
     BackPressureError,
@@ -168,15 +174,22 @@ class RayDeployment(Service):
         # With x-serve.strip_prefix the edge has put the route there.
         route = scope.get("root_path") or "/"
         request = request_of(scope, request_id, route=route, app_name=self.__application__.name)
-        started = False
+        started = complete = False
 
         async def noted(message: Message) -> None:
-            nonlocal started
+            nonlocal started, complete
             started = True
+            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
+        async def watched() -> Message:
+            message: Message = await receive()
+            if message["type"] == "http.disconnect" and not complete:
+                cancel_children()  # the application may end at this message, and leave them
+            return message
+
         try:
-            await serve_request(self._servant, request, scope, receive, noted)
+            await serve_request(self._servant, request, scope, watched, noted)
         except Exception as error:
             if started or scope["type"] != "http":
                 logger.warning("Request %s failed", request_id, exc_info=error)
