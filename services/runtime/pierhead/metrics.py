@@ -220,6 +220,10 @@ class RuntimeMetrics(Collector):
         """Let a service add metrics of its own to the same page."""
         self._registry.register(collector)
 
+    def unregister(self, collector: Collector) -> None:
+        """Take metrics off the page."""
+        self._registry.unregister(collector)
+
 
 PROCESS = RuntimeMetrics()
 """The metrics of this process: `handle` and `batch` count into them, a server exposes them."""

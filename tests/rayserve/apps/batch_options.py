@@ -21,6 +21,10 @@ class Batcher:
     async def short(self, items):
         return items[:-1]
 
+    @serve.batch(max_batch_size=2, batch_wait_timeout_s=0.3)
+    async def optional(self, items, scale=None):
+        return items
+
     async def three(self):
         return await asyncio.gather(*(self.pairs(number, right=10) for number in range(3)))
 
@@ -33,6 +37,10 @@ class Batcher:
             await self.short("x")
         except Exception as error:
             return type(error).__name__
+
+    async def mixed(self):
+        found = await asyncio.gather(self.optional(1), self.optional(2, scale=3), return_exceptions=True)
+        return [repr(each) for each in found]
 
     async def change(self):
         self.pairs.set_max_batch_size(2)
@@ -48,4 +56,5 @@ def calls(handle):
     yield handle.three.remote().result()
     yield handle.fail.remote().result()
     yield handle.wrong.remote().result()
+    yield handle.mixed.remote().result()
     yield handle.change.remote().result()

@@ -20,6 +20,12 @@ class Store:
             return {}["missing"]
         if item == "exit":
             raise LookupError("exit")
+        if item == "noted":
+            error = ArithmeticError("noted")
+            error.add_note("a note")
+            raise error
+        if item == "file":
+            open("/nothing/here")
         return item
 
 
@@ -35,6 +41,15 @@ class Ingress:
             return ["out of stock", error.item, error.left, isinstance(error, OutOfStock), type(error).__name__]
         except KeyError as error:
             return ["key", "missing" in str(error), isinstance(error.cause, KeyError), error.cause.args]
+
+    async def attributes(self):
+        found = []
+        for item in ("noted", "file"):
+            try:
+                await self.store.take.remote(item)
+            except Exception as error:
+                found.append([type(error).__name__, getattr(error, "__notes__", None), getattr(error, "errno", None)])
+        return found
 
     async def unknown(self):
         try:
@@ -55,4 +70,5 @@ def calls(handle):
         handle.remote("exit").result()
     except LookupError as error:
         yield ["LookupError", "exit" in str(error)]
+    yield handle.attributes.remote().result()
     yield handle.unknown.remote().result()

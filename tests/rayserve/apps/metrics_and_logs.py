@@ -34,10 +34,13 @@ class Measured:
         yield "inc 0", lambda: self.counter.inc(0)
         yield "inc text", lambda: self.counter.inc("1")
         yield "number as a tag", lambda: self.counter.inc(1, tags={"model": 5})
+        yield "other tags", lambda: metrics.Counter("my_counter", tag_keys=("route",)).inc(1, tags={"route": "/"})
+        yield "the first tags", lambda: self.counter.inc(1)
         yield "no tag", lambda: self.gauge.set(1)
         yield "text", lambda: self.gauge.set("x", tags={"model": "a"})
         yield "unknown default", lambda: self.gauge.set_default_tags({"other": "x"})
         yield "no boundaries", lambda: metrics.Histogram("no_boundaries")
+        yield "unsorted", lambda: metrics.Histogram("unsorted", boundaries=[3, 1]).observe(2)
         yield "boundary 0", lambda: metrics.Histogram("boundary_0", boundaries=[0, 1])
 
     def errors(self):

@@ -43,7 +43,11 @@ def calls(handle):
             yield "fine"
         except Exception as error:
             yield type(error).__name__
-    serve.run(Second.options(name="Renamed").bind(), name="second", route_prefix="/other")
-    yield sorted(serve.status().applications["second"].deployments)
+    renamed = serve.run(Second.options(name="Renamed").bind(), name="second", route_prefix="/other")
+    yield [renamed.remote().result(), sorted(serve.status().applications["second"].deployments)]
     serve.delete("second")
     yield sorted(serve.status().applications)
+    try:
+        renamed.remote().result(timeout_s=30)
+    except Exception as error:
+        yield type(error).__name__

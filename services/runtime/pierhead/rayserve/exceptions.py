@@ -149,7 +149,7 @@ def _dual(kind: Any) -> type[BaseException]:
         def __new__(cls, cause: Any, traceback_str: str = "") -> Any:
             if isinstance(cause, BaseExceptionGroup):
                 return super().__new__(cls, cause.message, cause.exceptions)
-            return super().__new__(cls, cause, traceback_str)
+            return super().__new__(cls, cause)  # an OSError takes two for its number and its text
 
         def __init__(self, cause: BaseException, traceback_str: str = "") -> None:
             self.__dict__.update(cause=cause, traceback_str=traceback_str, _dual_args=(cause,))
@@ -164,7 +164,7 @@ def _dual(kind: Any) -> type[BaseException]:
             self.__dict__["_dual_args"] = value
 
         def __getattr__(self, name: str) -> Any:
-            if name.startswith("__") or "cause" not in vars(self):
+            if (name.startswith("__") and name != "__notes__") or "cause" not in vars(self):
                 raise AttributeError(name)
             return getattr(vars(self)["cause"], name)
 

@@ -23,7 +23,12 @@ from pierhead.rayserve.context import (
     _get_serve_request_context,
     current_replica,
 )
-from pierhead.rayserve.exceptions import GetTimeoutError, RayServeException, RequestCancelledError
+from pierhead.rayserve.exceptions import (
+    DeploymentUnavailableError,
+    GetTimeoutError,
+    RayServeException,
+    RequestCancelledError,
+)
 from pierhead.rayserve.options import DEFAULT
 
 T = TypeVar("T")
@@ -87,13 +92,15 @@ def forget_dispatcher(deployment: DeploymentID, dispatcher: Dispatcher) -> None:
 
 
 def dispatcher_of(deployment: DeploymentID) -> Dispatcher:
-    """What sends calls of a deployment. Raises RayServeException for an unknown one."""
+    """What sends calls of a deployment. Raises DeploymentUnavailableError for an unknown one."""
     replica = current_replica()
     found: Dispatcher | None = None if replica is None else replica._dispatchers.get(deployment)
     found = found or _DISPATCHERS.get(deployment)
     if found is None:
         known = ", ".join(str(each) for each in _DISPATCHERS) or "none"
-        raise RayServeException(f"{deployment} does not exist in this process; known: {known}")
+        missing = DeploymentUnavailableError(deployment)
+        missing.add_note(f"It does not exist in this process; known: {known}")
+        raise missing
     return found
 
 

@@ -18,9 +18,10 @@ _OWN: Final = ("deployment", "replica", "application")
 
 
 class _Metric:
-    """One metric. Objects of one name share the series, as replicas of one process do."""
+    """One metric. Objects of one name share the series, as replicas of one process do; other tags begin it anew."""
 
-    _made: Final[dict[str, Any]] = {}
+    _made: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {}
+    """Each with the tags of all objects of its name. A tag that an object lacks is empty."""
     _lock: Final = threading.Lock()
 
     def __init__(self, name: str, description: str = "", tag_keys: Sequence[str] | None = None) -> None:
@@ -32,14 +33,18 @@ class _Metric:
         self._name = name
         self._keys = (*_OWN, *(tag_keys or ()))
         self._default: dict[str, str] = {}
+        self._id = f"{type(self).__name__}:{name}"
         with self._lock:
-            key = f"{type(self).__name__}:{name}"
-            if key not in self._made:
-                self._made[key] = self._make(name, description)
-                PROCESS.register(self._made[key])
-            self._metric = self._made[key]
+            former, known = self._made.get(self._id, (None, ()))
+            keys = tuple(dict.fromkeys((*known, *self._keys)))
+            if keys != known:  # the first of its name, or one with other tags
+                if former is not None:
+                    PROCESS.unregister(former)
+                made = self._make(name, description, keys)
+                PROCESS.register(made)
+                self._made[self._id] = made, keys
 
-    def _make(self, name: str, description: str) -> Any:
+    def _make(self, name: str, description: str, keys: Sequence[str]) -> Any:
         raise NotImplementedError
 
     def set_default_tags(self, default_tags: Mapping[str, str]) -> Any:
@@ -67,7 +72,8 @@ class _Metric:
             del values[key]
         if missing := [key for key in self._keys if key not in values]:
             raise ValueError(f"Missing value for tag key(s): {','.join(missing)}.")
-        return self._metric.labels(**values)
+        made, keys = self._made[self._id]
+        return made.labels(**dict.fromkeys(keys, "") | values)
 
 
 def _texts(tags: Mapping[str, str]) -> dict[str, str]:
@@ -86,8 +92,8 @@ def _number(value: float) -> float:
 class ServeCounter(_Metric):
     """A number that grows."""
 
-    def _make(self, name: str, description: str) -> Any:
-        return prometheus_client.Counter(name, description or name, self._keys, registry=None)
+    def _make(self, name: str, description: str, keys: Sequence[str]) -> Any:
+        return prometheus_client.Counter(name, description or name, keys, registry=None)
 
     def inc(self, value: float = 1.0, tags: Mapping[str, str] | None = None) -> None:
         """Add to it. Raises ValueError for a number that is not above 0, and for tags without a value."""
@@ -99,8 +105,8 @@ class ServeCounter(_Metric):
 class ServeGauge(_Metric):
     """A number that goes up and down."""
 
-    def _make(self, name: str, description: str) -> Any:
-        return prometheus_client.Gauge(name, description or name, self._keys, registry=None)
+    def _make(self, name: str, description: str, keys: Sequence[str]) -> Any:
+        return prometheus_client.Gauge(name, description or name, keys, registry=None)
 
     def set(self, value: float, tags: Mapping[str, str] | None = None) -> None:
         """Set it. Raises ValueError for tags without a value."""
@@ -119,13 +125,11 @@ class ServeHistogram(_Metric):
     ) -> None:
         if not boundaries or min(boundaries) <= 0:
             raise ValueError("boundaries: expected a list of numbers above 0")
-        self._boundaries = list(boundaries)
+        self._boundaries = sorted(boundaries)
         super().__init__(name, description, tag_keys)
 
-    def _make(self, name: str, description: str) -> Any:
-        return prometheus_client.Histogram(
-            name, description or name, self._keys, buckets=self._boundaries, registry=None
-        )
+    def _make(self, name: str, description: str, keys: Sequence[str]) -> Any:
+        return prometheus_client.Histogram(name, description or name, keys, buckets=self._boundaries, registry=None)
 
     def observe(self, value: float, tags: Mapping[str, str] | None = None) -> None:
         """Count a value. Raises ValueError for tags without a value."""
