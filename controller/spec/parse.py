@@ -112,8 +112,9 @@ def _without_effect(definitions: Mapping[Any, Any], services: Mapping[str, Servi
     for name in services:
         if definitions[name].get("profiles"):
             yield (
-                f"services.{name}.profiles: has no effect with x-serve: its replicas run whatever profile is chosen; "
-                "remove it, and keep a service that not every machine runs in a file that COMPOSE_FILE names there"
+                f"services.{name}.profiles: holds no replica back: they run whatever profile is chosen, and Compose "
+                "builds the image and makes the networks only where it is chosen; remove it, and keep a service that "
+                "not every machine runs in a file that COMPOSE_FILE names there"
             )
         needed = definitions[name].get("depends_on")
         for other, how in needed.items() if isinstance(needed, Mapping) else ():

@@ -110,8 +110,9 @@ def test_what_holds_back_a_container_and_no_replica_is_a_warning() -> None:
     found = read(web=web, migrate={"image": "shop/web", "profiles": ["web"], "depends_on": needed}, db={"image": "db"})
     profiles, condition = found.warnings
     assert profiles == (
-        "services.web.profiles: has no effect with x-serve: its replicas run whatever profile is chosen; remove it, "
-        "and keep a service that not every machine runs in a file that COMPOSE_FILE names there"
+        "services.web.profiles: holds no replica back: they run whatever profile is chosen, and Compose builds the "
+        "image and makes the networks only where it is chosen; remove it, and keep a service that not every machine "
+        "runs in a file that COMPOSE_FILE names there"
     )
     assert condition == (
         "services.web.depends_on.migrate.condition: has no effect with x-serve: replicas do not wait for the end of "
