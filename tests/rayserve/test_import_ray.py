@@ -16,6 +16,7 @@ from pierhead import rayserve as serve
 from pierhead.rayserve import import_ray
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.import_ray import compose_of
+from pierhead.rayserve.services import APPLICATION, bound_of
 from pydantic import BaseModel
 
 from controller.spec.parse import parse
@@ -109,6 +110,22 @@ def test_the_controller_reads_the_compose_file() -> None:
     assert set(parse("shop", yaml.safe_load(written)).services) == {"ranker", "shop"}
 
 
+def test_two_applications_with_deployments_of_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = """
+applications:
+- {name: shop, route_prefix: /, import_path: "shop:app"}
+- {name: 2nd shop, route_prefix: /second, import_path: "shop:app"}
+"""
+    services = yaml.safe_load(compose_of(config, lambda _: APP)[0])["services"]
+    assert list(services) == ["ranker", "shop", "deployment2nd-shop-ranker", "deployment2nd-shop-shop"]
+    monkeypatch.setenv("PIERHEAD_RAY_APPLICATION", services["deployment2nd-shop-shop"]["environment"][APPLICATION])
+    bound = bound_of(APP)
+    assert set(bound.graph()) == {"deployment2nd-shop-ranker", "deployment2nd-shop-shop"}
+    assert bound.cls.__application__.name == "2nd shop"
+    with pytest.raises(RayServeException, match="would both be the service deployment2nd-shop-ranker: give one app"):
+        compose_of(config + '- {name: 2nd shop, route_prefix: /third, import_path: "shop:app"}', lambda _: APP)
+
+
 def test_without_the_module_the_last_deployment_gets_the_requests() -> None:
     def missing(_: str) -> Any:
         raise ModuleNotFoundError("No module named 'shop'")
@@ -161,7 +178,6 @@ def test_a_function_that_builds_the_application_gets_its_arguments_as_its_annota
         ("a: [", "not YAML"),
         ("[]", "a list `applications`"),
         ("applications: [{name: a}]", "an import_path each"),
-        ("applications: [{name: a, import_path: 'm:app'}, {name: b, import_path: 'm:app'}]", "both be the service"),
     ],
 )
 def test_what_is_no_configuration_is_refused(text: str, message: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,7 @@ from pierhead.rayserve.deployment import Application
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.options import DEFAULT, DeploymentOptions
 from pierhead.rayserve.pickles import SECRET, write_secret
-from pierhead.rayserve.services import RayDeployment, bound_of
+from pierhead.rayserve.services import APPLICATION, RayDeployment, bound_of, service_name
 
 _TOP: Final[Mapping[str, str]] = {
     "proxy_location": "HAProxy stands before all replicas",
@@ -116,10 +116,10 @@ class _Translation:
         self._grpc(config.get("grpc_options") or {})
         found: dict[str, Any] = {}
         for application in config["applications"]:
-            for name, service in self._application(application).items():
+            for name, service in self._application(application, found).items():
                 if name in found:
                     raise RayServeException(
-                        f"two deployments would both be the service {name}: rename one by its option `name`"
+                        f"two deployments would both be the service {name}: give one application another name"
                     )
                 found[name] = service
         return found
@@ -146,7 +146,8 @@ class _Translation:
         if options.get("port") not in (None, 9000):
             self._note("grpc_options.port", f"write PIERHEAD_GRPC_PORT={options['port']} into .env")
 
-    def _application(self, config: Any) -> dict[str, Any]:
+    def _application(self, config: Any, others: Collection[str]) -> dict[str, Any]:
+        """Its services. Where one of them has a name that `others` have, all begin with the application's name."""
         if not isinstance(config, Mapping) or not isinstance(config.get("import_path"), str):
             raise RayServeException("expected applications with an import_path each")
         path, name = config["import_path"], str(config.get("name", "default"))
@@ -156,6 +157,9 @@ class _Translation:
         environment = self._environment(where, config.get("runtime_env") or {})
         options = {each["name"]: each for each in config.get("deployments") or () if isinstance(each, Mapping)}
         served, graph = self._graph(where, target, options, config.get("args") or {})
+        if any(service in others for service, *_ in graph.values()):
+            environment |= {APPLICATION: name}
+            graph = {each: (service_name(each, name), first, own) for each, (_, first, own) in graph.items()}
         prefix = config.get("route_prefix", "/")
         found = {}
         for deployment, (service, is_ingress, own) in graph.items():
@@ -206,7 +210,7 @@ class _Translation:
             if callable(found) and not isinstance(found, Application):
                 found = built_by(found, args)
                 target = called
-            bound: Bound = bound_of(found)
+            bound: Bound = bound_of(found, "")
         except Exception as error:
             self._note(
                 where,
@@ -214,7 +218,7 @@ class _Translation:
                 "deployment of the list is taken for the one that gets the requests",
             )
             names = list(options)
-            unknown = {each: (_service(each), each == names[-1], DeploymentOptions()) for each in names}
+            unknown = {each: (service_name(each), each == names[-1], DeploymentOptions()) for each in names}
             return called if args else target, unknown
         cls: Any = bound.cls
         services: Mapping[str, Bound] = cls.__application__.services
@@ -260,12 +264,6 @@ def _check_argument(where: str, name: object, value: object) -> None:
 def _options(cls: Any) -> DeploymentOptions:
     deployment: type[RayDeployment] = cls
     return deployment.__built__.options
-
-
-def _service(name: str) -> str:
-    from pierhead.classes.service import name_of
-
-    return name_of(type(name.replace("-", "_"), (), {}))
 
 
 def _logging(config: Mapping[str, Any]) -> Mapping[str, Any]:

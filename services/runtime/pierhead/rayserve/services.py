@@ -12,7 +12,7 @@ import os
 import re
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Final, cast
 
 from pierhead.classes.handles import handle_to, options
 from pierhead.classes.service import Bound, Service, name_of
@@ -43,6 +43,11 @@ from pierhead.routing_stats import publish
 logger = logging.getLogger("ray.serve")
 
 _CALL, _REPLY = "call", "reply"
+
+APPLICATION: Final = "PIERHEAD_RAY_APPLICATION"
+"""The name of the application, where its services' names begin with it: another one of the project has deployments of
+the same names.
+"""
 
 
 class RayDeployment(Service):
@@ -287,16 +292,19 @@ class AppGraph:
         self.services: dict[str, Bound] = {}
 
 
-def bound_of(app: Application, name: str = DEFAULT_APPLICATION) -> Bound:
+def bound_of(app: Application, name: str | None = None) -> Bound:
     """The application's first deployment as a bound service, the others beneath it.
 
+    `name`: the application's, which the names of its services begin with; "" = they do not; default: APPLICATION's.
     Raises RayServeException for deployments whose names make one service's name.
     """
+    name = os.environ.get(APPLICATION, "") if name is None else name
     built = BuiltApplication(app)
-    graph = AppGraph(name)
+    graph = AppGraph(name or DEFAULT_APPLICATION)
     classes: dict[str, str] = {}
     for deployment in built.deployments.values():
-        cls = _class_of(deployment, graph, is_ingress=deployment.name == built.ingress)
+        cls = _class_of(deployment, name, is_ingress=deployment.name == built.ingress)
+        cls.__application__ = graph
         other = classes.setdefault(name_of(cls), deployment.name)
         if other != deployment.name:
             raise RayServeException(
@@ -312,10 +320,18 @@ def bound_of(app: Application, name: str = DEFAULT_APPLICATION) -> Bound:
 Application._to_services = bound_of
 
 
-def _class_of(deployment: BuiltDeployment, graph: AppGraph, *, is_ingress: bool) -> type[RayDeployment]:
-    name = re.sub(r"\W+", "_", deployment.name, flags=re.ASCII).strip("_")
-    if not name or name[0].isdigit():
-        name = f"Deployment{name}"
+def service_name(deployment: str, application: str = "") -> str:
+    """The name of a deployment's service in the compose file."""
+    return name_of(type(_class_name(deployment, application), (), {}))
+
+
+def _class_name(deployment: str, application: str) -> str:
+    name = re.sub(r"\W+", "_", f"{application}_{deployment}", flags=re.ASCII).strip("_")
+    return f"Deployment{name}" if not name or name[0].isdigit() else name
+
+
+def _class_of(deployment: BuiltDeployment, application: str, *, is_ingress: bool) -> type[RayDeployment]:
+    name = _class_name(deployment.name, application)
     definition = deployment.deployment.func_or_class
     names = {"__module__": definition.__module__, "__qualname__": name, "__doc__": definition.__doc__}
     keywords: dict[str, Any] = deployment.options.x_serve()
@@ -324,5 +340,4 @@ def _class_of(deployment: BuiltDeployment, graph: AppGraph, *, is_ingress: bool)
     make: Any = type(RayDeployment)
     cls: type[RayDeployment] = make(name, (RayDeployment,), names, **keywords)
     cls.__built__ = deployment
-    cls.__application__ = graph
     return cls
