@@ -319,7 +319,7 @@ def _verdict(row: Document) -> Verdict:
     if row["converged"]:
         return Verdict(message, done=True, parts=(_part(row),))
     part = _part(row, tuple(obstacles(row)))
-    if row["blocked"]:
+    if row["blocked"] or _fails_repeatedly(row):
         return _blocked(row, part)
     return Verdict(f"{message}; {row['message']}" if row["message"] else message, parts=(part,))
 
@@ -327,8 +327,6 @@ def _verdict(row: Document) -> Verdict:
 def _as_asked(row: Document, *, serving: bool) -> Verdict:
     """Whether a service has the replicas that it wants, of the version that the files ask for."""
     enough = {**row, "converged": row["ready"] >= row["wanted"]} if serving else row
-    if _fails_repeatedly(row):
-        return _blocked(row, _part(row))
     verdict = _verdict(enough)
     if not verdict.done:
         return verdict

@@ -54,6 +54,7 @@ def test_a_service_that_fails_again_and_again_is_not_waited_for(serving: bool) -
     assert (verdict.hopeless, verdict.done) == (True, False)
     assert verdict.message == "web: 1 of 2 ready; CRASH_LOOP: failed"
     assert verdict.next_step == "`pierhead why web` says what is in the way."
+    assert [ScaleWait(2).judge(failing(count)).hopeless for count in (5, 6)] == [False, True]
 
 
 def test_as_many_as_wanted_may_be_enough() -> None:
