@@ -29,7 +29,8 @@ main() {
       ;;
   esac
   case "$*" in # of the stack's own services, which the controller has no logs of
-    logs | 'logs haproxy' | 'logs controller' | 'logs prometheus' | 'logs grafana' | 'logs registry') shift && exec "$here/logs.sh" "$@" ;;
+    logs | 'logs haproxy' | 'logs controller' | 'logs prometheus' | 'logs grafana') shift && exec "$here/logs.sh" "$@" ;;
+    'logs registry') ! on_swarm || exec "$here/logs.sh" registry ;; # elsewhere it is the user's own, if there is one
   esac
   refuse_missing_names "$@"
   if [ -n "${PIERHEAD_API_URL:-}" ]; then

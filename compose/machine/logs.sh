@@ -19,6 +19,6 @@ if on_swarm; then
 fi
 case ${1:-} in
   '') exec docker compose logs --tail "$TAIL" haproxy controller prometheus ;;
-  haproxy | controller | prometheus | grafana | registry) exec docker compose logs --tail "$TAIL" "$1" ;;
+  haproxy | controller | prometheus | grafana) exec docker compose logs --tail "$TAIL" "$1" ;;
   *) exec "$here/control.sh" logs "$1" ;;
 esac
