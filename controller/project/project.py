@@ -114,7 +114,7 @@ def check(project: Project, files: Iterable[str], environment: Mapping[str, str]
     written = _all_files(project, files)
     services = _services(written)
     engine = engine_of(project, environment)
-    if engine == "docker" and (outside := _outside(project.root.resolve(), written)):
+    if engine == "docker" and (outside := _outside(project.root, written)):
         raise InvalidRequest(
             f"{outside} lies outside of {project.root}, and the controller reads the files in its container, which has "
             "that directory only: keep the file, or a copy of it, in there. Nothing was changed."
@@ -149,10 +149,15 @@ def _all_files(project: Project, files: Iterable[str]) -> dict[Path, str]:
 
 def _outside(root: Path, files: Iterable[Path]) -> Path | None:
     """The place of the first file that is not below `root`, links followed."""
-    places = [file.resolve() for file in files]
-    # Of an `include` or `extends`, two places are among the files: beside the file that names it, and in the project.
-    inside = {place.name for place in places if place.is_relative_to(root)}
-    return next((place for place in places if not place.is_relative_to(root) and place.name not in inside), None)
+    files = list(files)
+    inside = [file for file in files if file.resolve().is_relative_to(root.resolve())]
+
+    def is_meant(file: Path) -> bool:
+        """Of `../base.yaml` in sub/a.yaml two places are among the files: as seen from sub, and from the project."""
+        name = os.path.relpath(file, root)
+        return not any(Path(os.path.normpath(each.parent / name)) in inside for each in inside)
+
+    return next((file.resolve() for file in files if file not in inside and is_meant(file)), None)
 
 
 def _services(written: Mapping[Path, str]) -> list[str]:
@@ -177,7 +182,8 @@ def _load(text: str) -> Any:
 def settle(project: Project, files: list[str], environment: Mapping[str, str], say: Callable[[str], None]) -> None:
     """Write `.pierhead/`, and into `.env` what is not chosen yet: name, files, ports. Says what was chosen.
 
-    Raises InvalidRequest for files that the controller would refuse; then nothing is written.
+    Raises InvalidRequest for files that the controller would refuse; then `.env` stays as it was, and there is no
+    `.pierhead/` where there was none.
     """
     file = project.env_file()
     chosen = _choose(project, files, environment)

@@ -100,21 +100,31 @@ def test_what_cannot_be_managed_is_refused_with_what_to_do(shop: Project, text: 
     assert refused.value.exit_code == 2
 
 
-@pytest.mark.parametrize("text", [None, "extends: {file: ../common.yaml, service: web}"])
-def test_a_file_that_the_controller_would_not_see_is_refused(shop: Project, text: str | None) -> None:
-    (shop.root.parent / "common.yaml").write_text(WEB)
+@pytest.mark.parametrize("name", ["common.yaml", "compose.yaml"])
+@pytest.mark.parametrize("text", [None, "extends: {file: ../NAME, service: web}"])
+def test_a_file_that_the_controller_would_not_see_is_refused(shop: Project, text: str | None, name: str) -> None:
+    (shop.root.parent / name).write_text(WEB)
     file = shop.root / "compose.yaml"
     if text is None:
         file.unlink()
-        file.symlink_to("../common.yaml")
+        file.symlink_to(f"../{name}")
     else:
-        file.write_text(f"services: {{web: {{{text}, x-serve: {{}}}}}}")
-    with pytest.raises(InvalidRequest, match=f"{shop.root.parent}/common.yaml lies outside of {shop.root}, and the"):
+        file.write_text(f"services: {{web: {{{text.replace('NAME', name)}, x-serve: {{}}}}}}")
+    with pytest.raises(InvalidRequest, match=f"{shop.root.parent}/{name} lies outside of {shop.root}, and the"):
         project.check(shop, ["compose.yaml"], {})
     project.check(shop, ["compose.yaml"], {"PIERHEAD_ENGINE": "swarm"})
     (shop.root / "common.yaml").write_text(WEB)
     (shop.root / "compose.yaml").unlink()
     (shop.root / "compose.yaml").symlink_to("common.yaml")
+    project.check(shop, ["compose.yaml"], {})
+
+
+def test_a_file_of_the_project_is_not_taken_for_one_above_it(shop: Project) -> None:
+    for directory in (shop.root, shop.root.parent):
+        (directory / "base.yaml").write_text(WEB)
+    (shop.root / "sub").mkdir()
+    (shop.root / "sub" / "a.yaml").write_text("services: {a: {extends: {file: ../base.yaml, service: web}}}")
+    (shop.root / "compose.yaml").write_text("include: [sub/a.yaml]")
     project.check(shop, ["compose.yaml"], {})
 
 
