@@ -8,13 +8,14 @@ import decimal
 import enum
 import inspect
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal, NamedTuple, NewType, Optional, Union, cast
 
 import numpy as np
 import numpy.typing as npt
 import pydantic
 import pytest
+import typing_extensions
 from hypothesis import given
 from hypothesis import strategies as st
 from pierhead import BadRequest, Ended, PierheadError, Service, batch
@@ -57,6 +58,18 @@ class Model(pydantic.BaseModel):
     size: int = pydantic.Field(gt=0)
     colour: Colour = Colour.RED
     by_name: dict[str, Point] = {}
+
+
+class TypeAliasType:
+    """As Python 3.12 makes one of `type Json = list[Json]`."""
+
+    @property
+    def __value__(self) -> Any:
+        return list[self]  # type: ignore[valid-type]
+
+
+MaybeInt = typing_extensions.TypeAliasType("MaybeInt", int | None)
+Json: Any = TypeAliasType()
 
 
 def fixed_offset(moment: datetime.datetime) -> datetime.datetime:
@@ -193,6 +206,8 @@ class TestValues:
             (list[Colour | Model], [[Colour.RED, Model(size=1)], []]),
             (Point | npt.NDArray[np.float32], [Point(1.0)]),
             (Literal["a", "b"] | int, ["a", 3]),
+            (MaybeInt | str, [1, "a", None]),
+            (Sequence[str] | tuple[int, int] | str, [["a"], (1, 2), "a"]),
         ],
     )
     def test_a_union_travels_as_the_type_that_it_is(self, hint: Any, values: list[Any]) -> None:
@@ -203,6 +218,14 @@ class TestValues:
                 assert type(found) is type(value)
         with pytest.raises(TypeError, match=r"tried.Tried/go: x(\[\])?: expected .*, found <object"):
             method.request(object())
+
+    def test_a_sequence_among_other_types_may_be_a_tuple(self) -> None:
+        assert passed(contract_of(go=(Sequence[str] | str, int)).methods["go"], ("a",)) == {"x": ["a"]}
+
+    def test_items_that_no_set_can_hold(self) -> None:
+        method = contract_of(go=(set[Point], int)).methods["go"]
+        with pytest.raises(BadRequest, match="go: x: unhashable type: 'Point'"):
+            passed(method, [Point(1.0)])
 
     def test_a_value_that_is_not_one_of_the_literals(self) -> None:
         method = contract_of(go=(Literal["small", "large"], datetime.date)).methods["go"]
@@ -338,6 +361,8 @@ class TestErrorsAtImport:
             ((int | complex, int), "tried.Tried.go(x): complex cannot travel"),
             ((tuple[int, complex], int), "tried.Tried.go(x)[1]: complex cannot travel"),
             ((Literal[1, "a"], int), "tried.Tried.go(x): Literal[1, 'a'] cannot travel"),
+            (([int], int), "tried.Tried.go(x): [<class 'int'>] cannot travel"),
+            ((list[Json], int), "tried.Tried.go: a hint is an alias that holds itself; only a dataclass"),
             (
                 (dict[float, int], int),
                 "tried.Tried.go(x): expected a dict with keys of type str, int or bool, found float",

@@ -76,7 +76,7 @@ class Codecs:
                 return read(message)
             except Unfit as error:
                 raise Unfit(f"{name}.{error.path}", error.reason) from error.__cause__
-            except ValueError as error:
+            except (TypeError, ValueError) as error:  # TypeError: items that no set can hold
                 raise Unfit(name, str(error)) from error
 
         return checked

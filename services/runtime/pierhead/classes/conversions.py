@@ -41,7 +41,7 @@ def converted(hint: Any) -> Converted | None:
     decimal = sys.modules.get("decimal")
     if decimal is not None and hint is decimal.Decimal:
         return _by(hint, str, str, hint)
-    return _KNOWN.get(hint)
+    return _KNOWN.get(hint) if isinstance(hint, type) else None
 
 
 def literal(values: tuple[Any, ...]) -> Converted | None:

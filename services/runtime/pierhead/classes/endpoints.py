@@ -49,7 +49,8 @@ def endpoint(method: str, path: str) -> Callable[[HandlerT], HandlerT]:
       and has no default, or has another type, is a BadRequest. A first parameter of any other type is the
       `aiohttp.web.Request`.
     - what it returns: an aiohttp response, an async iterator, whose items are sent as events (`sse`), or else JSON:
-      what JSON has, dataclasses, pydantic models, sets, enums' values, and dates, times, decimals and UUIDs as text.
+      what JSON has, dataclasses, pydantic models, sets, enums' values, dates, times, decimals and UUIDs as text, and
+      durations in seconds.
     A service with an ASGI application (`asgi=`) has its routes there. Raises TypeError where the method is no
     `async def`, and for parameters that a request does not have.
     """

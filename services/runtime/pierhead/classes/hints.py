@@ -46,8 +46,9 @@ _MAPS: Final = (dict, Mapping)
 _EMPTY: Final = (list, dict, tuple, set, frozenset)
 _NAME: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _CAN: Final = (
-    "str, int, float, bool, bytes, T | None, A | B, Literal, list, tuple, set, dict, dataclasses, named tuples, "
-    "pydantic models, enums, dates and times, Decimal, UUID, NumPy arrays, torch tensors and protobuf messages can"
+    "str, int, float, bool, bytes, T | None, A | B, Literal of values of one of these types, list, tuple, set, dict, "
+    "dataclasses, named tuples, pydantic models, enums, dates and times, Decimal, UUID, NumPy arrays, torch tensors "
+    "and protobuf messages can"
 )
 
 
@@ -102,7 +103,7 @@ class Shapes:
         return Items(f"TupleOf{''.join(map(_word, fields))}", fields)
 
     def _one_of(self, hint: Any, path: str) -> Leaf:
-        leaves = list(dict.fromkeys(self.leaf_of(each, path) for each in get_args(hint)))
+        leaves = list(dict.fromkeys(self.leaf_of(each, path) for each in _choices(hint)))
         if len(leaves) == 1:
             return leaves[0]
         words = list(map(_leaf_word, leaves))
@@ -169,10 +170,18 @@ def _bare(hint: Any) -> Any:
 
 def _optional(hint: Any) -> Any:
     """T of `T | None`, which may be a union; None for any other hint."""
-    arguments = get_args(hint)
-    if not _is_union(hint) or type(None) not in arguments:
+    choices = _choices(hint)
+    if type(None) not in choices:
         return None
-    return _bare(Union[tuple(each for each in arguments if each is not type(None))])  # noqa: UP007
+    return _bare(Union[tuple(each for each in choices if each is not type(None))])  # noqa: UP007
+
+
+def _choices(hint: Any) -> list[Any]:
+    """The types of a union, and of unions in it that have names of their own; none for any other hint."""
+    found: list[Any] = []
+    for each in map(_bare, get_args(hint) if _is_union(hint) else ()):
+        found += _choices(each) or [each]
+    return found
 
 
 def _is_container(hint: Any) -> bool:
@@ -180,7 +189,7 @@ def _is_container(hint: Any) -> bool:
     origin, arguments = get_origin(hint) or hint, get_args(hint)
     if origin is tuple:
         return not arguments or arguments[-1] is Ellipsis
-    return origin in _HOLDERS or origin in _MAPS
+    return origin in (*_HOLDERS, *_MAPS)  # compared, as a hint that is none may have no hash: `[int]`
 
 
 def _is_union(hint: Any) -> bool:

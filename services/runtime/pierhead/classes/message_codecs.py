@@ -79,6 +79,7 @@ def one_of_codec(leaf: OneOf, choices: Sequence[FieldCodec]) -> MessageCodec:
     leaves = [field.leaf for field in leaf.fields]
     by_type = {getattr(each, "type", None): write_it for each, (_, write_it, _) in zip(leaves, choices, strict=True)}
     others = [(_taken(each), write_it) for each, (_, write_it, _) in zip(leaves, choices, strict=True)]
+    others += [(tuple, write_it) for taken, write_it in others if taken is list]  # a tuple is a Sequence
 
     def write(message: Any, value: Any) -> None:
         own = by_type.get(type(value))

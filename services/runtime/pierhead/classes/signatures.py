@@ -50,7 +50,11 @@ def methods_of_class(cls: type, root: type, others: Collection[Callable[..., Any
         function = member.__wrapped__ if isinstance(member, Batcher | StreamBatcher) else member  # type: ignore[union-attr]
         if name not in HOOKS and inspect.isfunction(function) and function not in others:
             path = f"{cls.__module__}.{cls.__qualname__}.{name}"
-            found.append(_Reader(shapes, path, function).read(name, batched=function is not member))
+            try:
+                found.append(_Reader(shapes, path, function).read(name, batched=function is not member))
+            except RecursionError:
+                words = "a hint is an alias that holds itself; only a dataclass, named tuple or pydantic model can"
+                raise CannotTravel(f"{path}: {words}") from None
     return found
 
 
