@@ -19,6 +19,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 from pierhead import rayserve as serve
 from pierhead.errors import BadRequest, SettingsError
+from pierhead.metrics import PROCESS
 from pierhead.rayserve.config import AutoscalingConfig, gRPCOptions
 from pierhead.rayserve.context import DeploymentID, ReplicaContext, ReplicaID
 from pierhead.rayserve.deployment import BuiltApplication
@@ -26,6 +27,7 @@ from pierhead.rayserve.engine import EngineApplication
 from pierhead.rayserve.exceptions import BackPressureError, RayServeException, RayTaskError
 from pierhead.rayserve.grpc_proxy import RayServeGrpc
 from pierhead.rayserve.handle import DeploymentHandle, RemoteCall
+from pierhead.rayserve.metrics import Counter
 from pierhead.rayserve.options import DeploymentOptions
 from pierhead.rayserve.pickles import Seal, copied, failure_of, seal, write_secret
 from pierhead.rayserve.proxy import _Client
@@ -581,3 +583,13 @@ def test_where_nothing_was_started_there_is_nothing_to_end_or_to_call() -> None:
     for use in (serve.delete, serve.get_app_handle):
         with pytest.raises(RayServeException, match="no Serve instance"):
             use("default")
+
+
+# ---- metrics
+
+
+def test_tags_that_prometheus_does_not_take_leave_the_metric_of_the_name_as_it_was() -> None:
+    Counter("kept_by_its_name").inc(3)
+    with pytest.raises(ValueError, match="Reserved label"):
+        Counter("kept_by_its_name", tag_keys=("__own",))
+    assert "kept_by_its_name_total{" in PROCESS.expose().decode()

@@ -38,9 +38,9 @@ class _Metric:
             former, known = self._made.get(self._id, (None, ()))
             keys = tuple(dict.fromkeys((*known, *self._keys)))
             if keys != known:  # the first of its name, or one with other tags
+                made = self._make(name, description, keys)  # raises for a tag that Prometheus does not take
                 if former is not None:
                     PROCESS.unregister(former)
-                made = self._make(name, description, keys)
                 PROCESS.register(made)
                 self._made[self._id] = made, keys
 
