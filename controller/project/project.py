@@ -106,7 +106,7 @@ def own_files(project: Project, environment: Mapping[str, str]) -> list[str]:
 
 
 def check(project: Project, files: Iterable[str], environment: Mapping[str, str]) -> None:
-    """Refuse files that the controller would not see, in which nothing is to manage, or with a stack's service names.
+    """Refuse files that the controller would not see, files without a service to manage, and names of the stack's.
 
     It reads the text as written; what only Compose can tell is the controller's reader's to say. Raises InvalidRequest.
     """

@@ -1,5 +1,5 @@
 """Names that Compose gives by itself: the files that it looks for, and the image of a service whose files name none.
-And names that the stack has given already.
+And the names of the stack's own services.
 """
 
 from __future__ import annotations

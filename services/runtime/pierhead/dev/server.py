@@ -99,8 +99,8 @@ class DevServer:
         return True
 
     async def _settled(self, version: Version, starting: asyncio.Task[Offer], began: float) -> None:
-        """Send requests to a version that serves; report one that does not. Raises NoTarget at the first start: a save
-        would hardly bring what was typed wrongly.
+        """Send requests to a version that serves; report one that does not. Raises NoTarget at the first start, as a
+        save does not mend a target that was mistyped.
         """
         error = starting.exception()
         is_first = self._serving is None and not self._failed
