@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import date
@@ -129,6 +130,14 @@ class Finder(Service, route="/"):
     async def found(self) -> Found:
         return Found(date(2026, 1, 2), {Kind.NEW}, [Inner(price=Decimal("1.50"))])
 
+    @endpoint("GET", "/each")
+    async def each(self) -> AsyncIterator[Found | str]:
+        async def items() -> AsyncIterator[Found | str]:
+            yield await self.found()
+            yield "é"
+
+        return items()
+
     @endpoint("GET", "/lost")
     async def lost(self) -> object:
         return {"value": object()}
@@ -137,7 +146,10 @@ class Finder(Service, route="/"):
 async def test_results_that_json_does_not_have(cluster: Cluster, client: ClientSession) -> None:
     server = await cluster.start(Finder())
     async with client.get(f"http://127.0.0.1:{server.http_port}/found") as response:
-        assert await response.json() == {"at": "2026-01-02", "kinds": ["new"], "inner": [{"price": "1.50"}]}
+        text = await response.text()
+        assert json.loads(text) == {"at": "2026-01-02", "kinds": ["new"], "inner": [{"price": "1.50"}]}
+    async with client.get(f"http://127.0.0.1:{server.http_port}/each") as response:
+        assert await response.text() == f"data: {text}\n\ndata: é\n\n"
     async with client.get(f"http://127.0.0.1:{server.http_port}/lost") as response:
         assert response.status == 500
 

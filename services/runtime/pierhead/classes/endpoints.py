@@ -48,9 +48,9 @@ def endpoint(method: str, path: str) -> Callable[[HandlerT], HandlerT]:
     - its parameters: `str`, `int` and `float`, from the path or the query string by their names. One that is missing
       and has no default, or has another type, is a BadRequest. A first parameter of any other type is the
       `aiohttp.web.Request`.
-    - what it returns: an aiohttp response, an async iterator, whose items are sent as events (`sse`), or else JSON:
-      what JSON has, dataclasses, pydantic models, sets, enums' values, dates, times, decimals and UUIDs as text, and
-      durations in seconds.
+    - what it returns: an aiohttp response; an async iterator, whose items are sent as events (`sse`), a text as it is,
+      others as JSON; or else JSON: what JSON has, dataclasses, pydantic models, sets, enums' values, dates, times,
+      decimals and UUIDs as text, and durations in seconds.
     A service with an ASGI application (`asgi=`) has its routes there. Raises TypeError where the method is no
     `async def`, and for parameters that a request does not have.
     """
@@ -97,11 +97,14 @@ def _handler(method: Callable[..., Awaitable[Any]]) -> Callable[[web.Request], A
     """The method as aiohttp calls it."""
     from aiohttp import web
 
-    from pierhead.http.events import sse
+    from pierhead.http.events import sse, sse_event
 
     parameters = list(inspect.signature(method).parameters.values())
     takes_request = bool(parameters) and parameters[0].annotation not in _KINDS
     texts = [(each.name, _KINDS[each.annotation], each.default) for each in parameters[takes_request:]]
+
+    def event(item: object) -> bytes:
+        return sse_event(item if isinstance(item, str) else _encode(item))
 
     async def handle(request: web.Request) -> web.StreamResponse:
         values = {name: _value(request, name, kind, default) for name, kind, default in texts}
@@ -109,7 +112,7 @@ def _handler(method: Callable[..., Awaitable[Any]]) -> Callable[[web.Request], A
         if isinstance(result, web.StreamResponse):
             return result
         if isinstance(result, AsyncIterable):
-            return await sse(request, result)
+            return await sse(request, result, event)
         return web.Response(body=_encode(result).encode(), headers={"Content-Type": "application/json"})
 
     return handle
