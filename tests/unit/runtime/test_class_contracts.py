@@ -206,6 +206,7 @@ class TestValues:
             (list[Colour | Model], [[Colour.RED, Model(size=1)], []]),
             (Point | npt.NDArray[np.float32], [Point(1.0)]),
             (Literal["a", "b"] | int, ["a", 3]),
+            (Literal["a", None], ["a", None]),
             (MaybeInt | str, [1, "a", None]),
             (Sequence[str] | tuple[int, int] | str, [["a"], (1, 2), "a"]),
         ],

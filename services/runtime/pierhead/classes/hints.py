@@ -178,6 +178,8 @@ def _optional(hint: Any) -> Any:
 
 def _choices(hint: Any) -> list[Any]:
     """The types of a union, and of unions in it that have names of their own; none for any other hint."""
+    if get_origin(hint) is Literal and None in get_args(hint):
+        return [Literal[tuple(each for each in get_args(hint) if each is not None)], type(None)]
     found: list[Any] = []
     for each in map(_bare, get_args(hint) if _is_union(hint) else ()):
         found += _choices(each) or [each]
