@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from ..desired.deployer import REFUSED_FOR_S
 from ..desired.loads import held_at_edge
 from ..errors import ImageNotFound
 from ..model.actions import CreateContainer, PullImage
@@ -402,6 +403,10 @@ def _blocked(material: _Material) -> str:
     missing = [r for r in material.refusals if isinstance(r.action, PullImage) and isinstance(r.error, ImageNotFound)]
     if missing:
         return str(missing[0].error)
+    rolls_out = material.rollout is not None and material.rollout.state.rollout is not None  # it is rolled back, then
+    refused = [] if rolls_out else [r for r in material.refusals if isinstance(r.action, CreateContainer)]
+    if refused and material.now - refused[0].since >= REFUSED_FOR_S:
+        return str(refused[0].error)
     if material.observed.retirements or material.observed.in_progress:
         return ""
     return next((pending.reason for pending in material.pending if pending.blocked), "")

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from controller.desired.deployer import REFUSED_FOR_S
 from controller.errors import EngineError, ImageNotFound
-from controller.model.actions import PullImage
+from controller.model.actions import CreateContainer, PullImage
 from controller.model.desired import Desired
 from controller.model.nodes import Node
 from controller.model.observed import Observed
@@ -126,6 +127,15 @@ def test_pending_replicas_say_why_once() -> None:
     leaving = replica(WEB, 9)
     row = service_rows(desired(RANKER), observed(leaving, retirements=retired(leaving)), plan, (), {}, NOW)[0]
     assert (row.name, row.blocked) == ("ranker", ""), "the retiring replica may hold what is missing"
+
+
+def test_a_container_that_the_engine_refuses_blocks_after_a_while() -> None:
+    create = CreateContainer(target="web-1", service="web", version=version(WEB), number=1, spec=WEB, cause="missing")
+    refused = Refusal(create, EngineError("no command specified"), 8, NOW + 4, since=NOW - REFUSED_FOR_S)
+    for since, blocked in ((NOW - REFUSED_FOR_S + 1, ""), (NOW - REFUSED_FOR_S, "no command specified")):
+        row = row_of(observed(), desired(WEB), refusals=(replace(refused, since=since),))
+        assert row.blocked == blocked
+        assert row.message == "could not create web-1 8 times, next try in 4 s: no command specified"
 
 
 def test_a_missing_image_blocks_and_other_failures_do_not() -> None:
