@@ -89,7 +89,10 @@ async def two_nodes(image: str) -> AsyncIterator[Nodes]:
                 *("--volume", f"{tls}:/run/secrets:ro", "--add-host", "controller:host-gateway"),
                 *("--env", f"PIERHEAD_NODE={name}", "--env", f"PIERHEAD_CONTROLLER=controller:{port}"),
             )
-            await asyncio.to_thread(stack.enter_context, containers[name].running())
+            running = containers[name].running()
+            await asyncio.to_thread(running.__enter__)
+            # Beside the loop, which thus sees the end of the edge's connections before it stops to serve.
+            stack.push_async_callback(asyncio.to_thread, running.__exit__, None, None, None)
         http = await stack.enter_async_context(ClientSession(connector=TCPConnector(force_close=True)))
         client = certificates.context(tls / "controller.pem", tls / "ca.pem", is_server=False)
         nodes = Nodes(tls, containers, routes, None, http)  # type: ignore[arg-type]
