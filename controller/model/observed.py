@@ -73,15 +73,15 @@ class Observed:
         """The containers of one service, in the order of their numbers."""
         return self._by_service.get(service, ())
 
-    def lasting_failures(self) -> Mapping[FailureKey, FailureRecord]:
-        """The failures of versions of which no replica that was made later is ready: why replicas are missing now.
-
-        The others still count for the backoff.
+    def lasting_failures(self, service: str) -> Mapping[str, FailureRecord]:
+        """By version, the failures of a service that no replica that was made later has overcome by being ready: why
+        replicas are missing now. The others still count for the backoff.
         """
         return {
-            (service, version): failure
-            for (service, version), failure in self.failures.items()
-            if not any(
+            version: failure
+            for (name, version), failure in self.failures.items()
+            if name == service
+            and not any(
                 container.version == version
                 and container.health is Health.READY
                 and container.created_at >= failure.last_at

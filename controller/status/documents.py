@@ -166,10 +166,8 @@ def explanation(name: str, view: View) -> dict[str, Any]:
     """Return the fields that explain one service (see the module); null or empty where there is nothing to explain."""
     spec = view.desired.services.get(name) if view.desired else None
     load = loads([name], view.observed)[name] if view.observed else None
-    records = view.observed.lasting_failures().items() if view.observed else ()
-    record = max(
-        (record for (service, _), record in records if service == name), key=lambda record: record.last_at, default=None
-    )
+    records = view.observed.lasting_failures(name).values() if view.observed else ()
+    record = max(records, key=lambda record: record.last_at, default=None)
     mine = [refusal for refusal in view.refusals if refusal.action.service == name]
     return {
         "in_flight": load.running if load else None,

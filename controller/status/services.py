@@ -235,7 +235,7 @@ def _state(material: _Material, replicas: list[ReplicaStatus], ready: int) -> Se
 
 
 def _failure(material: _Material) -> FailureRecord | None:
-    return material.observed.lasting_failures().get((material.name, material.goal.version or ""))
+    return material.observed.lasting_failures(material.name).get(material.goal.version or "")
 
 
 def _is_crash_loop(material: _Material) -> bool:

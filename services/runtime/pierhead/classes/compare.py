@@ -157,9 +157,9 @@ class _Comparison:
         if (old.type, old.label) != (new.type, new.label):
             yield Change(path, f"was {_spell(old)}, is {_spell(new)}", compatible=False)
             return
-        if _required(old) and not _required(new):
+        if is_required(old) and not is_required(new):
             yield Change(path, "can be left out now, and replicas of the old version need it", compatible=False)
-        elif _required(new) and not _required(old):
+        elif is_required(new) and not is_required(old):
             yield Change(path, "is required now, and callers of the old version may leave it out", compatible=False)
         if new.type == FieldDescriptorProto.TYPE_MESSAGE:
             yield from self._messages(path, old.type_name, new.type_name)
@@ -180,15 +180,21 @@ class _Comparison:
 
 
 def _added(path: str, field: FieldDescriptorProto) -> Change:
-    if field.HasField("oneof_index") and not field.proto3_optional:
+    if is_choice(field):
         return Change(path, "is one of the types now: the old version cannot read it", compatible=False)
-    if _required(field):
+    if is_required(field):
         words = "was added without a default, and callers or replicas of the old version do not send it"
         return Change(path, words, compatible=False)
     return Change(path, "was added", compatible=True)
 
 
-def _required(field: FieldDescriptorProto) -> bool:
+def is_choice(field: FieldDescriptorProto) -> bool:
+    """Whether it is one of several types of a value."""
+    return field.HasField("oneof_index") and not field.proto3_optional
+
+
+def is_required(field: FieldDescriptorProto) -> bool:
+    """Whether it may not be left out."""
     return field.options.Extensions[contract_pb2.required]
 
 

@@ -13,6 +13,7 @@ from google.protobuf.descriptor_pb2 import (
     ServiceDescriptorProto,
 )
 
+from pierhead.classes.compare import is_choice, is_required
 from pierhead.contract.v1 import contract_pb2
 
 _WORDS: Final = {
@@ -56,18 +57,13 @@ def _message(message: DescriptorProto, scope: str) -> Iterator[str]:
             yield from (f"  {line}" for line in _message(inner, scope))
     for members in message.enum_type:
         yield from (f"  {line}" for line in _enum(members))
-    choices = [field for field in message.field if _is_choice(field)]
+    choices = [field for field in message.field if is_choice(field)]
     yield from (f"  {_field(field, entries, scope)}" for field in message.field if field not in choices)
     if choices:
         yield f"  oneof {message.oneof_decl[0].name} {{"
         yield from (f"    {_field(field, entries, scope)}" for field in choices)
         yield "  }"
     yield "}"
-
-
-def _is_choice(field: FieldDescriptorProto) -> bool:
-    """Whether it is one of several types of a value."""
-    return field.HasField("oneof_index") and not field.proto3_optional
 
 
 def _field(field: FieldDescriptorProto, entries: dict[str, DescriptorProto], scope: str) -> str:
@@ -78,8 +74,7 @@ def _field(field: FieldDescriptorProto, entries: dict[str, DescriptorProto], sco
         kind = f"repeated {_type(field, scope)}"
     else:
         kind = f"{'optional ' if field.proto3_optional else ''}{_type(field, scope)}"
-    required = field.options.Extensions[contract_pb2.required]
-    return f"{kind} {field.name} = {field.number};{' // required' if required else ''}"
+    return f"{kind} {field.name} = {field.number};{' // required' if is_required(field) else ''}"
 
 
 def _type(field: FieldDescriptorProto, scope: str) -> str:
