@@ -98,12 +98,12 @@ class Codecs:
     def _reader(self, field: Field) -> Read:
         get, leaf, holder = attrgetter(field.name), field.leaf, field.holder
         if isinstance(leaf, Scalar):
-            return get if field.card is Card.ONE else _copied(get, dict if field.card is Card.MAP else holder)
+            return _scalar_reader(get, field)
         convert = self._converter(leaf, field.name)
         if field.card is Card.ONE:
             return lambda message: convert(get(message))
         if field.card is Card.MAP:
-            return lambda message: {key: convert(each) for key, each in get(message).items()}
+            return lambda message: {each.key: convert(each.value) for each in get(message)}
         if holder is list:
             return lambda message: [convert(each) for each in get(message)]
         return lambda message: holder(convert(each) for each in get(message))
@@ -147,7 +147,13 @@ def _add_scalars(name: str) -> Write:
 
 
 def _map_scalars(name: str) -> Write:
-    return lambda message, value: getattr(message, name).update(value)
+    def write(message: Any, value: Mapping[Any, Any]) -> None:
+        add = getattr(message, name).add
+        for key, each in value.items():
+            entry = add()
+            entry.key, entry.value = key, each
+
+    return write
 
 
 def _set_value(name: str, convert: Read) -> Write:
@@ -160,9 +166,10 @@ def _add_values(name: str, convert: Read) -> Write:
 
 def _map_values(name: str, convert: Read) -> Write:
     def write(message: Any, value: Mapping[Any, Any]) -> None:
-        filled = getattr(message, name)
+        add = getattr(message, name).add
         for key, each in value.items():
-            filled[key] = convert(each)
+            entry = add()
+            entry.key, entry.value = key, convert(each)
 
     return write
 
@@ -187,9 +194,11 @@ def _add_messages(name: str, fill: Write) -> Write:
 
 def _map_messages(name: str, fill: Write) -> Write:
     def write(message: Any, value: Mapping[Any, Any]) -> None:
-        filled = getattr(message, name)
+        add = getattr(message, name).add
         for key, each in value.items():
-            fill(filled[key], each)
+            inner = add(key=key).value
+            inner.SetInParent()
+            fill(inner, each)
 
     return write
 
@@ -199,7 +208,12 @@ _VALUE_WRITERS: Final = {Card.ONE: _set_value, Card.MANY: _add_values, Card.MAP:
 _MESSAGE_WRITERS: Final = {Card.ONE: _fill_message, Card.MANY: _add_messages, Card.MAP: _map_messages}
 
 
-def _copied(get: Read, holder: type) -> Read:
+def _scalar_reader(get: Read, field: Field) -> Read:
+    holder = field.holder
+    if field.card is Card.ONE:
+        return get
+    if field.card is Card.MAP:
+        return lambda message: {each.key: each.value for each in get(message)}
     return lambda message: holder(get(message))
 
 

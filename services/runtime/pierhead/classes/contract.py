@@ -6,6 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Collection
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -39,9 +40,14 @@ class Contract:
             raise CannotTravel(f"{self.service}: a gRPC service needs a name of ASCII letters, digits and underscores")
         shapes = methods_of_class(cls, root, others)
         self.file = ContractFile(self.service, shapes)
-        self.pool: DescriptorPool = self.file.load()
+        self._pool = self.file.load_in_order()
         codecs = Codecs()
         self.methods = MappingProxyType({shape.name: ClassMethod(self, shape, codecs) for shape in shapes})
+
+    @cached_property
+    def pool(self) -> DescriptorPool:
+        """For reflection. No message of it is made."""
+        return self.file.load()
 
     @property
     def descriptor_set(self) -> FileDescriptorSet:
@@ -50,7 +56,7 @@ class Contract:
 
     def message(self, name: str) -> type[Message]:
         """The class of a message that is nested in the service's own."""
-        return GetMessageClass(self.pool.FindMessageTypeByName(f"{types_of(self.service)}.{name}"))
+        return GetMessageClass(self._pool.FindMessageTypeByName(f"{types_of(self.service)}.{name}"))
 
 
 class ClassMethod:

@@ -81,12 +81,26 @@ class ContractFile:
         self.proto.dependency.extend(self._imports)
 
     def load(self) -> DescriptorPool:
-        """A pool with this file and all that it imports. Raises CannotTravel for names that clash."""
+        """A pool with this file and all that it imports, for reflection. Raises CannotTravel for names that clash."""
+        return self._load(self.proto)
+
+    def load_in_order(self) -> DescriptorPool:
+        """As `load`, for messages that are written and read: maps are lists of their entries, which keep their order
+        and have the same bytes. Raises CannotTravel.
+        """
+        file = FileDescriptorProto.FromString(self.proto.SerializeToString())
+        for message in file.message_type:
+            for inner in message.nested_type:
+                for entry in inner.nested_type:
+                    entry.options.ClearField("map_entry")
+        return self._load(file)
+
+    def _load(self, own: FileDescriptorProto) -> DescriptorPool:
         pool = DescriptorPool()
         for file in self.imported():
             pool.AddSerializedFile(file.serialized_pb)
         try:
-            pool.AddSerializedFile(self.proto.SerializeToString())
+            pool.AddSerializedFile(own.SerializeToString())
         except TypeError as error:
             raise CannotTravel(f"{self._service}: {error}") from None
         return pool
