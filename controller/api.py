@@ -47,7 +47,7 @@ from .commands import Commands
 from .errors import ControllerError, Forbidden, InvalidRequest, NotYet
 from .model.actions import KINDS
 from .model.spec import MOST_REPLICAS
-from .model.text import one_line
+from .model.text import one_line, whole_number
 from .spec.watch import SpecWatch
 from .status.documents import event_json, log_json, plan_json, plan_words, routes_json, service_json
 from .status.publisher import Publisher
@@ -468,9 +468,10 @@ def _integer(request: web.Request, name: str, default: int, least: int, most: in
     text = request.query.get(name)
     if text is None:
         return default
-    if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
+    number = whole_number(text)
+    if number is None or not least <= number <= most:
         raise InvalidRequest(f"{name}: expected an integer from {least} to {most}, found {text[:40]!r}")
-    return int(text)
+    return number
 
 
 def _shown(value: object) -> str:

@@ -42,7 +42,7 @@ from .model.actions import (
     action_name,
 )
 from .model.plan import Outcome, Plan, Refusal, Step
-from .model.text import one_line
+from .model.text import LONGEST_TOLD, one_line
 from .model.world import Retirement, UserConfigReport
 from .observe.gpu_marks import GpuMarks
 from .observe.snapshot import Observer
@@ -346,7 +346,7 @@ class Performer:
         log, unread = await self._last_words(action.container_id) if action.failed else ("", "")
         await self._engine.perform(action, self._project)
         if action.failed:
-            lines = [line.rstrip() for line in log.splitlines() if line.strip()]
+            lines = [line.rstrip()[:LONGEST_TOLD] for line in log.splitlines() if line.strip()]
             no_log = f"its log cannot be read: {unread}" if unread else "its log is empty"
             last_line = f"last line of its log: {_gist(lines[-1])}" if lines else no_log
             message = f"{action.target}: {action.cause}; its last log lines:" if lines else action.cause

@@ -7,7 +7,7 @@ All pass tests/contract/test_engine_contract.py. An engine decides nothing: `per
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from ..model.actions import (
@@ -38,6 +38,8 @@ class EngineState:
     foreign_gpu_holders: Mapping[str, str]
     nodes: tuple[Node, ...] = ()
     """All of them, by name; none where the engine is one machine."""
+    left_alone: Mapping[str, str] = field(default_factory=dict)
+    """What has the project's label and cannot be understood: by its name, why it is not touched."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from .base import EngineState
 from .docker_images import Images
 from .gpu_discovery import PROBE_LABEL, PROBE_VALUE, GpuDiscovery
 from .gpus import foreign_holders, requested_gpus
-from .labels import read_labels
+from .labels import read_labels, why_left_alone
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -138,7 +138,7 @@ class EngineReader:
             inventory = self._discovery.inventory()
             # Foreign containers matter only for the GPUs they hold.
             summaries = self._list(project, everything=bool(inventory.gpus))
-            replicas, strays = self._sort(summaries, project, service_names, unstarted)
+            replicas, strays, left_alone = self._sort(summaries, project, service_names, unstarted)
             known = {replica.id for replica in replicas}
             holders: dict[str, str] = {}
             if inventory.gpus:
@@ -146,7 +146,8 @@ class EngineReader:
                 holders, warnings = foreign_holders(self._foreign_requests(foreign), inventory)
                 for warning in warnings:
                     self._discovery.warn_once(warning)
-            return EngineState(replicas, strays, self._images.ids(images), inventory.gpus, holders)
+            found = self._images.ids(images)
+            return EngineState(replicas, strays, found, inventory.gpus, holders, left_alone=left_alone)
 
     def follow(self, on: bool) -> None:
         """Set whether every event arrives from now on, or some may be missed."""
@@ -169,40 +170,36 @@ class EngineReader:
 
     def _sort(
         self, summaries: Iterable[Summary], project: str, service_names: Collection[str], unstarted: Collection[str]
-    ) -> tuple[tuple[ReplicaContainer, ...], tuple[StrayContainer, ...]]:
-        """Separate our replicas from strays, and forget the details of containers that are gone."""
+    ) -> tuple[tuple[ReplicaContainer, ...], tuple[StrayContainer, ...], dict[str, str]]:
+        """Separate our replicas from strays and from what is left alone, and forget the details of containers that are
+        gone."""
         replicas: list[ReplicaContainer] = []
         strays: list[StrayContainer] = []
+        left_alone: dict[str, str] = {}
         for summary in summaries:
             labels: Mapping[str, str] = summary.get("Labels") or {}
-            if labels.get("pierhead.project") == project:
-                replica = self._replica(summary, labels, project, unstarted)
-                if replica is not None:
-                    before = self._replicas.get(replica.id)
-                    # The same object where nothing has changed, so that values derived from it can be reused.
-                    replicas.append(before if before == replica else replica)
-            elif _is_stray(_name(summary), labels, project, service_names):
-                strays.append(StrayContainer(summary["Id"], _name(summary), labels["com.docker.compose.service"]))
+            name = _name(summary)
+            if labels.get("pierhead.project") != project:
+                if _is_stray(name, labels, project, service_names):
+                    strays.append(StrayContainer(summary["Id"], name, labels["com.docker.compose.service"]))
+            elif (read := read_labels(labels, name, project)) is None:
+                left_alone[name] = why_left_alone("container", name, project, "docker rm -f")
+            elif replica := self._replica(summary, read, project, is_unstarted=name in unstarted):
+                before = self._replicas.get(replica.id)
+                # The same object where nothing has changed, so that values derived from it can be reused.
+                replicas.append(before if before == replica else replica)
         self._replicas = {replica.id: replica for replica in replicas}
         alive = self._replicas.keys()
         self._known = {key: entry for key, entry in self._known.items() if key in alive}
         self._news.keep_only(alive)
-        return tuple(sorted(replicas, key=lambda one: one.name)), tuple(sorted(strays, key=lambda one: one.name))
+        replicas.sort(key=lambda one: one.name)
+        return tuple(replicas), tuple(sorted(strays, key=lambda one: one.name)), left_alone
 
     def _replica(
-        self, summary: Summary, labels: Mapping[str, str], project: str, unstarted: Collection[str]
+        self, summary: Summary, read: Mapping[str, Any], project: str, *, is_unstarted: bool
     ) -> ReplicaContainer | None:
-        """Our replica; None if it vanished between two calls, or is no replica in spite of its label."""
-        read = read_labels(labels, _name(summary), project)
-        # An image can have any label, and every container of that image has it, too.
-        if read is None:
-            self._discovery.warn_once(
-                f"container {_name(summary)} carries the label pierhead.project={project}, but its name and its other "
-                "labels are not those of a replica, so it is left alone; if it was a replica and was renamed, remove "
-                f"it with `docker rm -f {_name(summary)}`"
-            )
-            return None
-        is_new = summary.get("State") == ContainerState.CREATED and _name(summary) in unstarted
+        """Our replica, by what its labels say; None if it vanished between two calls."""
+        is_new = summary.get("State") == ContainerState.CREATED and is_unstarted
         details = _before_its_start(summary) if is_new else self._inspected(summary)
         if details is None:
             return None

@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import EngineError
 from ..model.actions import replica_name
 from ..model.spec import GPU_PARTS, NO_USER_CONFIG, GpuSlot, ServiceSpec
+from ..model.text import told, whole_number
 from ..model.world import Gpu
 
 DEFAULT_CDI_KIND = "nvidia.com/gpu"
@@ -85,23 +86,34 @@ def _labels(
     }
 
 
+def why_left_alone(kind: str, name: str, project: str, remove: str) -> str:
+    """Why what has our label is not touched, and what to do. `kind`, `remove`: as in `check_same`.
+
+    An image can have any label, and every container of that image has it, too.
+    """
+    return (
+        f"{kind} {name} carries the label pierhead.project={project}, but its name and its other labels are not those "
+        f"of a replica, so it is left alone; if it was a replica and was renamed, remove it with `{remove} {name}`"
+    )
+
+
 def read_labels(labels: Mapping[str, str], name: str, project: str) -> dict[str, Any] | None:
     """The fields of a ReplicaContainer that its labels have; None where name and labels are not those of a replica."""
-    number = labels.get("pierhead.number", "")
+    number = whole_number(labels.get("pierhead.number", ""))
     service, version = labels.get("pierhead.service", ""), labels.get("pierhead.version", "")
-    if not number.isdecimal() or name != replica_name(project, service, version, int(number)):
+    if number is None or name != replica_name(project, service, version, number):
         return None
     gpus, gpu_slot = read_gpus(labels.get("pierhead.gpus", ""))
     return {
         "name": name,
         "service": service,
         "version": version,
-        "number": int(number),
+        "number": number,
         "port": read_port(labels.get("pierhead.port", "")),
         "probe": read_probe(labels.get("pierhead.probe", "")),
         "graceful_shutdown_timeout_s": read_seconds(labels.get("pierhead.graceful_shutdown_timeout_s", "")),
         "stop_grace_period_s": read_seconds(labels.get("pierhead.stop_grace_period_s", "")),
-        "node": labels.get("pierhead.node", ""),
+        "node": told(labels.get("pierhead.node", "")),
         "gpus": gpus,
         "gpu_slot": gpu_slot,
     }
@@ -133,19 +145,23 @@ def _device_requests(gpus: Sequence[Gpu], capabilities: Sequence[str], cdi_kind:
     return requests
 
 
+LONGEST_PATH = 200
+"""Of a probe's path; the path is a part of the request's first line."""
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,10})?")
 
 
 def read_port(text: str) -> int | None:
     """The port that a replica was made for; None where its label is missing or is no port."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else None
+    port = whole_number(text)
+    return port if port is not None and 0 < port <= 65535 else None
 
 
 def read_probe(text: str) -> tuple[int, str] | None:
     """Port and path of the readiness probe a replica was made with; None where its label is missing or is no probe."""
     digits, slash, rest = text.partition("/")
     port = read_port(digits)
-    return (port, slash + rest) if port is not None and slash else None
+    is_path = slash and rest.isascii() and rest.isprintable() and " " not in rest and len(rest) <= LONGEST_PATH
+    return (port, slash + rest) if port is not None and is_path else None
 
 
 def read_seconds(text: str) -> float | None:

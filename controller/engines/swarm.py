@@ -30,6 +30,7 @@ from ..model.actions import (
     UpdateNode,
 )
 from ..model.nodes import Node
+from ..model.text import whole_number
 from ..model.world import EdgePlace, ReplicaContainer
 from ..swarm_api import STACK_LABEL
 from .base import CONNECTED, EngineAction, EngineEvent, EngineState, Places
@@ -41,7 +42,7 @@ from .labels import check_same, create_body
 from .swarm_lists import Lists
 from .swarm_nodes import change_node, holds_replicas, node_changes, nodes
 from .swarm_placing import EVERY_NODE, has_node, is_undecided, narrowing
-from .swarm_reader import Listing, changes, edges, gpus, has_forgotten, replicas, start_of, strays
+from .swarm_reader import Listing, changes, edges, gpus, has_forgotten, left_alone, replicas, start_of, strays
 from .swarm_spec import LIMIT_LABEL, NARROWED_LABEL, STOPPED_LABEL, not_carried, service_spec
 
 EDGE_SERVICE, EDGE_NETWORK = "haproxy", "edges"
@@ -86,7 +87,7 @@ class SwarmEngine:
             found = self._images.ids([image for image in images if not _has_digest(image)])
             found |= {image: image for image in images if _has_digest(image)}
             others = strays(self._stack(project), project, service_names)
-            return EngineState(ours, others, found, listed, holders, known)
+            return EngineState(ours, others, found, listed, holders, known, left_alone(listing, project))
 
         return await self._calls.look("reading services and tasks", read)
 
@@ -413,7 +414,7 @@ def _start(spec: Spec, added: Collection[str] = (), tasks: int = 1) -> bool:
 
 def _narrow(spec: Spec, added: Collection[str]) -> bool:
     """Add these constraints to those of the compose file, in place of those that were added before."""
-    before = int(spec["Labels"].pop(NARROWED_LABEL, 0))
+    before = whole_number(spec["Labels"].pop(NARROWED_LABEL, "")) or 0
     if not before and not added:
         return False
     placement = spec["TaskTemplate"].setdefault("Placement", {})

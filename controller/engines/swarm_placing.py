@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ..model.constraints import fits, value_of
 from ..model.nodes import Node
+from ..model.text import whole_number
 from ..swarm_api import Json
 from .swarm_nodes import nodes
 from .swarm_reader import ENDED, Listing, gpus_of
@@ -41,7 +42,7 @@ def narrowing(spec: Json, listing: Listing) -> Narrowing:
     placement = task.get("Placement") or {}
     placed = [one for one in listing.tasks if one.get("NodeID") and _runs(one)]
     ours = Counter(one["NodeID"] for one in placed if _own(one["Spec"].get("ContainerSpec") or {}) == _own(spec))
-    constraints, limit = placement.get("Constraints") or (), int(spec["Labels"].get(LIMIT_LABEL) or 0)
+    constraints, limit = placement.get("Constraints") or (), whole_number(spec["Labels"].get(LIMIT_LABEL, ""))
     usable = [node for node in nodes(listing.nodes) if node.takes_replicas and fits(node, constraints)]
     full = [node.id for node in usable if limit and ours[node.id] >= limit]
     free, wanted = _free_gpus(listing.nodes, placed), sum(map(_amount, _reserved(task)))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..model.nodes import LEAVING_LABEL
 from ..model.world import ContainerState, EdgePlace, Gpu, ReplicaContainer, StrayContainer
 from ..swarm_api import Json, node_name
 from .base import EngineEvent
 from .docker_reader import timestamp
-from .labels import read_labels
+from .labels import read_labels, why_left_alone
 from .swarm_errors import end_explained, wait_explained
 from .swarm_spec import GPU_KIND, NARROWED_LABEL, STOPPED_LABEL
 
@@ -61,6 +62,12 @@ def replicas(listing: Listing, project: str) -> tuple[ReplicaContainer, ...]:
     tasks = _by_service(listing.tasks)
     found = (_replica(service, tasks.get(service["ID"], ()), nodes, project) for service in listing.services)
     return tuple(sorted((one for one in found if one is not None), key=lambda one: one.name))
+
+
+def left_alone(listing: Listing, project: str) -> dict[str, str]:
+    """What has the project's label and is no replica: by its name, why it is not touched."""
+    names = [str(one["Spec"]["Name"]) for one in listing.services if _labels_of(one, project) is None]
+    return {name: why_left_alone("service", name, project, "docker service rm") for name in names}
 
 
 def strays(stack: Iterable[Json], project: str, service_names: Collection[str]) -> tuple[StrayContainer, ...]:
@@ -188,7 +195,7 @@ class _Standing:
 
 
 def _replica(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _Node], project: str) -> ReplicaContainer | None:
-    read = read_labels(service["Spec"].get("Labels") or {}, str(service["Spec"]["Name"]), project)
+    read = _labels_of(service, project)
     if read is None:
         return None
     standing = _standing(service, tasks, nodes)
@@ -212,6 +219,10 @@ def _replica(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _Node], p
     )
 
 
+def _labels_of(service: Json, project: str) -> dict[str, Any] | None:
+    return read_labels(service["Spec"].get("Labels") or {}, str(service["Spec"]["Name"]), project)
+
+
 def _started_at(service: Json, standing: _Standing) -> float | None:
     """When its task began to run; of one that has ended by itself, when it was made.
 
@@ -219,10 +230,18 @@ def _started_at(service: Json, standing: _Standing) -> float | None:
     """
     noted = (service["Spec"].get("Labels") or {}).get(STOPPED_LABEL)
     if noted:
-        return timestamp(noted)
+        return _noted_time(noted)
     if standing.task is None or standing.state is ContainerState.PENDING:
         return None
     return timestamp(_began(standing.task) if standing.state.is_up else standing.task["CreatedAt"])
+
+
+def _noted_time(label: str) -> float | None:
+    """The time in a label that this controller writes; None where another program has written something else."""
+    try:
+        return timestamp(label)
+    except (ValueError, OverflowError):
+        return None
 
 
 def _began(task: Json) -> str:

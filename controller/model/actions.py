@@ -256,6 +256,7 @@ KINDS = frozenset(
         "haproxy_answers",
         "haproxy_restarted",
         "haproxy_silent",
+        "left_alone",
         "node_back",
         "node_drained",
         "node_joined",

@@ -29,6 +29,8 @@ class Observed:
 
     containers: tuple[ReplicaContainer, ...] = ()
     strays: tuple[StrayContainer, ...] = ()
+    left_alone: Mapping[str, str] = field(default_factory=dict)
+    """By name, why a container with the project's label is not touched: it cannot be understood."""
     images: Mapping[str, str | None] = field(default_factory=dict)
     """Image reference of a service -> image id; None = not on this machine."""
     gpus: tuple[Gpu, ...] = ()

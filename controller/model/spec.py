@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
+from .text import whole_number
+
 Protocol = Literal["http", "grpc"]
 Aggregation = Literal["mean", "max", "min"]
 Placement = Literal["pack", "spread"]
@@ -72,8 +74,8 @@ class GpuSlot:
     def read(cls, text: str) -> GpuSlot | None:
         """The slot that `str` gave this text; None for any other text."""
         kind, _, amount = text.partition(":")
-        if kind == "memory" and amount.isascii() and amount.isdecimal() and int(amount) > 0:
-            return cls(memory_bytes=int(amount))
+        if kind == "memory" and (size := whole_number(amount)):
+            return cls(memory_bytes=size)
         if kind == "fraction" and re.fullmatch(r"0\.\d{1,4}|1", amount, re.ASCII) and float(amount) > 0:
             return cls(fraction=float(amount))
         return None

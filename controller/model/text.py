@@ -24,6 +24,27 @@ def one_line(text: str) -> str:
     return _BREAKS.sub(" ", storable(text)).strip()
 
 
+LONGEST_TOLD = 1000
+"""Characters of one text that a replica tells: it is kept in events, and its log has the rest."""
+
+
+def told(text: str) -> str:
+    """What a replica tells, on one line and at most LONGEST_TOLD characters long."""
+    return one_line(text[:LONGEST_TOLD])[:LONGEST_TOLD]
+
+
+MOST_DIGITS = 18
+"""Such a number fits into 64 bits."""
+
+
+def whole_number(text: str) -> int | None:
+    """The number from 0 on that a text from outside is; None where it is none, or has more than MOST_DIGITS digits.
+
+    `int` also takes digits of other scripts, signs and spaces, and raises where there are thousands of digits.
+    """
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS else None
+
+
 SHOWN_LENGTH = 80
 
 

@@ -29,7 +29,7 @@ import aiohttp
 
 from ..errors import ReplicaError
 from ..model.spec import ProbeSpec, ServiceSpec
-from ..model.text import one_line, storable
+from ..model.text import storable, told
 from ..model.world import NO_STATS, Health, PublishedStats, ReplicaContainer, UserConfigReport
 from ..outlive import outlive
 
@@ -465,7 +465,7 @@ class HttpProbe:
         except _NoConnection as error:
             return Reading(ok=False, detail=f"no connection to {where}: {error}")
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return Reading(ok=False, detail=f"no valid answer from {where}: {str(error) or type(error).__name__}")
+            return Reading(ok=False, detail=f"no valid answer from {where}: {told(str(error)) or type(error).__name__}")
         return _reading(status, where, _report(body))
 
     async def _answer(self, subject: Subject) -> tuple[int, bytes]:
@@ -491,7 +491,7 @@ class HttpProbe:
                 body = await _body(response, MOST_CONTRACT_BYTES)
                 if not response.content.at_eof():
                     response.close()
-        except (TimeoutError, aiohttp.ClientError, OSError):
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
             return None
         is_one = (response.status, response.content_type) == (200, CONTRACT_TYPE)
         return body if is_one and len(body) <= MOST_CONTRACT_BYTES else b""
@@ -504,12 +504,12 @@ class HttpProbe:
                 answer = _report(await _body(response))
                 if not response.content.at_eof():
                     response.close()
-        except (aiohttp.ClientError, OSError) as error:
-            why = str(error) or type(error).__name__
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            why = told(str(error)) or type(error).__name__
             raise ReplicaError(f"{url} does not answer: {why}; it is tried again") from error
         report = _config_report(answer.get("user_config"))
         if response.status != 200 or report is None:
-            why = one_line(str(answer.get("error") or "no reason is given"))
+            why = told(str(answer.get("error") or "no reason is given"))
             raise ReplicaError(f"{url} refused it with {response.status}: {why}")
         return report
 
@@ -547,7 +547,7 @@ async def _body(response: aiohttp.ClientResponse, limit: int = BODY_LIMIT) -> by
 def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
     ok = 200 <= status < 300
     written = report.get("detail")
-    reason = one_line(written) if isinstance(written, str) else ""
+    reason = told(written) if isinstance(written, str) else ""
     detail = f"{status} from {where}" + (f": {reason}" if reason else "")
     draining = not ok and report.get("state") == "draining"
     return Reading(
@@ -564,7 +564,7 @@ def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
         _config_report(report.get("user_config")),
         _published(report.get("stats"), report.get("stats_version")),
         not ok and not draining and report.get("broken") is True,
-        one_line(stage) if not ok and isinstance(stage := report.get("stage"), str) else "",
+        told(stage) if not ok and isinstance(stage := report.get("stage"), str) else "",
     )
 
 
@@ -584,7 +584,7 @@ def _config_report(value: object) -> UserConfigReport | None:
     wanted, applied, error = value.get("wanted"), value.get("applied"), value.get("error")
     if not (isinstance(wanted, str) and isinstance(applied, str) and isinstance(error, str)):
         return None
-    return UserConfigReport(storable(wanted), storable(applied), one_line(error))
+    return UserConfigReport(told(wanted), told(applied), told(error))
 
 
 def _published(numbers: object, version: object) -> PublishedStats:

@@ -164,6 +164,7 @@ class Observer:
         observed = Observed(
             containers=containers,
             strays=state.strays,
+            left_alone=state.left_alone,
             images=state.images,
             gpus=state.gpus,
             foreign_gpu_holders=state.foreign_gpu_holders,

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from ..certificates import ROLE_NAMES
+from ..model.text import whole_number
 from .edge_offer import EPOCH_HEADER, LONGEST_WHY, PATH, WAIT_S
 from .haproxy_text import hash_of
 
@@ -70,7 +71,8 @@ class PublishedRoutes:
         if _common_name(request) != ROLE_NAMES["edge"]:
             raise web.HTTPForbidden(text="this is for edges")
         asked = request.query
-        report = _Report(_number(asked.get("epoch", "")), asked.get("refused", ""), asked.get("why", "")[:LONGEST_WHY])
+        epoch = whole_number(asked.get("epoch", "")) or 0
+        report = _Report(epoch, asked.get("refused", ""), asked.get("why", "")[:LONGEST_WHY])
         name = asked.get("edge", "")[:LONGEST_WHY]
         if name in self._reports or len(self._reports) < MOST_EDGES:
             self._reports[name] = report
@@ -117,7 +119,3 @@ def _common_name(request: web.Request) -> str:
     certificate = request.get_extra_info("peercert") or {}
     names = {key: value for part in certificate.get("subject", ()) for key, value in part}
     return str(names.get("commonName", ""))
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ..errors import RoutingError
 from ..model.spec import backend_name
+from ..model.text import whole_number
 
 BACKEND_PREFIX = backend_name("")
 
@@ -97,7 +98,7 @@ def checked_address(address: str) -> str:
         ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
     except ValueError:
         host = ""
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not 0 < (whole_number(port) or 0) < 65536:
         raise RoutingError(f"server address {address!r}: expected <IP address>:<port>")
     return address
 

@@ -30,6 +30,7 @@ def transitions(before: View, after: View) -> tuple[Transition, ...]:
         *_edges(before, after),
         *_nodes(before, after),
         *_brake(before, after),
+        *_left_alone(before, after),
         *_replicas(before, after),
         *_moves(before, after),
         *_blocked(before, after),
@@ -104,6 +105,12 @@ def _brake(before: View, after: View) -> Iterator[Transition]:
         yield Transition("nodes_doubted", now, target="nodes", outcome="warning")
     elif then and not now:
         yield Transition("nodes_believed", "replicas are removed and moved again", target="nodes", outcome="ok")
+
+
+def _left_alone(before: View, after: View) -> Iterator[Transition]:
+    then, now = (view.observed.left_alone if view.observed else {} for view in (before, after))
+    for name in sorted(now.keys() - then.keys()):
+        yield Transition("left_alone", now[name], target=name, outcome="warning")
 
 
 def _replicas(before: View, after: View) -> Iterator[Transition]:

@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ..model.text import whole_number
+
 RENEW_S = 1.5
 """Between two renewals."""
 HOLD_S = 5.0
@@ -49,7 +51,7 @@ class Claim:
     @classmethod
     def of(cls, labels: Mapping[str, str]) -> Claim:
         """The claim in the labels of a head."""
-        numbers = (int(value) if (value := labels.get(key, "")).isdecimal() else 0 for key in (EPOCH, BEAT))
+        numbers = (whole_number(labels.get(key, "")) or 0 for key in (EPOCH, BEAT))
         return cls(labels.get(HOLDER, UNKNOWN), *numbers)
 
     def labels(self) -> dict[str, str]:

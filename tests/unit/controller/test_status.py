@@ -299,6 +299,7 @@ def test_each_change_is_one_event() -> None:
     blocked = view(plan=Plan(pending=(PendingReplica("web", "no GPU", blocked=True),)))
     other = replace(routing(replica(WEB, 1)), pid=2)
     both, one = {"n1": "", "n2": ""}, {"n1": "", "n2": "it is away"}
+    strange = view(replica(WEB, 1), left_alone={"p-web-1": "container p-web-1 is left alone"})
     at_edges = [
         view(replica(WEB, 1), routing=replace(routing(replica(WEB, 1)), edges=e)) for e in (both, one, {"n1": ""})
     ]
@@ -313,6 +314,8 @@ def test_each_change_is_one_event() -> None:
         (ready, view(replica(WEB, 1), routing=other), ["haproxy_restarted"]),
         (ready, view(replica(WEB, 1, moved="Swarm has replaced it on n1", started_at=NOW - 1)), ["replica_moved"]),
         (ready, view(replica(WEB, 1, moved="Swarm has replaced it on n1")), []),
+        (ready, strange, ["left_alone"]),
+        (strange, strange, []),
         (at_edges[0], at_edges[1], ["edge_differs"]),
         (at_edges[1], at_edges[0], ["edge_back"]),
         (at_edges[0], at_edges[2], ["edge_differs"]),
