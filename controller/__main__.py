@@ -1,4 +1,4 @@
-"""The controller's daemon: `python -m controller`. What it acts on: `one_machine.py`, `on_swarm.py`."""
+"""The controller's daemon: `python -m controller`. What it acts on: `one_machine.py`, `swarm/boundaries.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import uvloop
 from aiohttp import web
 
-from . import log, on_swarm, one_machine
+from . import log, one_machine
 from .api import Gatekeeper
 from .assembly import Controller, World, assemble
 from .boundaries import Boundaries
@@ -25,6 +25,7 @@ from .errors import ControllerError, EngineUnreachable, SettingsError
 from .observe.probe import HttpProbe
 from .settings import Settings
 from .status.discovery import DiscoveryServer
+from .swarm import boundaries as on_swarm
 
 logger = logging.getLogger("controller")
 
@@ -64,6 +65,7 @@ async def _control(settings: Settings, boundaries: Boundaries, stop: asyncio.Eve
         policy_dir=boundaries.policy_dir,
         router_silence_s=settings.haproxy_silence_s,
         acts=boundaries.acts,
+        node_commands=boundaries.node_commands,
         certificate_ends_at=boundaries.certificate_ends_at,
         ask_contract=probe.contract,
     )

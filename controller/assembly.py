@@ -24,7 +24,7 @@ from .loop import Loop, Wakeup
 from .model.desired import Desired
 from .model.observed import Observed
 from .model.world import FailureKey
-from .node_commands import NodeCommands
+from .nodes import NodeCommands, NodeParts, NoNodes
 from .observe.contracts import ImageContracts
 from .observe.engine_events import LOST_S, EngineEvents
 from .observe.gpu_marks import GpuMarks
@@ -71,6 +71,8 @@ class World:
     """Of the TLS between controller and edges (unix time); None = there is none."""
     ask_contract: AskContract = no_contract
     """Asks a replica for its contract."""
+    node_commands: Callable[[NodeParts], NodeCommands] = NoNodes
+    """Makes the commands on nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +190,15 @@ def assemble(
     reporter = Reporter(events, metrics, observer, gpu_marks, wakeup.ring)
     executor = Executor(performer.perform, reporter.report, spawn, clock)
     loop = Loop(specs, observer, desirer, plan, executor, publisher, wakeup, may_act, clock)
-    nodes = NodeCommands(
-        lambda: observer.latest,
-        lambda: specs.current.services if specs.current else {},
-        performer.perform,
-        reporter.report,
-        loop.look_again,
-        clock,
+    nodes = world.node_commands(
+        NodeParts(
+            seen=lambda: observer.latest,
+            services=lambda: specs.current.services if specs.current else {},
+            perform=performer.perform,
+            report=reporter.report,
+            look_again=loop.look_again,
+            clock=clock,
+        )
     )
     commands = Commands(
         store, events, specs, deployer, world.engine, observer, gpu_marks, wakeup.ring, loop.look_again, nodes, clock

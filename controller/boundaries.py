@@ -1,5 +1,5 @@
 """What the daemon needs: the engine, the router, the state and the compose files, as `one_machine.py` and
-`on_swarm.py` open them.
+swarm/boundaries.py open them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from .api import Gatekeeper
 from .engines.base import ClusterEngine
 from .engines.docker import HTTP_TIMEOUT_S, open_client
 from .errors import EngineSocketGone, EngineUnreachable
+from .nodes import NodeCommands, NodeParts, NoNodes
 from .routing.base import Router
 from .spec.watch import SpecSource
 from .storage.store import Store
@@ -40,6 +41,8 @@ class Boundaries:
     """Where autoscaling functions are looked for."""
     acts: Callable[[], bool] = lambda: True
     """Whether this controller may act now."""
+    node_commands: Callable[[NodeParts], NodeCommands] = NoNodes
+    """Makes the commands on nodes."""
     certificate_ends_at: float | None = None
     """Until when controller and edges reach each other over TLS (unix time); None = they do not use it."""
 

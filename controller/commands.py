@@ -11,7 +11,7 @@ from .engines.base import ClusterEngine
 from .errors import InvalidRequest, NotYet, SpecError, UnknownService
 from .model.desired import Revision
 from .model.spec import ServiceSpec, Spec
-from .node_commands import NodeCommands
+from .nodes import NodeCommands
 from .observe.gpu_marks import GpuMarks
 from .observe.snapshot import Observer
 from .spec.watch import SpecWatch

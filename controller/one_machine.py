@@ -11,12 +11,12 @@ from .api import Gatekeeper
 from .boundaries import Boundaries, connected
 from .engines.docker import DockerEngine
 from .engines.gpu_discovery import GpuSources
-from .lease import state_lock
 from .routing.haproxy import HAProxyRouter
 from .settings import Settings
 from .spec.compose import ComposeProject
 from .storage.clock import SteadyClock
 from .storage.file import StateFile
+from .storage.lock import state_lock
 from .storage.store import Store
 
 

@@ -11,7 +11,7 @@ config=/run/haproxy/haproxy.cfg
 if [ -d /usr/local/lib/pierhead ]; then
   baked_in=/usr/local/etc/haproxy/edge.cfg
   set -- -S /run/haproxy/master-look.sock,user,haproxy,group,haproxy,mode,600,level,user
-  ( (while :; do python3 -m controller.routing.edge_agent || sleep 1; done) &)
+  ( (while :; do python3 -m controller.swarm.edges.agent || sleep 1; done) &)
 fi
 
 # An interrupted reload may have left old states here; "1" alone is a state file without servers.
@@ -35,7 +35,7 @@ set -- haproxy -W -db -S /run/haproxy/master.sock,user,root,group,root,mode,600 
 # reload would start another worker in the meantime, so the master's socket goes first.
 leave() {
   trap '' USR1
-  python3 -m controller.routing.edge_leave 6 || true
+  python3 -m controller.swarm.edges.leave 6 || true
   rm -f /run/haproxy/master.sock
   kill -USR1 "$master" 2>/dev/null || true
 }

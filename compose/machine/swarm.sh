@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # The stack on a Docker Swarm (PIERHEAD_ENGINE=swarm). To be sourced after stack.sh.
 
-# run_stack COMMAND: what controller/stack/ does with the Swarm that this machine is a manager of; `up`, `check` and `files`
+# run_stack COMMAND: what controller/swarm/up/ does with the Swarm that this machine is a manager of; `up`, `check` and `files`
 # read the resolved compose files from standard input. The program runs in the controller's image.
 run_stack() {
   local name options=() image login=${DOCKER_CONFIG:-${HOME:-}/.docker}/config.json
@@ -19,7 +19,7 @@ run_stack() {
   [ "$1" != up ] || options+=(--label "pierhead.up=$project:$root")
   docker run --rm --interactive --init --network host --volume /var/run/docker.sock:/var/run/docker.sock \
     --volume "$root:$root:ro" "${options[@]}" --env "COMPOSE_PROJECT_NAME=$project" --env "PIERHEAD_PROJECT_DIR=$root" \
-    --env "VOLUMES=${VOLUMES:-}" --env "FORCE=${FORCE:-}" "$image" python -m controller.stack "$1"
+    --env "VOLUMES=${VOLUMES:-}" --env "FORCE=${FORCE:-}" "$image" python -m controller.swarm.up "$1"
 }
 
 # end_killed_up: where the script of an `up` was killed, its container goes on; the next `up` or `down` ends it.

@@ -3,7 +3,7 @@
 Secrets and configs are files of the host, bound read-only as Compose does it; their uid, gid and mode have no effect
 there either. Running replicas see a file that changes in place; such a change does not make a new version.
 
-On a Swarm they are Swarm's own, by name: `Secrets` and `Configs` of the body (controller/spec/swarm_files.py).
+An engine of several nodes has files of its own: `Dialect.files`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ..model.text import shown
 from .problems import Problems, ServiceSource, at
 
+FILE_DIRECTORIES: Mapping[str, str] = {"secrets": "/run/secrets/", "configs": "/"}
+"""Sections of files -> where a file of it is in the container."""
 _Mount = dict[str, Any]
 _Readers = Mapping[str, tuple[str, Callable[[Problems, str, Any], Any]]]
 """Compose's option -> (the engine's name, reader)."""
@@ -37,19 +38,15 @@ def add_mounts(source: ServiceSource, body: dict[str, Any], problems: Problems) 
             binds.append(_selinux_bind(item_path, volume, bind_options, problems))
         elif mount := _mount(item_path, source, volume, problems):
             mounts.append(mount)
-    read = _swarm_file if source.on_swarm else _file_mount
-    files = {
-        kind: [
-            file
-            for item_path, item in problems.items(at(path, kind), definition.get(kind))
-            if (file := read(item_path, kind, directory, item, source.sections.get(kind, {}), problems))
-        ]
-        for kind, directory in (("secrets", "/run/secrets/"), ("configs", "/"))
-    }
-    if source.on_swarm:
-        body.update({kind.capitalize(): listed or None for kind, listed in files.items()})
+    if source.dialect:
+        body.update(source.dialect.files(source, problems))
     else:
-        mounts += files["secrets"] + files["configs"]
+        mounts += [
+            file
+            for kind in FILE_DIRECTORIES
+            for item_path, item in problems.items(at(path, kind), definition.get(kind))
+            if (file := _file_mount(item_path, kind, item, source.sections.get(kind, {}), problems))
+        ]
     tmpfs = {}
     for entry in problems.texts(at(path, "tmpfs"), definition.get("tmpfs") or []) or ():
         target, _, options = entry.partition(":")
@@ -157,10 +154,8 @@ def _refuse_others(path: str, options: Mapping[str, Any], known: Collection[str]
             problems.unknown_key(path, key, known)
 
 
-def _file_mount(
-    path: str, kind: str, directory: str, value: Any, section: Mapping[str, Any], problems: Problems
-) -> _Mount | None:
-    _, name, target = _attached(path, kind, directory, value, section, problems)
+def _file_mount(path: str, kind: str, value: Any, section: Mapping[str, Any], problems: Problems) -> _Mount | None:
+    _, name, target = attached(path, kind, value, section, problems)
     if name is None:
         return None
     file = problems.mapping(at(kind, name), section[name]).get("file")
@@ -171,32 +166,8 @@ def _file_mount(
     return {"Type": "bind", "Source": file, "Target": target, "ReadOnly": True}
 
 
-def _swarm_file(
-    path: str, kind: str, directory: str, value: Any, section: Mapping[str, Any], problems: Problems
-) -> _Mount | None:
-    entry, name, target = _attached(path, kind, directory, value, section, problems)
-    if name is None:
-        return None
-    definition = problems.mapping(at(kind, name), section[name])
-    if not definition.get("external") and not isinstance(definition.get("file"), str):
-        what = kind.removesuffix("s")
-        problems.add(
-            path,
-            f"replicas can only be given a {what} from a file, or one that is in Swarm; write {kind}.{name}.file, or "
-            f"create it (`docker {what} create`) and write {kind}.{name}.external: true",
-        )
-        return None
-    return {
-        "Name": problems.text(at(at(kind, name), "name"), definition.get("name", name)),
-        "Target": target,
-        "UID": problems.scalar(at(path, "uid"), entry.get("uid", "0")),
-        "GID": problems.scalar(at(path, "gid"), entry.get("gid", "0")),
-        "Mode": problems.whole(at(path, "mode"), entry.get("mode", 0o444)),
-    }
-
-
-def _attached(
-    path: str, kind: str, directory: str, value: Any, section: Mapping[str, Any], problems: Problems
+def attached(
+    path: str, kind: str, value: Any, section: Mapping[str, Any], problems: Problems
 ) -> tuple[Mapping[str, Any], str | None, str]:
     """What a service writes of a secret or config, its name in the section (None with a problem added), its path."""
     entry = {"source": value} if isinstance(value, str) else problems.mapping(path, value)
@@ -205,7 +176,7 @@ def _attached(
         problems.expected(at(path, "source"), f"a name of the top-level {kind} section", name)
         return entry, None, ""
     target = target if isinstance(target, str) and target else name
-    return entry, name, target if target.startswith("/") else directory + target
+    return entry, name, target if target.startswith("/") else FILE_DIRECTORIES[kind] + target
 
 
 # ------------------------------------------------------------------------------------------------------- networks
@@ -235,12 +206,6 @@ def _engine_network(source: ServiceSource, path: str, name: str, problems: Probl
     if name not in networks and name != "default":
         problems.add(at(path, name), "no such network in the top-level networks section")
     definition = networks.get(name)
-    driver = definition.get("driver") if isinstance(definition, Mapping) else None
-    if source.on_swarm and driver not in (None, "overlay"):
-        problems.add(
-            at(at("networks", name), "driver"),
-            f"{shown(driver)} ends at its node, and replicas are on many; write overlay, or remove it",
-        )
     engine_name = definition.get("name") if isinstance(definition, Mapping) else None
     return engine_name if isinstance(engine_name, str) and engine_name else f"{source.project}_{name}"
 

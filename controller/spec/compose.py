@@ -18,6 +18,7 @@ import yaml
 
 from ..errors import ControllerError, SpecError
 from ..model.spec import Spec
+from .dialect import Dialect
 from .files import Fingerprint, ProjectFiles, compose_files
 from .messages import Setting, explain, explain_warning, split_output
 from .parse import parse
@@ -35,21 +36,27 @@ class ComposeProject:
         project_dir: Path,
         environment: Mapping[str, str],
         *,
+        dialects: Mapping[str, Dialect] | None = None,
         command: Sequence[str] = _COMMAND,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """`environment`: the command's complete one, with COMPOSE_FILE, COMPOSE_PROJECT_NAME, PATH and variables."""
+        """`environment`: the command's complete one, with COMPOSE_FILE, COMPOSE_PROJECT_NAME, PATH and variables.
+        `dialects`: see `parse`.
+        """
         self.project_dir = project_dir
         self._environment = dict(environment)
+        self._dialects = dialects or {}
         self._command = tuple(command)
         self._timeout_s = timeout_s
         self._files = ProjectFiles(project_dir, environment)
         self._looking = asyncio.Lock()
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> ComposeProject:
+    def from_environment(
+        cls, environment: Mapping[str, str], dialects: Mapping[str, Dialect] | None = None
+    ) -> ComposeProject:
         """The project of the controller's own environment (PIERHEAD_PROJECT_DIR, else the working directory)."""
-        return cls(Path(environment.get("PIERHEAD_PROJECT_DIR") or Path.cwd()), environment)
+        return cls(Path(environment.get("PIERHEAD_PROJECT_DIR") or Path.cwd()), environment, dialects=dialects)
 
     async def fingerprint(self) -> Fingerprint:
         """A value that changes when a file of the project does. Cheap enough for every second; read in a thread."""
@@ -69,7 +76,7 @@ class ComposeProject:
             raise ControllerError(f"`docker compose config` printed what is not YAML: {error}") from error
         name = config.get("name") if isinstance(config, Mapping) else None
         project = name if isinstance(name, str) else self._environment.get("COMPOSE_PROJECT_NAME", "")
-        spec = parse(project, config)
+        spec = parse(project, config, self._dialects)
         explained = (explain_warning(message, setting) for message in messages)
         return dataclasses.replace(spec, warnings=(*explained, *spec.warnings))
 

@@ -9,6 +9,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from pierhead.compose_names import image_name
@@ -30,17 +31,18 @@ from ..model.spec import (
 from ..model.text import shown
 from .access_log import access_log, stack_access_log
 from .definition import ADMIN_PORT, definition_hash, managed_environment
+from .dialect import Dialect
 from .gpus import gpu_request
 from .llm_block import check_llm, llm_gpus
 from .problems import Problems, ServiceSource, at
 from .serve_block import AutoscaleBlock, ServeBlock, parse_block, parse_policy, user_config_text
 from .shared_memory import SharedMemory, check_memory_limit, shared_memory, stack_size, with_sockets
 from .stack_words import StackWords
-from .swarm import check_swarm
 from .translate import translate
 
 CONTROLLER_SERVICE = "controller"
 ENGINE_VARIABLE = "PIERHEAD_ENGINE"
+_NO_DIALECTS: Mapping[str, Dialect] = MappingProxyType({})
 DRAIN_MARGIN_S = 5.0
 """Between the longest request and the end of the drain, where graceful_shutdown_timeout_s is not written."""
 STOP_MARGIN_S = 10.0
@@ -54,8 +56,11 @@ _PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _SECTIONS = ("networks", "volumes", "secrets", "configs")
 
 
-def parse(project_name: str, config: object) -> Spec:
-    """Read the services with an `x-serve` block. Raises SpecError with every problem found."""
+def parse(project_name: str, config: object, dialects: Mapping[str, Dialect] = _NO_DIALECTS) -> Spec:
+    """Read the services with an `x-serve` block. `dialects`: by the value of PIERHEAD_ENGINE.
+
+    Raises SpecError with every problem found.
+    """
     problems = Problems()
     if not _PROJECT_NAME.fullmatch(project_name):
         problems.expected("name", "a project name of lower-case letters, digits, hyphens and underscores", project_name)
@@ -67,7 +72,7 @@ def parse(project_name: str, config: object) -> Spec:
     control_networks = _control_networks(definitions)
     stack = StackWords(definitions, CONTROLLER_SERVICE, problems)
     memory, log = stack_size(stack), stack_access_log(stack)
-    on_swarm = str(stack.get(ENGINE_VARIABLE)).lower() == "swarm"
+    dialect = dialects.get(str(stack.get(ENGINE_VARIABLE)).lower())
     blocks: dict[str, ServeBlock] = {}
     services: dict[str, ServiceSpec] = {}
     for name in sorted(definitions, key=str):
@@ -77,7 +82,7 @@ def parse(project_name: str, config: object) -> Spec:
         _check_extensions(at("services", str(name)), definition, problems)
         if _BLOCK not in definition:
             continue
-        source = ServiceSource(project_name, str(name), definition, sections, control_networks, on_swarm)
+        source = ServiceSource(project_name, str(name), definition, sections, control_networks, dialect)
         block, service = _service(source, memory, log, problems)
         if block is not None:
             blocks[source.name] = block
@@ -166,8 +171,8 @@ def _service(
     if block and block.llm:
         gpu = llm_gpus(at(path, _BLOCK), block.llm, gpu, problems)
     _check_gpu_isolation(path, source.definition, gpu, problems)
-    if source.on_swarm:
-        check_swarm(source, block, gpu, problems)
+    if source.dialect:
+        source.dialect.check(source, block, gpu, problems)
     if block:
         _check_block(at(path, _BLOCK), block, problems)
     probe = _probe(at(path, _BLOCK), block, problems) if block else None

@@ -9,9 +9,12 @@ import difflib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..model.text import SHOWN_LENGTH, shown
+
+if TYPE_CHECKING:
+    from .dialect import Dialect
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_./:=@-]+")
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?(?:(\d+)us)?(?:(\d+)ns)?")
@@ -173,8 +176,8 @@ class ServiceSource:
     """`networks`, `volumes`, `secrets`, `configs`: Compose's names to their definitions."""
     control_networks: frozenset[str] | None = None
     """Networks (Compose's names) of the controller; None = the controller is not part of these files."""
-    on_swarm: bool = False
-    """Whether its replicas run on the nodes of a Swarm."""
+    dialect: Dialect | None = None
+    """How it is read for an engine of several nodes; None: for that of one machine."""
 
     @property
     def path(self) -> str:

@@ -8,7 +8,6 @@ that names it: silently dropping a key would make a replica that differs from th
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -123,7 +122,7 @@ def translate(
             continue
         elif key in PLAIN:
             section, name, read = PLAIN[key]
-            _put(body, section, name, read(problems, path, value))
+            put_into(body, section, name, read(problems, path, value))
         elif key in STRUCTURED:
             STRUCTURED[key](source, path, value, body, problems)
         else:
@@ -141,7 +140,8 @@ def canonical(value: Any) -> Any:
     return [canonical(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _put(body: dict[str, Any], section: str, name: str, value: Any) -> None:
+def put_into(body: dict[str, Any], section: str, name: str, value: Any) -> None:
+    """Set a value in a section of the body; "": in the body itself."""
     (body.setdefault(section, {}) if section else body)[name] = value
 
 
@@ -155,7 +155,9 @@ def _command(name: str) -> Callable[..., None]:
     return put
 
 
-def _labels(name: str) -> Callable[..., None]:
+def labels(name: str) -> Callable[..., None]:
+    """The reader of labels, which puts them into the body as `name`."""
+
     def put(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
         labels = problems.text_map(path, value) or {}
         for label in labels:
@@ -172,7 +174,7 @@ def _extra_hosts(source: ServiceSource, path: str, value: Any, body: dict[str, A
     else:
         entries = problems.texts(path, value) or []
     # Compose prints "host=address", the engine expects "host:address".
-    _put(body, "HostConfig", "ExtraHosts", sorted(entry.replace("=", ":", 1) for entry in entries))
+    put_into(body, "HostConfig", "ExtraHosts", sorted(entry.replace("=", ":", 1) for entry in entries))
 
 
 def _security_options(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
@@ -186,13 +188,13 @@ def _security_options(source: ServiceSource, path: str, value: Any, body: dict[s
         if name == "seccomp" and setting not in ("unconfined", "builtin"):
             problems.expected(path, "seccomp=unconfined or seccomp=builtin (profiles in files are not read)", option)
         options.append(f"{name}={setting}" if setting else name)
-    _put(body, "HostConfig", "SecurityOpt", options)
+    put_into(body, "HostConfig", "SecurityOpt", options)
 
 
 def _namespace(name: str, *allowed: str) -> Callable[..., None]:
     def put(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
         if value in allowed:
-            _put(body, "HostConfig", name, value)
+            put_into(body, "HostConfig", name, value)
         else:
             problems.expected(path, " or ".join(shown(mode) for mode in allowed), value)
 
@@ -205,7 +207,7 @@ def _ulimits(source: ServiceSource, path: str, value: Any, body: dict[str, Any],
         pair = limit if isinstance(limit, Mapping) else {"soft": limit, "hard": limit}
         soft, hard = (problems.whole(at(at(path, str(name)), bound), pair.get(bound)) for bound in ("soft", "hard"))
         limits.append({"Name": str(name), "Soft": soft, "Hard": hard})
-    _put(body, "HostConfig", "Ulimits", limits)
+    put_into(body, "HostConfig", "Ulimits", limits)
 
 
 def _device_entry(short: str) -> dict[str, str]:
@@ -228,7 +230,7 @@ def _devices(source: ServiceSource, path: str, value: Any, body: dict[str, Any],
             continue
         permissions = problems.text(at(item_path, "permissions"), entry.get("permissions", "rwm")) or ""
         devices.append({"PathOnHost": host_path, "PathInContainer": inside, "CgroupPermissions": permissions})
-    _put(body, "HostConfig", "Devices", devices)
+    put_into(body, "HostConfig", "Devices", devices)
 
 
 def _logging(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
@@ -238,7 +240,7 @@ def _logging(source: ServiceSource, path: str, value: Any, body: dict[str, Any],
         "Type": "" if driver is None else problems.text(at(path, "driver"), driver),
         "Config": problems.text_map(at(path, "options"), section.get("options")) or {},
     }
-    _put(body, "HostConfig", "LogConfig", log_config)
+    put_into(body, "HostConfig", "LogConfig", log_config)
 
 
 _HEALTHCHECK_TIMES = {
@@ -269,32 +271,29 @@ def _healthcheck(source: ServiceSource, path: str, value: Any, body: dict[str, A
     body["Healthcheck"] = health
 
 
-def _cpus(section: str, name: str) -> Callable[..., None]:
+def cpus(section: str, name: str) -> Callable[..., None]:
+    """The reader of a number of cores, which puts nanocores into a section of the body as `name`."""
+
     def put(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
-        cpus = problems.number(path, value)
-        if cpus is not None and cpus <= 1_000_000:
-            _put(body, section, name, round(cpus * 1_000_000_000))
-        elif cpus is not None:
+        cores = problems.number(path, value)
+        if cores is not None and cores <= 1_000_000:
+            put_into(body, section, name, round(cores * 1_000_000_000))
+        elif cores is not None:
             problems.expected(path, "a number of CPUs up to 1000000", value)
 
     return put
 
 
-_limit_of_cpus = _cpus("HostConfig", "NanoCpus")
+_limit_of_cpus = cpus("HostConfig", "NanoCpus")
 
 
 # -------------------------------------------------------------------------------------------------------- deploy
 
 _DEPLOY_IGNORED = frozenset({"replicas", "labels", "restart_policy"})  # read by parse.py; Swarm's own; see `restart`
-_deploy_labels = _labels("ServiceLabels")
-_reserved_cpus = _cpus("Reservations", "NanoCPUs")
 _LIMITS: Mapping[str, tuple[str, Callable[[Problems, str, Any], Any]]] = {
     "memory": ("Memory", Problems.size),
     "pids": ("PidsLimit", Problems.whole),
 }
-
-
-_NODE_LABEL = re.compile(r"node\.labels\.[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def _deploy(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
@@ -302,10 +301,8 @@ def _deploy(source: ServiceSource, path: str, value: Any, body: dict[str, Any], 
     for key, item in deploy.items():
         if key == "mode" and item != "replicated":
             problems.expected(at(path, key), '"replicated"', item)
-        elif key == "placement" and source.on_swarm:
-            _placement(at(path, key), item, body, problems)
-        elif key == "labels" and source.on_swarm:
-            _deploy_labels(source, at(path, key), item, body, problems)
+        elif source.dialect and (read := source.dialect.deploy.get(str(key))):
+            read(source, at(path, str(key)), item, body, problems)
         elif key not in (*_DEPLOY_IGNORED, "mode", "resources"):
             problems.add(at(path, str(key)), "is for Swarm, Compose and Pierhead do not use it; remove it")
     resources = problems.mapping(at(path, "resources"), deploy.get("resources"))
@@ -319,31 +316,6 @@ def _deploy(source: ServiceSource, path: str, value: Any, body: dict[str, Any], 
             problems.unknown_key(at(path, "resources"), key, ("limits", "reservations"))
 
 
-def _placement(path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
-    for key, item in problems.mapping(path, value).items():
-        item_path = at(path, str(key))
-        if key == "constraints":
-            _put(body, "Placement", "Constraints", sorted(problems.texts(item_path, item) or ()))
-        elif key == "preferences":
-            _put(body, "Placement", "Preferences", _preferences(item_path, item, problems))
-        elif key == "max_replicas_per_node":
-            problems.add(item_path, "each replica is a service of its own; write x-serve.max_replicas_per_node")
-        else:
-            problems.unknown_key(path, key, ("constraints", "preferences"))
-
-
-def _preferences(path: str, value: Any, problems: Problems) -> list[dict[str, Any]]:
-    """Where replicas are spread: over the values of the nodes' labels, of the first one first."""
-    found = []
-    for item_path, item in problems.items(path, value):
-        label = problems.mapping(item_path, item).get("spread")
-        if isinstance(label, str) and _NODE_LABEL.fullmatch(label):
-            found.append({"Spread": {"SpreadDescriptor": label}})
-        else:
-            problems.expected(at(item_path, "spread"), "a label of nodes such as node.labels.zone", label)
-    return found
-
-
 def _limits(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
     for key, item in problems.mapping(path, value).items():
         item_path = at(path, str(key))
@@ -351,7 +323,7 @@ def _limits(source: ServiceSource, path: str, value: Any, body: dict[str, Any], 
             _limit_of_cpus(source, item_path, item, body, problems)
         elif key in _LIMITS:
             name, read = _LIMITS[key]
-            _put(body, "HostConfig", name, read(problems, item_path, item))
+            put_into(body, "HostConfig", name, read(problems, item_path, item))
         else:
             problems.add(item_path, "not supported with x-serve; remove it")
 
@@ -359,9 +331,9 @@ def _limits(source: ServiceSource, path: str, value: Any, body: dict[str, Any], 
 def _reservations(source: ServiceSource, path: str, value: Any, body: dict[str, Any], problems: Problems) -> None:
     for key, item in problems.mapping(path, value).items():
         if key == "memory":
-            _put(body, "HostConfig", "MemoryReservation", problems.size(at(path, key), item))
-        elif key == "cpus" and source.on_swarm:
-            _reserved_cpus(source, at(path, key), item, body, problems)
+            put_into(body, "HostConfig", "MemoryReservation", problems.size(at(path, key), item))
+        elif source.dialect and (read := source.dialect.reservations.get(str(key))):
+            read(source, at(path, str(key)), item, body, problems)
         elif key not in ("cpus", "devices"):  # cpus: Compose and the engine of one machine cannot; devices: GPUs
             problems.add(at(path, str(key)), "not supported with x-serve; remove it")
 
@@ -377,7 +349,7 @@ STRUCTURED: Mapping[str, Callable[[ServiceSource, str, Any, dict[str, Any], Prob
     "extra_hosts": _extra_hosts,
     "healthcheck": _healthcheck,
     "ipc": _namespace("IpcMode", "private", "shareable", "host", "none"),
-    "labels": _labels("Labels"),
+    "labels": labels("Labels"),
     "logging": _logging,
     "networks": lambda *_: None,  # attachments.py
     "pid": _namespace("PidMode", "host"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from controller.model.spec import GpuRequest, GpuSlot
 from controller.spec.problems import Problems, ServiceSource
-from controller.spec.swarm import NOT_ON_SWARM, check_swarm
+from controller.swarm.files.checks import NOT_ON_SWARM, check_swarm
 from docs.generate.markdown import cell
 
 ABOUT = """\

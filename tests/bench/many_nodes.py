@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 from controller.engines.base import EngineAction, EngineEvent, EngineState, Places
 from controller.engines.labels import create_body
-from controller.engines.swarm import SwarmEngine
-from controller.engines.swarm_spec import GPU_KIND, service_spec
 from controller.model.actions import CreateContainer
 from controller.model.world import RoutingState, Server
 from controller.routing.haproxy_state import routing_state
+from controller.swarm.engine.engine import SwarmEngine
+from controller.swarm.engine.service_spec import GPU_KIND, service_spec
 from tests.fakes.fake_edges import FakeEdge, FakeEdges
 from tests.fakes.fake_engine import FakeContainer
 from tests.fakes.fake_swarm_engine import FakeSwarmEngine

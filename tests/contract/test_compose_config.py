@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from controller.engines.labels import create_body
-from controller.engines.swarm_spec import not_carried
 from controller.errors import SpecError
 from controller.model.spec import GpuRequest, GpuSlot, Spec
 from controller.spec.compose import ComposeProject
 from controller.spec.parse import parse
 from controller.spec.yaml import load_resolved
-from controller.stack.stack_file import Given, stack_file
+from controller.swarm.engine.service_spec import not_carried
+from controller.swarm.up.stack_file import Given, stack_file
 from tests.unit.test_machine_scripts import ENV_LINES
 
 ROOT = Path(__file__).parents[2]

@@ -12,12 +12,12 @@ from docker import APIClient
 
 from controller.engines.docker import open_client
 from controller.errors import EngineUnreachable, StateChanged, StateTooLarge, StateUnreachable, StoreError
-from controller.storage.document import Document, Head
-from controller.storage.holder import Holder, prepare
-from controller.storage.lease import RENEW_S, TAKE_S
 from controller.storage.store import Override, Store
-from controller.storage.swarm import DOCUMENT, LIMIT, Configs, SwarmConfigs, SwarmDocument
-from controller.storage.text import KeptText
+from controller.swarm.state.configs import DOCUMENT, LIMIT, Configs, SwarmConfigs, SwarmDocument
+from controller.swarm.state.document import Document, Head
+from controller.swarm.state.holder import Holder, prepare
+from controller.swarm.state.lease import RENEW_S, TAKE_S
+from controller.swarm.state.text import KeptText
 from tests.debian_image import debian_image
 from tests.fakes.fake_swarm_configs import FakeSwarm
 from tests.harness import swarm_rig

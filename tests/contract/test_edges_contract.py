@@ -16,9 +16,9 @@ from controller.errors import RoutingError, RoutingUnreachable
 from controller.model.actions import AddServer, SetServerState, SetWaitingRoom
 from controller.model.world import ServerState
 from controller.routing import haproxy_config
-from controller.routing.edge_routes import PublishedRoutes
-from controller.routing.edges import RUNTIME_PORT
 from controller.routing.haproxy_text import epoch_of
+from controller.swarm.edges.router import RUNTIME_PORT
+from controller.swarm.edges.routes import PublishedRoutes
 from tests.harness.edge import Replica, observe, service, until, with_probe_port, write_routes
 from tests.harness.edge_nodes import EPOCH, Nodes
 from tests.harness.waiting import PATIENCE_S

@@ -25,7 +25,6 @@ from controller.engines.base import CONNECTED, MOST_FILE_BYTES, ClusterEngine, E
 from controller.engines.docker import DockerEngine, open_client
 from controller.engines.docker_files import LABEL as HELPER_LABEL
 from controller.engines.gpu_discovery import GpuSources
-from controller.engines.swarm import SwarmEngine
 from controller.errors import EngineError, EngineUnreachable, ImageNotFound
 from controller.model.actions import (
     CreateContainer,
@@ -39,6 +38,7 @@ from controller.model.actions import (
 from controller.model.nodes import LEAVING_LABEL, Node
 from controller.model.spec import GpuRequest, GpuSlot, ProbeSpec, ServiceSpec
 from controller.model.world import ContainerState, Gpu, ReplicaContainer
+from controller.swarm.engine.engine import SwarmEngine
 from tests.debian_image import debian_image
 from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.fakes.fake_swarm_engine import FakeSwarmEngine

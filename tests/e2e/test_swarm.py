@@ -37,7 +37,7 @@ def test_down_after_an_up_that_was_killed(stack: SwarmStack) -> None:
     assert stack.left() != []
     stack.make("down", "1", COMPOSE_FILE=BROKEN)
     programs = stack.rig.nodes[0].cli("ps", "--no-trunc", "--format", "{{.Command}}")
-    assert "controller.stack up" not in programs, "it would go on starting things"
+    assert "controller.swarm.up up" not in programs, "it would go on starting things"
     eventually(stack.is_gone, "no node has anything of it")
     assert stack.run("down").returncode == 0, "there is nothing to do"
 

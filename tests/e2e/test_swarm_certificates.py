@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from controller import certificates
-from controller.certificates import DAYS
-from controller.stack.secrets import CERTIFICATE_LABEL, CONTROLLER, EDGE, OWN_LABEL, PROJECT_LABEL, ROLES
+from controller.swarm import certificates
+from controller.swarm.certificates import DAYS
+from controller.swarm.up.secrets import CERTIFICATE_LABEL, CONTROLLER, EDGE, OWN_LABEL, PROJECT_LABEL, ROLES
 from tests.harness import swarm_rig
 from tests.harness.load import Failure
 from tests.harness.swarm_stack import SwarmStack

@@ -10,10 +10,10 @@ from controller.errors import RoutingUnreachable
 from controller.model.actions import AddServer, SetServerWeight, SetWaitingRoom, WriteRouting
 from controller.model.world import EdgePlace, RoutingState
 from controller.routing.base import RoutingAction
-from controller.routing.edge_routes import PublishedRoutes
-from controller.routing.edges import EdgesRouter
 from controller.routing.haproxy_socket import CommandRefused
 from controller.routing.haproxy_text import hash_of
+from controller.swarm.edges.router import EdgesRouter
+from controller.swarm.edges.routes import PublishedRoutes
 from tests.fakes.fake_router import FakeRouter
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Literal
 
 from controller.errors import StateChanged, StateUnreachable, StoreError
-from controller.storage.swarm import LIMIT, Config
-from controller.swarm_api import LONGEST_NAME
+from controller.swarm.names import LONGEST_NAME
+from controller.swarm.state.configs import LIMIT, Config
 
 Fault = Literal["", "lost", "answer lost"]
 """How a call goes wrong: it does not arrive, or it is carried out and its answer does not arrive."""

@@ -11,12 +11,12 @@ from math import inf
 from typing import Any
 
 from controller.engines.base import EngineEvent, Places
-from controller.engines.swarm_nodes import change_node
-from controller.engines.swarm_spec import RESTART_DELAY_S
 from controller.errors import EngineError
 from controller.model.actions import SignalContainer, UpdateNode
 from controller.model.nodes import Availability, Node, NodeState
 from controller.model.world import ContainerState, Gpu
+from controller.swarm.engine.nodes import change_node
+from controller.swarm.engine.service_spec import RESTART_DELAY_S
 from tests.fakes.fake_engine import FakeContainer, FakeEngine, Readiness, _put
 
 NOTICED_AFTER_S = 14.0

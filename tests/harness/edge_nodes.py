@@ -14,12 +14,12 @@ from unittest.mock import patch
 
 from aiohttp import ClientSession, TCPConnector
 
-from controller import certificates
 from controller.model.world import EdgePlace
-from controller.routing import edges
-from controller.routing.edge_routes import PublishedRoutes
-from controller.routing.edges import EdgesRouter, over_tls
 from controller.routing.haproxy_process import HAProxyProcess
+from controller.swarm import certificates
+from controller.swarm.edges import router as edges
+from controller.swarm.edges.router import EdgesRouter, over_tls
+from controller.swarm.edges.routes import PublishedRoutes
 from tests.harness.haproxy_container import HAProxyContainer
 from tests.harness.waiting import PATIENCE_S
 

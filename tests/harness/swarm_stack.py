@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from controller.engines.docker_reader import timestamp
-from controller.storage.lease import HOLDER
-from controller.swarm_api import STACK_LABEL
+from controller.swarm.names import STACK_LABEL
+from controller.swarm.state.lease import HOLDER
 from tests.harness import swarm_rig
 from tests.harness.clients import Clients
 from tests.harness.load import Failure, Load

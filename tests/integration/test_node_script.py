@@ -10,8 +10,8 @@ import pytest
 
 from controller.engines.docker import open_client
 from controller.errors import EngineUnreachable
-from controller.stack.facts import gather
-from controller.stack.preflight import check
+from controller.swarm.up.facts import gather
+from controller.swarm.up.preflight import check
 from tests.harness import swarm_rig
 from tests.harness.swarm_rig import Node, SwarmRig
 from tests.harness.waiting import eventually

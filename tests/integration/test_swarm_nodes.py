@@ -14,11 +14,11 @@ import pytest_asyncio
 from docker import APIClient
 
 from controller.engines.docker import open_client
-from controller.engines.swarm import SwarmEngine
 from controller.errors import EngineError, EngineUnreachable
 from controller.model.actions import CreateContainer, RemoveContainer, StartContainer, replica_name
 from controller.model.spec import GpuRequest, ProbeSpec, ServiceSpec
 from controller.model.world import ContainerState, Gpu, ReplicaContainer
+from controller.swarm.engine.engine import SwarmEngine
 from tests.debian_image import debian_image
 from tests.harness import swarm_rig
 from tests.harness.swarm_rig import CONTROL, OVERLAY, Node, SwarmRig

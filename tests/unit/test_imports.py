@@ -15,13 +15,11 @@ SERVICES = modules_of(ROOT / "services", "services")
 GRAPH = graph_of(CONTROLLER)
 RUNTIME = modules_of(ROOT / "services" / "runtime" / "pierhead", "pierhead")
 
-GROUND_FLOOR = {
-    *("build", "certificates", "docker_http", "errors", "interrupt", "settings", "log", "outlive", "swarm_api")
-}
+GROUND_FLOOR = {*("build", "docker_http", "errors", "interrupt", "settings", "log", "outlive")}
 """Modules of the root that every room may import. They import nothing of ours but each other."""
 TOP_FLOOR = {
-    *("__main__", "assembly", "api", "commands", "loop", "apply", "lease", "down", "node_commands"),
-    *("boundaries", "one_machine", "on_swarm", "tool", "typed"),
+    *("__main__", "assembly", "api", "commands", "loop", "apply", "down", "nodes"),
+    *("boundaries", "one_machine", "tool", "typed"),
 }
 """Modules of the root that no room imports."""
 ROOMS = {
@@ -34,12 +32,24 @@ ROOMS = {
     "desired": {"model", "storage"},
     "plan": {"model"},
     "status": {"model", "storage", "engines", "routing", "spec", "observe", "desired", "plan"},
-    "stack": {"model", "storage", "spec"},
     "project": {"spec"},
     "cli": {"model", "spec", "plan", "project", "cli.simulate"},
     "cli.simulate": {"model", "spec", "plan", "desired", "storage"},
+    "swarm": {"swarm.engine", "swarm.edges", "swarm.state", "swarm.files", "plan"},
+    "swarm.engine": {"model", "engines"},
+    "swarm.edges": {"model", "routing"},
+    "swarm.state": {"model", "storage"},
+    "swarm.files": {"model", "spec"},
+    "swarm.up": {"model", "spec", "swarm.files", "swarm.state"},
 }
 """Each room -> the rooms that it may import. `model` imports nothing, not even the ground floor."""
+ANNEX = "controller.swarm"
+ANNEX_GROUND = {"swarm.names", "swarm.certificates"}
+"""Modules that every room of the annex may import."""
+ANNEX_TOP = {"swarm.boundaries", "swarm.node_commands"}
+"""Modules of the annex that know the top floor: they are what the daemon is given."""
+COMPOSITION = {"controller.__main__", "controller.cli.commands.offline"}
+"""Modules that choose between one machine and the annex: the daemon, and what reads the files of either."""
 PURE_ROOMS = ("model", "plan")
 PURE_MODULES = (
     "controller.desired.answers",
@@ -51,11 +61,11 @@ PURE_MODULES = (
     "controller.desired.revisions",
     "controller.desired.rollout",
     "controller.observe.gpu_faults",
-    "controller.routing.edge_offer",
-    "controller.routing.edge_shares",
-    "controller.routing.edge_states",
+    "controller.swarm.edges.offer",
+    "controller.swarm.edges.shares",
+    "controller.swarm.edges.states",
     "controller.routing.haproxy_text",
-    "controller.stack.preflight",
+    "controller.swarm.up.preflight",
     "controller.status.services",
     "controller.status.transitions",
     "controller.status.view",
@@ -82,17 +92,21 @@ def test_every_module_of_the_root_is_on_a_floor() -> None:
 @pytest.mark.parametrize("module", sorted(CONTROLLER))
 def test_rooms_import_only_what_they_may(module: str) -> None:
     room = room_of(module)
-    if room == "root" and floor_of(module) in TOP_FLOOR:
+    if floor_of(module) in TOP_FLOOR | ANNEX_TOP:
         return
-    ours = GRAPH[module]
     allowed = {room, *ROOMS.get(room, set())} - {"root"}
     ground = set() if room == "model" else GROUND_FLOOR
-    wrong = {
-        other
-        for other in ours
-        if (floor_of(other) not in ground if room_of(other) == "root" else room_of(other) not in allowed)
-    }
-    assert wrong == set()
+    ground = ground | ANNEX_GROUND if room.startswith("swarm") else ground
+    wrong = {other for other in GRAPH[module] if floor_of(other) not in ground and room_of(other) not in allowed}
+    assert wrong - COMPOSED.get(module, set()) == set()
+
+
+COMPOSED = {module: within(GRAPH[module], ANNEX) for module in COMPOSITION}
+
+
+def test_the_core_does_not_import_the_annex() -> None:
+    knows = {module for module in CONTROLLER if within(GRAPH[module], ANNEX) and not within({module}, ANNEX)}
+    assert knows == COMPOSITION
 
 
 def test_the_controller_has_no_circle() -> None:
@@ -105,9 +119,9 @@ def test_decisions_do_no_io(module: str) -> None:
 
 
 def test_only_two_modules_know_the_real_boundaries() -> None:
-    knows = {"controller.boundaries", "controller.one_machine", "controller.on_swarm"}
+    knows = {"controller.boundaries", "controller.one_machine"}
     for module, path in CONTROLLER.items():
-        if room_of(module) in {"engines", "routing"} or module in knows:
+        if room_of(module) in {"engines", "routing"} or module in knows or within({module}, ANNEX):
             continue
         real = within(imported(module, path), "controller.engines", "controller.routing")
         known = within(real, "controller.engines.base", "controller.routing.base")

@@ -900,7 +900,7 @@ def test_status_says_where_files_were_edited_after_they_were_stored(
     kept = '\'config inspect \'*) [ ! -e "$HOME/labels" ] || cat "$HOME/labels" ;;'
     machine.has("docker", A_STACK.replace('case "$*" in', f'case "$*" in {kept}'))
     assert machine.run(control, "deploy", **ON_SWARM).returncode == 0
-    [stored] = [call for call in machine.calls("docker run") if call.endswith(" controller.stack files")]
+    [stored] = [call for call in machine.calls("docker run") if call.endswith(" controller.swarm.up files")]
     found = re.search(r"--env COMPOSE_FILE=(\S+) --env PIERHEAD_FILES_DIGEST=(\w{16}) ", stored)
     assert found
     assert found[1] == "compose/swarm.yaml:compose/apps/echo.yaml"
@@ -930,7 +930,7 @@ def test_down_on_a_swarm_reads_no_compose_file_and_up_takes_the_file_for_swarms(
     done = machine.run(str(clone / "compose/machine/down.sh"), "1", "1", **ON_SWARM)
     assert done.returncode == 0, done.stderr
     assert machine.calls("docker compose") == []
-    assert re.search(r"VOLUMES=1 --env FORCE=1 .* python -m controller.stack down$", machine.calls("docker run")[-1])
+    assert re.search(r"VOLUMES=1 --env FORCE=1 .* python -m controller.swarm.up down$", machine.calls("docker run")[-1])
 
     files = machine.run(control, "schema", **ON_SWARM)
     assert "COMPOSE_FILE=compose/swarm.yaml:compose/apps/echo.yaml" in machine.calls("docker run")[-1], files.stderr

@@ -97,9 +97,10 @@ def _read(environment: Mapping[str, str]) -> tuple[Spec | None, tuple[str, ...]]
 
     from ...errors import ControllerError, SpecError
     from ...spec.compose import ComposeProject
+    from ...swarm.files.dialect import DIALECTS
 
     try:
-        return asyncio.run(ComposeProject.from_environment(environment).load()), ()
+        return asyncio.run(ComposeProject.from_environment(environment, DIALECTS).load()), ()
     except SpecError as error:
         return None, tuple(error.problems)
     except ControllerError as error:

@@ -7,6 +7,7 @@ from typing import Any
 from controller.errors import SpecError
 from controller.model.spec import ServiceSpec, Spec
 from controller.spec.parse import parse
+from controller.swarm.files.dialect import DIALECTS
 
 PROJECT = "shop"
 
@@ -30,7 +31,7 @@ def config(**services: Any) -> dict[str, Any]:
 
 def read(**services: Any) -> Spec:
     """The spec of these services."""
-    return parse(PROJECT, config(**services))
+    return parse(PROJECT, config(**services), DIALECTS)
 
 
 def ranker(x_serve: Any = None, **definition: Any) -> ServiceSpec:
@@ -41,7 +42,7 @@ def ranker(x_serve: Any = None, **definition: Any) -> ServiceSpec:
 def problems_of(whole: Any, project: str = PROJECT) -> list[str]:
     """The problems that reading tells; empty when there are none."""
     try:
-        parse(project, whole)
+        parse(project, whole, DIALECTS)
     except SpecError as error:
         return list(error.problems)
     return []

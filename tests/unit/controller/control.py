@@ -15,12 +15,14 @@ from controller.errors import PolicyError, ReplicaError
 from controller.model.reports import Event
 from controller.model.spec import NO_USER_CONFIG, PrometheusPolicy, ServiceSpec, Spec, digest
 from controller.model.world import UserConfigReport, current_version
+from controller.nodes import NoNodes
 from controller.observe.probe import Reading, Subject
 from controller.status.view import View
 from controller.storage.file import StateFile
-from controller.storage.holder import Holder
 from controller.storage.store import Store
-from controller.storage.swarm import SwarmDocument
+from controller.swarm.node_commands import SwarmNodeCommands
+from controller.swarm.state.configs import SwarmDocument
+from controller.swarm.state.holder import Holder
 from tests.fakes.fake_engine import FakeContainer, FakeEngine
 from tests.fakes.fake_router import FakeRouter
 from tests.fakes.fake_swarm_configs import FakeConfigs, FakeSwarm
@@ -260,6 +262,7 @@ class Control:
                     acts=holder.acts if holder else lambda: True,
                     certificate_ends_at=self.certificate_ends_at,
                     ask_contract=self.ask_contract,
+                    node_commands=SwarmNodeCommands if self.engine.places != "ours" else NoNodes,
                 )
                 clock = holder.controller_clock if holder else self.clock
                 self.controller = assemble(

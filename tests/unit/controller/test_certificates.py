@@ -9,9 +9,19 @@ from typing import Any
 
 import pytest
 
-from controller import certificates
-from controller.certificates import DAYS, DOMAIN, ROLE_NAMES, Identity, Role, context, is_due, make, make_authority
 from controller.errors import ControllerError
+from controller.swarm import certificates
+from controller.swarm.certificates import (
+    DAYS,
+    DOMAIN,
+    ROLE_NAMES,
+    Identity,
+    Role,
+    context,
+    is_due,
+    make,
+    make_authority,
+)
 
 NOW = time.time()
 DAY_S = 86_400

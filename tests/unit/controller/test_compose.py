@@ -13,11 +13,11 @@ import pytest
 from controller.errors import ControllerError, SpecError
 from controller.spec.compose import ComposeProject
 from controller.spec.files import Fingerprint, ProjectFiles, compose_files
-from controller.spec.kept import KeptProject
 from controller.spec.messages import Setting, explain, explain_warning, split_output
 from controller.spec.yaml import load_resolved
-from controller.storage.swarm import compose_files_of
-from controller.storage.text import KeptText
+from controller.swarm.files.kept import KeptProject
+from controller.swarm.state.configs import compose_files_of
+from controller.swarm.state.text import KeptText
 from tests.fakes.fake_swarm_configs import FakeSwarm
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import until

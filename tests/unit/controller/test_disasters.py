@@ -14,7 +14,7 @@ from controller.engines.docker_errors import refusal
 from controller.errors import AnotherController, EngineError, StoreError
 from controller.model.actions import CreateContainer
 from controller.model.world import GpuFault
-from controller.storage.lease import HOLD_S
+from controller.swarm.state.lease import HOLD_S
 from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.fakes.fake_swarm_configs import FakeSwarm
 from tests.fakes.fake_swarm_engine import FakeSwarmEngine

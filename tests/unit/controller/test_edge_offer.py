@@ -14,12 +14,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from controller.certificates import ROLE_NAMES
-from controller.routing import edge_agent, edge_leave
-from controller.routing.edge_offer import LONGEST_WHY, Known, Offer, judge, question
-from controller.routing.edge_routes import PublishedRoutes
 from controller.routing.haproxy_config import render
 from controller.routing.haproxy_text import ServerLine, epoch_of, hash_of, with_epoch, with_servers
+from controller.swarm.certificates import ROLE_NAMES
+from controller.swarm.edges import agent as edge_agent
+from controller.swarm.edges import leave as edge_leave
+from controller.swarm.edges.offer import LONGEST_WHY, Known, Offer, judge, question
+from controller.swarm.edges.routes import PublishedRoutes
 from tests.harness.edge import service
 from tests.harness.waiting import PATIENCE_S
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.routing.edge_shares import Use, fair, next_shares
+from controller.swarm.edges.shares import Use, fair, next_shares
 
 EDGES = st.integers(1, 6).map(lambda count: [f"n{number}" for number in range(count)])
 NEEDS = EDGES.flatmap(lambda edges: st.fixed_dictionaries({edge: st.integers(0, 60) for edge in edges}))

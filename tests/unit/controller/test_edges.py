@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from controller.errors import RoutingError, RoutingUnreachable
 from controller.model.actions import AddServer, DeleteServer, SetServerState, SetServerWeight, SetWaitingRoom
 from controller.model.world import RoutingState, Server, ServerState
-from controller.routing.edge_states import Counts, merged
-from controller.routing.edges import EdgesRouter
+from controller.swarm.edges.router import EdgesRouter
+from controller.swarm.edges.states import Counts, merged
 from tests.fakes.fake_edges import FakeEdges
 from tests.harness.edge import observe, service, write_routes
 

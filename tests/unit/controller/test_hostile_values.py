@@ -15,14 +15,14 @@ from controller.cli.feeds import readable
 from controller.engines.docker import DockerEngine
 from controller.engines.gpu_discovery import GpuSources
 from controller.engines.labels import read_labels
-from controller.engines.swarm_placing import EVERY_NODE, narrowing
-from controller.engines.swarm_reader import Listing, left_alone, replicas
-from controller.engines.swarm_spec import LIMIT_LABEL, NARROWED_LABEL, STOPPED_LABEL
 from controller.errors import ReplicaError
 from controller.model.spec import ProbeSpec
 from controller.observe.probe import HttpProbe, Reading, Subject
 from controller.status.documents import timed_lines
-from controller.storage.lease import Claim
+from controller.swarm.engine.placing import EVERY_NODE, narrowing
+from controller.swarm.engine.reader import Listing, left_alone, replicas
+from controller.swarm.engine.service_spec import LIMIT_LABEL, NARROWED_LABEL, STOPPED_LABEL
+from controller.swarm.state.lease import Claim
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller import test_swarm_reader as swarm
 from tests.unit.controller.docker_daemon import Daemon, client_of

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from controller.errors import AnotherController, StoreError
-from controller.lease import LOCK_NAME, state_lease, state_lock
-from controller.storage.holder import Holder
-from controller.storage.lease import NOBODY, Claim
-from controller.storage.swarm import Config, SwarmDocument
+from controller.storage.lock import LOCK_NAME, state_lock
+from controller.swarm.state.configs import Config, SwarmDocument
+from controller.swarm.state.holder import Holder, state_lease
+from controller.swarm.state.lease import NOBODY, Claim
 from tests.fakes.fake_swarm_configs import FakeSwarm
 
 PROJECT = "shop"
@@ -25,7 +25,7 @@ PROJECT = "shop"
 HOLD = """
 import asyncio, sys
 from pathlib import Path
-from controller.lease import state_lock
+from controller.storage.lock import state_lock
 
 async def hold():
     async with state_lock(Path(sys.argv[1]), "shop"):

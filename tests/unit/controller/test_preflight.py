@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from controller.stack import facts
-from controller.stack.facts import Facts, own_networks, registry_says
-from controller.stack.preflight import check
+from controller.swarm.up import facts
+from controller.swarm.up.facts import Facts, own_networks, registry_says
+from controller.swarm.up.preflight import check
 from tests.harness.http_answers import sends, serving
 
 PROJECT = "shop"

@@ -15,15 +15,15 @@ import docker
 import pytest
 import requests
 
-from controller.certificates import DAYS, Identity
 from controller.errors import EngineError, SpecError
-from controller.stack import __main__ as program
-from controller.stack.images import logins, place_of, with_digests
-from controller.stack.secrets import CA, CONTROLLER, EDGE, Kept, Set, steps
-from controller.stack.settings import StackSettings
-from controller.stack.stack_file import Given, stack_file
-from controller.stack.swarm import addresses
-from controller.stack.up import Up
+from controller.swarm.certificates import DAYS, Identity
+from controller.swarm.up import __main__ as program
+from controller.swarm.up.images import logins, place_of, with_digests
+from controller.swarm.up.secrets import CA, CONTROLLER, EDGE, Kept, Set, steps
+from controller.swarm.up.settings import StackSettings
+from controller.swarm.up.stack_file import Given, stack_file
+from controller.swarm.up.swarm_calls import addresses
+from controller.swarm.up.up import Up
 from tests.unit.controller.test_certificates import shake_hands
 
 GIVEN = Given("/srv/clone", ["metrics"], {"db": "registry/db:1@sha256:00"}, {"edge.pem": "shop_edge-1"}, "token")

@@ -20,9 +20,9 @@ from controller.model.world import FailureRecord, Retirement
 from controller.storage.events import EventLog
 from controller.storage.file import FILE_NAME, StateFile
 from controller.storage.rows import EVENTS_KEPT
-from controller.storage.state_document import StateDocument
 from controller.storage.store import Override, Store
-from controller.storage.swarm import LIMIT
+from controller.swarm.state.configs import LIMIT
+from controller.swarm.state.state_document import StateDocument
 
 
 def retirement(container_id: str = "c1") -> Retirement:

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from controller.engines.swarm import SwarmEngine
-from controller.engines.swarm_lists import Lists
-from controller.engines.swarm_spec import LIMIT_LABEL, NARROWED_LABEL
 from controller.errors import EngineError
 from controller.model.actions import CreateContainer, RemoveContainer, StartContainer
 from controller.model.spec import ProbeSpec, ServiceSpec
 from controller.model.world import EdgePlace
+from controller.swarm.engine.engine import SwarmEngine
+from controller.swarm.engine.lists import Lists
+from controller.swarm.engine.service_spec import LIMIT_LABEL, NARROWED_LABEL
 from tests.unit.controller.docker_daemon import Answer, Daemon, Handler, client_of
 
 IMAGE = "shop/ranker:1"

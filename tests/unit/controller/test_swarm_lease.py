@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from controller.storage.lease import BEAT, EPOCH, HOLD_S, HOLDER, NOBODY, TAKE_S, UNKNOWN, Claim, Lease
+from controller.swarm.state.lease import BEAT, EPOCH, HOLD_S, HOLDER, NOBODY, TAKE_S, UNKNOWN, Claim, Lease
 
 CONTROLLERS = 2
 controllers = st.integers(0, CONTROLLERS - 1)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from controller.engines.swarm_placing import EVERY_NODE, Narrowing, narrowing
-from controller.engines.swarm_reader import Listing
-from controller.engines.swarm_spec import GPU_KIND, LIMIT_LABEL
 from controller.model.constraints import fits
 from controller.model.nodes import Node
+from controller.swarm.engine.placing import EVERY_NODE, Narrowing, narrowing
+from controller.swarm.engine.reader import Listing
+from controller.swarm.engine.service_spec import GPU_KIND, LIMIT_LABEL
 
 
 def node(name: str, zone: str = "", gpus: int = 0, **spec: Any) -> Any:

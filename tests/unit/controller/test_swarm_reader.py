@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.engines.labels import create_body
-from controller.engines.swarm_reader import Listing, changes, edges, gpus, replicas, strays
-from controller.engines.swarm_spec import NARROWED_LABEL, service_spec
 from controller.model.phases import Phase, phase_of
 from controller.model.spec import ProbeSpec, ServiceSpec
 from controller.model.world import ContainerState, EdgePlace, Gpu, ReplicaContainer
+from controller.swarm.engine.reader import Listing, changes, edges, gpus, replicas, strays
+from controller.swarm.engine.service_spec import NARROWED_LABEL, service_spec
 
 PENDING, RUNNING, EXITED, CREATED = (
     *(ContainerState.PENDING, ContainerState.RUNNING, ContainerState.EXITED, ContainerState.CREATED),

@@ -8,14 +8,15 @@ import pytest
 import yaml
 
 from controller.engines.labels import create_body
-from controller.engines.swarm_spec import not_carried, service_spec
 from controller.model.actions import replica_name
 from controller.model.spec import GpuRequest
 from controller.spec.parse import parse
 from controller.spec.problems import Problems, ServiceSource
-from controller.spec.swarm import NOT_ON_SWARM, check_swarm
-from controller.spec.swarm_files import in_swarm
 from controller.spec.translate import PLAIN, STRUCTURED
+from controller.swarm.engine.service_spec import not_carried, service_spec
+from controller.swarm.files.checks import NOT_ON_SWARM, check_swarm
+from controller.swarm.files.dialect import DIALECTS
+from controller.swarm.files.places import in_swarm
 from tests.unit.controller.compose_configs import config, problems, problems_of, ranker, read, service
 
 FOREIGN = {"protocol": "http", "health": {"probe": {"path": "/"}}}
@@ -187,7 +188,7 @@ def read_spec(whole: Any) -> Any:
 
 
 def read_whole(whole: Any) -> Any:
-    return parse("shop", whole).services["ranker"].container
+    return parse("shop", whole, DIALECTS).services["ranker"].container
 
 
 # A value that a Swarm does not have, of a key that it has.
@@ -277,7 +278,7 @@ def test_files_of_the_project_are_in_swarm_under_the_name_of_their_content() -> 
     assert secret == "shop_token-6b86b273ff34"
     assert wanted["secrets", secret] == b"1"
 
-    made = parse("shop", named).services["ranker"]
+    made = parse("shop", named, DIALECTS).services["ranker"]
     assert not not_carried(made.container)
     ids = {("Secrets", secret): "i1", ("Secrets", "own"): "i2"} | {
         ("Configs", name): "i3" for kind, name in wanted if kind == "configs"
@@ -296,5 +297,5 @@ def test_files_of_the_project_are_in_swarm_under_the_name_of_their_content() -> 
         },
     ]
     assert [(one["ConfigID"], one["File"]["Name"]) for one in container["Configs"]] == [("i3", "/settings")]
-    changed = parse("shop", in_swarm(whole, {("secrets", "token"): b"2", ("configs", "settings"): b""})[0])
+    changed = parse("shop", in_swarm(whole, {("secrets", "token"): b"2", ("configs", "settings"): b""})[0], DIALECTS)
     assert changed.services["ranker"].definition_hash != made.definition_hash

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from controller.errors import AnotherController, StateTooLarge, StoreError
 from controller.model.reports import Event
-from controller.storage.holder import Holder, prepare
-from controller.storage.lease import HOLD_S, LOOK_S, RENEW_S, TAKE_S, UNKNOWN, Claim
 from controller.storage.rows import EVENTS_KEPT, StoredEvent
-from controller.storage.state_document import ASKED_S, OBSERVED_S, StateDocument
 from controller.storage.store import Override, Store
-from controller.storage.swarm import LIMIT, SwarmDocument
+from controller.swarm.state.configs import LIMIT, SwarmDocument
+from controller.swarm.state.holder import Holder, prepare
+from controller.swarm.state.lease import HOLD_S, LOOK_S, RENEW_S, TAKE_S, UNKNOWN, Claim
+from controller.swarm.state.state_document import ASKED_S, OBSERVED_S, StateDocument
 from tests.fakes.fake_swarm_configs import FakeConfigs, FakeSwarm
 from tests.harness.virtual_time import VirtualLoop
 from tests.unit.controller.control import until

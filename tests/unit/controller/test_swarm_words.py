@@ -15,11 +15,11 @@ from controller.cli.wait import Verdict, judge_all
 from controller.cli.why import Case, page
 from controller.model.world import FailureRecord, ReplicaContainer
 from controller.plan import plan
-from controller.stack.swarm import Swarm
-from controller.stack.up import tell_trouble
 from controller.status.documents import plan_json, service_json
 from controller.status.services import service_rows
 from controller.status.view import View
+from controller.swarm.up.swarm_calls import Swarm
+from controller.swarm.up.up import tell_trouble
 from tests.unit.controller.cli_documents import document
 from tests.unit.controller.test_preflight import node as listed_node
 from tests.unit.controller.test_preflight import task as listed_task

@@ -1,0 +1,29 @@
+"""What compose files mean for an engine of several nodes, where it is not what they mean for that of one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..model.spec import GpuRequest
+    from .problems import Problems, ServiceSource
+    from .serve_block import ServeBlock
+
+    Read = Callable[[ServiceSource, str, Any, dict[str, Any], Problems], None]
+    """(service, path of a key, its value, body, problems): puts a key of Compose into the body of the create call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How the files are read for such an engine."""
+
+    check: Callable[[ServiceSource, ServeBlock | None, GpuRequest | None, Problems], None]
+    """Adds a problem for everything in a service that its replicas could not have."""
+    files: Callable[[ServiceSource, Problems], Mapping[str, Any]]
+    """A service's secrets and configs -> what the body has for them; on one machine they are mounts."""
+    deploy: Mapping[str, Read]
+    """Keys of `deploy` that only this engine has."""
+    reservations: Mapping[str, Read]
+    """Keys of `deploy.resources.reservations` that only this engine has."""

@@ -1,0 +1,103 @@
+"""The daemon on a Swarm: a manager's services, an HAProxy on every node, the state in Swarm's configs.
+
+It acts while it holds the lease of the state. Without it another controller may act, so it ends, and Swarm starts it
+anew. The networks of replicas reach its API, so a change needs the token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..api import Gatekeeper
+from ..boundaries import Boundaries, connected
+from ..settings import Settings
+from ..storage.store import Store
+from . import certificates
+from .edges.offer import PORT
+from .edges.router import EdgesRouter, over_tls
+from .edges.routes import PublishedRoutes
+from .engine.engine import SwarmEngine
+from .files.kept import KeptProject
+from .node_commands import SwarmNodeCommands
+from .state.configs import SwarmConfigs, compose_files_of, state_of
+from .state.holder import Holder, state_lease
+from .state.text import KeptText
+
+STATE_TIMEOUT_S = 5
+"""Longest wait for an answer about the state: the lease does not hold longer without a renewal."""
+
+
+@contextlib.asynccontextmanager
+async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[Boundaries | None]:
+    """Have the project alone; None if `stop` is set before. Raises AnotherController, StoreError, EngineSocketGone."""
+    tls = _Tls.of(settings.secrets_dir)
+    async with contextlib.AsyncExitStack() as ends:
+        configs = await _configs(stop, ends)
+        engine = await _engine(stop, ends) if configs else None
+        holder = Holder(state_of(configs, settings.project)) if configs else None
+        if configs is None or engine is None or holder is None or not await holder.take(stop):
+            yield None
+            return
+        await ends.enter_async_context(state_lease(holder))
+        yield Boundaries(
+            engine=engine,
+            router=await _router(settings, engine, tls, holder.epoch, ends),
+            source=KeptProject(settings.project, KeptText(compose_files_of(configs, settings.project))),
+            store=Store(holder.rows),
+            clock=holder.controller_clock,
+            gatekeeper=Gatekeeper(settings.api_token, gateways=None),
+            acts=holder.acts,
+            node_commands=SwarmNodeCommands,
+            certificate_ends_at=tls.ends_at,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tls:
+    """The controller's certificate, which is read once: with another one Swarm starts the controller anew."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+    ends_at: float
+    """The edges' certificate was made with it, and ends with it."""
+
+    @classmethod
+    def of(cls, secrets: Path) -> _Tls:
+        own, authorities = secrets / "controller.pem", secrets / "ca.pem"
+        server, client = (certificates.context(own, authorities, is_server=is_server) for is_server in (True, False))
+        return cls(server, client, certificates.ends_at(own.read_text()))
+
+
+async def _configs(stop: asyncio.Event, ends: contextlib.AsyncExitStack) -> SwarmConfigs | None:
+    client = await connected(stop, STATE_TIMEOUT_S)
+    if client is None:
+        return None
+    ends.callback(client.close)
+    configs = SwarmConfigs(client)
+    ends.callback(configs.close)
+    return configs
+
+
+async def _engine(stop: asyncio.Event, ends: contextlib.AsyncExitStack) -> SwarmEngine | None:
+    client = await connected(stop)
+    if client is None:
+        return None
+    engine = SwarmEngine(client)
+    ends.push_async_callback(engine.close)
+    return engine
+
+
+async def _router(
+    settings: Settings, engine: SwarmEngine, tls: _Tls, epoch: int, ends: contextlib.AsyncExitStack
+) -> EdgesRouter:
+    """Serve the edges their routes, and return the router over them."""
+    routes = PublishedRoutes(epoch)
+    await ends.enter_async_context(routes.serving(settings.api_host, PORT, tls.server))
+    router = EdgesRouter(lambda: engine.edges(settings.project), over_tls(tls.client, epoch), routes, settings.edge)
+    ends.push_async_callback(router.close)
+    return router
