@@ -61,10 +61,10 @@ def main() -> NoReturn:
             raise
         _end_unread()
     except CommandError as error:
-        sys.stderr.write(f"{error}\n")
+        out.complain(str(error))
         sys.exit(error.exit_code)
     except typer.TyperException as error:
-        sys.stderr.write(f"{one_line(error)}\n")
+        out.complain(one_line(error))
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(INTERRUPTED)
@@ -82,7 +82,7 @@ def _begin() -> None:
     if os.environ.get("_PIERHEAD_COMPLETE"):
         completion.serve_the_shell()
     elif stale := stale_words(os.environ):
-        sys.stderr.write(f"{stale}\n")
+        out.complain(stale)
 
 
 def _run(arguments: Sequence[str]) -> object:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import sys
 import time
 import urllib.error
 import urllib.parse
@@ -13,6 +12,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
+from . import output as out
 from .errors import BadInput, CommandError, NotYet, Unreachable
 
 DEFAULT_URL = "http://127.0.0.1:8100"
@@ -131,7 +131,7 @@ class Client:
                 if isinstance(error, urllib.error.HTTPError) or waited_s >= self._patience_s:
                     raise
                 if waited_s >= TOLD_AFTER_S and not is_told:
-                    sys.stderr.write(f"pierhead: waiting for a controller that acts ({error.reason}) ...\n")
+                    out.complain(f"pierhead: waiting for a controller that acts ({error.reason}) ...")
                     is_told = True
             time.sleep(POLL_S)
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from .errors import BadInput
+from .output import harmless
 
 Document = Mapping[str, Any]
 LogLine = tuple[str, str]
@@ -78,7 +79,7 @@ def readable(line: str) -> list[str]:
     words += [f"[{record['request_id']}]"] if record.get("request_id") else []
     words += [record.get("message", ""), *(f"{key}={value}" for key, value in record.items() if key not in known)]
     text = " ".join(str(word) for word in words if word != "")
-    first, *more = [_printable(part) for part in f"{text}\n{record.get('error', '')}".splitlines()]
+    first, *more = [harmless(part.expandtabs()) for part in f"{text}\n{record.get('error', '')}".splitlines()]
     return [first, *(f"  {part}" for part in more if part)]
 
 
@@ -88,11 +89,6 @@ def _local_time(written: object) -> str:
     except (ValueError, OverflowError):
         return str(written)
     return at.strftime("%Y-%m-%d %H:%M:%S.") + f"{at.microsecond // 1000:03}"
-
-
-def _printable(text: str) -> str:
-    """Replace unprintable characters: escape sequences inside JSON must not reach the terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text.expandtabs())
 
 
 def new_lines(shown: Sequence[L], now: Sequence[L]) -> Sequence[L]:

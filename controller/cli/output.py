@@ -1,4 +1,7 @@
-"""Writes a command's output: text for users, JSON for programs, both to standard output.
+"""Writes a command's output: text for users, JSON for programs, both to standard output; complaints to standard error.
+
+Every text is made harmless here, on a terminal and in a pipe: a replica's log line or error may hold what a terminal
+acts on. JSON keeps it as escapes.
 
 Colours are used only on a terminal and without NO_COLOR (rich checks both). Off a terminal each row of a table is one
 line, however long, so that `grep` finds whole sentences.
@@ -8,15 +11,36 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Iterable
 
-from rich.console import Console, RenderableType
+from rich import console as rich_console
+from rich.console import ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from .errors import BadInput
 
 ENDLESS = 100_000
 """The width of output that is not a terminal."""
+
+
+_ACTED_ON = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069]")
+"""Control characters but for tab and line feed, and what turns the direction of text."""
+
+
+def harmless(text: str) -> str:
+    """The text with "?" for every character that a terminal acts on."""
+    return _ACTED_ON.sub("?", text)
+
+
+class Console(rich_console.Console):
+    """A console whose texts are harmless; what it writes itself (colours, moves of the cursor) stays."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """See rich."""
+        for part in super().render(renderable, options):
+            yield part if part.control else Segment(harmless(part.text), part.style)
 
 
 def is_json(output: str) -> bool:
@@ -58,8 +82,13 @@ def plain(page: Iterable[RenderableType], width: int = ENDLESS) -> str:
 
 def say(text: str) -> None:
     """Write lines to standard output and flush."""
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{harmless(text)}\n")
     sys.stdout.flush()
+
+
+def complain(text: str) -> None:
+    """Write lines to standard error."""
+    sys.stderr.write(f"{harmless(text)}\n")
 
 
 def print_json(document: object) -> None:

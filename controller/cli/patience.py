@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from rich.console import Console
-
 from .errors import BAD_INPUT, BadInput, CommandError, NotYet, TimedOut, Unreachable
+from .output import Console
 from .progress import Progress
 from .wait import TargetMovedError, Verdict
 

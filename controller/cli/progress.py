@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import TracebackType
 
 from rich import progress as bars
-from rich.console import Console
 from rich.table import Column
 from rich.text import Text
 
+from .output import Console
 from .wait import Verdict
 
 

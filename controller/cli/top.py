@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from . import output, rows, tables
 from .errors import Unreachable
+from .output import Console
 from .prometheus import Reading
 
 Document = Mapping[str, Any]

@@ -90,7 +90,7 @@ def logs(service: Service, follow: Follow = False, n: Lines = 100, since: Since 
     document = api.get(path, query)
     shown = {replica["name"]: feeds.timed(replica) for replica in document["replicas"]}
     if not shown and not follow:
-        sys.stderr.write(f"{service} has no replica now; `pierhead why {service}` says why\n")
+        out.complain(f"{service} has no replica now; `pierhead why {service}` says why")
     for name, lines in shown.items():
         _print_lines(name, lines[-n:], as_json=as_json)
     while follow:
@@ -110,7 +110,7 @@ def _follow_on(
     now = feeds.timed(log)
     fresh = feeds.new_lines(shown, now)
     if feeds.leaves_a_gap(shown, fresh, now, after):
-        sys.stderr.write(f"{log['name']} logs more than is sent at a time: lines are missing here\n")
+        out.complain(f"{log['name']} logs more than is sent at a time: lines are missing here")
     _print_lines(log["name"], fresh, as_json=as_json)
     return [*shown, *fresh][-MOST_LINES:]
 
@@ -141,7 +141,7 @@ def _explain_nothing(api: Client, found: list[Any], service: str, kinds: list[st
     if service:
         api.get(service_path(service))
     if kinds:
-        sys.stderr.write(f"no event of kind {', '.join(kinds)} {where}\n")
+        out.complain(f"no event of kind {', '.join(kinds)} {where}")
 
 
 def _traffic_json(document: Mapping[str, Any], traffic: prometheus.Reading) -> dict[str, Any]:
@@ -159,11 +159,10 @@ def _print_events(listed: list[Any], *, as_json: bool) -> None:
 
 def _print_lines(replica: str, lines: Sequence[feeds.LogLine], *, as_json: bool) -> None:
     """Print log lines: in readable form on a terminal, unchanged in a pipe."""
-    is_terminal = sys.stdout.isatty()
-    for _, line in lines:
-        if as_json:
+    if as_json:
+        for _, line in lines:
             out.print_json_line({"replica": replica, "line": line})
-        else:
-            shown = feeds.readable(line) if is_terminal else [line]
-            sys.stdout.writelines(f"{replica} | {part}\n" for part in shown)
-    sys.stdout.flush()
+    elif lines:
+        is_terminal = sys.stdout.isatty()
+        shown = (part for _, line in lines for part in (feeds.readable(line) if is_terminal else [line]))
+        out.say("\n".join(f"{replica} | {part}" for part in shown))

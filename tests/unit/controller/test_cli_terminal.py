@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import io
+import json
 import os
 import pty
 import re
@@ -16,17 +17,19 @@ from types import SimpleNamespace
 from typing import IO, cast
 
 import pytest
-from rich.console import Console
 
 from controller.cli import patience
 from controller.cli.errors import TimedOut
 from controller.cli.obstacles import Obstacle
+from controller.cli.output import Console
 from controller.cli.progress import Progress
 from controller.cli.wait import Part, Verdict
 from tests.fakes.fake_engine import Behaviour
-from tests.unit.controller.control import Control
+from tests.unit.controller.control import Control, until
 from tests.unit.controller.test_cli import COMMAND, Command, served
 from tests.unit.controller.worlds import service
+
+CLI = Path(patience.__file__).parent
 
 
 @pytest.fixture
@@ -77,6 +80,48 @@ async def test_what_is_for_terminals_only(control: Control) -> None:
         logged = (await on_a_terminal(pierhead, "logs", "api")).splitlines()
         assert [shown.split(" | ")[1] for shown in logged] == ["ERROR   a no", "  Traceback", "  ValueError"]
         assert (await pierhead("logs", "api")).out.endswith(f" | {line}\n")
+
+
+OWNED = "\x1b]0;owned\x07 \x1b[2J \x9b31m \u202egnp.exe"
+"""Sets the terminal's title, wipes it, colours it, and turns the direction of what follows."""
+ACTS = ("\x1b]", "\x07", "\x1b[2J", "\x9b", "\u202e")
+
+
+async def test_what_a_replica_writes_does_nothing_to_the_terminal(control: Control) -> None:
+    """Its log lines and its errors, in every command that shows them, on a terminal and in a pipe."""
+    control.engine.behaviours["web"] = Behaviour(output=f"log {OWNED}\n", exits_after_s=0.1, exit_code=1)
+    control.engine.behaviours["api"] = Behaviour(output=f"log {OWNED}\n", ready_after_s=600.0)
+    control.starts["api"] = (1, f"stage {OWNED}")
+    shown = {"logs api": "log", "events": "log", "why web": "log", "why api": "stage", "status": "stage", "plan": ""}
+    async with served(control) as pierhead:
+        await until(lambda: {"replica_failed", "replica_progress"} <= set(control.kinds()))
+        for arguments, word in shown.items():
+            for written in (
+                await on_a_terminal(pierhead, *arguments.split()),
+                (await pierhead(*arguments.split())).out,
+            ):
+                assert (word in written, [each for each in ACTS if each in written]) == (True, []), arguments
+        waited = await pierhead("deploy", "api", "--timeout", "7")
+        assert ("stage" in waited.err, [each for each in ACTS if each in waited.err]) == (True, [])
+        (line,) = (await pierhead("logs", "api", "-o", "json")).out.splitlines()
+        assert json.loads(line)["line"] == f"log {OWNED}", "a program gets the line as it is"
+
+
+def test_bars_write_nothing_that_a_replica_says_to_the_terminal_as_it_is() -> None:
+    screen = io.StringIO()
+    with Progress(Console(file=screen, force_terminal=True, width=80, color_system=None)) as progress:
+        progress.show(Verdict("", parts=(Part("web", 1, 3, f"stage {OWNED}"),)))
+    assert "stage" in screen.getvalue()
+    assert [each for each in ACTS if each in screen.getvalue()] == []
+
+
+def test_the_command_writes_at_one_place() -> None:
+    """`controller/cli/output.py` makes text harmless; what writes elsewhere would not."""
+    writers = re.compile(r"std(out|err)\.write|(?<!\.)\bprint\(|typer\.echo|from rich\.console import .*\bConsole\b")
+    rooms = [CLI, CLI / "commands"]
+    assert [path.name for room in rooms for path in room.glob("*.py") if writers.search(path.read_text())] == [
+        "output.py"
+    ]
 
 
 def test_bars_for_each_service_and_nothing_stays() -> None:
