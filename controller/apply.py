@@ -3,9 +3,11 @@
     submit(plan)            one task for each step; a step waits for the steps that it names
         |-- gated           the same action failed a moment ago: skipped, with its dependents
         |-- skipped         a predecessor did not succeed; the next plan contains the step again
+        |-- withdrawn       it waited for a place when the next plan came, which contains it again or not
         `-- performed       one call, bounded in time -> Outcome -> one report
 
-Plans overlap: actions that have not ended are `in_progress`. The planner sees them and plans nothing against them.
+Plans overlap: actions that have been begun, and those that follow them, are `in_progress`. The planner sees them and
+plans nothing against them. Whether an action that waits for a place is done is for the newest plan to decide.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -41,7 +44,7 @@ from .model.actions import (
     WriteRouting,
     action_name,
 )
-from .model.plan import Outcome, Plan, Refusal, Step
+from .model.plan import Outcome, Plan, Refusal
 from .model.text import LONGEST_TOLD, one_line
 from .model.world import Retirement, UserConfigReport
 from .observe.gpu_marks import GpuMarks
@@ -54,7 +57,8 @@ from .storage.store import Store
 logger = logging.getLogger(__name__)
 
 PARALLEL_ACTIONS = 8
-"""Calls of the engine at a time. Other actions (HAProxy, the state file) never wait for a slow engine."""
+"""Starts at a time, and stops at a time: a stop waits for no start. Other actions (HAProxy, the state file) never wait
+for a slow engine."""
 PARALLEL_PULLS = 2
 """Pulls at a time, beside the other calls: hours of download must not keep a replica from being replaced."""
 PARALLEL_GIFTS = 16
@@ -125,6 +129,23 @@ def key_of(action: Action) -> Key:
     return action.target, type(action).__name__
 
 
+@dataclass(slots=True, eq=False)
+class _Run:
+    """An accepted step that has not ended."""
+
+    action: Action
+    after: list[_Run]
+    end: asyncio.Future[bool]
+    """Whether it has succeeded."""
+    task: asyncio.Task[None] | None = None
+    waits_for_place: bool = False
+
+    @property
+    def may_be_withdrawn(self) -> bool:
+        """Whether it, or a step that it follows, waits for a place."""
+        return self.waits_for_place or any(run.may_be_withdrawn for run in self.after)
+
+
 class Executor:
     """Runs the graph of each plan. `perform` makes the call, `report` gets each outcome, `spawn` owns the tasks."""
 
@@ -140,48 +161,55 @@ class Executor:
         self._spawn = spawn
         self._clock = clock
         self.gate = RetryGate()
-        self._unfinished: dict[int, Action] = {}
-        self._serial = 0
-        self._places = asyncio.Semaphore(PARALLEL_ACTIONS)
+        self._runs: dict[_Run, None] = {}
+        """In the order in which they were accepted."""
+        self._start_places = asyncio.Semaphore(PARALLEL_ACTIONS)
+        self._stop_places = asyncio.Semaphore(PARALLEL_ACTIONS)
         self._pull_places = asyncio.Semaphore(PARALLEL_PULLS)
         self._gift_places = asyncio.Semaphore(PARALLEL_GIFTS)
 
     @property
     def in_progress(self) -> tuple[Action, ...]:
-        """Actions accepted and not ended, including actions that wait for others."""
-        return tuple(self._unfinished.values())
+        """Actions that have been begun and not ended, and those that follow them; none that waits for a place."""
+        return tuple(run.action for run in self._runs if not run.may_be_withdrawn)
 
     def submit(self, plan: Plan) -> None:
-        """Begin all steps of a plan that may be tried now, and return at once."""
+        """Begin all steps of a plan that may be tried now, and return at once. What waits for a place is withdrawn: the
+        plan has it again, or it is not needed any more."""
         now = self._clock()
+        self._withdraw()
         self.gate.keep_only((*self.in_progress, *(step.action for step in plan.steps)), now)
-        ends: dict[int, asyncio.Future[bool]] = {}
+        accepted: dict[int, _Run] = {}
         for step in plan.steps:  # a step names only earlier steps, so these are decided already
-            refused = not self.gate.allows(step.action, now) or any(number not in ends for number in step.after)
+            refused = not self.gate.allows(step.action, now) or any(number not in accepted for number in step.after)
             if refused:
                 continue
-            ends[step.number] = asyncio.get_running_loop().create_future()
-            self._serial += 1
-            self._unfinished[self._serial] = step.action
-            self._spawn(self._run(self._serial, step, [ends[number] for number in step.after], ends[step.number]))
+            end = asyncio.get_running_loop().create_future()
+            run = accepted[step.number] = _Run(step.action, [accepted[number] for number in step.after], end)
+            self._runs[run] = None
+            run.task = self._spawn(self._run(run))
 
-    async def _run(
-        self, serial: int, step: Step, predecessors: list[asyncio.Future[bool]], end: asyncio.Future[bool]
-    ) -> None:
+    def _withdraw(self) -> None:
+        for run in [run for run in self._runs if run.may_be_withdrawn]:
+            del self._runs[run]
+            if run.task is not None:
+                run.task.cancel()
+
+    async def _run(self, run: _Run) -> None:
         succeeded = False
         try:
             # A predecessor's future never raises: its result is a boolean.
-            if all([await predecessor for predecessor in predecessors]):
-                outcome = await self._attempt(step.action)
+            if all([await predecessor.end for predecessor in run.after]):
+                outcome = await self._attempt(run)
                 succeeded = outcome.error is None
                 self.gate.note(outcome, self._clock())
                 self._report_safely(outcome)
             else:
-                logger.debug("skipped: a step before it failed", extra={"action": type(step.action).__name__})
+                logger.debug("skipped: a step before it failed", extra={"action": type(run.action).__name__})
         finally:
-            del self._unfinished[serial]
-            if not end.done():
-                end.set_result(succeeded)
+            self._runs.pop(run, None)
+            if not run.end.done():
+                run.end.set_result(succeeded)
 
     def _report_safely(self, outcome: Outcome) -> None:
         try:
@@ -198,14 +226,19 @@ class Executor:
                 return self._pull_places
             case GiveUserConfig():
                 return self._gift_places
-            case CreateContainer() | StartContainer() | SignalContainer() | RemoveContainer():
-                return self._places
+            case CreateContainer() | StartContainer():
+                return self._start_places
+            case SignalContainer() | RemoveContainer():
+                return self._stop_places
             case _:
                 return contextlib.nullcontext()
 
-    async def _attempt(self, action: Action) -> Outcome:
+    async def _attempt(self, run: _Run) -> Outcome:
+        action = run.action
         limit_s = TIMEOUT_S.get(type(action), DEFAULT_TIMEOUT_S)
+        run.waits_for_place = True
         async with self._place_of(action):
+            run.waits_for_place = False
             started = self._clock()
             try:
                 async with asyncio.timeout(limit_s):

@@ -105,9 +105,9 @@ class DockerEngine:
                 finally:
                     self._unstarted.discard(action.target)
             case SignalContainer():
-                await self._calls.call(f"{action.signal} to replica {action.target}", partial(self._signal, action))
+                await self._calls.stop(f"{action.signal} to replica {action.target}", partial(self._signal, action))
             case RemoveContainer():
-                await self._calls.call(f"removal of replica {action.target}", partial(self._remove, action))
+                await self._calls.stop(f"removal of replica {action.target}", partial(self._remove, action))
                 self._unstarted.discard(action.target)
             case RestartRouter():
                 await self._calls.call(

@@ -26,11 +26,12 @@ _MOST_LOG_READS = 1000
 class EngineCalls:
     """Thread pools for calls that must not wait for others, or that others must not wait for.
 
-    `call`, `look`, `pull` and `read_log` raise the controller's errors. A cancelled call goes on in its thread.
+    `call`, `stop`, `look`, `pull` and `read_log` raise the controller's errors. A cancelled call goes on in its thread.
     """
 
     def __init__(self) -> None:
         self._calls = ThreadPoolExecutor(max_workers=8, thread_name_prefix="pierhead-engine")
+        self._stops = ThreadPoolExecutor(max_workers=8, thread_name_prefix="pierhead-stop")
         # Containers are read while starts take long; while one read hangs, the next one has the second thread.
         self._looks = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-look")
         # Pulls take minutes.
@@ -42,6 +43,10 @@ class EngineCalls:
     async def call(self, what: str, call: Callable[[], T]) -> T:
         """Make a call that changes something, or that is rare."""
         return await self._run(what, call, _CALL_TIMEOUT_S, self._calls)
+
+    async def stop(self, what: str, call: Callable[[], T]) -> T:
+        """Make a call that ends something: starts may hold all threads of `call` for a minute."""
+        return await self._run(what, call, _CALL_TIMEOUT_S, self._stops)
 
     async def look(self, what: str, call: Callable[[], T]) -> T:
         """Make a call that reads what plans are made from."""
@@ -67,7 +72,7 @@ class EngineCalls:
 
     def close(self) -> None:
         """End the threads; calls in progress are not waited for."""
-        for pool in (self._calls, self._looks, self._pulls, self._log_calls):
+        for pool in (self._calls, self._stops, self._looks, self._pulls, self._log_calls):
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, what: str, call: Callable[[], T], limit_s: float, pool: ThreadPoolExecutor) -> T:

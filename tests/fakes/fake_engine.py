@@ -147,6 +147,8 @@ class FakeEngine:
     """By name, in the order of names; see fake_swarm_engine.py."""
     reading_s: float = 0.0
     """How long `observe` takes; it returns the world as it was at the call."""
+    starting_s: float = 0.0
+    """How long a start takes."""
     read: list[str] = field(default_factory=list)
     """The images of which a file was asked for, in order."""
     _ids: dict[str, str] = field(default_factory=dict)
@@ -194,6 +196,7 @@ class FakeEngine:
             case CreateContainer():
                 self._create(action, project)
             case StartContainer():
+                await asyncio.sleep(self.starting_s)
                 self._start(self._replica_named(action.target))
             case SignalContainer():
                 self._signal(action)

@@ -104,9 +104,9 @@ class SwarmEngine:
                     start = partial(self._start, action, project)
                     await self._calls.call(f"start of replica {action.target}", start)
             case SignalContainer():
-                await self._calls.call(f"{action.signal} to replica {action.target}", partial(self._signal, action))
+                await self._calls.stop(f"{action.signal} to replica {action.target}", partial(self._signal, action))
             case RemoveContainer():
-                await self._calls.call(f"removal of replica {action.target}", partial(self._remove, action, project))
+                await self._calls.stop(f"removal of replica {action.target}", partial(self._remove, action, project))
             case RestartRouter():
                 restart = partial(self._update, f"{project}_{action.target}", _replace_tasks)
                 await self._calls.call(f"restart of {action.target}", restart)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from controller.apply import PARALLEL_ACTIONS, Executor, RetryGate
 from controller.errors import EngineError
-from controller.model.actions import Action, BeginRetirement, CreateContainer, PullImage, SetServerState, StartContainer
+from controller.model.actions import (
+    Action,
+    BeginRetirement,
+    CreateContainer,
+    DeleteServer,
+    PullImage,
+    RemoveContainer,
+    SetServerState,
+    SignalContainer,
+    StartContainer,
+)
 from controller.model.plan import Outcome, Plan, Step
 from controller.model.world import ServerState
 from tests.unit.controller.control import until
@@ -25,6 +35,18 @@ def create(target: str) -> CreateContainer:
 
 def start(target: str) -> StartContainer:
     return StartContainer(target=target, service="web", cause="test")
+
+
+def pull(target: str) -> PullImage:
+    return PullImage(target=target, service=target, image="i", spec=service("s"), cause="test")
+
+
+def sigterm(target: str) -> SignalContainer:
+    return SignalContainer(target=target, service="web", container_id=f"id-{target}", signal="SIGTERM", cause="test")
+
+
+def remove(target: str) -> RemoveContainer:
+    return RemoveContainer(target=target, service="web", container_id=f"id-{target}", cause="test")
 
 
 class World:
@@ -124,9 +146,11 @@ async def test_an_action_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyP
     ("slow", "quick"),
     [
         (
-            [PullImage(target=f"s{n}", service="s", image="i", spec=service("s")) for n in range(20)],
+            [pull(f"s{n}") for n in range(20)],
             [create(f"r{n}") for n in range(30)],
         ),
+        ([start(f"s{n}") for n in range(20)], [sigterm("a"), remove("b")]),
+        ([create(f"s{n}") for n in range(20)], [sigterm("a"), remove("b")]),
         (
             [start(f"s{n}") for n in range(20)],
             [
@@ -135,7 +159,7 @@ async def test_an_action_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyP
             ],
         ),
     ],
-    ids=["pulls", "a slow engine"],
+    ids=["pulls", "starts and stops", "creations and stops", "a slow engine"],
 )
 async def test_slow_actions_do_not_hold_up_those_that_need_something_else(
     slow: list[Action], quick: list[Action]
@@ -148,6 +172,50 @@ async def test_slow_actions_do_not_hold_up_those_that_need_something_else(
         assert world.most_at_once <= PARALLEL_ACTIONS + 2
         world.released.set()
         await until(lambda: not executor.in_progress)
+
+
+@pytest.mark.parametrize("make", [create, start, pull, sigterm, remove])
+async def test_an_action_that_the_newest_plan_does_not_hold_is_not_begun(make: Callable[[str], Action]) -> None:
+    world = World()
+    actions = [make(f"r{number:02}") for number in range(60)]
+    world.held = {action.target for action in actions}
+    async with world.executor() as executor:
+        executor.submit(steps(*actions))
+        await until(lambda: world.began)
+        begun = list(world.began)
+        assert executor.in_progress == tuple(begun), "those that wait for a place can still be taken back"
+        executor.submit(steps(actions[-1]))
+        world.released.set()
+        await until(lambda: actions[-1] in world.began)
+        await until(lambda: not executor.in_progress)
+    assert world.began == [*begun, actions[-1]]
+
+
+async def test_what_has_been_begun_is_completed_and_what_waits_is_as_the_newest_plan_says() -> None:
+    world = World()
+    world.held = {"a", "b"}
+    chain = Plan(
+        (
+            Step(1, DeleteServer(target="a", backend="svc_web")),
+            Step(2, remove("a"), (1,)),
+            Step(3, create("a"), (2,)),
+            Step(4, start("a"), (3,)),
+        )
+    )
+    ahead = [create(f"r{number}") for number in range(PARALLEL_ACTIONS)]
+    world.held |= {action.target for action in ahead}
+    waiting = Plan((Step(1, create("z")), Step(2, start("z"), (1,))))
+    async with world.executor() as executor:
+        executor.submit(chain)
+        executor.submit(steps(*ahead))
+        executor.submit(waiting)
+        for plan in (waiting, Plan()):
+            await until(lambda: {action.target for action in executor.in_progress} == {"a", *(r.target for r in ahead)})
+            executor.submit(plan)
+        world.released.set()
+        await until(lambda: not executor.in_progress)
+    assert [action for action in world.began if action.target == "a"] == [step.action for step in chain.steps]
+    assert [action for action in world.began if action.target == "z"] == []
 
 
 async def test_the_end_of_the_owner_ends_everything() -> None:

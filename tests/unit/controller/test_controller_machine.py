@@ -216,6 +216,9 @@ class ControllerMachine(RuleBasedStateMachine):
         number = max([*self.contracts.values(), 0]) + is_other
         parameters = f"of{number}: int, more{self._count}: int = 0"
         image = self.control.engine.add_image(self.specs[name].image, f"m{self._count}")
+        read = self.control.controller.specs.current
+        if read is not None and name in read.services:  # it may take the image before it reads the files again
+            self.expect_config(read.services[name])
         if is_carried:
             self.control.engine.files[image] = {IMAGE_PATH: contract(parameters, ranker=name.capitalize())}
         self.edit(name)
@@ -256,8 +259,13 @@ class ControllerMachine(RuleBasedStateMachine):
         """Write other compose files."""
         self.specs[name] = replace(self.specs[name], **changes)
         if name not in self.removed:
-            self.beside.setdefault(self.version(name), {NO_USER_CONFIG}).add(self.specs[name].user_config)
+            self.expect_config(self.specs[name])
         self.control.source.edit(*(spec for spec in self.specs.values() if spec.name not in self.removed))
+
+    def expect_config(self, spec: ServiceSpec) -> None:
+        """A version of these files and the image of now may have this user_config."""
+        found = current_version(spec, self.control.engine.images)
+        self.beside.setdefault(found or "", {NO_USER_CONFIG}).add(spec.user_config)
 
     @rule(name=names, ask=st.sampled_from(["roll_back", "abort", "promote", "deploy"]))
     def change_mind(self, name: str, ask: str) -> None:
@@ -299,6 +307,10 @@ class ControllerMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0, 0.2, 0.2, 1.0, 4.0, SLOWEST_S]))
     def engine_is_slow_to_answer(self, seconds: float) -> None:
         self.control.engine.reading_s = seconds
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 2.0, SLOWEST_S]))
+    def engine_is_slow_to_start(self, seconds: float) -> None:
+        self.control.engine.starting_s = seconds
 
     @rule(seconds=st.sampled_from([0.5, 3.0, 20.0]))
     def haproxy_goes_away(self, seconds: float) -> None:
@@ -382,7 +394,7 @@ class ControllerMachine(RuleBasedStateMachine):
         """The trouble is over; everything becomes as it was asked for."""
         self.control.work.clear()
         self.control.engine.fail_no_more()
-        self.control.engine.reading_s = self.control.router.reading_s = 0.0
+        self.control.engine.reading_s = self.control.router.reading_s = self.control.engine.starting_s = 0.0
         self.run(asyncio.sleep(SLOWEST_S))  # an answer may be under way
         self.revive()  # it may have been about to end: of an action, or because the engine was away too long
         self.control.actions_to_live = None

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from controller.errors import EngineError, EngineLeaderless, EngineSocketGone, EngineUnreachable, SpecError
+from controller.model.actions import CreateContainer
 from controller.model.plan import Plan
 from controller.model.spec import ProbeSpec
 from controller.model.world import Gpu
@@ -140,6 +141,19 @@ async def test_what_scale_has_set_to_zero_is_refused_at_once_until_it_is_scaled_
         controller.commands.scale("web", 1)
         await until(lambda: not control.router.closed and not controller.board.state("web").scaled_to_zero_by)
         await control.settled("web", 1)
+
+
+async def test_a_scale_target_can_be_taken_back(control: Control) -> None:
+    """The engine takes 2 s for a start, so 60 replicas would take 15 s; only what was begun comes, and goes at once."""
+    async with control.running() as controller:
+        await control.settled("web", 2)
+        control.engine.starting_s = 2.0
+        controller.commands.scale("web", 60)
+        await asyncio.sleep(3.0)
+        done = len(control.engine.done)
+        controller.commands.scale("web", 1)
+        await control.settled("web", 1, within_s=6.0)
+    assert [one for one in control.engine.done[done:] if isinstance(one, CreateContainer)] == []
 
 
 async def test_a_scale_target_outlives_the_controller_until_its_number_in_the_files_changes(control: Control) -> None:
