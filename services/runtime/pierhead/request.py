@@ -36,6 +36,12 @@ class RequestContext(NamedTuple):
         return max(0.0, self.deadline - time.monotonic())
 
 
+class InsideRequest(RequestContext):
+    """The context of a request that came over a lane, from a service of the stack. Any other may be anybody's."""
+
+    __slots__ = ()
+
+
 CURRENT: ContextVar[RequestContext | None] = ContextVar("pierhead_request", default=None)
 
 
@@ -77,10 +83,12 @@ def _can_travel(value: str) -> bool:
     return len(value) <= MAX_ID_LENGTH and value.isascii() and value.isprintable()
 
 
-def from_metadata(metadata: Iterable[tuple[str, str | bytes]], deadline: float) -> RequestContext:
+def from_metadata(
+    metadata: Iterable[tuple[str, str | bytes]], deadline: float, kind: type[RequestContext] = RequestContext
+) -> RequestContext:
     """The request of a gRPC call."""
     found: dict[str, str] = {key: value for key, value in metadata if key in _KEYS and isinstance(value, str)}
-    return RequestContext(
+    return kind(
         accept_id(found.get(REQUEST_ID_KEY)),
         deadline,
         accept_opaque(found.get(TRACEPARENT_KEY)),

@@ -37,11 +37,25 @@ from pierhead.classes.parts import made
 from pierhead.classes.service import name_of
 from pierhead.errors import SettingsError
 from pierhead.metrics import RuntimeMetrics
+from pydantic import BaseModel, field_validator
 
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, EchoService, address, until
 
 SCORER = "tests.unit.runtime.test_classes.Scorer"
+
+
+class Net(BaseModel):
+    """Its validator refuses what it has made."""
+
+    price: int
+
+    @field_validator("price")
+    @classmethod
+    def in_cents(cls, price: int) -> int:
+        if price >= 100:
+            raise ValueError("too much")
+        return price * 100
 
 
 class Scorer(Service, replicas=2):
@@ -77,6 +91,9 @@ class Scorer(Service, replicas=2):
         finally:
             self.running -= 1
         return threading.current_thread().name
+
+    async def with_tax(self, price: Net) -> Net:
+        return price
 
     async def fail(self, kind: str) -> None:
         if kind == "bad":
@@ -202,6 +219,18 @@ class TestCalls:
         assert await scorer.score(2) == 1.0
         service.gate.set()
         assert await blocked != threading.current_thread().name
+
+
+async def test_a_model_is_validated_again_only_where_anybody_may_have_sent_it(
+    served: Served, request: pytest.FixtureRequest
+) -> None:
+    handle, _ = served
+    net = Net(price=2)
+    if "grpc" in request.node.name:
+        with pytest.raises(BadRequest, match=r"(?s)with_tax: price: .*too much"):
+            await handle.with_tax(net)
+    else:
+        assert await handle.with_tax(net) == net
 
 
 async def test_a_cancelled_def_method_is_in_flight_until_it_ends(cluster: Cluster) -> None:

@@ -6,7 +6,7 @@ and a copy of a tensor costs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from pierhead.classes.message_codecs import (
     items_codec,
     one_of_codec,
     struct_codec,
+    validated_codec,
 )
 from pierhead.classes.shapes import (
     Absent,
@@ -41,9 +42,13 @@ from pierhead.classes.shapes import (
 
 
 class Codecs:
-    """The codecs of one contract's fields."""
+    """The codecs of one contract's fields.
 
-    def __init__(self) -> None:
+    `is_inside`: whether what is being read comes from a service of the stack; see `validated_codec`.
+    """
+
+    def __init__(self, is_inside: Callable[[], bool]) -> None:
+        self._is_inside = is_inside
         self._structs: dict[Struct, MessageCodec] = {}
 
     def writer_of(self, field: Field) -> Write:
@@ -130,9 +135,13 @@ class Codecs:
         known = self._structs.get(leaf)
         if known is None:
             fields: list[FieldCodec] = []
-            known = self._structs[leaf] = struct_codec(leaf, fields)
+            known = self._structs[leaf] = self._struct(leaf, fields)
             fields.extend(self._fields(leaf.fields))  # which may hold the struct itself
         return known
+
+    def _struct(self, leaf: Struct, fields: Sequence[FieldCodec]) -> MessageCodec:
+        how = leaf.validated
+        return struct_codec(leaf, fields) if how is None else validated_codec(leaf, how, fields, self._is_inside)
 
     def _fields(self, fields: Sequence[Field]) -> list[FieldCodec]:
         return [(field.name, self.writer_of(field), self.reader_of(field)) for field in fields]

@@ -23,6 +23,7 @@ from pierhead.classes.message_codecs import Unfit
 from pierhead.classes.shapes import CannotTravel, Field, Generated
 from pierhead.classes.signatures import MethodShape, methods_of_class
 from pierhead.errors import BadRequest, PierheadError
+from pierhead.request import CURRENT, InsideRequest
 
 _PACKAGE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
@@ -41,8 +42,8 @@ class Contract:
         shapes = methods_of_class(cls, root, others)
         self.file = ContractFile(self.service, shapes)
         self._pool = self.file.load_in_order()
-        codecs = Codecs()
-        self.methods = MappingProxyType({shape.name: ClassMethod(self, shape, codecs) for shape in shapes})
+        requests, replies = Codecs(_is_inside), Codecs(lambda: True)
+        self.methods = MappingProxyType({shape.name: ClassMethod(self, shape, requests, replies) for shape in shapes})
 
     @cached_property
     def pool(self) -> DescriptorPool:
@@ -62,7 +63,7 @@ class Contract:
 class ClassMethod:
     """One method: Python arguments and results as messages, and back."""
 
-    def __init__(self, contract: Contract, shape: MethodShape, codecs: Codecs) -> None:
+    def __init__(self, contract: Contract, shape: MethodShape, requests: Codecs, replies: Codecs) -> None:
         self.name = shape.name
         self.label = f"{contract.service}/{shape.name}"
         """As in metrics and messages."""
@@ -76,7 +77,7 @@ class ClassMethod:
         self.begin: Callable[[Callable[..., Any], Any], Any]
         """At the replica: `begin(function, request)` calls a function with the request's arguments, and with Python's
         default for what was left out. Raises BadRequest."""
-        self._set_request(shape, codecs)
+        self._set_request(shape, requests)
         self.reply: Callable[[Any], Any] = self._nothing
         """At the replica: the reply with a result. Raises TypeError for one that is not what the hint says."""
         self.result: Callable[[Any], Any] = lambda _: None
@@ -85,8 +86,8 @@ class ClassMethod:
             self.reply = self._whole(self.reply_class, inspect.Signature([_VALUE]))
             self.result = lambda reply: reply
         elif isinstance(shape.reply, Field):
-            self.reply = maker(self.reply_class, [shape.reply], [_VALUE], codecs, self._bad_result)
-            self.result = getter(shape.reply, codecs, self._bad_reply)
+            self.reply = maker(self.reply_class, [shape.reply], [_VALUE], replies, self._bad_result)
+            self.result = getter(shape.reply, replies, self._bad_reply)
 
     def _set_request(self, shape: MethodShape, codecs: Codecs) -> None:
         parameters = shape.signature.parameters
@@ -135,6 +136,10 @@ class ClassMethod:
 
 def _class_of(generated: Generated | None, contract: Contract, name: str) -> type[Message]:
     return contract.message(name) if generated is None else generated.type
+
+
+def _is_inside() -> bool:
+    return isinstance(CURRENT.get(), InsideRequest)
 
 
 def _package_of(cls: type) -> str:

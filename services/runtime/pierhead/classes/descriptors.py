@@ -15,6 +15,7 @@ from google.protobuf.descriptor_pb2 import (
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 
+from pierhead.classes.message_codecs import GIVEN
 from pierhead.classes.shapes import (
     Absent,
     Array,
@@ -42,6 +43,10 @@ _TYPES: Final = {
     bool: FieldDescriptorProto.TYPE_BOOL,
     bytes: FieldDescriptorProto.TYPE_BYTES,
 }
+
+
+_GIVEN_NUMBER: Final = 2047
+"""The last one that takes two bytes."""
 
 
 def types_of(service: str) -> str:
@@ -86,13 +91,21 @@ class ContractFile:
 
     def load_in_order(self) -> DescriptorPool:
         """As `load`, for messages that are written and read: maps are lists of their entries, which keep their order
-        and have the same bytes. Raises CannotTravel.
+        and have the same bytes; models have the field GIVEN. Raises CannotTravel.
         """
         file = FileDescriptorProto.FromString(self.proto.SerializeToString())
         for message in file.message_type:
             for inner in message.nested_type:
                 for entry in inner.nested_type:
                     entry.options.ClearField("map_entry")
+                owner = self._owners.get(inner.name)
+                if isinstance(owner, Struct) and owner.validated is not None:
+                    inner.field.add(
+                        name=GIVEN,
+                        number=_GIVEN_NUMBER,
+                        type=FieldDescriptorProto.TYPE_INT32,
+                        label=FieldDescriptorProto.LABEL_REPEATED,
+                    )
         return self._load(file)
 
     def _load(self, own: FileDescriptorProto) -> DescriptorPool:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import inspect
 import re
-import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Annotated, Any, Final, Literal, NewType, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, NewType, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import Message
 
 from pierhead.classes.conversions import converted, literal
+from pierhead.classes.models import is_pydantic, validated
 from pierhead.classes.shapes import (
     SCALARS,
     Absent,
@@ -33,11 +34,15 @@ from pierhead.classes.shapes import (
     OneOf,
     Scalar,
     Struct,
+    Validated,
 )
 from pierhead.memory.arrays import BY_CODE, dtype_name
 
 MISSING: Final = dataclasses.MISSING
 """The default of a parameter or field that has none."""
+
+_Fields: TypeAlias = "dict[str, tuple[Any, Any]]"
+"""The hint and default of each field, by its name."""
 
 _KEYS: Final = (str, int, bool)
 _HOLDERS: Final[Mapping[Any, type]] = {list: list, Sequence: list, tuple: tuple, set: set, frozenset: frozenset}
@@ -119,24 +124,28 @@ class Shapes:
         known = self._structs.get(kind)
         if known is not None:
             return known
-        members, make = _fields_of(kind, path)
-        made = self._structs[kind] = Struct(kind, make)
+        members = _fields_of(kind, path)
+        made = self._structs[kind] = Struct(kind, _validated(kind, path, members))
         made.fields.extend(
             self.field_of(name, hint, default, f"{path}.{name}") for name, (hint, default) in members.items()
         )
         return made
 
 
-def _fields_of(kind: Any, path: str) -> tuple[dict[str, tuple[Any, Any]], Callable[[dict[str, Any]], Any]]:
-    """Each field's hint and default, and what makes an object of their values."""
-    pydantic = sys.modules.get("pydantic")
+def _fields_of(kind: Any, path: str) -> _Fields:
+    if is_pydantic(kind):
+        return _of_pydantic(kind)
     if hasattr(kind, "__dataclass_fields__"):
-        return _of_dataclass(kind, path), lambda values: kind(**values)
+        return _of_dataclass(kind, path)
     if issubclass(kind, tuple) and hasattr(kind, "_field_defaults"):
-        return _of_named_tuple(kind, path), lambda values: kind(**values)
-    if pydantic is not None and issubclass(kind, pydantic.BaseModel):
-        return _of_model(kind), lambda values: kind.model_validate(values, by_alias=False, by_name=True)
+        return _of_named_tuple(kind, path)
     raise _cannot(kind, path)
+
+
+def _validated(kind: Any, path: str, members: _Fields) -> Validated | None:
+    if not is_pydantic(kind):
+        return None
+    return validated(kind, path, {name: default for name, (_, default) in members.items() if default is not MISSING})
 
 
 def hints_of(owner: Any, path: str, names: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -248,33 +257,33 @@ def _members(kind: type[Enum], path: str) -> Members:
     return Members(kind)
 
 
-def _of_dataclass(kind: Any, path: str) -> dict[str, tuple[Any, Any]]:
-    """Each field's hint and default."""
+def _of_dataclass(kind: Any, path: str) -> _Fields:
     hints = hints_of(kind, path, {kind.__name__: kind})
-    found: dict[str, tuple[Any, Any]] = {}
-    for each in dataclasses.fields(kind):
-        if not each.init:
-            continue
-        default = each.default
-        if each.default_factory is not MISSING:
-            default = each.default_factory() if each.default_factory in _EMPTY else each.default_factory
-        found[each.name] = (hints[each.name], default)
-    return found
+    fields = {each.name: each for each in dataclasses.fields(kind) if each.init}
+    try:
+        inspect.signature(kind).bind(**fields)
+    except TypeError as error:
+        raise CannotTravel(f"{path}: {kind.__name__} is not made of its fields: {error}") from None
+    return {name: (hints[name], _default(each.default, each.default_factory)) for name, each in fields.items()}
 
 
-def _of_named_tuple(kind: Any, path: str) -> dict[str, tuple[Any, Any]]:
+def _of_named_tuple(kind: Any, path: str) -> _Fields:
     hints, defaults = hints_of(kind, path), kind._field_defaults
     return {name: (hints.get(name, Any), defaults.get(name, MISSING)) for name in kind._fields}
 
 
-def _of_model(kind: Any) -> dict[str, tuple[Any, Any]]:
-    found: dict[str, tuple[Any, Any]] = {}
-    for name, each in kind.model_fields.items():
-        default = MISSING if each.is_required() else each.default
-        if each.default_factory is not None:
-            default = each.default_factory() if each.default_factory in _EMPTY else each.default_factory
-        found[name] = (each.annotation, default)
-    return found
+def _of_pydantic(kind: Any) -> _Fields:
+    return {
+        name: (each.annotation, MISSING if each.is_required() else _default(each.default, each.default_factory))
+        for name, each in kind.__pydantic_fields__.items()
+    }
+
+
+def _default(default: Any, factory: Any) -> Any:
+    """The default of a field: its value, or what makes one."""
+    if factory in (None, MISSING):
+        return default
+    return factory() if factory in _EMPTY else factory
 
 
 def _cannot(hint: Any, path: str) -> CannotTravel:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeAlias
 
-from pierhead.classes.shapes import Array, Box, Card, Generated, Leaf, OneOf, Scalar, Struct
+from pierhead.classes.shapes import Array, Box, Card, Generated, Leaf, OneOf, Scalar, Struct, Validated
 from pierhead.errors import PierheadError
 from pierhead.memory.arrays import dtype_name, read_array, write_array
 from pierhead.tensor.v1.tensor_pb2 import Tensor
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 Write = Callable[[Any, Any], None]
 Read = Callable[[Any], Any]
+
+GIVEN: Final = "pierhead_given"
+"""The field of a model's message that has the numbers of the fields that the model was made with: repeated int32. It is
+in no `.proto` that is printed: other clients leave it out.
+"""
 
 LEFT_OUT: Final = object()
 """What a field reads as where Python's default holds."""
@@ -41,24 +46,76 @@ FieldCodec: TypeAlias = tuple[str, Write, Read]
 
 
 def struct_codec(struct: Struct, fields: Sequence[FieldCodec]) -> MessageCodec:
-    """Of a dataclass, named tuple or model. `fields` may be filled afterwards: a type may hold itself."""
+    """Of a dataclass or named tuple. `fields` may be filled afterwards: a type may hold itself."""
+    kind = struct.type
 
     def write(message: Any, value: Any) -> None:
-        if not isinstance(value, struct.type):
-            raise TypeError
+        if type(value) is not kind:
+            _refuse(kind, value)
         for name, write_it, _ in fields:
             write_it(message, getattr(value, name))
 
     def read(message: Any) -> Any:
         values = {name: value for name, _, read_it in fields if (value := read_it(message)) is not LEFT_OUT}
-        try:
-            return struct.make(values)
-        except PierheadError:
-            raise
-        except Exception as error:
-            raise ValueError(str(error)) from error
+        return _made(kind, values)
 
     return MessageCodec(write, read)
+
+
+def validated_codec(
+    struct: Struct, how: Validated, fields: Sequence[FieldCodec], is_inside: Callable[[], bool]
+) -> MessageCodec:
+    """Of a pydantic model, which is validated unless it comes from a service of the stack (`is_inside()`).
+
+    `fields` may be filled afterwards.
+    """
+    numbers = {field.name: number for number, field in enumerate(struct.fields, 1)}
+    names = {number: name for name, number in numbers.items()}
+    plain = struct_codec(struct, fields)
+
+    def write(message: Any, value: Any) -> None:
+        plain.write(message, value)
+        # 0 is always there: without it, a message of which nothing was given would look like another client's.
+        getattr(message, GIVEN).extend([0, *[numbers[name] for name in how.given(value)]])
+
+    def read(message: Any) -> Any:
+        values = {name: value for name, _, read_it in fields if (value := read_it(message)) is not LEFT_OUT}
+        sent = getattr(message, GIVEN)
+        if not sent:
+            return _made(how.make, _without_defaults(values, {field.name for field, _ in message.ListFields()}))
+        given = {names[number] for number in sent if number in names}
+        if is_inside():
+            return how.restore(values, given)
+        made = _made(how.make, _without_defaults(values, given))
+        getattr(made, "__pydantic_fields_set__", given).intersection_update(given)
+        return made
+
+    def _without_defaults(values: dict[str, Any], given: set[str]) -> dict[str, Any]:
+        """What was given, and what is not as it would be without."""
+        return {name: value for name, value in values.items() if name in given or not _is_default(name, value)}
+
+    def _is_default(name: str, value: Any) -> bool:
+        default = how.defaults.get(name, LEFT_OUT)
+        return type(value) is type(default) and bool(value == default)
+
+    return MessageCodec(write, read)
+
+
+def _refuse(kind: type, value: Any) -> NoReturn:
+    if not isinstance(value, kind):
+        raise TypeError
+    own, base = type(value).__name__, kind.__name__
+    raise ValueError(f"a {own} would arrive as a {base}, without what it adds; write {base} | {own} as the type")
+
+
+def _made(make: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    """The object with these fields. Raises ValueError where its class refuses them."""
+    try:
+        return make(**values)
+    except PierheadError:
+        raise
+    except Exception as error:
+        raise ValueError(str(error)) from error
 
 
 def items_codec(items: Sequence[FieldCodec]) -> MessageCodec:

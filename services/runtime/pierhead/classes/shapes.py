@@ -11,7 +11,7 @@ optional list, a default that "absent" does not mean.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, TypeAlias
@@ -86,6 +86,20 @@ class Generated:
     type: type[Message]
 
 
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """How objects travel whose class validates them: a pydantic model's."""
+
+    defaults: Mapping[str, Any]
+    """By the name of a field that may be left out: its default, or what makes one."""
+    given: Callable[[Any], Collection[str]]
+    """The fields that an object was made with: pydantic's `model_fields_set`."""
+    make: Callable[..., Any]
+    """`make(**values)`: a validated object. Raises what the class raises."""
+    restore: Callable[[dict[str, Any], set[str]], Any]
+    """`restore(values, given)`: an object that was validated before, as it was."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Struct:
     """A dataclass, named tuple or pydantic model. `fields` is complete once the whole contract is read: a type may
@@ -93,7 +107,8 @@ class Struct:
     """
 
     type: type
-    make: Callable[[dict[str, Any]], Any]
+    validated: Validated | None = None
+    """None = an object is made by a call of its type."""
     fields: list[Field] = field(default_factory=list)
 
     @property

@@ -22,7 +22,7 @@ from pierhead.lanes.window import SendWindow
 from pierhead.memory import process
 from pierhead.memory.scope import SCOPE
 from pierhead.memory.sharing import Sharing, around, serving
-from pierhead.request import CURRENT, REQUEST_ID_KEY, RequestContext, accept_id, from_metadata
+from pierhead.request import CURRENT, REQUEST_ID_KEY, InsideRequest, RequestContext, accept_id, from_metadata
 
 if TYPE_CHECKING:
     from pierhead.edge.methods import ServedMethod
@@ -161,8 +161,8 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
 
     def _request(self) -> RequestContext:
         if not self._metadata:
-            return RequestContext(accept_id(self._request_id), self.until)
-        return from_metadata(self.invocation_metadata(), self.until)
+            return InsideRequest(accept_id(self._request_id), self.until)
+        return from_metadata(self.invocation_metadata(), self.until, InsideRequest)
 
     async def _stream(self, running: Any) -> None:
         """Send the replies of a streaming method: it is an async generator, or a coroutine that calls `write`."""
