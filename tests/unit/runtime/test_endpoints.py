@@ -10,6 +10,7 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import pytest
 from aiohttp import ClientSession, web
 from fastapi import FastAPI
@@ -89,10 +90,12 @@ async def test_parameters_come_from_the_request_and_results_are_json_or_events(
 
     assert await answer("/times/Ada?times=2") == (200, {"Ada": 3.0})
     assert await answer("/times/Ada?times=-2&weight=0.5&name=other") == (200, {"Ada": -1.0})
+    assert await answer(f"/times/Ada?times={-(2**63)}&weight=1") == (200, {"Ada": -(2.0**63)})
     for query, message in {
         "": "times: missing in the query string; send /times/Ada?times=...",
         "times=": 'times: expected an integer, found ""',
         f"times={'x' * 50}": f'times: expected an integer, found "{"x" * 40}"',
+        f"times={2**63}": 'times: expected an integer, found "9223372036854775808"',
         "times=1&weight=much": 'weight: expected a number, found "much"',
     }.items():
         status, body = await answer(f"/times/Ada?{query}")
@@ -138,9 +141,19 @@ class Finder(Service, route="/"):
 
         return items()
 
-    @endpoint("GET", "/lost")
-    async def lost(self) -> object:
-        return {"value": object()}
+    @endpoint("GET", "/numbers")
+    async def numbers(self) -> object:
+        scores = np.array([[0.5, 1.0]], np.float32)
+        return {"best": scores.max(), "index": scores.argmax(), "sure": scores[0, 0] > 0, "all": scores, "large": 2**70}
+
+    @endpoint("GET", "/lost/{kind}")
+    async def lost(self, kind: str) -> object:
+        return {
+            "object": object(),
+            "nan": [np.float32("nan")],
+            "array": np.array([float("inf")]),
+            "1j": np.complex64(1j),
+        }[kind]
 
 
 async def test_results_that_json_does_not_have(cluster: Cluster, client: ClientSession) -> None:
@@ -150,8 +163,11 @@ async def test_results_that_json_does_not_have(cluster: Cluster, client: ClientS
         assert json.loads(text) == {"at": "2026-01-02", "kinds": ["new"], "inner": [{"price": "1.50"}]}
     async with client.get(f"http://127.0.0.1:{server.http_port}/each") as response:
         assert await response.text() == f"data: {text}\n\ndata: é\n\n"
-    async with client.get(f"http://127.0.0.1:{server.http_port}/lost") as response:
-        assert response.status == 500
+    async with client.get(f"http://127.0.0.1:{server.http_port}/numbers") as response:
+        assert await response.json() == {"best": 1.0, "index": 1, "sure": True, "all": [[0.5, 1.0]], "large": 2**70}
+    for kind in ("object", "nan", "array", "1j"):
+        async with client.get(f"http://127.0.0.1:{server.http_port}/lost/{kind}") as response:
+            assert response.status == 500
 
 
 def test_what_cannot_be_an_endpoint() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import sys
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -22,6 +23,8 @@ _KEY: Final = "__pierhead_endpoints__"
 _NAMES: Final = {str: "a text", int: "an integer", float: "a number"}
 _KINDS: Final[Mapping[Any, type]] = {hint: kind for kind in _NAMES for hint in (kind, kind.__name__)}
 """By the hint of a parameter, which may be a string: what its text becomes."""
+_LARGEST: Final = 2**63
+"""An integer is below it, as in the calls between services."""
 _SHOWN: Final = 40
 """Characters of a wrong value that a message quotes."""
 
@@ -45,12 +48,13 @@ def endpoint(method: str, path: str) -> Callable[[HandlerT], HandlerT]:
 
     - method: GET (which answers HEAD as well), POST, ..., or "*" for all.
     - path: as aiohttp's router takes it; with the service's route, unless `strip_prefix` takes that off.
-    - its parameters: `str`, `int` and `float`, from the path or the query string by their names. One that is missing
-      and has no default, or has another type, is a BadRequest. A first parameter of any other type is the
+    - its parameters: `str`, `int` (of 64 bits) and `float`, from the path or the query string by their names. One that
+      is missing and has no default, or has another type, is a BadRequest. A first parameter of any other type is the
       `aiohttp.web.Request`.
     - what it returns: an aiohttp response; an async iterator, whose items are sent as events (`sse`), a text as it is,
       others as JSON; or else JSON: what JSON has, dataclasses, pydantic models, sets, enums' values, dates, times,
-      decimals and UUIDs as text, and durations in seconds.
+      decimals and UUIDs as text, durations in seconds, NumPy's numbers and arrays. NaN and infinity, which JSON does
+      not have, are an error of the service.
     A service with an ASGI application (`asgi=`) has its routes there. Raises TypeError where the method is no
     `async def`, and for parameters that a request does not have.
     """
@@ -128,6 +132,9 @@ def _plain(value: Any) -> Any:
         return value.value
     if isinstance(value, set | frozenset):
         return list(value)
+    numpy = sys.modules.get("numpy")  # which is not imported for this
+    if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray):
+        return value.tolist()
     known = converted(type(value))
     if known is None:
         raise TypeError(
@@ -149,6 +156,9 @@ def _value(request: web.Request, name: str, kind: type, default: Any) -> Any:
             raise BadRequest(f"{name}: missing in the query string; send {request.path}?{name}=...")
         return default
     try:
-        return kind(text)
+        value = kind(text)
     except ValueError:
-        raise BadRequest(f'{name}: expected {_NAMES[kind]}, found "{text[:_SHOWN]}"') from None
+        value = None
+    if value is None or (kind is int and not -_LARGEST <= value < _LARGEST):
+        raise BadRequest(f'{name}: expected {_NAMES[kind]}, found "{text[:_SHOWN]}"')
+    return value
