@@ -60,6 +60,7 @@ def made_as(spec: ServiceSpec, revision: Revision) -> ServiceSpec | None:
         user_config=then.user_config,
         container={**then.container, "Image": revision.image_id},
         definition_hash=then.definition_hash,
+        files=then.files,
     )
 
 
@@ -115,6 +116,7 @@ def differences(then: ServiceSpec, now: ServiceSpec, image_then: str, image_now:
         *_environment(then.container.get("Env", ()), now.container.get("Env", ())),
         *_settings(then, now),
         *_rest(then.container, now.container),
+        *(f"{target}: changed" for target in sorted(now.files) if then.files.get(target) != now.files[target]),
     )
 
 

@@ -261,6 +261,10 @@ class ServiceSpec:
     """Arguments for the engine's create call, without name, GPU and Pierhead labels. Canonical: sorted, JSON types."""
     definition_hash: str = ""
     """Hash of everything above that needs a new container when it changes (not of replicas, route or policies)."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Where a replica has a file as a secret or config, and a digest of its content."""
+    files_changed_at: float = field(default=0.0, compare=False)
+    """When one of them last changed (unix time), also where its content is what it was."""
 
     @property
     def is_routed(self) -> bool:

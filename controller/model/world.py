@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal
 
-from .spec import GpuSlot, ServiceSpec, backend_name, socket_address
+from .spec import GpuSlot, ServiceSpec, Spec, backend_name, socket_address
 
 
 class ContainerState(enum.StrEnum):
@@ -323,15 +324,32 @@ class GpuFault:
     kind: Literal["gone", "failing", "marked"]
 
 
-def version_of(definition_hash: str, image_id: str) -> str:
-    """Eight hex digits over the definition and the image's content."""
-    return hashlib.sha256(f"{definition_hash}\n{image_id}".encode()).hexdigest()[:8]
+def version_of(definition_hash: str, image_id: str, files: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Eight hex digits over the definition, the image's content and the files'."""
+    parts = [definition_hash, image_id, *(f"{digest} {target}" for target, digest in sorted(files.items()))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
 
 
 def current_version(spec: ServiceSpec, images: Mapping[str, str | None]) -> str | None:
     """The version that new replicas of a service would have; None while its image is not on this machine."""
     image_id = images.get(spec.image)
-    return version_of(spec.definition_hash, image_id) if image_id else None
+    return version_of(spec.definition_hash, image_id, spec.files) if image_id else None
+
+
+def adopting(spec: Spec, containers: Iterable[ReplicaContainer], images: Mapping[str, str | None]) -> Spec:
+    """The spec, in which a service keeps the version of replicas that an earlier build made, which counts no files.
+
+    It keeps that until one of its files changes after the oldest of these replicas was created.
+    """
+    kept = {}
+    for name, service in spec.services.items():
+        if service.files:
+            bare = replace(service, files={})
+            version = current_version(bare, images)
+            made = [one.created_at for one in containers if (one.service, one.version) == (name, version)]
+            if made and service.files_changed_at <= min(made):
+                kept[name] = bare
+    return replace(spec, services={**spec.services, **kept}) if kept else spec
 
 
 def service_address(container: ReplicaContainer, spec: ServiceSpec) -> str | None:

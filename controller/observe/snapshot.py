@@ -18,7 +18,16 @@ from ..model.actions import Action
 from ..model.observed import NOT_LOOKED_YET, Observed, Sight
 from ..model.plan import Plan
 from ..model.spec import Spec
-from ..model.world import GpuFault, Health, ReplicaContainer, Retirement, RoutingState, ServerState, current_version
+from ..model.world import (
+    GpuFault,
+    Health,
+    ReplicaContainer,
+    Retirement,
+    RoutingState,
+    ServerState,
+    adopting,
+    current_version,
+)
 from ..routing.base import Router, RoutingAction
 from ..storage.clock import ContainerTimes
 from ..storage.store import Store
@@ -179,7 +188,7 @@ class Observer:
             brake=brake,
             in_progress=in_progress,
         )
-        return Sight(spec, observed, unseen)
+        return Sight(adopting(spec, state.containers, state.images), observed, unseen)
 
     def _kept_marks(self, reading: EngineReading, marks: Mapping[str, Retirement]) -> Mapping[str, Retirement]:
         """The retirements. The store forgets each with its container, which an earlier reading may still have."""
@@ -196,7 +205,8 @@ class Observer:
         retiring = self._store.retirements
         if before is None or is_new or before[1] is not spec or before[2] != retiring:
             state = reading.value.state
-            outdated = outdated_containers(state.containers, spec, state.images)
+            adopted = adopting(spec, state.containers, state.images)
+            outdated = outdated_containers(state.containers, adopted, state.images)
             self._prober.sync(state.containers, spec.services, retiring, outdated)
             self._asked_for = reading, spec, retiring
         if before is None:

@@ -1,7 +1,7 @@
 """Volumes, tmpfs, secrets, configs and networks of a Compose service -> the engine's mounts and endpoints.
 
 Secrets and configs are files of the host, bound read-only as Compose does it; their uid, gid and mode have no effect
-there either. Running replicas see a file that changes in place; such a change does not make a new version.
+there either. A changed file makes a new version: contents.py.
 
 An engine of several nodes has files of its own: `Dialect.files`.
 """

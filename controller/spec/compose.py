@@ -18,8 +18,9 @@ import yaml
 
 from ..errors import ControllerError, SpecError
 from ..model.spec import Spec
+from .contents import attached_files, with_contents
 from .dialect import Dialect
-from .files import Fingerprint, ProjectFiles, compose_files
+from .files import Fingerprint, ProjectFiles, compose_files, stat_of
 from .messages import Setting, explain, explain_warning, split_output
 from .parse import parse
 from .yaml import load_resolved
@@ -49,6 +50,8 @@ class ComposeProject:
         self._command = tuple(command)
         self._timeout_s = timeout_s
         self._files = ProjectFiles(project_dir, environment)
+        self._attached: frozenset[str] = frozenset()
+        """Files that replicas get, by the last reading."""
         self._looking = asyncio.Lock()
 
     @classmethod
@@ -61,7 +64,10 @@ class ComposeProject:
     async def fingerprint(self) -> Fingerprint:
         """A value that changes when a file of the project does. Cheap enough for every second; read in a thread."""
         async with self._looking:
-            return await asyncio.to_thread(self._files.fingerprint)
+            return await asyncio.to_thread(self._look)
+
+    def _look(self) -> Fingerprint:
+        return (*self._files.fingerprint(), *(stat_of(Path(path)) for path in sorted(self._attached)))
 
     async def load(self) -> Spec:
         """Run `docker compose config` and read what it prints.
@@ -76,7 +82,8 @@ class ComposeProject:
             raise ControllerError(f"`docker compose config` printed what is not YAML: {error}") from error
         name = config.get("name") if isinstance(config, Mapping) else None
         project = name if isinstance(name, str) else self._environment.get("COMPOSE_PROJECT_NAME", "")
-        spec = parse(project, config, self._dialects)
+        self._attached = attached_files(config)
+        spec = await asyncio.to_thread(with_contents, parse(project, config, self._dialects), self._attached)
         explained = (explain_warning(message, setting) for message in messages)
         return dataclasses.replace(spec, warnings=(*explained, *spec.warnings))
 

@@ -61,9 +61,9 @@ class ProjectFiles:
     def fingerprint(self) -> Fingerprint:
         """A value that changes when a file of the project does. It costs a few `stat` calls; files are read only after
         a change."""
-        if self._fingerprint is None or tuple(map(_stat, self._watched)) != self._fingerprint:
+        if self._fingerprint is None or tuple(map(stat_of, self._watched)) != self._fingerprint:
             self._watched = tuple(sorted(self._find()))
-            self._fingerprint = tuple(map(_stat, self._watched))
+            self._fingerprint = tuple(map(stat_of, self._watched))
         return self._fingerprint
 
     def _find(self) -> set[Path]:
@@ -99,7 +99,8 @@ def _absolute(base: Path, name: str) -> Path:
     return Path(os.path.normpath(base / name))
 
 
-def _stat(file: Path) -> tuple[str, int, int, int]:
+def stat_of(file: Path) -> tuple[str, int, int, int]:
+    """What of a file is in a fingerprint."""
     try:
         status = file.stat()
     except (OSError, ValueError):  # ValueError: no file can have such a name

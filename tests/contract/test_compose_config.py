@@ -13,10 +13,12 @@ import pytest
 from controller.engines.labels import create_body
 from controller.errors import SpecError
 from controller.model.spec import GpuRequest, GpuSlot, Spec
+from controller.model.world import current_version
 from controller.spec.compose import ComposeProject
 from controller.spec.parse import parse
 from controller.spec.yaml import load_resolved
 from controller.swarm.engine.service_spec import not_carried
+from controller.swarm.files.dialect import DIALECTS
 from controller.swarm.up.stack_file import Given, stack_file
 from tests.unit.test_machine_scripts import ENV_LINES
 
@@ -72,6 +74,27 @@ async def test_scale_zero_is_accepted_in_both_forms(tmp_path: Path) -> None:
     spec = await load(tmp_path)
     assert (spec.project, sorted(spec.services)) == ("shop", ["a", "b", "c"])
     assert (spec.services["b"].replicas, spec.services["b"].route) == (3, "/b")
+
+
+@pytest.mark.parametrize("kind", ["secrets", "configs", "env_file"])
+async def test_a_changed_file_is_seen_and_a_new_version(tmp_path: Path, kind: str) -> None:
+    """Also one that another file of the same size has replaced; one that was only touched is none."""
+    used = "env_file: [./my.txt]" if kind == "env_file" else f"{kind}: [mine]"
+    section = "" if kind == "env_file" else f"{kind}: {{mine: {{file: ./my.txt}}}}\n"
+    service = f"services: {{web: {{image: a, scale: 0, {used}, x-serve: {{}}}}}}\n"
+    write(tmp_path / "compose.yaml", f"name: shop\n{section}{service}")
+    file = write(tmp_path / "my.txt", "TOKEN=a\n")
+    project = ComposeProject(tmp_path, ENVIRONMENT)
+    first, seen = await project.load(), await project.fingerprint()
+    file.touch()
+    assert await project.fingerprint() != seen
+    assert await project.load() == first, "nothing changes"
+    seen = await project.fingerprint()
+    write(tmp_path / "other.txt", "TOKEN=b\n").rename(file)
+    assert await project.fingerprint() != seen
+    second = await project.load()
+    images = {"a": "sha256:1"}
+    assert current_version(second.services["web"], images) != current_version(first.services["web"], images)
 
 
 async def test_relative_names_mean_what_they_mean_to_the_user(tmp_path: Path) -> None:
@@ -256,11 +279,13 @@ async def test_the_apps_of_a_clone_have_nothing_that_a_swarm_refuses(files: list
     named = ":".join(f"compose/{file}.yaml" for file in ("swarm", *files))
     output, _ = await ComposeProject(ROOT, ENVIRONMENT | {"COMPOSE_FILE": named}).resolved()
     config = load_resolved(output)
-    spec = parse("pierhead", config)
+    spec = parse("pierhead", config, DIALECTS)
     assert spec.services
     for name, one in spec.services.items():
         assert not_carried(create_body(one, f"pierhead-{name}-1", "1a2b3c4d", 1, (), "pierhead")) == ()
     assert "haproxy" in stack_file(config, Given(str(ROOT), (), {}, {}))["services"]
     first = config["services"][next(iter(spec.services))]
     with pytest.raises(SpecError, match=r"privileged: not possible on a Swarm: "):
-        parse("pierhead", {**config, "services": {**config["services"], "one": {**first, "privileged": True}}})
+        parse(
+            "pierhead", {**config, "services": {**config["services"], "one": {**first, "privileged": True}}}, DIALECTS
+        )

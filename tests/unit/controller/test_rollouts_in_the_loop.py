@@ -12,7 +12,7 @@ from controller.desired.deployer import REFUSED_FOR_S
 from controller.errors import EngineError, EngineUnreachable, InvalidRequest, RoutingError, SpecError
 from controller.model.actions import AddServer, CreateContainer
 from controller.model.spec import GpuRequest, RolloutSpec, ServiceSpec
-from controller.model.world import ServerState
+from controller.model.world import ServerState, version_of
 from controller.routing.base import RoutingAction
 from controller.spec.parse import parse
 from controller.status.documents import plan_words
@@ -510,3 +510,44 @@ async def test_callers_and_haproxy_use_the_limits_that_every_serving_replica_can
         control.work.clear()
         await until(lambda: published() == {second: 100}, within_s=10)
         assert at_the_edge() == (1.0, 100)
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+TOKEN = "/run/secrets/token"
+
+
+def changes(control: Control) -> tuple[str, ...]:
+    row = control.view.services[0].rollout
+    return row.changes if row else ()
+
+
+def test_without_files_a_version_is_what_it_always_was() -> None:
+    """Another formula would replace every replica of a stack that an earlier build started."""
+    assert version_of("d1", "sha256:1") == "57844d89"
+
+
+async def test_a_changed_secret_is_rolled_out(control: Control) -> None:
+    then, now = (web(files={TOKEN: digest}) for digest in ("a", "b"))
+    control.source.edit(then)
+    async with control.running():
+        await stable_at(control, then)
+        control.source.edit(now)
+        await until(lambda: changes(control) == (f"{TOKEN}: changed",))
+        await stable_at(control, now)
+
+
+async def test_replicas_of_an_earlier_build_stay_while_their_files_do(control: Control) -> None:
+    """Their version does not count the files. It stays theirs until a file is changed after they were made."""
+    async with control.running():
+        await stable_at(control, web())
+    made = sorted(one.id for one in control.engine.containers.values())
+    created_at = min(one.created_at for one in control.engine.containers.values())
+    control.source.edit(web(files={TOKEN: "a"}, files_changed_at=created_at - 1))
+    async with control.running():
+        await control.settled("web", 2)
+        await control.controller.loop.look_again()
+        assert (sorted(one.id for one in control.engine.containers.values()), phase(control)) == (made, "")
+        changed = web(files={TOKEN: "b"}, files_changed_at=created_at + 1)
+        control.source.edit(changed)
+        await stable_at(control, changed)
