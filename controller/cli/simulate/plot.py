@@ -105,7 +105,7 @@ def _subtitle(result: Result, summary: Summary) -> str:
     parts.append(f"{summary.ready_replica_seconds / 3600:.2f} replica hours")
     parts.append(f"{summary.refused / max(summary.requests, 1):.2%} refused")
     parts += [
-        f"step to {step.rate_after:g}/s: {step.needed} ready "
+        f"step to {step.rate_after:g}/s: {step.allowed} ready "
         + ("never" if step.ready_after_s is None else f"after {step.ready_after_s:.0f} s")
         for step in summary.steps[:2]
     ]

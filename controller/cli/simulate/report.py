@@ -23,13 +23,17 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class StepAnswer:
-    """How replicas followed a step of the rate. Times are since the step; None = not before the next one or the end."""
+    """How replicas followed a step of the rate. Times are since the step, and until there are as many as `allowed`;
+    None = not before the next step or the end.
+    """
 
     at_s: float
     rate_before: float
     rate_after: float
     needed: int
     """Replicas for the new rate, by the mean time of a request; with a policy: the number that was reached."""
+    allowed: int
+    """So many of them as `min` and `max` allow."""
     decided_after_s: float | None
     ready_after_s: float | None
 
@@ -121,20 +125,22 @@ def _step_answer(result: Result, step: Step, samples: Sequence[Sample]) -> StepA
     up = step.after > step.before
     if result.autoscale.policy is None:
         busy = step.after * result.setting.service_time.mean
-        needed = result.autoscale.clamp(math.ceil(busy / result.autoscale.target_ongoing_requests - 1e-9))
+        needed = math.ceil(busy / result.autoscale.target_ongoing_requests - 1e-9)
     else:
         targets = [sample.target for sample in samples]
         needed = max(targets) if up else min(targets)
+    allowed = result.autoscale.clamp(needed)
 
     def first(there: Iterator[tuple[float, int]]) -> float | None:
-        reached = (at - step.at_s for at, count in there if (count >= needed if up else count <= needed))
+        reached = (at - step.at_s for at, count in there if (count >= allowed if up else count <= allowed))
         return next((round(after_s, 3) for after_s in reached), None)
 
     return StepAnswer(
         step.at_s,
         step.before,
         step.after,
-        needed,
+        max(needed, allowed),
+        allowed,
         first((sample.at_s, sample.target) for sample in samples),
         first((sample.at_s, sample.ready) for sample in samples),
     )
@@ -195,8 +201,9 @@ def step_words(step: StepAnswer) -> str:
     def after(seconds: float | None) -> str:
         return "never" if seconds is None else f"after {seconds:.1f} s"
 
+    beyond = f", more than max ({step.allowed}): max" if step.needed > step.allowed else ":"
     return (
-        f"{step.rate_before:g} -> {step.rate_after:g}/s at {step.at_s:g} s needs {step.needed}: "
+        f"{step.rate_before:g} -> {step.rate_after:g}/s at {step.at_s:g} s needs {step.needed}{beyond} "
         f"wanted {after(step.decided_after_s)}, ready {after(step.ready_after_s)}"
     )
 

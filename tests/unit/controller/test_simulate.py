@@ -271,7 +271,7 @@ def test_the_table_and_the_document(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "simulated, step:10x,rate=10,at=30,duration=60, 60 s"
     assert lines[1].startswith("  requests")
-    assert "10 -> 100/s at 30 s needs 4: wanted after " in lines[-1]
+    assert "10 -> 100/s at 30 s needs 5, more than max (4): max wanted after " in lines[-1]
     assert main([*arguments, "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert list(document) == ["summary", "assumed", "events"]
@@ -281,7 +281,12 @@ def test_the_table_and_the_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["assumed"]["service_time_s"] == "exp:0.1"
     assert document["events"][0]["message"].startswith("simulated: 1 -> ")
     _, found = run("step:10x,rate=100,at=10,duration=12", replace(FIVE_EACH, panic_threshold=1e9))
-    assert step_words(found.steps[0]) == "100 -> 1000/s at 10 s needs 8: wanted never, ready never"
+    assert (
+        step_words(found.steps[0]) == "100 -> 1000/s at 10 s needs 40, more than max (8): max wanted never, ready never"
+    )
+    _, found = run("step:20x,rate=10,at=60,duration=120", replace(FIVE_EACH, target_ongoing_requests=4), places=4)
+    assert (found.steps[0].needed, found.steps[0].allowed) == (10, 8)
+    assert found.unfinished > 1000, "which is why it says so"
 
 
 def test_distributions_and_percentiles() -> None:
