@@ -13,34 +13,34 @@ down: ## stop and remove the stack, replicas included; VOLUMES=1 removes its vol
 	@compose/machine/down.sh "$(VOLUMES)" "$(FORCE)"
 
 scale: ## set a service's number of replicas: SERVICE=ranker N=4; N=auto takes it back
-	@compose/machine/control.sh scale "$(SERVICE)" "$(N)"
+	@./pierhead scale "$(SERVICE)" "$(N)"
 
 deploy: ## roll out what the files and images say now, and wait: [SERVICE=ranker]
-	@compose/machine/control.sh deploy $(SERVICE)
+	@./pierhead deploy $(SERVICE)
 
 rollback: ## go back to an earlier version of a service: SERVICE=ranker [TO=<version>]
-	@compose/machine/control.sh rollback "$(SERVICE)" $(if $(TO),--to "$(TO)")
+	@./pierhead rollback "$(SERVICE)" $(if $(TO),--to "$(TO)")
 
 status: ## show services, replicas and GPUs, and what is wrong
-	@compose/machine/control.sh status
+	@./pierhead status
 
 why: ## say why a service is as it is: SERVICE=ranker
-	@compose/machine/control.sh why "$(SERVICE)"
+	@./pierhead why "$(SERVICE)"
 
 top: ## show the traffic of every service, until Ctrl-C
-	@compose/machine/control.sh top
+	@./pierhead top
 
 plan: ## show what the controller would do now, without doing it
-	@compose/machine/control.sh plan
+	@./pierhead plan
 
 events: ## show what happened, newest last, with causes
-	@compose/machine/control.sh events
+	@./pierhead events
 
 logs: ## show a service's last log lines: SERVICE=ranker; without SERVICE, the stack's own
-	@compose/machine/logs.sh "$(SERVICE)"
+	@./pierhead logs $(SERVICE)
 
 validate: ## check the compose files without changing anything
-	@compose/machine/control.sh validate
+	@./pierhead validate
 
 build: ## build the images: [APPS="echo recsys"] [GPU=1]
 	@compose/machine/build.sh "$(APPS)" "$(GPU)"

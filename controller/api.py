@@ -43,6 +43,7 @@ from typing import Any
 from aiohttp import web
 
 from .apply import Executor
+from .build import BUILD_HEADER, current_build
 from .commands import Commands
 from .errors import ControllerError, Forbidden, InvalidRequest, NotYet
 from .model.actions import KINDS
@@ -123,6 +124,7 @@ class Api:
             ]
         )
         app.on_shutdown.append(self._close)
+        app.on_response_prepare.append(_name_build)
         return app
 
     @web.middleware
@@ -531,6 +533,10 @@ def read_gateways() -> frozenset[str]:
     except (OSError, ValueError) as error:
         logger.warning("cannot read %s, so changes are accepted from loopback only: %s", ROUTES, error)
         return frozenset()
+
+
+async def _name_build(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers[BUILD_HEADER] = current_build()
 
 
 class Gatekeeper:

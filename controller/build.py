@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from pathlib import Path
 
+BUILD_HEADER = "X-Pierhead-Build"
+"""Of every answer of the API."""
 PACKAGE = Path(__file__).resolve().parent
 
 
@@ -15,3 +18,9 @@ def build_of(package: Path = PACKAGE) -> str:
         digest.update(f"{path.relative_to(package)}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+@functools.cache
+def current_build() -> str:
+    """The build of this program, which a command of another build names when it cannot read an answer."""
+    return build_of()

@@ -240,3 +240,12 @@ dockerfiles() {
 # whole_config: all services as Compose reads the files, in its one way to write them: two blanks a level. Nothing where it
 # cannot read them, which is told before the build.
 whole_config() { docker compose --profile '*' config 2>/dev/null || true; }
+
+# program COMMAND...: Pierhead's own, in the Python of the tool that has called this script, or of this clone.
+program() {
+  if [ -n "${PIERHEAD_PROGRAM:-}" ]; then
+    "$PIERHEAD_PROGRAM" -P -m pierhead_controller.tool "$@"
+  else
+    "$root/pierhead" "$@"
+  fi
+}

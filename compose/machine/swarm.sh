@@ -1,6 +1,9 @@
 # shellcheck shell=bash
 # The stack on a Docker Swarm (PIERHEAD_ENGINE=swarm). To be sourced after stack.sh.
 
+# What a shell asks for completions with, and what decides how things are shown.
+readonly PASSED_ON=(_PIERHEAD_COMPLETE COMP_WORDS COMP_CWORD _TYPER_COMPLETE_ARGS _TYPER_COMPLETE_FISH_ACTION NO_COLOR)
+
 # run_stack COMMAND: what controller/swarm/up/ does with the Swarm that this machine is a manager of; `up`, `check` and `files`
 # read the resolved compose files from standard input. The program runs in the controller's image.
 run_stack() {

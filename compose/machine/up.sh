@@ -13,6 +13,7 @@ readonly CONTROLLER_S=30
 
 main() {
   choose_files "${1:-}" "${2:-}"
+  program --version >/dev/null 2>&1 & # makes its environment where there is none, which takes some seconds
   "$here/engine.sh"
   one_up_at_a_time
   ! on_swarm || refuse_outside_a_swarm
@@ -36,7 +37,7 @@ main() {
   print_addresses
   advise_against_proxy
   ! on_swarm || run_stack trouble </dev/null || true
-  "$here/control.sh" status || true
+  program status || true
 }
 
 start() {
@@ -282,7 +283,7 @@ http_status() {
 wait_for_services() {
   local text='Waiting until every service serves' began=$SECONDS
   say "$text ..."
-  "$here/control.sh" wait-ready --serving --quiet --timeout "$READY_S" >"$ready" || return
+  program wait-ready --serving --quiet --timeout "$READY_S" >"$ready" || return
   say "$text: done ($((SECONDS - began)) s)"
 }
 
@@ -335,7 +336,7 @@ give_up_where_it_is_down() {
 
 explain_services() {
   give_up_where_it_is_down
-  [ "$1" -eq 2 ] || "$here/control.sh" status || true
+  [ "$1" -eq 2 ] || program status || true
   case $1 in
     2) give_up "the compose files cannot be used: the lines above say why. What ran before goes on." ;;
     4) give_up "not every service serves after $READY_S s. The stack goes on trying; see why with \`$(typed 'why SERVICE=...' 'why SERVICE')\`, \`$(typed events)\`." ;;
@@ -346,7 +347,7 @@ explain_services() {
 
 explain_silence() {
   give_up_where_it_is_down
-  "$here/control.sh" status || true
+  program status || true
   give_up "an app does not answer after $READY_S s. The stack goes on trying; see why with \`$(typed status)\`, \`$(typed events)\`, \`$(typed logs)\`."
 }
 

@@ -19,5 +19,5 @@ read -ra others <<<"${3:-}"
   step "Starting ${others[*]}" docker compose --progress plain up --detach --no-build --no-deps "${others[@]}" ||
   give_up "it did not start; the lines above say why."
 [ "$#" -gt 0 ] && [ "${#managed[@]}" -eq 0 ] ||
-  step "Rolling out ${managed[*]:-what changed}" "$here/control.sh" deploy --now ${managed[@]+"${managed[@]}"} ||
+  step "Rolling out ${managed[*]:-what changed}" program deploy --now ${managed[@]+"${managed[@]}"} ||
   give_up "it was not rolled out; the lines above say why."

@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # Sees to the Python environment that the checks and tests run in: .venv, as uv.lock says, but for torch: that is the
 # build for CPUs, from this machine's own wheels where they hold it.
+#
+#   venv.sh        everything
+#   venv.sh tool   at least what `./pierhead` needs; .venv/uv.lock says of which packages it was made
 set -euo pipefail
 
 # shellcheck source=compose/machine/uv.sh
@@ -9,10 +12,21 @@ set -euo pipefail
 readonly PYTHON=.venv/bin/python
 
 main() {
+  case ${1:-} in
+    '') ;;
+    tool) ;;
+    *) refuse "venv.sh: expected tool or nothing, found \"$1\"." ;;
+  esac
   one_at_a_time
   make_environment
   trust_own_certificates
+  if [ "${1:-}" = tool ]; then
+    step "Installing the Python packages of ./pierhead" install_tool || give_up "the packages of uv.lock could not be installed."
+    cp uv.lock .venv/uv.lock
+    return
+  fi
   step "Installing Python packages" install_packages || give_up "the packages of uv.lock could not be installed."
+  cp uv.lock .venv/uv.lock
   has_torch || step "Installing $TORCH" install_cpu_torch "$PYTHON" "$TORCH" || give_up "$TORCH could not be installed."
 }
 
@@ -38,6 +52,11 @@ install_packages() {
   uv sync --frozen --inexact --python "$PYTHON" --extra controller --extra recsys --extra triton
 }
 
+install_tool() {
+  has_uv || "$PYTHON" -m pip install uv || return
+  uv sync --frozen --inexact --no-dev --python "$PYTHON"
+}
+
 has_torch() { "$PYTHON" -c 'from importlib.metadata import version; version("torch")' 2>/dev/null; }
 
-main
+main "$@"

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
@@ -18,7 +17,7 @@ from . import completion
 from . import output as out
 from .commands import change, follow, llm, look, node, offline, project
 from .errors import EXIT_CODES, BadInput, CommandError
-from .versions import mismatch, stale_words
+from .versions import mismatch
 
 EPILOG = "\n\n".join(["\b\nExit codes:\n" + "\n".join(f"  {code:3}  {words}" for code, words in EXIT_CODES.items())])
 
@@ -74,15 +73,11 @@ def main() -> NoReturn:
 
 
 def _begin() -> None:
-    """Prepare any command: Ctrl-C, the end of standard input, completion, and the warning about a stale image."""
+    """Prepare any command: Ctrl-C, and completion."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # before this there was nothing to clean up
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if os.environ.get("PIERHEAD_ENDS_WITH_STDIN"):
-        threading.Thread(target=_end_with_stdin, daemon=True).start()
     if os.environ.get("_PIERHEAD_COMPLETE"):
         completion.serve_the_shell()
-    elif stale := stale_words(os.environ):
-        out.complain(stale)
 
 
 def _run(arguments: Sequence[str]) -> object:
@@ -108,13 +103,6 @@ def _check_encoding(arguments: Sequence[str]) -> None:
             argument.encode()
         except UnicodeEncodeError:
             raise BadInput(f"argument {number}: expected UTF-8, found {os.fsencode(argument)!r}") from None
-
-
-def _end_with_stdin() -> None:
-    """Treat the end of standard input as Ctrl-C: the caller outside this container has ended."""
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 def one_line(error: typer.TyperException) -> str:

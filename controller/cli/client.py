@@ -12,8 +12,10 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
+from ..build import BUILD_HEADER
 from . import output as out
 from .errors import BadInput, CommandError, NotYet, Unreachable
+from .stale import stale_words
 
 DEFAULT_URL = "http://127.0.0.1:8100"
 TIMEOUT_S = 40.0
@@ -38,7 +40,7 @@ class Client:
     """`url` without a path; `token` for changes from another machine.
 
     `patience_s`: for so long a request that cannot be sent is tried again. On a Swarm the controller that acts may just
-    have been lost, and another one takes its place.
+    have been lost, and another one takes its place. `own_stack`: see `stale_words`.
     """
 
     def __init__(
@@ -48,12 +50,14 @@ class Client:
         timeout_s: float = TIMEOUT_S,
         change_timeout_s: float = CHANGE_TIMEOUT_S,
         patience_s: float = 0.0,
+        own_stack: str = "",
     ) -> None:
         self._url = url.rstrip("/")
         self._token = token
         self._timeout_s = timeout_s
         self._change_timeout_s = change_timeout_s
         self._patience_s = patience_s
+        self._own_stack = own_stack
         # The controller is reached directly, never through a proxy of the environment.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Http())
 
@@ -62,7 +66,7 @@ class Client:
         """The API at PIERHEAD_API_URL, else that of the controller in this container."""
         url, token = os.environ.get("PIERHEAD_API_URL") or DEFAULT_URL, os.environ.get("PIERHEAD_API_TOKEN")
         patience_s = min(float(os.environ.get("PIERHEAD_API_PATIENCE_S") or 0), timeout_s)
-        return cls(url, token, timeout_s, patience_s=patience_s)
+        return cls(url, token, timeout_s, patience_s=patience_s, own_stack=os.environ.get("PIERHEAD_OWN_STACK", ""))
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         """Return the JSON at a path. Raises CommandError and its kinds."""
@@ -110,6 +114,7 @@ class Client:
         request = urllib.request.Request(self._url + path, body, headers, method=method)  # noqa: S310 - checked above
         try:
             with self._opened(request, timeout_s) as response:
+                self._warn_of_stale_code(response.headers.get(BUILD_HEADER))
                 document = json.load(response)
         except urllib.error.HTTPError as error:
             with error:
@@ -119,6 +124,12 @@ class Client:
         if not isinstance(document, dict):  # every document that a command asks for is an object
             raise CommandError(f"{self._url} is not Pierhead's API: its answer is no JSON object")
         return document
+
+    def _warn_of_stale_code(self, build: str | None) -> None:
+        """Once, on standard error."""
+        if build and (stale := stale_words(self._own_stack, build)):
+            out.complain(stale)
+        self._own_stack = ""
 
     def _opened(self, request: urllib.request.Request, timeout_s: float) -> Any:
         """The answer. A request that was not sent is tried again for `patience_s`; HTTPError is an answer."""

@@ -38,8 +38,8 @@ def up(*, watch: bool = False) -> None:
 def _watch(project: Project, environment: Mapping[str, str]) -> None:
     from .watch import Watch, resolved
 
-    def run(script: str, *arguments: str) -> int:
-        words, own = _script(project, script, arguments)
+    def run(name: str, *arguments: str) -> int:
+        words, own = script(project, name, arguments)
         return _call(words, {**os.environ, **own, **environment})
 
     def up_again() -> int:
@@ -98,26 +98,27 @@ def down(*, volumes: bool, force: bool, images: bool) -> NoReturn:
     run_script(project, "down.sh", ["1" if wanted else "" for wanted in (volumes, force, images)], {})
 
 
-def run_script(project: Project, script: str, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Become one of the machine's scripts: the installed one, as a project may have come with a `.pierhead/`.
-
-    Raises InvalidRequest in a clone that is not this program's own: what is in it was not chosen by the user.
-    """
-    words, own = _script(project, script, arguments)
+def run_script(project: Project, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Become one of the machine's scripts. Raises InvalidRequest as `script` does."""
+    words, own = script(project, name, arguments)
     sys.stdout.flush()
     os.execve(words[0], words, {**os.environ, **own, **environment})  # noqa: S606 - no shell is needed
 
 
-def _script(project: Project, script: str, arguments: Sequence[str]) -> tuple[list[str], Mapping[str, str]]:
-    """(its command line, variables for it). Raises InvalidRequest as `run_script` does."""
+def script(project: Project, name: str, arguments: Sequence[str]) -> tuple[list[str], Mapping[str, str]]:
+    """(command line, variables) of one of the machine's scripts: the installed one, as a project may have come with a
+    `.pierhead/`.
+
+    Raises InvalidRequest in a clone that is not this program's own: what is in it was not chosen by the user.
+    """
     if project.is_clone and not stack_files.is_from(project.root):
         raise InvalidRequest(
             f"{project.root} is a clone of Pierhead, with a program of its own: type ./pierhead or make there"
         )
     if project.is_clone:
-        return [str(project.root / "compose" / "machine" / script), *arguments], {}
+        return [str(project.root / "compose" / "machine" / name), *arguments], {}
     own = {"PIERHEAD_PROGRAM": sys.executable, "PIERHEAD_PROJECT_ROOT": str(project.root)}
-    return [str(stack_files.machine_scripts() / script), *arguments], own
+    return [str(stack_files.machine_scripts() / name), *arguments], own
 
 
 def _prepare(project: Project) -> Mapping[str, str]:

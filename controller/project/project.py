@@ -65,7 +65,12 @@ class Project:
 
 
 def find(start: Path, environment: Mapping[str, str] = os.environ) -> Project:
-    """The project that `start` is in: the nearest directory that has compose files. Raises NoProject."""
+    """The project that `start` is in: the nearest directory that has compose files. Raises NoProject.
+
+    The command of a clone (`./pierhead`) is about that clone, wherever it is typed.
+    """
+    if clone := environment.get("PIERHEAD_CLONE"):  # its own command was typed
+        return Project(Path(clone))
     first = Path(environment.get(FILES, "").partition(":")[0])
     for directory in (start, *start.parents):
         is_stacks = directory.name == stack_files.DIRECTORY or (directory / "machine" / "up.sh").is_file()

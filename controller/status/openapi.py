@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import BaseModel, TypeAdapter
 
-from ..build import build_of
+from ..build import current_build
 from . import schemas
 
 VERSION = "1"
@@ -121,7 +121,7 @@ def document(app: web.Application) -> dict[str, Any]:
         "info": {
             "title": "Pierhead's controller",
             "version": VERSION,
-            "x-build": _build(),
+            "x-build": current_build(),
             "description": f"{_WHO_MAY} Changes are answered with 202 before they are carried out. "
             "Times are unix times by the machine's wall clock.",
         },
@@ -131,12 +131,6 @@ def document(app: web.Application) -> dict[str, Any]:
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "description": _WHO_MAY}},
         },
     }
-
-
-@functools.cache
-def _build() -> str:
-    """The build of this controller, which a command of another build names when it cannot read an answer."""
-    return build_of()
 
 
 def _operation(handler: Any, path: str) -> dict[str, Any]:

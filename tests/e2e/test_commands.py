@@ -161,27 +161,6 @@ def test_files_that_run_and_files_that_are_named_are_both_checked(stack: Stack) 
     assert "\nranker: " in done.stderr
 
 
-def test_what_follows_ends_with_whoever_asked(stack: Stack) -> None:
-    def following() -> list[str]:
-        processes = stack.container("controller").top()["Processes"]
-        return [process[-1] for process in processes if "events -f" in process[-1]]
-
-    process = subprocess.Popen(
-        [str(ROOT / "pierhead"), "events", "-f"],
-        cwd=ROOT,
-        env=stack.env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline()
-    eventually(following, "it is in the controller's container")
-    process.kill()
-    process.communicate(timeout=COMMAND_S)
-    eventually(lambda: not following(), "nothing is left behind in the controller's container")
-
-
 def test_a_shell_is_offered_the_services_that_run(stack: Stack) -> None:
     asked = {"_PIERHEAD_COMPLETE": "complete_bash", "COMP_WORDS": "pierhead why r", "COMP_CWORD": "2"}
     assert on_the_machine(stack, **asked).stdout.split() == ["ranker", "recsys"]

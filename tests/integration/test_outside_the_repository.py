@@ -143,7 +143,7 @@ def test_the_wheel_holds_the_runtime_the_controller_and_the_stacks_files(wheel: 
         *("pierhead", "pierhead_controller", "pierhead_stack", "pierhead-0.1.0.dist-info")
     }, "no generic name lands in site-packages"
     assert {"pierhead/py.typed", "pierhead/lane/v1/lane_pb2.py", "pierhead/lane/v1/lane.proto"} <= set(listed)
-    assert {"pierhead_controller/tool.py", "pierhead_controller/Dockerfile"} <= set(listed)
+    assert {"pierhead_controller/tool/place.py", "pierhead_controller/Dockerfile"} <= set(listed)
     assert {"pierhead_stack/compose/compose.yaml", "pierhead_stack/haproxy/haproxy.cfg.j2"} <= set(listed)
     assert listed["pierhead_stack/compose/machine/up.sh"] == 0o755
     assert not [name for name in listed if "__pycache__" in name]

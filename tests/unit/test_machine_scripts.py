@@ -115,8 +115,8 @@ def clone(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def control(clone: Path) -> str:
-    return str(clone / "compose" / "machine" / "control.sh")
+def on_swarm(clone: Path) -> str:
+    return str(clone / "compose" / "machine" / "on-swarm.sh")
 
 
 DOCKERS = {
@@ -148,7 +148,6 @@ DOCKERS = {
         ("fine", "down.sh yes", 'VOLUMES: expected 1 or nothing, found "yes".'),
         ("fine", "down.sh '' yes", "FORCE: expected 1 or nothing"),
         ("fine", "simulate.sh '' '' ''", "Example: make simulate TRACE=step:10x SERVICE=ranker"),
-        ("fine", "control.sh scale ranker ''", "make scale SERVICE=ranker N=4"),
     ],
 )
 def test_a_refusal_says_why_and_changes_nothing(machine: Machine, docker: str, command: str, words: str) -> None:
@@ -397,10 +396,10 @@ def running(machine: Machine) -> Iterator[dict[str, str]]:
     """A stack of files that the scripts do not know, and what `up.sh` is run with for it."""
     (machine.directory / "config").write_text(yaml.safe_dump(CONFIG))
     config = f"'compose --profile * config') cat '{machine.directory}/config'"
-    wait = """'exec '*' wait-ready '*) echo "mine: $MINE" >&2; printf '%b' "$READY"; : >"$HOME/waited"; exit $WAITED"""
-    status = "'exec '*' status') echo 'the whole status'"
+    wait = """*' wait-ready '*) echo "mine: $MINE" >&2; printf '%b' "$READY"; : >"$HOME/waited"; exit $WAITED ;;"""
+    machine.has("tool", f"case \"$*\" in {wait} *' status') echo 'the whole status' ;; esac")
     runs = """'ps -q '*"service=${GONE:-nothing}"*) [ -e "$HOME/waited" ] || echo 4f1d ;; 'ps -q '*) echo 4f1d"""
-    machine.has("docker", docker_with(runs, config, wait, status))
+    machine.has("docker", docker_with(runs, config))
     with serving(lambda handler: sends(handler, 200, b"")) as server:
         yield {
             "COMPOSE_FILE": "compose/compose.yaml:/home/me/mine.yaml",
@@ -408,6 +407,7 @@ def running(machine: Machine) -> Iterator[dict[str, str]]:
             "PIERHEAD_API_PORT": server.rpartition(":")[2],
             "PIERHEAD_HTTP_PORT": server.rpartition(":")[2],
             "PIERHEAD_UP_TIMEOUT_S": "7",
+            "PIERHEAD_PROGRAM": str(machine.programs / "tool"),
             "PIERHEAD_PROC": str(machine.directory / "proc"),
         }
 
@@ -437,7 +437,7 @@ def test_up_waits_until_every_service_serves_and_lists_the_address_of_every_rout
     # Where the engine runs a process for each port, it says what an engine without them would bring.
     assert ('"userland-proxy": false' in result.stdout) == (program == "docker-proxy")
     (started,) = machine.calls("docker .* up --detach")
-    (asked,) = machine.calls(".* 4f1d pierhead wait-ready --serving --quiet --timeout 7")
+    (asked,) = machine.calls("tool .* wait-ready --serving --quiet --timeout 7")
     assert machine.calls().index(started) < machine.calls().index(asked)
     assert not list(machine.directory.glob("pierhead.*"))
 
@@ -461,93 +461,6 @@ def test_or_have_a_reason(
     assert result.stderr.splitlines().count("mine: 2 pending: no GPU") == 1
     assert words in result.stderr
     assert ("the whole status" in result.stdout) == has_status
-
-
-# ----------------------------------------------------------------------------------------- where a command is handed to
-
-
-ANOTHER_CLONES_STACK = docker_with("'ps -q '*) echo 4f1d", f"'inspect '*' 4f1d') echo {ANOTHER_CLONES}")
-
-
-def test_logs_of_the_stacks_own_services_are_composes(machine: Machine) -> None:
-    machine.has("docker", docker_with("'ps -q '*) echo 4f1d"))
-    for words, call in (
-        ("logs", "docker compose logs --tail 200 haproxy controller prometheus"),
-        ("logs haproxy", "docker compose logs --tail 200 haproxy"),
-        ("logs registry", "docker exec 4f1d pierhead logs registry"),  # the stack has one on a Swarm only
-        ("logs ranker", "docker exec 4f1d pierhead logs ranker"),
-    ):
-        assert machine.run("control.sh", *words.split()).returncode == 0
-        assert machine.calls()[-1] == call
-    assert machine.run("control.sh", "logs", "registry", **ON_SWARM).returncode == 0
-    assert machine.calls()[-1] == "docker service logs --tail 200 pierhead_registry"
-
-
-def test_another_clones_stack_is_named_and_obeyed(machine: Machine, tmp_path: Path) -> None:
-    machine.has("docker", ANOTHER_CLONES_STACK)
-    result = machine.run("control.sh", "scale", "ranker", "4")
-    assert (result.returncode, result.stdout) == (0, "")
-    assert machine.calls()[-1] == "docker exec 4f1d pierhead scale ranker 4"
-    (line,) = result.stderr.splitlines()
-    assert line.startswith('pierhead: the stack "pierhead" was started from another clone, /home/somebody/pierhead: ')
-    (tmp_path / "link").symlink_to(ROOT)
-    machine.has("docker", ANOTHER_CLONES_STACK.replace("/home/somebody/pierhead", f"{tmp_path}/link"))
-    assert machine.run("control.sh", "scale", "ranker", "4").stderr == "", "this clone's by another name"
-
-
-@pytest.mark.parametrize(
-    "docker",
-    [ANOTHER_CLONES_STACK, "case $1 in image) exit 0 ;; esac"],
-    ids=["beside another clone's stack", "without a stack"],
-)
-def test_what_needs_no_stack_runs_in_the_image_with_the_files_of_this_clone(
-    machine: Machine, clone: Path, control: str, docker: str
-) -> None:
-    machine.has("docker", docker)
-    for command in ("validate", "llm build --model m"):
-        result = machine.run(control, *command.split(), COMPOSE_FILE="compose.yaml")
-        assert (result.returncode, result.stderr) == (0, "")
-        call = machine.calls()[-1]
-        assert call.startswith(f"docker run --rm --network none --volume {clone}:{clone}:ro ")
-        assert call.endswith(f"pierhead/controller:latest pierhead {command}")
-    machine.has("docker", "exit 1")
-    result = machine.run(control, "validate")
-    assert result.returncode == 2
-    assert "Build the image (make build)" in result.stderr
-
-
-@pytest.mark.parametrize(("rootless", "file"), [(False, "--file a.yaml"), (True, "--file=a.yaml")])
-def test_a_file_is_written_where_the_controllers_container_could_not(
-    machine: Machine, clone: Path, control: str, rootless: bool, file: str
-) -> None:
-    security = "[name=rootless]" if rootless else "[name=seccomp]"
-    machine.has("docker", f"case $1 in ps) echo 4f1d ;; info) echo '{security}' ;; esac")
-    assert machine.run(control, "llm", "build", "--model", "m", *file.split()).returncode == 0
-    user = "" if rootless else f"--user {os.getuid()}:{os.getgid()} "
-    image = f"docker run --rm --network none --volume {clone}:{clone}:rw {user}--workdir {Path.cwd()}"
-    assert machine.calls()[-1].startswith(image)
-    assert machine.calls()[-1].endswith(f"pierhead llm build --model m {file}")
-
-
-def test_without_a_controller_it_says_what_to_do(machine: Machine) -> None:
-    for docker, words in (
-        ("exit 0", 'the controller of the stack "pierhead" is not running.'),
-        ("exit 1", "the Docker Engine does not answer, so it is not known what runs."),
-    ):
-        machine.has("docker", docker)
-        result = machine.run("control.sh", "status", PIERHEAD_API_PORT="1")
-        assert result.returncode == 3, "as the command itself ends where no controller answers"
-        assert result.stderr == f"pierhead: {words} Start it with: make up\n"
-    asked = machine.run("control.sh", _PIERHEAD_COMPLETE="complete_bash", COMP_WORDS="pierhead why ra")
-    assert (asked.returncode, asked.stdout, asked.stderr) == (0, "", ""), "a shell's question makes no noise"
-
-
-def test_another_machines_api_needs_the_program_here(machine: Machine, control: str) -> None:
-    machine.has("docker", "case $1 in ps) echo 4f1d ;; esac")
-    result = machine.run(control, "status", PIERHEAD_API_URL="http://gpu-box:8100")
-    assert result.returncode == 2
-    assert "this clone has no .venv with the program. Make one: compose/machine/venv.sh" in result.stderr
-    assert machine.calls() == []
 
 
 # ----------------------------------------------------------------------------- files that run, and files that are named
@@ -582,13 +495,9 @@ def test_both_are_built_unless_apps_are_chosen(machine: Machine, drifted: dict[s
     assert machine.calls("built ")[2:] == [f"built compose/compose.yaml:{ECHO}"]
 
 
-def test_a_deployment_says_the_difference_and_nothing_where_there_is_none(
-    machine: Machine, drifted: dict[str, str]
-) -> None:
-    assert machine.run("control.sh", "deploy", "echo", **drifted).stderr.splitlines() == [DIFFERENCE]
-    assert machine.calls()[-1] == "docker exec 4f1d pierhead deploy echo"
+def test_the_same_files_are_built_once(machine: Machine, drifted: dict[str, str]) -> None:
     drifted["RUN"] = f"./compose/compose.yaml:{ROOT}/{NIGHT}:{ECHO}"
-    assert machine.run("build.sh", **drifted).stderr == machine.run("control.sh", "deploy", **drifted).stderr == ""
+    assert machine.run("build.sh", **drifted).stderr == ""
     assert len(machine.calls("built ")) == 1
 
 
@@ -749,7 +658,7 @@ def test_the_first_manager_prints_the_command_that_takes_in_the_next_machine(
     assert f"  ./pierhead node join 10.0.0.1:2377 {TOKEN} --registry 10.0.0.1:5000" in made.stdout.splitlines()
     assert json.loads((machine.directory / "daemon.json").read_text())["insecure-registries"] == ["10.0.0.1:5000"]
     assert len(machine.calls("docker swarm init --default-addr-pool [0-9./]+ --default-addr-pool-mask-length 20$")) == 1
-    for_managers = machine.run("control.sh", "node", "token", "--manager", **node)
+    for_managers = machine.run("node.sh", "token", "--manager", **node)
     assert for_managers.stdout == f"  ./pierhead node join 10.0.0.1:2377 {TOKEN}\n"
     assert machine.calls("docker swarm join-token")[-1] == "docker swarm join-token --quiet manager"
     registry = "'service inspect '*) echo 'node.id == n7' ;; 'node inspect '*n7) echo 10.0.0.7:2377 ;;\n  'swarm init"
@@ -864,24 +773,24 @@ A_STACK = docker_with(
 )
 
 
-def test_commands_run_beside_the_controller_of_a_swarm_whichever_node_it_is_on(machine: Machine, control: str) -> None:
+def test_commands_run_beside_the_controller_of_a_swarm_whichever_node_it_is_on(machine: Machine, on_swarm: str) -> None:
     machine.has("docker", A_STACK)
-    status = machine.run(control, "status", **ON_SWARM)
+    status = machine.run(on_swarm, "status", **ON_SWARM)
     ran = machine.calls("docker run")[-1]
     assert "--network pierhead_default" in ran
     assert ran.endswith("registry/controller@sha256:00 pierhead status")
     assert ("TOKEN secret" in status.stdout, "secret" in ran) == (True, False), "other users see a program's arguments"
 
-    machine.run(control, "deploy", **ON_SWARM)
+    machine.run(on_swarm, "deploy", **ON_SWARM)
     stored, deployed = (call.rpartition(" ")[2] for call in machine.calls("docker run")[-2:])
     assert (stored, deployed) == ("files", "deploy"), "the controller is given the files before it is asked"
 
     machine.has("docker", docker_with("'service '*) echo 'Error: no such service: pierhead_controller' >&2; exit 1"))
-    gone = machine.run(control, "status", **ON_SWARM)
+    gone = machine.run(on_swarm, "status", **ON_SWARM)
     assert (gone.returncode, "does not run on this Swarm. Start it with: make up" in gone.stderr) == (3, True)
 
     machine.has("docker", docker_with("'service '*) echo 'the swarm does not have a leader' >&2; exit 1"))
-    leaderless = machine.run(control, "status", **ON_SWARM)
+    leaderless = machine.run(on_swarm, "status", **ON_SWARM)
     assert leaderless.returncode == 3
     assert leaderless.stderr.splitlines()[0].endswith("cannot ask the Swarm: the swarm does not have a leader")
     assert "more than half of the Swarm's managers must be up" in leaderless.stderr
@@ -889,7 +798,7 @@ def test_commands_run_beside_the_controller_of_a_swarm_whichever_node_it_is_on(m
 
 
 def test_status_says_where_files_were_edited_after_they_were_stored(
-    machine: Machine, clone: Path, control: str
+    machine: Machine, clone: Path, on_swarm: str
 ) -> None:
     """A Swarm's controller has the files that were stored, and looks at none."""
     words = "the compose files here are not as the Swarm has them"
@@ -899,38 +808,33 @@ def test_status_says_where_files_were_edited_after_they_were_stored(
     app.write_text("services: {echo: {}}\n")
     kept = '\'config inspect \'*) [ ! -e "$HOME/labels" ] || cat "$HOME/labels" ;;'
     machine.has("docker", A_STACK.replace('case "$*" in', f'case "$*" in {kept}'))
-    assert machine.run(control, "deploy", **ON_SWARM).returncode == 0
+    assert machine.run(on_swarm, "deploy", **ON_SWARM).returncode == 0
     [stored] = [call for call in machine.calls("docker run") if call.endswith(" controller.swarm.up files")]
     found = re.search(r"--env COMPOSE_FILE=(\S+) --env PIERHEAD_FILES_DIGEST=(\w{16}) ", stored)
     assert found
     assert found[1] == "compose/swarm.yaml:compose/apps/echo.yaml"
-    assert words not in machine.run(control, "status", **ON_SWARM).stderr, "a stack of before, without labels"
+    assert words not in machine.run(on_swarm, "status", **ON_SWARM).stderr, "a stack of before, without labels"
 
     (machine.directory / "labels").write_text(f"{found[2]} {found[1]}\n")
     other_apps = ON_SWARM | {"COMPOSE_FILE": "compose/compose.yaml"}
-    assert words not in machine.run(control, "status", **other_apps).stderr, "what is stored counts"
+    assert words not in machine.run(on_swarm, "status", **other_apps).stderr, "what is stored counts"
     app.write_text("services: {echo: {image: other}}\n")
-    edited = machine.run(control, "status", **ON_SWARM)
+    edited = machine.run(on_swarm, "status", **ON_SWARM)
     assert f"{words} (compose/swarm.yaml, compose/apps/echo.yaml)" in edited.stderr
     assert ("`make deploy`" in edited.stderr, "TOKEN secret" in edited.stdout) == (True, True)
     app.unlink()
-    assert words in machine.run(control, "status", **ON_SWARM).stderr
+    assert words in machine.run(on_swarm, "status", **ON_SWARM).stderr
 
     theirs = "'service inspect '*pierhead.clone*) echo /home/somebody/pierhead ;;"
     machine.has("docker", A_STACK.replace('case "$*" in', f'case "$*" in {theirs} {kept}'))
-    elsewhere = machine.run(control, "status", **ON_SWARM).stderr
+    elsewhere = machine.run(on_swarm, "status", **ON_SWARM).stderr
     assert 'the stack "pierhead" was started from another clone, /home/somebody/pierhead: ' in elsewhere
     assert words not in elsewhere, "that one's files are not these"
 
 
-def test_down_on_a_swarm_reads_no_compose_file_and_up_takes_the_file_for_swarms(
-    machine: Machine, clone: Path, control: str
-) -> None:
+def test_down_on_a_swarm_reads_no_compose_file(machine: Machine, clone: Path) -> None:
     machine.has("docker", A_STACK)
     done = machine.run(str(clone / "compose/machine/down.sh"), "1", "1", **ON_SWARM)
     assert done.returncode == 0, done.stderr
     assert machine.calls("docker compose") == []
     assert re.search(r"VOLUMES=1 --env FORCE=1 .* python -m controller.swarm.up down$", machine.calls("docker run")[-1])
-
-    files = machine.run(control, "schema", **ON_SWARM)
-    assert "COMPOSE_FILE=compose/swarm.yaml:compose/apps/echo.yaml" in machine.calls("docker run")[-1], files.stderr

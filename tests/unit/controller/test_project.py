@@ -576,7 +576,7 @@ def test_the_base_of_users_images_is_built_where_a_dockerfile_begins_with_it(
 
 def test_scripts_that_a_project_came_with_are_not_run(shop: Project) -> None:
     settled(shop)
-    for name in ("control.sh", "stack.sh", "down.sh"):
+    for name in ("up.sh", "stack.sh", "down.sh"):
         (shop.root / ".pierhead" / "compose" / "machine" / name).write_text("#!/bin/sh\necho theirs\n")
     for command in ("status", "down"):
         done = typed(shop.root, command)
@@ -652,7 +652,7 @@ def test_scripts_of_a_clone_that_is_not_the_tools_own_are_not_run(
     (scripts / "up.sh").write_text("#!/bin/sh\n")
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("it was run"))
     with pytest.raises(InvalidRequest, match=r"type \./pierhead or make there"):
-        commands.run_script(project.find(tmp_path), "control.sh", ("status",), {})
+        commands.run_script(project.find(tmp_path), "up.sh", (), {})
     assert stack_files.is_from(ROOT)
 
 

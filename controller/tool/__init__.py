@@ -1,13 +1,13 @@
-"""The installed command `pierhead`."""
+"""The command `pierhead`, as it is installed and as a clone has it."""
 
 from __future__ import annotations
 
-from .interrupt import end_at_ctrl_c
+from ..interrupt import end_at_ctrl_c
 
 
 def main() -> None:
     """Run the command line. Does not return where another program takes over."""
     end_at_ctrl_c()
-    from .typed import main as run
+    from .place import main as run
 
     run()

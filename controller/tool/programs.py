@@ -1,0 +1,83 @@
+"""The programs of this machine that the tool calls, behind one interface. tests/fakes/fake_programs.py is the fake."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+READ_S = 10.0
+"""How long a question may take."""
+LISTENS_S = 2.0
+NOT_FOUND = 127
+"""The status of a program that is not there, as a shell has it."""
+TIMED_OUT = 124
+"""The status of a program that was ended at its time limit, as `timeout` has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a program ended."""
+
+    status: int
+    output: str = ""
+    errors: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of a successful program's output; none of one that failed."""
+        return self.output.splitlines() if self.status == 0 else []
+
+
+class Programs(Protocol):
+    """Each call names a program and its arguments; `variables` are put over those of this process."""
+
+    def read(self, *words: str, timeout_s: float = READ_S) -> Done:
+        """Run it to its end and return what it printed; it reads nothing."""
+        ...
+
+    def become(self, *words: str, variables: Mapping[str, str], directory: Path | None) -> NoReturn:
+        """Let it take this process's place, in `directory`."""
+        ...
+
+    def listens(self, address: str) -> bool:
+        """Whether something listens at an address, http://host:port."""
+        ...
+
+
+class ThisMachine:
+    """See `Programs`."""
+
+    def read(self, *words: str, timeout_s: float = READ_S) -> Done:
+        """See `Programs.read`."""
+        try:
+            done = subprocess.run(
+                words, capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
+            )
+        except subprocess.TimeoutExpired:
+            return Done(TIMED_OUT, errors=f"{words[0]} did not end within {timeout_s:g} s")
+        except OSError as error:
+            return Done(NOT_FOUND, errors=f"{words[0]}: {error.strerror}")
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def become(self, *words: str, variables: Mapping[str, str], directory: Path | None) -> NoReturn:
+        """See `Programs.become`."""
+        sys.stdout.flush()
+        if directory is not None:
+            os.chdir(directory)
+        os.execvpe(words[0], words, {**os.environ, **variables})  # noqa: S606 - no shell is needed
+
+    def listens(self, address: str) -> bool:
+        """See `Programs.listens`."""
+        parts = urllib.parse.urlsplit(address)
+        try:
+            socket.create_connection((parts.hostname or "", parts.port or 80), timeout=LISTENS_S).close()
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,38 @@
+"""The programs of a machine in memory: what each says is given by the words that its call contains."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from controller.tool.programs import READ_S, Done
+
+
+@dataclass
+class FakePrograms:
+    """See `Programs`. The first pattern that is found in a call answers it; a call without one fails."""
+
+    answers: Mapping[str, Done | str] = field(default_factory=dict)
+    """A pattern -> how the program ends; text: with success, and this output."""
+    listening: frozenset[str] = frozenset()
+    calls: list[str] = field(default_factory=list)
+
+    def read(self, *words: str, timeout_s: float = READ_S) -> Done:
+        """See `Programs.read`."""
+        call = " ".join(words)
+        self.calls.append(call)
+        for pattern, answer in self.answers.items():
+            if re.search(pattern, call):
+                return Done(0, answer) if isinstance(answer, str) else answer
+        return Done(1, errors="no such answer")
+
+    def become(self, *words: str, variables: Mapping[str, str], directory: Path | None) -> NoReturn:
+        """See `Programs.become`."""
+        raise AssertionError(f"a test asks `decide` where a command runs, and nothing takes its place: {words}")
+
+    def listens(self, address: str) -> bool:
+        """See `Programs.listens`."""
+        return address in self.listening
