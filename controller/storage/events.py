@@ -1,13 +1,16 @@
-"""The event log, newest last: kept in the store, served by the API; repeated events are merged into one."""
+"""The event log, newest last: kept in the store, served by the API.
+
+An event that repeats is one with a count, and so is the rest of a burst: of more than ONE_BY_ONE events of one kind,
+service and outcome within BURST_S, which a large scale makes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..model.reports import Event
@@ -21,6 +24,19 @@ LEVELS = {"ok": logging.INFO, "info": logging.INFO, "warning": logging.WARNING, 
 
 COALESCE_S = 600.0
 """A repetition within this time only increases the earlier event's count."""
+BURST_S = 60.0
+ONE_BY_ONE = 20
+"""Events of a burst that are told one by one."""
+
+
+@dataclass(slots=True)
+class _Burst:
+    """Events of one kind, service and outcome within BURST_S."""
+
+    began_at: float
+    count: int = 0
+    rest: int | None = None
+    """The number of the event that counts the rest."""
 
 
 class EventLog:
@@ -29,14 +45,14 @@ class EventLog:
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._clock = clock
-        self._events: deque[StoredEvent] = deque(store.events(), maxlen=EVENTS_KEPT)
         self._latest: dict[tuple[str, str, str], int] = {}  # (kind, service, target) -> seq of its newest event
+        self._bursts: dict[tuple[str, str, str], _Burst] = {}  # by kind, service and outcome
         self._news = asyncio.Event()
 
     @property
     def last_seq(self) -> int:
         """Sequence number of the newest event; 0 when there is none."""
-        return self._events[-1].seq if self._events else 0
+        return self._store.last_event
 
     def record(
         self,
@@ -52,8 +68,12 @@ class EventLog:
         event = Event(self._clock(), kind, storable(service), storable(target or service), message, outcome)
         fields = {"kind": kind, "service": event.service, "target": event.target, "outcome": outcome}
         logger.log(LEVELS[outcome], message, extra=fields)
-        if not self._repeat(event):
+        if not self._repeat(event) and not self._counts_as_rest(event):
             self._append(event)
+        if outcome == "ok":  # after a success, the next failure is a new event
+            self._latest = {
+                key: value for key, value in self._latest.items() if key[1:] != (event.service, event.target)
+            }
 
     def select(
         self,
@@ -68,7 +88,7 @@ class EventLog:
         """
         chosen = [
             stored
-            for stored in self._events
+            for stored in self._store.events()
             if (since is None or stored.seq > since)
             and (service is None or stored.event.service == service)
             and (kinds is None or stored.event.kind in kinds)
@@ -82,27 +102,35 @@ class EventLog:
             await self._news.wait()
 
     def _repeat(self, event: Event) -> bool:
-        seq = self._latest.get((event.kind, event.service, event.target))
-        if seq is None or not self._events or seq < self._events[0].seq:
+        stored = self._store.event(self._latest.get((event.kind, event.service, event.target)))
+        if stored is None or event.outcome == "ok" or event.at - stored.last_at > COALESCE_S:
             return False
-        index = next(i for i in range(len(self._events) - 1, -1, -1) if self._events[i].seq == seq)
-        stored = self._events[index]
-        same = replace(event, at=stored.event.at) == stored.event
-        if not same or event.outcome == "ok" or event.at - stored.last_at > COALESCE_S:
+        if replace(event, at=stored.event.at) != stored.event:
             return False
-        self._events[index] = replace(stored, last_at=event.at, times=stored.times + 1)
-        self._store.repeat_event(seq, event.at, stored.times + 1)
+        self._store.repeat_event(stored.seq, event.at, stored.times + 1)
         return True
 
-    def _append(self, event: Event) -> None:
+    def _counts_as_rest(self, event: Event) -> bool:
+        """Count the event in its burst; return whether the event for the rest of the burst stands for it."""
+        key = (event.kind, event.service, event.outcome)
+        if key not in self._bursts or event.at - self._bursts[key].began_at > BURST_S:
+            self._bursts = {one: burst for one, burst in self._bursts.items() if event.at - burst.began_at <= BURST_S}
+            self._bursts[key] = _Burst(event.at)
+        burst = self._bursts[key]
+        burst.count += 1
+        if burst.count <= ONE_BY_ONE:
+            return False
+        if rest := self._store.event(burst.rest):
+            self._store.repeat_event(rest.seq, event.at, rest.times + 1)
+        else:
+            words = f"more of the same within {BURST_S:g} s, the first of them: {event.message}"
+            burst.rest = self._append(replace(event, target=event.service, message=words))
+        return True
+
+    def _append(self, event: Event) -> int:
         seq = self._store.append_event(event)
-        self._events.append(StoredEvent(seq, event, event.at))
         self._latest[(event.kind, event.service, event.target)] = seq
-        if event.outcome == "ok":  # after a success, the next failure is a new event
-            self._latest = {
-                key: value for key, value in self._latest.items() if key[1:] != (event.service, event.target)
-            }
         if len(self._latest) > 2 * EVENTS_KEPT:  # names of replicas that were removed long ago
-            oldest = self._events[0].seq
-            self._latest = {key: value for key, value in self._latest.items() if value >= oldest}
+            self._latest = {key: value for key, value in self._latest.items() if self._store.event(value)}
         self._news.set()
+        return seq

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ..errors import StoreError
 from ..model.reports import Event
-from .rows import EVENTS_KEPT, StoredEvent
+from .rows import StoredEvent
 
 FILE_NAME = "state.db"
 BUSY_MS = 20
@@ -93,12 +93,15 @@ class StateFile:
 
     def add_event(self, stored: StoredEvent) -> None:
         """See `Rows.add_event`."""
-        seq, event, oldest = stored.seq, stored.event, stored.seq - EVENTS_KEPT
+        seq, event = stored.seq, stored.event
         words = (event.kind, event.service, event.target, event.message, event.outcome)
         self._keep(("event", str(seq)), _ADD_EVENT, (seq, event.at, stored.last_at, stored.times, *words))
-        self._keep(("events",), "DELETE FROM events WHERE seq <= ?", (oldest,))
-        self.owed.pop(("event", str(oldest)), None)
-        self.owed.pop(("again", str(oldest)), None)
+
+    def drop_event(self, seq: int) -> None:
+        """See `Rows.drop_event`. One that was not written yet is never written."""
+        self.owed.pop(("again", str(seq)), None)
+        if self.owed.pop(("event", str(seq)), None) is None:
+            self._keep(("drop", str(seq)), "DELETE FROM events WHERE seq = ?", (seq,))
 
     def repeat_event(self, seq: int, last_at: float, times: int) -> None:
         """See `Rows.repeat_event`."""

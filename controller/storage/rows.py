@@ -59,7 +59,11 @@ class Rows(Protocol):
         ...
 
     def add_event(self, stored: StoredEvent) -> None:
-        """Add an event, and drop those that are more than EVENTS_KEPT numbers older."""
+        """Add an event."""
+        ...
+
+    def drop_event(self, seq: int) -> None:
+        """Drop an event; nothing happens where it is not there."""
         ...
 
     def repeat_event(self, seq: int, last_at: float, times: int) -> None:

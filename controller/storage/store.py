@@ -10,6 +10,7 @@ containers are the truth, and `set_aside` says where the old state is.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
@@ -19,7 +20,7 @@ from ..model.desired import Revision
 from ..model.reports import Event
 from ..model.text import storable
 from ..model.world import FailureKey, FailureRecord, GpuFault, Retirement, is_another_try
-from .rows import Kind, Rows, StoredEvent
+from .rows import EVENTS_KEPT, Kind, Rows, StoredEvent
 
 V = TypeVar("V")
 
@@ -52,6 +53,9 @@ class Store:
         self._gpu_faults: Kind[str, GpuFault] = Kind(rows, "gpu_fault", lambda row: GpuFault(**row), asdict)
         self._seen_ready: Kind[str, float] = Kind(rows, "seen_ready", float, _same)
         self._last_seq = rows.last_seq
+        self._events = {stored.seq: stored for stored in rows.events()}
+        self._of_service = Counter(stored.event.service for stored in self._events.values())
+        """How many events there are of each service."""
 
     @property
     def set_aside(self) -> str | None:
@@ -227,14 +231,39 @@ class Store:
 
     def events(self) -> list[StoredEvent]:
         """The stored events, oldest first."""
-        return self._rows.events()
+        return list(self._events.values())
+
+    def event(self, seq: int | None) -> StoredEvent | None:
+        """An event by its number; None where it was dropped."""
+        return None if seq is None else self._events.get(seq)
+
+    @property
+    def last_event(self) -> int:
+        """The number of the newest event; 0 where there is none."""
+        return next(reversed(self._events), 0)
 
     def append_event(self, event: Event) -> int:
-        """Store an event, drop the oldest above EVENTS_KEPT; return its sequence number (it grows, is never reused)."""
+        """Store an event; return its sequence number (it grows, is never reused).
+
+        Above EVENTS_KEPT the oldest event of the service that has the most is dropped: no service erases the history of
+        the others.
+        """
+        if len(self._events) >= EVENTS_KEPT:
+            self._drop_event()
         self._last_seq += 1
-        self._rows.add_event(StoredEvent(self._last_seq, event, event.at))
+        stored = self._events[self._last_seq] = StoredEvent(self._last_seq, event, event.at)
+        self._of_service[event.service] += 1
+        self._rows.add_event(stored)
         return self._last_seq
 
     def repeat_event(self, seq: int, last_at: float, times: int) -> None:
         """Store the repetition of an event."""
+        self._events[seq] = replace(self._events[seq], last_at=last_at, times=times)
         self._rows.repeat_event(seq, last_at, times)
+
+    def _drop_event(self) -> None:
+        ((most, _),) = self._of_service.most_common(1)
+        seq = next(seq for seq, stored in self._events.items() if stored.event.service == most)
+        del self._events[seq]
+        self._of_service[most] -= 1
+        self._rows.drop_event(seq)

@@ -11,7 +11,6 @@ import asyncio
 import gzip
 import json
 import math
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -45,7 +44,7 @@ class StateDocument:
         self._limit = limit
         self._wake = wake
         self._rows: dict[tuple[str, str], str] = {}
-        self._events: deque[StoredEvent] = deque(maxlen=EVENTS_KEPT)
+        self._events: dict[int, StoredEvent] = {}
         # Changes are numbered. 0 = none.
         self._change = self._asked = self._written = 0
         self._written_at = -math.inf
@@ -70,22 +69,24 @@ class StateDocument:
 
     def events(self) -> list[StoredEvent]:
         """See `Rows.events`."""
-        return list(self._events)
+        return list(self._events.values())
 
     def add_event(self, stored: StoredEvent) -> None:
         """See `Rows.add_event`."""
         self.last_seq = stored.seq
-        self._events.append(stored)
+        self._events[stored.seq] = stored
         self._changed()
+
+    def drop_event(self, seq: int) -> None:
+        """See `Rows.drop_event`."""
+        if self._events.pop(seq, None):
+            self._changed()
 
     def repeat_event(self, seq: int, last_at: float, times: int) -> None:
         """See `Rows.repeat_event`."""
-        for index in range(len(self._events) - 1, -1, -1):
-            stored = self._events[index]
-            if stored.seq == seq:
-                self._events[index] = StoredEvent(seq, stored.event, last_at, times)
-                self._changed()
-                return
+        if stored := self._events.get(seq):
+            self._events[seq] = StoredEvent(seq, stored.event, last_at, times)
+            self._changed()
 
     def settle(self) -> None:
         """See `Rows.settle`: the holder of the lease retries by itself."""
@@ -121,7 +122,7 @@ class StateDocument:
         except (OSError, EOFError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
         self._rows = rows
-        self._events.extend(events)
+        self._events = {stored.seq: stored for stored in events}
         # Events that were not written any more have had numbers too, and no number is given twice.
         self.last_seq = last_seq + EVENTS_KEPT
 
@@ -160,15 +161,15 @@ class StateDocument:
                     f"the state has {len(content)} bytes without events, and Swarm keeps {self._limit}; remove "
                     "services, or shorten their definitions"
                 )
-            for _ in range(max(1, len(self._events) // 10)):
-                self._events.popleft()
+            for seq in list(self._events)[: max(1, len(self._events) // 10)]:
+                del self._events[seq]
         self._is_too_large = False
         return content
 
     def _plain(self) -> bytes:
         events = [
             (stored.seq, stored.last_at, stored.times, e.at, e.kind, e.service, e.target, e.message, e.outcome)
-            for stored in self._events
+            for stored in self._events.values()
             for e in (stored.event,)
         ]
         rows = [(kind, key, value) for (kind, key), value in self._rows.items()]

@@ -17,7 +17,7 @@ from controller.errors import StoreError
 from controller.model.desired import Revision
 from controller.model.reports import Event
 from controller.model.world import FailureRecord, Retirement
-from controller.storage.events import EventLog
+from controller.storage.events import BURST_S, ONE_BY_ONE, EventLog
 from controller.storage.file import FILE_NAME, StateFile
 from controller.storage.rows import EVENTS_KEPT
 from controller.storage.store import Override, Store
@@ -282,4 +282,46 @@ def test_events_are_selected_by_number_and_service(tmp_path: Path) -> None:
     assert [stored.event.message for stored in log.select(limit=3)] == ["7", "8", "9"]
     assert [stored.event.message for stored in log.select(since=2, limit=3)] == ["2", "3", "4"]
     assert [stored.event.message for stored in log.select(service="api", limit=2)] == ["6", "8"]
+    store.close()
+
+
+@pytest.mark.parametrize("seconds", [0.1, 10.0], ids=["in a burst", "over hours"])
+def test_a_large_scale_erases_no_history_of_others(opened: Open, seconds: float) -> None:
+    """What is dropped is the oldest of the service that has the most."""
+    store, now = opened(), [100.0]
+    log = EventLog(store, lambda: now[0])
+    for number in range(40):
+        log.record("scale", str(number), service=f"other{number % 4}")
+        now[0] += 20.0
+    for number in range(3000):
+        for kind in ("create_container", "replica_ready"):
+            log.record(kind, f"{kind} {number}", service="web", target=f"web-{number}", outcome="ok")
+        now[0] += seconds
+    kept = log.select(limit=5000)
+    assert [stored.event.message for stored in kept if stored.event.service != "web"] == [str(n) for n in range(40)]
+    assert len(kept) <= EVENTS_KEPT
+    assert log.last_seq == kept[-1].seq
+    again = opened()
+    assert EventLog(again).select(limit=5000) == kept
+    again.close()
+    store.close()
+
+
+def test_the_rest_of_a_burst_is_one_entry_with_a_count(tmp_path: Path) -> None:
+    store, now = Store(StateFile(tmp_path)), [100.0]
+    log = EventLog(store, lambda: now[0])
+    for number in range(ONE_BY_ONE + 500):
+        log.record("create_container", f"create web-{number}", service="web", target=f"web-{number}", outcome="ok")
+        log.record("replica_failed", "exited", service="web", target=f"web-{number}", outcome="failed")
+        now[0] += 0.1
+    created = log.select(kinds=["create_container"], limit=5000)
+    assert [stored.event.target for stored in created] == [*(f"web-{n}" for n in range(ONE_BY_ONE)), "web"]
+    rest = created[-1]
+    assert rest.times == 500
+    assert rest.last_at == pytest.approx(now[0] - 0.1)
+    assert f"the first of them: create web-{ONE_BY_ONE}" in rest.event.message
+    assert log.select(kinds=["replica_failed"], limit=5000)[-1].times == 500, "each kind has its own count"
+    now[0] += BURST_S
+    log.record("create_container", "create web-9999", service="web", target="web-9999", outcome="ok")
+    assert log.select()[-1].event.message == "create web-9999", "what comes later is told by itself"
     store.close()
