@@ -164,7 +164,7 @@ class Deployer:
             counts=counts,
             failures=_failures(name, look.observed, look.refusals, _begun_at(state), look.now),
             tallies=self._tallies(name, state, look.observed),
-            waits_for=self._waits_for(name, state, look.callees) or unread,
+            waits_for=self._waits_for(name, state, look) or unread,
             no_place=_no_place(name, state, look),
             contracts=contracts,
             is_shared=self._is_shared(name, state, counts),
@@ -207,10 +207,12 @@ class Deployer:
         book.look(observed.containers_of(name), observed)
         return {version: book.of(version) for version in book.versions()}
 
-    def _waits_for(self, name: str, state: ServiceRollout, callees: Mapping[str, frozenset[str]]) -> str:
+    def _waits_for(self, name: str, state: ServiceRollout, look: _Look) -> str:
         """Why a rollout of this service may not begin yet, in words; "" when it may."""
         begun_at = state.rollout.begun_at if state.rollout else None
-        for callee in goes_before(name, callees):
+        for callee in goes_before(name, look.callees):
+            if self._changes_with(name, callee, look.spec):
+                continue
             theirs, offered = self.state(callee), self._offered.get(callee)
             if theirs.rollout is not None:
                 return f"{callee}, which it calls, goes first: {theirs.rollout.phase.value} {theirs.rollout.to}"
@@ -229,6 +231,19 @@ class Deployer:
             ):
                 return f"{callee}, which it calls, goes first: {offered}"
         return ""
+
+    def _changes_with(self, name: str, callee: str, spec: Spec) -> bool:
+        """Whether both change at the same time: by `deploy --now`, to an image of both that has the contract of the one
+        before.
+        """
+        pair, state = (name, callee), self.state(name)
+        offered = [self._offered[one] for one in pair]
+        are_asked = None not in offered and offered == [self.state(one).unwatched for one in pair]
+        if not are_asked or spec.services[name].image != spec.services[callee].image:
+            return False
+        records = [self._store.revisions.get((name, version or "")) for version in (state.stable, offered[0])]
+        before, after = (self._contract_of(record.image_id) if record else None for record in records)
+        return bool(before) and before == after
 
     def _callees(self, spec: Spec, observed: Observed) -> Mapping[str, frozenset[str]]:
         """The callees of each service: those in the files, and those that its running replicas watch."""

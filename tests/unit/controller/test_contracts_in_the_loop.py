@@ -63,13 +63,14 @@ def message(control: Control) -> str:
     return next(row.message for row in control.view.services if row.name == NAME)
 
 
-def stable(control: Control) -> str | None:
-    state = control.controller.deployer.state(NAME)
+def stable(control: Control, name: str = NAME) -> str | None:
+    state = control.controller.deployer.state(name)
     return state.stable if state.rollout is None else None
 
 
-async def settled_at(control: Control, wanted: str) -> None:
+async def settled_at(control: Control, wanted: str, of: int = 2) -> None:
     await until(lambda: stable(control) == wanted, 20.0)
+    await until(lambda: len(control.engine.containers) == of, 20.0)
     await control.settled(NAME, ranker().replicas)
     assert {one.version for one in control.engine.containers.values()} == {wanted}
 
@@ -262,3 +263,25 @@ async def test_a_version_without_a_contract_rolls_out(control: Control, told: by
         second = build(control, ranker(), "2")
         control.contracts[second] = told
         await settled_at(control, second)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "are_watched"), [(USUAL, False), (USUAL, True), (f"{USUAL}, limit: int = 1", False)]
+)
+async def test_services_of_one_image_change_at_the_same_time(
+    tmp_path: Path, parameters: str, are_watched: bool
+) -> None:
+    """By `deploy --now`, where the contract stays: in any other case the callee goes first."""
+    callee, caller = ranker(image="image/app"), service("web", image="image/app", rollout=QUICK, callees=(NAME,))
+    control = Control.of(tmp_path, callee, caller)
+    build(control, callee, "1", USUAL)
+    async with control.running() as controller:
+        await settled_at(control, version(control, callee), of=2 * callee.replicas)
+        build(control, callee, "2", parameters)
+        made = len(control.engine.done)
+        await controller.commands.deploy([NAME, "web"], is_watched=are_watched)
+        await until(lambda: stable(control) == version(control, callee) and stable(control, "web"), 20.0)
+        await settled_at(control, version(control, caller), of=2 * callee.replicas)
+        created = [action.service for action in control.engine.done[made:] if isinstance(action, CreateContainer)]
+        at_once = parameters == USUAL and not are_watched
+        assert (created[:2] != [NAME, NAME]) is at_once, created
