@@ -19,6 +19,7 @@ from ..model.actions import (
     StartContainer,
     UpdateNode,
 )
+from ..model.machine import Machine
 from ..model.nodes import Node
 from ..model.world import Gpu, ReplicaContainer, StrayContainer
 
@@ -40,6 +41,8 @@ class EngineState:
     """All of them, by name; none where the engine is one machine."""
     left_alone: Mapping[str, str] = field(default_factory=dict)
     """What has the project's label and cannot be understood: by its name, why it is not touched."""
+    machine: Machine | None = None
+    """What the machine has left; None = the engine does not know: it has several, or it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ Everything else is cached under a key that changes with it:
   2 minutes", and a restart that the state alone hides changes it.
 - Image ids for ten seconds, or until an image event. GPUs for half a minute.
 - Device requests of foreign containers for as long as they run, as they cannot change.
+
+What replicas take is asked only while a service has new ones (docker_machine.py).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import docker.errors
 from ..model.world import ContainerState, ReplicaContainer, StrayContainer
 from .base import EngineState
 from .docker_images import Images
+from .docker_machine import DockerMachine
 from .gpu_discovery import PROBE_LABEL, PROBE_VALUE, GpuDiscovery
 from .gpus import foreign_holders, requested_gpus
 from .labels import read_labels, why_left_alone
@@ -119,6 +122,7 @@ class EngineReader:
         self._discovery = discovery
         self._cdi_kind = cdi_kind
         self._images = images
+        self._machine = DockerMachine(client)
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
         self._replicas: dict[str, ReplicaContainer] = {}
@@ -147,7 +151,8 @@ class EngineReader:
                 for warning in warnings:
                     self._discovery.warn_once(warning)
             found = self._images.ids(images)
-            return EngineState(replicas, strays, found, inventory.gpus, holders, left_alone=left_alone)
+            machine = self._machine.read(replicas)
+            return EngineState(replicas, strays, found, inventory.gpus, holders, left_alone=left_alone, machine=machine)
 
     def follow(self, on: bool) -> None:
         """Set whether every event arrives from now on, or some may be missed."""

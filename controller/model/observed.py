@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from .actions import Action
+from .machine import Machine
 from .nodes import Node
 from .spec import Spec
 from .world import (
@@ -29,6 +30,8 @@ class Observed:
 
     containers: tuple[ReplicaContainer, ...] = ()
     strays: tuple[StrayContainer, ...] = ()
+    machine: Machine | None = None
+    """What the machine has left; None = not known, so starts are not bounded by it."""
     left_alone: Mapping[str, str] = field(default_factory=dict)
     """By name, why a container with the project's label is not touched: it cannot be understood."""
     images: Mapping[str, str | None] = field(default_factory=dict)

@@ -53,7 +53,8 @@ class PendingReplica:
     blocked: bool = False
     """True when waiting alone will not help: no GPU is free, the image has to be built."""
     has_no_place: bool = False
-    """True when this machine has no room for it: no GPU is free, or it may hold no more replicas of the service."""
+    """True when this machine has no room for it: no GPU or no memory is free, or it may hold no more replicas of the
+    service."""
     replaces: str = ""
     """The node of the replica that it is to replace and that serves meanwhile; "" = it replaces none."""
 

@@ -174,6 +174,7 @@ class Observer:
             containers=containers,
             strays=state.strays,
             left_alone=state.left_alone,
+            machine=state.machine,
             images=state.images,
             gpus=state.gpus,
             foreign_gpu_holders=state.foreign_gpu_holders,

@@ -23,6 +23,7 @@ from ..model.plan import Plan
 from .draft import Draft
 from .drain import drain_left_nodes
 from .leave import finish
+from .machine import MachineLedger
 from .outlook import ServiceOutlook, bounds_of
 from .placement import GpuLedger
 from .retire import retire
@@ -37,7 +38,8 @@ def plan(desired: Desired, observed: Observed, now: float) -> Plan:
 
     A converged world gives an empty plan. Deterministic: the same arguments give the same text.
     """
-    draft = Draft(desired=desired, observed=observed, now=now, gpus=GpuLedger.of(observed, now))
+    gpus, machine = GpuLedger.of(observed, now), MachineLedger.of(observed, now)
+    draft = Draft(desired=desired, observed=observed, now=now, gpus=gpus, machine=machine)
     restart_router(draft)
     write_routing(draft)
     set_waiting_rooms(draft)

@@ -11,6 +11,7 @@ from ..model.observed import Observed
 from ..model.plan import PendingReplica, Step
 from ..model.spec import backend_name
 from ..model.world import Server, ServerState
+from .machine import MachineLedger
 from .placement import GpuLedger
 
 
@@ -22,6 +23,7 @@ class Draft:
     observed: Observed
     now: float
     gpus: GpuLedger
+    machine: MachineLedger
     steps: list[Step] = field(default_factory=list)
     pending: list[PendingReplica] = field(default_factory=list)
     next_look_s: float | None = None

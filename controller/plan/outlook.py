@@ -266,6 +266,12 @@ def _room(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec) -> int:
 
 
 def places_left(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec, here: int) -> int | None:
+    """How many more replicas there is room for, GPUs apart; None = any number. `here`: replicas on this machine."""
+    rooms = (allowed_left(draft, outlook, spec, here), draft.machine.left(spec))
+    return min((room for room in rooms if room is not None), default=None)
+
+
+def allowed_left(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec, here: int) -> int | None:
     """How many more replicas max_replicas_per_node allows; None = any number. `here`: replicas on this machine."""
     most = spec.max_replicas_per_node
     if most is None or not draft.observed.nodes:

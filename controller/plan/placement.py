@@ -37,11 +37,13 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Why there is no GPU for a replica now, in one sentence with numbers."""
+    """Why there is no place for a replica now, in one sentence with numbers."""
 
     reason: str
     blocked: bool = True
     """False when waiting may help: processes may end, or the memory in use is still being read."""
+    is_brief: bool = False
+    """Whether there is a place, and the machine has no time for a start at the moment."""
 
 
 @dataclass(slots=True)

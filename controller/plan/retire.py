@@ -156,7 +156,10 @@ def _outdated_cause(outlook: ServiceOutlook, limits: Bounds) -> str:
     if not outlook.target:
         return _scale_cause(outlook)
     cause = f"its version is not {outlook.version}"
-    return f"{cause}; no GPU is free for one more, so they are replaced one by one" if limits.one_by_one else cause
+    if not limits.one_by_one:
+        return cause
+    lacking = "no GPU is free" if outlook.spec and outlook.spec.gpu else "there is no room"
+    return f"{cause}; {lacking} for one more, so they are replaced one by one"
 
 
 def _least_useful_first(replicas: Iterable[ReplicaOutlook]) -> list[ReplicaOutlook]:

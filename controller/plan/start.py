@@ -12,7 +12,7 @@ from ..model.spec import ServiceSpec
 from ..model.world import FailureRecord, Gpu
 from .draft import Draft
 from .failures import backing_off
-from .outlook import Numbers, ServiceOutlook, open_nodes, places_left
+from .outlook import Numbers, ServiceOutlook, allowed_left, open_nodes
 from .placement import Shortage
 from .swaps import hold_for_successors
 
@@ -83,7 +83,7 @@ def start_rest(draft: Draft, outlook: ServiceOutlook) -> None:
         pending = PendingReplica(outlook.name, obstacle, blocked=to_be_built)
     else:
         words = shortage.reason + _shortage_remedy(outlook) + _faults_words(draft)
-        pending = PendingReplica(outlook.name, words, shortage.blocked, has_no_place=True)
+        pending = PendingReplica(outlook.name, words, shortage.blocked, has_no_place=not shortage.is_brief)
     draft.pending += _pending(outlook, pending, missing)
 
 
@@ -172,9 +172,12 @@ def _create(
     if outlook.numbers is None:
         outlook.numbers = Numbers.of(outlook)
     here = outlook.numbers.here
-    left = places_left(draft, outlook, spec, here)
+    left = allowed_left(draft, outlook, spec, here)
     if left is not None and left <= 0:
         return Shortage(_full_words(draft, spec, here))
+    shortage = draft.machine.shortage(spec, is_needed=mends(draft, outlook) or not outlook.alive())
+    if shortage is not None:
+        return shortage
     number, predecessors = outlook.numbers.lowest_free()
     after = [outlook.removal_steps[replica.name] for replica in predecessors]
     gpus: tuple[Gpu, ...] = ()
@@ -186,6 +189,7 @@ def _create(
         gpus = granted.gpus
         after += granted.after
     outlook.numbers.take(number)
+    draft.machine.take(outlook.name)
     name = replica_name(draft.desired.project, outlook.name, version, number)
     create = CreateContainer(
         target=name,

@@ -35,6 +35,7 @@ from controller.model.actions import (
     UpdateNode,
     replica_name,
 )
+from controller.model.machine import Machine
 from controller.model.nodes import LEAVING_LABEL, Node
 from controller.model.spec import GpuRequest, GpuSlot, ProbeSpec, ServiceSpec
 from controller.model.world import ContainerState, Gpu, ReplicaContainer
@@ -97,6 +98,8 @@ class FakeWorld:
         behaviours = {service: behaviour for service, (behaviour, _) in BEHAVIOURS.items()}
         self.fake = kind(clock=time.time, gpus=tuple(map(Gpu, self.gpus)), behaviours=behaviours)
         self.fake.add_image(self.image)
+        if self.fake.places == "ours":
+            self.fake.machine = Machine(2, 24 * 1024**3, 23 * 1024**3, most_processes=32768, processes=500, load=1.0)
         self.engine: ClusterEngine = self.fake
 
     def spec(self, service: str, image: str | None = None, *, has_build: bool = False) -> ServiceSpec:
@@ -475,6 +478,20 @@ async def test_a_replica_is_created_and_started_once(world: World) -> None:
 
     assert await start(world, "runs", number=7) == name
     assert await get(world, name) == started, "again is done"
+
+
+async def test_one_machine_says_what_it_has_left_and_what_a_replica_takes(world: World) -> None:
+    await placed(world, await start(world, "runs"))
+    machine = (await observe(world)).machine
+    if world.engine.places == "the engine's":
+        assert machine is None, "its nodes tell nothing of that"
+        return
+    assert machine is not None
+    assert 0 < machine.free_bytes <= machine.memory_bytes
+    assert 0 < machine.processes < machine.most_processes
+    takes = machine.footprints["runs"]
+    assert 0 < takes.memory_bytes < machine.memory_bytes // 10
+    assert 0 < takes.processes < 100
 
 
 async def test_replicas_have_addresses_of_their_own_and_belong_to_their_project(world: World) -> None:

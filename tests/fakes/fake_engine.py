@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -28,6 +29,7 @@ from controller.model.actions import (
     StartContainer,
     UpdateNode,
 )
+from controller.model.machine import Footprint, Machine
 from controller.model.nodes import Node
 from controller.model.spec import NO_USER_CONFIG, GpuSlot, ServiceSpec
 from controller.model.world import ContainerState, Gpu, ReplicaContainer, StrayContainer
@@ -35,6 +37,8 @@ from controller.model.world import ContainerState, Gpu, ReplicaContainer, StrayC
 Readiness = Literal["absent", "starting", "ready", "draining", "silent"]
 
 _EVENT_LIMIT = 256
+
+A_REPLICA = Footprint(memory_bytes=100 * 1024**2, processes=20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,9 @@ class FakeEngine:
     """By name, in the order of names; see fake_swarm_engine.py."""
     reading_s: float = 0.0
     """How long `observe` takes; it returns the world as it was at the call."""
+    machine: Machine | None = None
+    """The machine without replicas; None = it is not known. Each replica that is up takes `takes` of it."""
+    takes: Footprint = A_REPLICA
     starting_s: float = 0.0
     """How long a start takes."""
     read: list[str] = field(default_factory=list)
@@ -179,7 +186,9 @@ class FakeEngine:
             for gpu in one.gpus
         }
         found = {image: self.images.get(image) for image in images}
-        state = EngineState(ours, strays, found, self.gpus, holders, tuple(self.nodes.values()))
+        state = EngineState(
+            ours, strays, found, self.gpus, holders, tuple(self.nodes.values()), machine=self._machine()
+        )
         await asyncio.sleep(self.reading_s)
         return state
 
@@ -418,6 +427,17 @@ class FakeEngine:
     def _is_heard(self, one: FakeContainer) -> bool:
         """Whether its end would be noticed."""
         return True
+
+    def _machine(self) -> Machine | None:
+        if self.machine is None:
+            return None
+        up = Counter(one.service for one in self.containers.values() if one.ours and one.state.is_up)
+        return replace(
+            self.machine,
+            free_bytes=self.machine.free_bytes - up.total() * self.takes.memory_bytes,
+            processes=self.machine.processes + up.total() * self.takes.processes,
+            footprints=dict.fromkeys(up, self.takes),
+        )
 
     def _update_node(self, action: UpdateNode) -> None:
         raise EngineError(f"{action.words}: this engine is one machine and has no nodes")

@@ -29,6 +29,7 @@ from pierhead.classes.compare import IMAGE_PATH
 
 from controller.errors import ControllerError, EngineError, EngineUnreachable, RoutingError, UnknownService
 from controller.model.actions import AddServer, CreateContainer, RemoveContainer, SignalContainer, StartContainer
+from controller.model.machine import Machine
 from controller.model.nodes import Availability
 from controller.model.spec import NO_USER_CONFIG, AutoscaleSpec, GpuRequest, RolloutSpec, ServiceSpec, backend_name
 from controller.model.world import ServerState, current_version
@@ -50,6 +51,8 @@ GPUS = 3
 SETTLE_S = 1800.0
 """Virtual seconds within which everything must be as it was asked for, once the trouble is over."""
 NEVER_S = 1e9
+UNSEEN_S = 100.0
+"""What was planned for a world before this time has been done, however slow all answers are."""
 SLOWEST_S = 8.0
 """Longest time that the engine or HAProxy takes to answer."""
 BAD = {
@@ -307,6 +310,19 @@ class ControllerMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0, 0.2, 0.2, 1.0, 4.0, SLOWEST_S]))
     def engine_is_slow_to_answer(self, seconds: float) -> None:
         self.control.engine.reading_s = seconds
+
+    @rule(seconds=st.sampled_from([5.0, 60.0]), is_busy=st.booleans())
+    def machine_has_no_memory_or_no_time(self, seconds: float, is_busy: bool) -> None:
+        """Nothing more is started for want of memory; a missing replica is, one at a time, for want of time."""
+        gib = 1024**3
+        self.control.engine.machine = Machine(2, 8 * gib, 8 * gib if is_busy else 0, 32768, 500, load=50.0 * is_busy)
+        self.run(asyncio.sleep(UNSEEN_S))
+        done = len(self.control.engine.done)
+        self.run(asyncio.sleep(seconds))
+        starts = [one for one in self.control.engine.done[done:] if isinstance(one, CreateContainer)]
+        assert is_busy or not starts, f"{starts}\n{self.explained()}"
+        self.control.engine.machine = None
+        self.revive()
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 2.0, SLOWEST_S]))
     def engine_is_slow_to_start(self, seconds: float) -> None:

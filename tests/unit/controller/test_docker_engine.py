@@ -10,6 +10,7 @@ import os
 import socket
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ import pytest
 from controller.engines.base import CONNECTED, OVERFLOW, EngineEvent, EngineState
 from controller.engines.docker import DockerEngine, is_orphaned
 from controller.engines.docker_events import EventQueue, EventReader
+from controller.engines.docker_machine import DockerMachine
 from controller.engines.gpu_discovery import PROBE_LABEL, PROBE_VALUE, GpuSources
 from controller.engines.labels import create_body
 from controller.errors import EngineError, EngineSocketGone, EngineUnreachable, ImageNotFound
@@ -29,6 +31,7 @@ from controller.model.actions import (
     SignalContainer,
     StartContainer,
 )
+from controller.model.machine import Footprint
 from controller.model.spec import GpuSlot, ProbeSpec, ServiceSpec
 from controller.model.world import ContainerState, Gpu, ReplicaContainer
 from tests.harness.waiting import PATIENCE_S
@@ -113,7 +116,7 @@ async def test_a_world_at_rest_costs_one_call(daemon: Daemon) -> None:
         first = await docker.observe("shop", ["ranker"], ["shop/ranker"])
         daemon.calls.clear()
         second = await docker.observe("shop", ["ranker"], ["shop/ranker"])
-        assert second == first
+        assert replace(second, machine=first.machine) == first
         assert daemon.calls == [LIST]
         assert all(one is before for one, before in zip(second.containers, first.containers, strict=True))
         has(daemon, summary("c1"), summary("c2", Status="Up 1 second"))
@@ -551,3 +554,67 @@ async def test_more_events_than_the_queue_holds_become_one() -> None:
             got.append(await events.get())
     assert got[0] == OVERFLOW
     assert len(got) <= 3
+
+
+# ------------------------------------------------------------------------------------------- what the machine has left
+
+PROC = {
+    "meminfo": "MemTotal:       25276502 kB\nMemFree:  100 kB\nMemAvailable:   24402264 kB\nHugePages_Total:       0\n",
+    "loadavg": "17.65 3.41 0.50 12/1765 4242\n",
+    "sys/kernel/pid_max": "32768\n",
+    "sys/kernel/threads-max": "192730\n",
+    "pressure/memory": "some avg10=21.50 avg60=0.04 avg300=0.27 total=51\nfull avg10=0.00 avg60=0.03 avg300=0 total=3",
+}
+UP_FOR_S = {"c1": 1000.0, "c2": 900.0, "c3": 800.0, "c4": 700.0, "c5": 5.0}
+STATS = {"memory_stats": {"usage": 90 * 1024**2, "stats": {"active_file": 9 * 1024**2, "inactive_file": 1024**2}}}
+
+
+def proc(path: Path, **changes: str | None) -> Path:
+    for name, text in {**PROC, **{key.replace("__", "/"): value for key, value in changes.items()}}.items():
+        if text is not None:
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_text(text)
+    return path
+
+
+def running(container_id: str, service: str = "web", up_for_s: float = 1000.0) -> ReplicaContainer:
+    began = 10_000.0 - up_for_s
+    return ReplicaContainer(
+        container_id, container_id, service, "v", 1, ContainerState.RUNNING, created_at=began, started_at=began
+    )
+
+
+def test_what_the_machine_has_left_is_read_from_the_kernel(daemon: Daemon, tmp_path: Path) -> None:
+    with contextlib.closing(client_of(daemon.server_address)) as client:
+        machine = DockerMachine(client, proc(tmp_path / "proc")).read(())
+    assert machine is not None
+    assert (machine.memory_bytes, machine.free_bytes) == (25276502 * 1024, 24402264 * 1024)
+    assert (machine.processes, machine.most_processes) == (1765, 32768)
+    assert (machine.load, machine.stalled_percent) == (17.65, 21.5)
+
+
+def test_a_kernel_without_pressure_is_read_and_one_without_memory_is_not_known(daemon: Daemon, tmp_path: Path) -> None:
+    with contextlib.closing(client_of(daemon.server_address)) as client:
+        without = DockerMachine(client, proc(tmp_path / "a", pressure__memory=None)).read(())
+        assert without is not None
+        assert without.stalled_percent == 0.0
+        assert DockerMachine(client, proc(tmp_path / "b", meminfo=None)).read(()) is None
+        assert DockerMachine(client, proc(tmp_path / "c", loadavg="nonsense")).read(()) is None
+
+
+def test_what_a_replica_takes_is_that_of_those_that_have_run_for_longest(daemon: Daemon, tmp_path: Path) -> None:
+    replicas = [running(name, up_for_s=up_for_s) for name, up_for_s in UP_FOR_S.items()]
+    replicas.append(running("old", "at_rest"))
+    for number, name in enumerate(UP_FOR_S, start=1):
+        daemon.answers[f"GET /containers/{name}/stats"] = (200, {**STATS, "pids_stats": {"current": number}})
+    daemon.answers["GET /containers/c2/stats"] = (404, {"message": "No such container: c2"})
+    with contextlib.closing(client_of(daemon.server_address)) as client:
+        machine = DockerMachine(client, proc(tmp_path / "proc"), clock=lambda: 10_000.0)
+        daemon.calls.clear()
+        first, second = machine.read(replicas), machine.read(replicas)
+    assert first is not None
+    assert first == second
+    assert first.footprints == {"web": Footprint(memory_bytes=80 * 1024**2, processes=3)}
+    assert [call for call in daemon.calls if "c2" not in call] == [
+        f"GET /containers/{name}/stats" for name in ("c1", "c3")
+    ]

@@ -11,6 +11,7 @@ import pytest
 
 from controller.errors import EngineError, EngineLeaderless, EngineSocketGone, EngineUnreachable, SpecError
 from controller.model.actions import CreateContainer
+from controller.model.machine import Machine
 from controller.model.plan import Plan
 from controller.model.spec import ProbeSpec
 from controller.model.world import Gpu
@@ -154,6 +155,23 @@ async def test_a_scale_target_can_be_taken_back(control: Control) -> None:
         controller.commands.scale("web", 1)
         await control.settled("web", 1, within_s=6.0)
     assert [one for one in control.engine.done[done:] if isinstance(one, CreateContainer)] == []
+
+
+async def test_a_scale_target_beyond_the_machine_ends_with_what_fits_and_can_be_taken_back(control: Control) -> None:
+    gib = 1024**3
+    control.engine.machine = Machine(2, 4 * gib, 3 * gib, most_processes=32768, processes=500, load=1.0)
+    control.engine.behaviours["web"] = Behaviour(ready_after_s=1.0)
+    async with control.running() as controller:
+        await control.settled("web", 2)
+        controller.commands.scale("web", 1000)
+        await until(lambda: len(control.view.plan.pending) == 1000 - 27 and control.row("web")[1] == 27, within_s=60.0)
+        await asyncio.sleep(60.0)
+        assert control.row("web") == (1000, 27, 1000)
+        (reason,) = {one.reason for one in control.view.plan.pending}
+        assert reason.startswith("one replica takes 100 MiB and 272 MiB of 4 GiB of memory are free on this machine, ")
+        assert len(control.events()) < 200
+        controller.commands.scale("web", 2)
+        await control.settled("web", 2, within_s=5.0)
 
 
 async def test_a_scale_target_outlives_the_controller_until_its_number_in_the_files_changes(control: Control) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from controller.model.actions import RemoveContainer, SetWaitingRoom, WriteRouting
+from controller.model.actions import CreateContainer, RemoveContainer, SetWaitingRoom, WriteRouting
 from controller.model.desired import Desired
+from controller.model.machine import Footprint, Machine
 from controller.model.observed import Observed
 from controller.model.spec import GpuRequest, ServiceSpec
 from controller.model.world import ContainerState, FailureRecord, Health, ReplicaContainer, ServerState, StrayContainer
@@ -362,6 +363,67 @@ def test_the_failure_that_is_being_cleared_away_counts_for_the_next_start() -> N
     assert after(5, NOW - 10, in_progress=(remove,)) == f"{waits}test", "gone, and not counted yet"
     assert after(6, NOW, in_progress=(remove,)) == f"{waits}code 1", "counted, and not twice"
     assert "start" in after(0, NOW - 10, dead), "none after the first"
+
+
+# ------------------------------------------------------------------------------------------- what the machine has left
+
+GIB = 1024**3
+SMALL = Machine(cores=2, memory_bytes=24 * GIB, free_bytes=20 * GIB, most_processes=32768, processes=900, load=0.5)
+TAKES = {"web": Footprint(memory_bytes=100 * 1024**2, processes=20)}
+BUSY = "this machine has no time for a start: "
+MEMORY = "of 24 GiB of memory are free on this machine, which keeps 1.1 GiB: ask for fewer, or free memory"
+PROCESSES = (
+    "one replica takes 20 and 1697 of 32768 process ids are free on this machine, which keeps 1638: ask for fewer, or "
+    "raise kernel.pid_max and kernel.threads-max"
+)
+KEPT = 24 * GIB // 20
+MACHINES: dict[str, tuple[Machine | None, int, str]] = {
+    "not known: a Swarm": (None, 10, ""),
+    "enough of all": (SMALL, 8, "8 replicas are starting, and at most 8 do at a time on 2 cores"),
+    "more cores": (replace(SMALL, cores=16), 10, ""),
+    "memory for three": (
+        replace(SMALL, free_bytes=KEPT + 301 * 1024**2, footprints=TAKES),
+        3,
+        f"one replica takes 100 MiB and 1.4 GiB {MEMORY}",
+    ),
+    "no memory, and no replica was measured": (replace(SMALL, free_bytes=1 * GIB), 0, f"1 GiB {MEMORY}"),
+    "process ids for two": (replace(SMALL, processes=32768 - 1697, footprints=TAKES), 2, PROCESSES),
+    "no time": (replace(SMALL, load=166.0), 0, f"{BUSY}166 processes want to run on 2 cores"),
+    "memory is short": (
+        replace(SMALL, stalled_percent=44.0),
+        0,
+        f"{BUSY}processes waited for memory in 44 % of the last 10 s",
+    ),
+}
+
+
+@pytest.mark.parametrize(("machine", "starts", "pending"), MACHINES.values(), ids=MACHINES)
+def test_a_start_waits_while_the_machine_has_no_room_or_no_time_for_it(
+    machine: Machine | None, starts: int, pending: str
+) -> None:
+    found = plan(desired(WEB, web=12), seen(ONE, TWO, machine=machine), NOW)
+    assert sum(isinstance(step.action, CreateContainer) for step in found.steps) == starts
+    assert {one.reason for one in found.pending} == ({pending} if pending else set())
+    assert len(found.pending) == 10 - starts
+
+
+def test_without_time_one_replica_starts_where_there_is_none_or_one_is_replaced() -> None:
+    busy = replace(SMALL, load=166.0)
+    begins = desired(WEB, web=12)
+    started = [step.action for step in plan(begins, seen(machine=busy), NOW).steps]
+    assert sum(isinstance(action, CreateContainer) for action in started) == 1
+    rolls = plan(desired(NEW, web=2), seen(ONE, TWO, machine=busy), NOW)
+    assert sum(isinstance(step.action, CreateContainer) for step in rolls.steps) == 1
+    coming = replica(NEW, 3, health=Health.UNKNOWN, started_at=NOW - 5)
+    assert not plan(desired(NEW, web=2), seen(ONE, TWO, coming, machine=busy), NOW).steps
+
+
+def test_a_rollout_takes_one_after_the_other_where_there_is_no_memory_for_one_more() -> None:
+    full = replace(SMALL, free_bytes=GIB, footprints=TAKES)
+    assert text(desired(NEW, web=2), seen(ONE, TWO, machine=full)).startswith(
+        f"#1 set server svc_web/{TWO.name} to drain: its version is not {NV}; there is no room for one more, "
+        "so they are replaced one by one"
+    )
 
 
 # ---------------------------------------------------------------------------------------------- images, GPUs, versions

@@ -27,6 +27,7 @@ from controller.model.actions import (
     WriteRouting,
 )
 from controller.model.desired import VersionGoal
+from controller.model.machine import Footprint, Machine
 from controller.model.observed import Observed
 from controller.model.phases import Phase, phase_of
 from controller.model.plan import Plan
@@ -45,6 +46,7 @@ from controller.model.world import (
 )
 from controller.plan import plan
 from controller.plan.leave import BLIND_DRAIN_S, PROPAGATION_S
+from controller.plan.machine import LEAST_STARTS, MOST_LOAD_PER_CORE
 from tests.unit.controller.worlds import desired, gpu_service, gpus, service, version
 
 TICK_S = 0.5
@@ -54,6 +56,8 @@ OPS = (
     *("tick", "tick", "tick", "ready", "hang", "crash", "busy", "idle", "scale", "version", "haproxy", "restart"),
     *("pace", "trial", "trial over"),
 )
+REPLICA_BYTES, KEPT_BYTES = 100 * 1024**2, 1024**2
+"""What a replica takes of the machine's memory, and what the machine keeps."""
 PACES = (RolloutSpec(1, 0), RolloutSpec(2, 0), RolloutSpec(0, 1), RolloutSpec(1, 1), RolloutSpec(2, 2))
 """max_surge, max_unavailable."""
 
@@ -75,6 +79,9 @@ class World:
     haproxy_up: bool = True
     created: int = 0
     gpus: tuple[Gpu, ...] = gpus(GPUS)
+    memory: int | None = None
+    """How many replicas it is enough for; None = what the machine has is not known."""
+    load: float = 0.0
 
     def snapshot(self, in_progress: tuple[Action, ...] = ()) -> Observed:
         routing = RoutingState(
@@ -93,7 +100,16 @@ class World:
             retirements=self.retirements,
             failures=self.failures,
             in_progress=in_progress,
+            machine=self.machine(),
         )
+
+    def machine(self) -> Machine | None:
+        if self.memory is None:
+            return None
+        running = sum(container.state.is_up for container in self.containers.values())
+        free, takes = (self.memory - running) * REPLICA_BYTES, Footprint(memory_bytes=REPLICA_BYTES)
+        known = {"web": takes, "ranker": takes}
+        return Machine(1, 20 * KEPT_BYTES, free + KEPT_BYTES, 1000, 0, self.load, footprints=known)
 
     def plan(self, in_progress: tuple[Action, ...] = ()) -> Plan:
         goals = {
@@ -398,3 +414,43 @@ def test_a_rollout_ends_although_haproxy_never_reaches_some_of_the_old_ones(
         assert world.reached() >= least
         world.let_time_pass()
     check_converged(world)
+
+
+ON_A_MACHINE = st.sampled_from(["tick", "tick", "ready", "crash", "scale", "version", "memory", "load"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(ON_A_MACHINE, st.integers(0, 60)), max_size=40))
+def test_no_more_is_started_than_the_machine_has_memory_and_time_for(ops: list[tuple[str, int]]) -> None:
+    world = new_world()
+    world.memory = 40
+    for op, pick in ops:
+        match op:
+            case "memory":
+                world.memory = pick
+            case "load":
+                world.load = pick % 2 * (MOST_LOAD_PER_CORE + 1)
+            case "scale":
+                world.targets["web"] = pick
+            case _:
+                world.disturb(op, pick)
+        check_room(world, world.plan())
+        world.apply(world.plan(), set())
+        world.let_time_pass()
+    world.memory, world.load = 200, 0.0
+    for _ in range(400):
+        result = world.plan()
+        check_room(world, result)
+        world.apply(result, set())
+        world.let_time_pass()
+    check_converged(world)
+
+
+def check_room(world: World, result: Plan) -> None:
+    starts = sum(isinstance(step.action, CreateContainer) for step in result.steps)
+    coming = [c for c in world.containers.values() if c.health is Health.UNKNOWN and world.phase(c).serves_or_will]
+    running = sum(c.state.is_up for c in world.containers.values())
+    if starts:
+        assert running + starts <= (world.memory or 0), "there is memory for all"
+        assert starts + len(coming) <= LEAST_STARTS, "few start at a time"
+        assert not world.load or starts + len(coming) == 1, "one after the other where there is no time"

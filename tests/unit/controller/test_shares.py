@@ -19,6 +19,7 @@ from controller.plan.shares import Bounds, bounds, weights
         (4, (2, 1), True, None, Bounds(floor=3, ceiling=6, goal=2, keep=4)),
         (1, (1, 0), True, None, Bounds(floor=1, ceiling=2, goal=1, keep=1)),
         (0, (1, 0), False, None, Bounds(floor=0, ceiling=1, goal=0, keep=0)),
+        (0, (1, 0), True, None, Bounds(floor=0, ceiling=1, goal=0, keep=0)),
         # All GPUs hold the former version: one by one, and never a single one.
         (4, (1, 0), True, 4, Bounds(floor=3, ceiling=4, goal=1, keep=3, one_by_one=True)),
         (4, (1, 0), False, 4, Bounds(floor=3, ceiling=4, goal=4, keep=0, one_by_one=True)),

@@ -1,0 +1,150 @@
+"""Whether the machine has memory, process ids and time for one more replica. Pure.
+
+Memory and process ids are a question of room: what one replica takes is known from those that run. Replicas that are
+being started count as if they had taken nothing yet. Time is a question of turns: few replicas start at a time, and
+while too many processes wait for a core, or for memory, only those start without which a service would have none, or
+which take the place of others, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..model.actions import CreateContainer
+from ..model.machine import Footprint, Machine
+from ..model.observed import Observed
+from ..model.spec import ServiceSpec, size_words
+from ..model.world import ContainerState, Health, ReplicaContainer
+from .placement import Shortage
+
+KEPT_PART = 20
+"""The machine keeps one part in so many of its memory, and of its process ids."""
+MOST_KEPT_BYTES = 2 * 1024**3
+STARTING_S = 30.0
+"""A replica that is not ready counts as starting for so long: what it takes by then is in the reading."""
+LEAST_STARTS = 8
+STARTS_PER_CORE = 2
+MOST_LOAD_PER_CORE = 10
+MOST_STALLED_PERCENT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Resource:
+    """Something of which every replica takes some."""
+
+    each: int
+    """What one replica takes; 0 = that is not known."""
+    free: int
+    words: str
+    """Why there is no room for one more, if there is none."""
+
+    @property
+    def room(self) -> int | None:
+        """For how many more replicas there is enough; None = for any number, as far as is known."""
+        if self.free <= 0:
+            return 0
+        return self.free // self.each if self.each else None
+
+
+@dataclass(slots=True)
+class MachineLedger:
+    """What the machine has left while one plan is being made."""
+
+    machine: Machine | None
+    """None = not known: nothing is bounded."""
+    starting: Counter[str] = field(default_factory=Counter)
+    """By service: replicas that are being started."""
+
+    @classmethod
+    def of(cls, observed: Observed, now: float) -> MachineLedger:
+        """Count the replicas that are being started. `now` as in `plan`."""
+        names = {one.name: one.service for one in observed.containers if _is_starting(one, observed, now)}
+        there = {one.name for one in observed.containers}
+        for action in observed.in_progress:
+            if isinstance(action, CreateContainer) and action.target not in there:
+                names[action.target] = action.service
+        return cls(observed.machine, Counter(names.values()))
+
+    def left(self, spec: ServiceSpec) -> int | None:
+        """How many more replicas of a service the machine has room for; None = that is not known."""
+        rooms = [one.room for one in self._resources(spec) if one.room is not None]
+        return min(rooms, default=None)
+
+    def shortage(self, spec: ServiceSpec, *, is_needed: bool) -> Shortage | None:
+        """Why one more replica does not start now; None = it may.
+
+        `is_needed`: it takes another one's place, or its service has none.
+        """
+        machine, starting = self.machine, self.starting.total()
+        if machine is None:
+            return None
+        full = [one.words for one in self._resources(spec) if one.room == 0]
+        if full:
+            return Shortage(full[0], blocked=not starting)
+        overload = _overload_words(machine)
+        if overload and (starting or not is_needed):
+            return Shortage(overload, blocked=False, is_brief=True)
+        most = max(LEAST_STARTS, STARTS_PER_CORE * machine.cores)
+        if starting >= most:
+            words = f"{starting} replicas are starting, and at most {most} do at a time on {_cores(machine)}"
+            return Shortage(words, blocked=False, is_brief=True)
+        return None
+
+    def take(self, service: str) -> None:
+        """Count one more replica as starting."""
+        self.starting[service] += 1
+
+    def _resources(self, spec: ServiceSpec) -> list[_Resource]:
+        """Memory and process ids, once the replicas that start have theirs."""
+        machine = self.machine
+        if machine is None:
+            return []
+        known = machine.footprints
+        coming = [(count, known[name]) for name, count in self.starting.items() if name in known]
+        each = known.get(spec.name, Footprint())
+        reserved = spec.container.get("HostConfig", {}).get("MemoryReservation") or 0
+        kept_bytes = min(machine.memory_bytes // KEPT_PART, MOST_KEPT_BYTES)
+        kept_ids = machine.most_processes // KEPT_PART
+        free_ids = machine.most_processes - machine.processes
+        bytes_each = max(each.memory_bytes, reserved)
+        return [
+            _Resource(
+                bytes_each,
+                machine.free_bytes - kept_bytes - sum(count * one.memory_bytes for count, one in coming),
+                _taken_words(size_words(bytes_each) if bytes_each else "")
+                + f"{size_words(machine.free_bytes)} of {size_words(machine.memory_bytes)} of memory are free on this "
+                f"machine, which keeps {size_words(kept_bytes)}: ask for fewer, or free memory",
+            ),
+            _Resource(
+                each.processes,
+                free_ids - kept_ids - sum(count * one.processes for count, one in coming),
+                _taken_words(str(each.processes) if each.processes else "")
+                + f"{free_ids} of {machine.most_processes} process ids are free on this machine, which keeps "
+                f"{kept_ids}: ask for fewer, or raise kernel.pid_max and kernel.threads-max",
+            ),
+        ]
+
+
+def _is_starting(one: ReplicaContainer, observed: Observed, now: float) -> bool:
+    began_at = one.created_at if one.started_at is None else one.started_at
+    is_new = one.state is ContainerState.CREATED or (one.state.is_up and one.health is Health.UNKNOWN)
+    return is_new and one.id not in observed.retirements and now - began_at < STARTING_S
+
+
+def _taken_words(each: str) -> str:
+    return f"one replica takes {each} and " if each else ""
+
+
+def _overload_words(machine: Machine) -> str:
+    """Why the machine has no time for a start; "" = it has."""
+    if machine.load > MOST_LOAD_PER_CORE * machine.cores:
+        return f"this machine has no time for a start: {machine.load:.0f} processes want to run on {_cores(machine)}"
+    if machine.stalled_percent > MOST_STALLED_PERCENT:
+        share = f"{machine.stalled_percent:.0f} % of the last 10 s"
+        return f"this machine has no time for a start: processes waited for memory in {share}"
+    return ""
+
+
+def _cores(machine: Machine) -> str:
+    return "1 core" if machine.cores == 1 else f"{machine.cores} cores"
