@@ -47,6 +47,7 @@ start() {
     return
   fi
   step "Starting the stack" docker compose --progress plain up --detach --no-build && return
+  refuse_taken_ports # by what was started at the same time
   while read -r image; do
     docker image inspect "$image" >/dev/null 2>&1 || missing="$missing $image"
   done < <(docker compose config --images | sort -u)

@@ -23,7 +23,7 @@ from ..errors import InvalidRequest, SpecError
 from ..settings import PROJECT_NAME
 from ..spec.files import OVERRIDE_NAMES, ProjectFiles
 from ..spec.yaml import load_written
-from . import ports, stack_files
+from . import choices, ports, stack_files
 from .env_file import EnvFile, setting
 
 NAME, FILES = "COMPOSE_PROJECT_NAME", "COMPOSE_FILE"
@@ -190,26 +190,28 @@ def settle(project: Project, files: list[str], environment: Mapping[str, str], s
     Raises InvalidRequest for files that the controller would refuse; then `.env` stays as it was, and there is no
     `.pierhead/` where there was none.
     """
-    file = project.env_file()
-    chosen = _choose(project, files, environment)
-    is_new = not (project.root / stack_files.DIRECTORY).exists()
-    stack_files.write(project.root, has_grafana="grafana" in _services(_all_files(project, files)))
-    try:
-        _validate(project, files, {**environment, **chosen})
-    except InvalidRequest:
-        if is_new:
-            shutil.rmtree(project.root / stack_files.DIRECTORY)
-        raise
-    _keep(file, chosen, say)
+    with choices.alone(project.root) as others:
+        chosen = _choose(project, files, environment, others)
+        is_new = not (project.root / stack_files.DIRECTORY).exists()
+        stack_files.write(project.root, has_grafana="grafana" in _services(_all_files(project, files)))
+        try:
+            _validate(project, files, {**environment, **chosen})
+        except InvalidRequest:
+            if is_new:
+                shutil.rmtree(project.root / stack_files.DIRECTORY)
+            raise
+        _keep(project.env_file(), chosen, say, _ports_of(others))
 
 
-def _choose(project: Project, files: list[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The lines that `.env` lacks."""
+def _choose(
+    project: Project, files: list[str], environment: Mapping[str, str], others: Mapping[Path, EnvFile]
+) -> dict[str, str]:
+    """The lines that `.env` lacks. `others`: projects that have just chosen."""
     file = project.env_file()
     chosen: dict[str, str] = {}
     name = setting(NAME, file, environment)
     if not name:
-        name = chosen[NAME] = _free_name(project, files)
+        name = chosen[NAME] = _free_name(project, files, {each.get(NAME) for each in others.values()})
     if not PROJECT_NAME.fullmatch(name):
         where = f"name ({', '.join(files)})" if NAME in chosen else NAME
         raise InvalidRequest(
@@ -222,9 +224,15 @@ def _choose(project: Project, files: list[str], environment: Mapping[str, str]) 
     open_ports = [each for each in ports.PORTS if setting(each, file, environment) is None]
     if engine_of(project, environment) == "docker" and open_ports:
         taken = [int(text) for each in ports.PORTS if (text := setting(each, file, environment) or "").isdigit()]
-        numbers = ports.choose(open_ports, taken, ports.is_free, _published(name))
+        numbers = ports.choose(open_ports, [*taken, *_ports_of(others)], ports.is_free, _published(name))
         chosen |= {each: str(number) for each, number in numbers.items()}
     return chosen
+
+
+def _ports_of(projects: Mapping[Path, EnvFile]) -> dict[int, Path]:
+    """The ports that these projects have, and which has it."""
+    written = ((file.get(name) or "", place) for place, file in projects.items() for name in ports.PORTS)
+    return {int(text): place for text, place in written if re.fullmatch("[0-9]{1,5}", text)}
 
 
 def _validate(project: Project, files: Iterable[str], environment: Mapping[str, str]) -> None:
@@ -245,7 +253,7 @@ def _validate(project: Project, files: Iterable[str], environment: Mapping[str, 
         ) from None
 
 
-def _keep(file: EnvFile, chosen: Mapping[str, str], say: Callable[[str], None]) -> None:
+def _keep(file: EnvFile, chosen: Mapping[str, str], say: Callable[[str], None], elsewhere: Mapping[int, Path]) -> None:
     if not chosen:
         return
     if any(file.get(name) is None for name in chosen):
@@ -255,14 +263,17 @@ def _keep(file: EnvFile, chosen: Mapping[str, str], say: Callable[[str], None]) 
     file.save()
     say(f"In .env: {', '.join(f'{name}={value}' for name, value in chosen.items())}")
     for name, value in chosen.items():
-        if name in ports.PORTS and int(value) != ports.PORTS[name]:
-            say(f"{name} is {value}, as something else listens at port {ports.PORTS[name]}.")
+        usual = ports.PORTS.get(name)
+        if usual and int(value) != usual:
+            other = elsewhere.get(usual)
+            why = f"the project {other} has" if other else "something else listens at"
+            say(f"{name} is {value}, as {why} port {usual}.")
 
 
-def _free_name(project: Project, files: Iterable[str]) -> str:
+def _free_name(project: Project, files: Iterable[str], just_chosen: Iterable[str | None]) -> str:
     """Compose's own name for the project, so that its volumes stay; another one where a project elsewhere has it."""
     own = name = _written_name(project, files) or normal_name(project.root.name)
-    taken = _names_elsewhere(project.root)
+    taken = {*_names_elsewhere(project.root), *just_chosen}
     number = 2
     while name in taken:
         name, number = f"{own}-{number}", number + 1

@@ -9,18 +9,22 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
 
 from controller.errors import InvalidRequest
-from controller.project import commands, handover, new, ports, project, stack_files
+from controller.project import choices, commands, handover, new, ports, project, stack_files
 from controller.project.env_file import EnvFile
 from controller.project.project import NoProject, Project
 from controller.spec.parse import parse
 from tests.harness.ports import free_ports
+from tests.harness.waiting import eventually
 from tests.unit.test_machine_scripts import ENV_LINES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,6 +43,11 @@ def shop(tmp_path: Path) -> Project:
 def _no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(project, "_docker", lambda *_: [])
     monkeypatch.setattr(ports, "is_free", ALL_FREE)
+
+
+@pytest.fixture(autouse=True)
+def _nobody_chose_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def settled(shop: Project, environment: Mapping[str, str] | None = None) -> list[str]:
@@ -161,6 +170,39 @@ def test_names_and_ports_are_chosen_once_and_told(shop: Project, monkeypatch: py
     before = (shop.root / ".env").read_bytes()
     assert settled(shop) == []
     assert (shop.root / ".env").read_bytes() == before
+
+
+def test_projects_that_choose_at_once_get_other_names_and_ports(tmp_path: Path) -> None:
+    """Nothing listens yet at the ports of the others."""
+    shops = [Project(tmp_path / place / "shop") for place in "abcd"]
+    for each in shops:
+        each.root.mkdir(parents=True)
+        (each.root / "compose.yaml").write_text(WEB)
+    with ThreadPoolExecutor(len(shops)) as threads:
+        said = list(threads.map(settled, shops))
+    written = [each.env_file() for each in shops]
+    assert len({file.get(name) for file in written for name in ports.PORTS}) == len(shops) * len(ports.PORTS)
+    assert len({file.get("COMPOSE_PROJECT_NAME") for file in written}) == len(shops)
+    told = [words for lines in said for words in lines if words.startswith("PIERHEAD_HTTP_PORT is")]
+    assert len(told) == len(shops) - 1
+    assert all(re.search(r"is 80\d\d, as the project .*/shop has port 8000\.$", words) for words in told)
+
+
+def test_what_was_chosen_long_ago_or_is_gone_holds_nothing(shop: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled(shop)
+    other = Project(shop.root.parent / "other")
+    other.root.mkdir()
+    (other.root / "compose.yaml").write_text(WEB)
+    now = time.time()
+    monkeypatch.setattr(choices, "wall_clock", lambda: now + choices.RECENT_S + 1)
+    settled(other)
+    assert other.env_file().get("PIERHEAD_HTTP_PORT") == "8000"
+    (other.root / ".env").unlink()
+    third = Project(shop.root.parent / "third")
+    third.root.mkdir()
+    (third.root / "compose.yaml").write_text(WEB)
+    settled(third)
+    assert third.env_file().get("PIERHEAD_HTTP_PORT") == "8000"
 
 
 def test_what_the_user_has_set_stays(shop: Project) -> None:
@@ -624,6 +666,39 @@ def test_up_refuses_a_port_that_is_taken(shop: Project, whose: str) -> None:
     first, last = done.stderr.splitlines()
     assert first.startswith(f"pierhead: port {port} ({name}) is taken by ")
     assert remedy in last
+
+
+def test_a_port_that_was_taken_while_the_stack_was_built_is_told(shop: Project) -> None:
+    """Not only in the engine's words."""
+    free = dict(zip(ports.PORTS, free_ports(len(ports.PORTS)), strict=True))
+    port = free["PIERHEAD_GRPC_PORT"]
+    (shop.root / ".env").write_text("".join(f"{name}={number}\n" for name, number in free.items()))
+    settled(shop)
+    begun, fake = shop.root / "begun", shop.root / "bin"
+    fake.mkdir()
+    (fake / "docker").write_text(
+        f"""#!/bin/bash
+case "$*" in
+  "compose version"*) echo 2.26.1 ;;
+  version*) echo 26.1.5 ;;
+  "compose config") echo 'services: {{}}' ;;
+  compose*" up "*)
+    touch '{begun}'
+    until (exec 3<>/dev/tcp/127.0.0.1/{port}) 2>/dev/null; do sleep 0.05; done
+    echo "Bind for 0.0.0.0:{port} failed: port is already allocated" >&2
+    exit 1 ;;
+esac
+"""
+    )
+    (fake / "docker").chmod(0o755)
+    up = str(shop.root / ".pierhead/compose/machine/up.sh")
+    own = {"PATH": f"{fake}:{os.environ['PATH']}", "HOME": str(shop.root), "PIERHEAD_BUILD": "0"}
+    process = subprocess.Popen([up], cwd="/", env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    eventually(lambda: begun.exists() or process.poll() is not None, "the stack is started")
+    with socket.create_server(("127.0.0.1", port)):
+        _, said = process.communicate(timeout=60)
+    assert f"pierhead: port {port} (PIERHEAD_GRPC_PORT) is taken by " in said
+    assert "or choose another port: in .env" in said
 
 
 # ------------------------------------------------------------------------------------ what a project may have come with
