@@ -28,7 +28,6 @@ Errors: {"error": {"code", "message"}}.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hmac
 import ipaddress
 import json
@@ -38,7 +37,7 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -50,13 +49,16 @@ from .model.actions import KINDS
 from .model.spec import MOST_REPLICAS
 from .model.text import one_line, whole_number
 from .spec.watch import SpecWatch
-from .status.documents import event_json, log_json, plan_json, plan_words, routes_json, service_json
+from .status import documents
 from .status.publisher import Publisher
+from .status.records import answers, changes
+from .status.records.document import as_json
+from .status.records.services import Nodes, Services
 from .storage.events import EventLog
 
 logger = logging.getLogger(__name__)
 
-AUTO = "auto"
+AUTO: Final = "auto"
 """In place of a number of replicas: the files or the autoscaler decide again."""
 MOST_LINES = 10_000
 MOST_EVENTS = 1000
@@ -138,20 +140,20 @@ class Api:
     async def services(self, request: web.Request) -> web.Response:
         """The whole stack, as `make status` shows it."""
         view = self._publisher.view
-        return web.json_response(
-            {
-                "project": view.project,
-                "at": view.wall_time(view.at),
-                "services": [service_json(row, view) for row in view.services],
-                "gpus": [dataclasses.asdict(gpu) for gpu in view.gpus],
-                "nodes": [dataclasses.asdict(node) for node in view.nodes],
-                "gpu_memory_problem": view.gpu_memory_problem,
-                "spec_problems": list(view.spec_problems),
-                "notices": list(view.notices),
-                "settled": view.desired is not None,
-                "files_current": await self._specs.is_current(view.files),
-                "engine_reachable": view.engine_reachable,
-            }
+        return answer(
+            Services(
+                project=view.project,
+                at=view.wall_time(view.at),
+                services=view.services,
+                gpus=view.gpus,
+                nodes=view.nodes,
+                gpu_memory_problem=view.gpu_memory_problem,
+                spec_problems=view.spec_problems,
+                notices=view.notices,
+                settled=view.desired is not None,
+                files_current=await self._specs.is_current(view.files),
+                engine_reachable=view.engine_reachable,
+            )
         )
 
     async def service(self, request: web.Request) -> web.Response:
@@ -162,7 +164,7 @@ class Api:
         if row is None:
             self._commands.known(name)
             raise NotYet(f"{name} was just added and has not been looked at yet; repeat in a second")
-        return web.json_response(service_json(row, view))
+        return answer(row)
 
     async def scale(self, request: web.Request) -> web.Response:
         """Set how many replicas a service shall have."""
@@ -171,57 +173,54 @@ class Api:
         name = request.match_info["name"]
         message = self._commands.scale(name, replicas)
         spec = self._commands.known(name).services[name]
-        answer: dict[str, Any] = {"service": name, "replicas": AUTO if replicas is None else replicas}
-        if message:
-            answer["message"] = message
-        if replicas is None and spec.autoscale is None:
-            answer["wanted"] = spec.replicas
-        return web.json_response(answer, status=202)
+        wanted = spec.replicas if replicas is None and spec.autoscale is None else None
+        scaled = changes.Scaled(name, AUTO if replicas is None else replicas, message, wanted)
+        return answer(scaled, 202)
 
     async def revisions(self, request: web.Request) -> web.Response:
         """The versions that a service can go back to."""
         name = request.match_info["name"]
         revisions, wanted, stable = self._commands.revisions(name)
         view = self._publisher.view
-        listed = [
-            {
-                "version": revision.version,
-                "image": revision.image,
-                "image_id": revision.image_id,
-                "first_at": view.wall_time(revision.first_at),
-                "current": revision.version == wanted,
-                "stable": revision.version == stable,
-            }
+        listed = tuple(
+            answers.RevisionDocument(
+                version=revision.version,
+                image=revision.image,
+                image_id=revision.image_id,
+                first_at=view.wall_time(revision.first_at),
+                current=revision.version == wanted,
+                stable=revision.version == stable,
+            )
             for revision in revisions
-        ]
-        return web.json_response({"service": name, "at": self._wall(), "revisions": listed})
+        )
+        return answer(answers.Revisions(name, self._wall(), listed))
 
     async def deploy(self, request: web.Request) -> web.Response:
         """Roll out what the compose files and images give."""
         self._gatekeeper.admit(request.remote, request.headers)
         services, now = deployment_in(await request.read())
         sentences = await self._commands.deploy(services, is_watched=not now)
-        return web.json_response({"services": sentences}, status=202)
+        return answer(changes.Deployed(sentences), 202)
 
     async def rollback(self, request: web.Request) -> web.Response:
         """Go back to an earlier version."""
         self._gatekeeper.admit(request.remote, request.headers)
         name, to = request.match_info["name"], version_in(await request.read())
-        return web.json_response({"service": name, "message": await self._commands.roll_back(name, to)}, status=202)
+        return answer(changes.Asked(name, await self._commands.roll_back(name, to)), 202)
 
     async def abort(self, request: web.Request) -> web.Response:
         """End a rollout: the former version serves again."""
         self._gatekeeper.admit(request.remote, request.headers)
         name = request.match_info["name"]
         nothing_in(await request.read())
-        return web.json_response({"service": name, "message": self._commands.abort(name)}, status=202)
+        return answer(changes.Asked(name, self._commands.abort(name)), 202)
 
     async def promote(self, request: web.Request) -> web.Response:
         """End the watch over a first batch."""
         self._gatekeeper.admit(request.remote, request.headers)
         name = request.match_info["name"]
         nothing_in(await request.read())
-        return web.json_response({"service": name, "message": self._commands.promote(name)}, status=202)
+        return answer(changes.Asked(name, self._commands.promote(name)), 202)
 
     async def gpu(self, request: web.Request) -> web.Response:
         """Mark a GPU as not to be used, or remove its mark."""
@@ -231,22 +230,19 @@ class Api:
             self._commands.unmark_gpu(uuid)
         else:
             self._commands.mark_gpu(uuid, fault)
-        return web.json_response({"gpu": uuid, "fault": fault}, status=202)
+        return answer(changes.Marked(uuid, fault), 202)
 
     async def nodes(self, request: web.Request) -> web.Response:
         """The nodes, what is there and what is wrong with them."""
         view = self._publisher.view
-        nodes = [dataclasses.asdict(node) for node in view.nodes]
-        return web.json_response(
-            {"at": view.wall_time(view.at), "nodes": nodes, "engine_reachable": view.engine_reachable}
-        )
+        return answer(Nodes(view.wall_time(view.at), view.nodes, view.engine_reachable))
 
     async def drain_node(self, request: web.Request) -> web.Response:
         """Have the replicas of a node go elsewhere, and then everything else."""
         self._gatekeeper.admit(request.remote, request.headers)
         name, at_once = request.match_info["node"], force_in(await request.read())
         message = await self._commands.nodes.drain(name, at_once=at_once)
-        return web.json_response({"node": self._commands.nodes.known(name).name, "message": message}, status=202)
+        return answer(changes.NodeAsked(self._commands.nodes.known(name).name, message), 202)
 
     async def activate_node(self, request: web.Request) -> web.Response:
         """Use a node again."""
@@ -254,14 +250,14 @@ class Api:
         name = request.match_info["node"]
         nothing_in(await request.read())
         message = await self._commands.nodes.activate(name)
-        return web.json_response({"node": self._commands.nodes.known(name).name, "message": message}, status=202)
+        return answer(changes.NodeAsked(self._commands.nodes.known(name).name, message), 202)
 
     async def label_node(self, request: web.Request) -> web.Response:
         """Set labels of a node, for placement constraints."""
         self._gatekeeper.admit(request.remote, request.headers)
         name, labels = request.match_info["node"], labels_in(await request.read())
         message = await self._commands.nodes.label(name, labels)
-        return web.json_response({"node": self._commands.nodes.known(name).name, "message": message}, status=202)
+        return answer(changes.NodeAsked(self._commands.nodes.known(name).name, message), 202)
 
     async def logs(self, request: web.Request) -> web.Response:
         """The last log lines of a service's replicas."""
@@ -269,22 +265,22 @@ class Api:
         after = _integer(request, "after", 0, 0, 2**40) if "after" in request.query else None
         tail, at = _integer(request, "tail", 100, 1, MOST_LINES), self._wall()
         texts = await self._commands.logs(name, tail, after)
-        replicas = [log_json(replica, text) for replica, text in texts.items()]
-        return web.json_response({"service": name, "at": at, "replicas": replicas})
+        replicas = tuple(documents.replica_log(replica, text) for replica, text in texts.items())
+        return answer(answers.Logs(name, at, replicas))
 
     async def plan(self, request: web.Request) -> web.Response:
         """What the controller would do now, and what it is doing."""
         view, in_progress = self._publisher.view, self._executor.in_progress
         form = request.query.get("format", "json")
         if form == "text":
-            return web.Response(text=plan_words(view, in_progress) + "\n")
+            return web.Response(text=documents.plan_words(view, in_progress) + "\n")
         if form != "json":
             raise InvalidRequest(f"format: expected json or text, found {form!r}")
-        return web.json_response(plan_json(view, in_progress))
+        return answer(documents.plan_document(view, in_progress))
 
     async def routes(self, request: web.Request) -> web.Response:
         """What HAProxy sends where."""
-        return web.json_response(routes_json(self._publisher.view))
+        return answer(documents.routes(self._publisher.view))
 
     async def events(self, request: web.Request) -> web.Response:
         """The newest events, or the events after `since`; waits up to `wait` seconds for the first one."""
@@ -298,35 +294,33 @@ class Api:
         chosen = log.select(since=since, service=service, kinds=kinds, limit=limit)
         # A list that `limit` has cut is continued where it was cut; otherwise all events so far have been looked at.
         following = chosen[-1].seq if since is not None and len(chosen) == limit else log.last_seq
-        return web.json_response({"events": [event_json(stored) for stored in chosen], "next": following})
+        return answer(answers.Events(tuple(map(documents.event_document, chosen)), following))
 
     async def targets(self, request: web.Request) -> web.Response:
         """The targets of one job, as Prometheus's http_sd reads them."""
         job = request.query.get("job", "replicas")
-        found = [dict(group) for group in self._publisher.view.targets if group["labels"]["job"] == job]
-        return web.json_response(found)
+        return answer([group for group in self._publisher.view.targets if group.labels["job"] == job])
 
     async def openapi(self, request: web.Request) -> web.Response:
         """This API, as an OpenAPI document."""
         from .status import openapi  # imported when needed: its schemas take memory, and few requests ask for them
 
-        return web.json_response(openapi.document(request.app))
+        return answer(openapi.document(request.app))
 
     async def healthz(self, request: web.Request) -> web.Response:
         """200 while the loop completes its ticks; the body has what else is wrong."""
         view = self._publisher.view
         age_s = self._clock() - (self._publisher.last_tick_at or self._publisher.started_at)
-        status = "stuck" if age_s >= STUCK_AFTER_S else "failing" if self._publisher.defect else "ok"
-        body = {
-            "status": status,
-            "last_tick_age_s": round(age_s, 3),
-            "engine_reachable": view.engine_reachable,
-            "haproxy_reachable": view.haproxy_reachable,
-            "spec_problems": list(view.spec_problems),
-            "store_trouble": self._publisher.store_trouble,
-            "defect": self._publisher.defect,
-        }
-        return web.json_response(body, status=200 if status == "ok" else 503)
+        health = answers.Health(
+            status="stuck" if age_s >= STUCK_AFTER_S else "failing" if self._publisher.defect else "ok",
+            last_tick_age_s=round(age_s, 3),
+            engine_reachable=view.engine_reachable,
+            haproxy_reachable=view.haproxy_reachable,
+            spec_problems=view.spec_problems,
+            store_trouble=self._publisher.store_trouble,
+            defect=self._publisher.defect,
+        )
+        return answer(health, 200 if health.status == "ok" else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """The controller's own metrics, as Prometheus reads them."""
@@ -349,6 +343,11 @@ class Api:
 
     async def _close(self, app: web.Application) -> None:
         self._closing.set()
+
+
+def answer(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """Answer with a document."""
+    return web.json_response(text=json.dumps(document, default=as_json), status=status, headers=headers)
 
 
 @web.middleware
@@ -497,7 +496,7 @@ def _http_words(request: web.Request, error: web.HTTPException) -> str:
 
 def _error(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
     kept = {name: value for name, value in (headers or {}).items() if name in ("Allow", "Retry-After")}
-    return web.json_response({"error": {"code": code, "message": message}}, status=status, headers=kept)
+    return answer(answers.Error(answers.ErrorBody(code, message)), status, kept)
 
 
 # ----------------------------------------------------------------------------------------------------

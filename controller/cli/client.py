@@ -86,7 +86,7 @@ class Client:
 
     def _change(self, method: str, path: str, document: object) -> Any:
         try:
-            return self._send(method, path, json.dumps(document).encode(), self._change_timeout_s)
+            return self._send(method, path, out.json_text(document).encode(), self._change_timeout_s)
         except urllib.error.URLError as error:  # it was never sent
             raise self._silent(error) from error
         except (OSError, http.client.HTTPException) as error:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from .errors import BadInput
 from .output import harmless
 
-Document = Mapping[str, Any]
+if TYPE_CHECKING:
+    from ..status.records.answers import EventDocument, ReplicaLog
+
 LogLine = tuple[str, str]
 """(the engine's time stamp as text, the line)."""
 L = TypeVar("L")
@@ -39,28 +41,28 @@ def since_time(text: str, now: float) -> float:
         ) from None
 
 
-def chosen(events: Iterable[Document], after: float | None) -> list[Document]:
+def chosen(events: Iterable[EventDocument], after: float | None) -> list[EventDocument]:
     """Return the events that happened, or were repeated, at or after a time; None: all of them."""
-    return [event for event in events if after is None or event["last_at"] >= after]
+    return [event for event in events if after is None or event.last_at >= after]
 
 
-def event_line(event: Document) -> str:
+def event_line(event: EventDocument) -> str:
     """Return one event; further lines of its message are indented."""
-    at = datetime.fromtimestamp(event["at"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    mark = _MARKS.get(event["outcome"], "       ")
-    first, *rest = event["message"].splitlines() or [""]
-    again = f" ({event['times']} times)" if event["times"] > 1 else ""
+    at = datetime.fromtimestamp(event.at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    mark = _MARKS.get(event.outcome, "       ")
+    first, *rest = event.message.splitlines() or [""]
+    again = f" ({event.times} times)" if event.times > 1 else ""
     return "\n".join([f"{at} {mark} {first}{again}", *(f"{' ' * 28}{line}" for line in rest)])
 
 
-def last_failure(events: Sequence[Document]) -> Document | None:
+def last_failure(events: Sequence[EventDocument]) -> EventDocument | None:
     """Return the newest event of a failed replica; its further lines are the end of that replica's log."""
-    return next((event for event in reversed(events) if event["kind"] == "replica_failed"), None)
+    return next((event for event in reversed(events) if event.kind == "replica_failed"), None)
 
 
-def timed(log: Document) -> list[LogLine]:
+def timed(log: ReplicaLog) -> list[LogLine]:
     """Return the log lines of one replica, with their times."""
-    return list(zip(log["times"], log["lines"], strict=True))
+    return list(zip(log.times, log.lines, strict=True))
 
 
 def readable(line: str) -> list[str]:

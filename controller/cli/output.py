@@ -92,10 +92,24 @@ def complain(text: str) -> None:
 
 
 def print_json(document: object) -> None:
-    """Write one document."""
-    say(json.dumps(document, indent=2))
+    """Write one document, with records in it."""
+    say(json_text(document, indent=2))
 
 
 def print_json_line(document: object) -> None:
     """Write one document on one line, for streams of documents."""
-    say(json.dumps(document))
+    say(json_text(document))
+
+
+def with_members(record: object, **more: object) -> dict[str, object]:
+    """Return a record's members as JSON has them, and more after them."""
+    from ..status.records.document import members
+
+    return {**members(record), **more}
+
+
+def json_text(document: object, indent: int | None = None) -> str:
+    """Return a document, with records in it, as JSON."""
+    from ..status.records.document import as_json  # imported when needed: most commands write none
+
+    return json.dumps(document, default=as_json, indent=indent)

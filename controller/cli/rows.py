@@ -2,69 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
-Document = Mapping[str, Any]
+if TYPE_CHECKING:
+    from ..model.reports import AutoscaleStatus
+    from ..status.records.services import RolloutDocument, Service
 
 
-def version(row: Document) -> str:
+def version(row: Service) -> str:
     """Return the wanted version; "-" where there is none."""
-    return str(row["version"] or "-")
+    return str(row.version or "-")
 
 
-def gpus(row: Document) -> str:
+def gpus(row: Service) -> str:
     """Return how many GPUs the replicas hold; "-" for none."""
-    held = {gpu for replica in row["replicas"] for gpu in replica["gpus"]}
+    held = {gpu for replica in row.replicas for gpu in replica.gpus}
     return str(len(held)) if held else "-"
 
 
-def in_flight(row: Document) -> str:
+def in_flight(row: Service) -> str:
     """Return the requests in progress at the replicas; "-" where that is not known."""
-    return "-" if row["in_flight"] is None else str(row["in_flight"])
+    return "-" if row.in_flight is None else str(row.in_flight)
 
 
-def waiting(row: Document) -> str:
+def waiting(row: Service) -> str:
     """Return the requests that wait for a replica; "-" where that is not known."""
-    return "-" if row["waiting"] is None else str(row["waiting"])
+    return "-" if row.waiting is None else str(row.waiting)
 
 
-def who_decides(row: Document) -> str:
+def who_decides(row: Service) -> str:
     """Return in one sentence where the number of replicas comes from."""
-    autoscale, name = row["autoscale"], row["name"]
+    autoscale, name = row.autoscale, row.name
     if autoscale:
-        bounds = f"{autoscale['min']} to {autoscale['max']}"
-        if autoscale["paused"]:
+        bounds = f"{autoscale.min} to {autoscale.max}"
+        if autoscale.paused:
             found = _what_it_finds(autoscale)
             return f"set by scale; the autoscaler ({bounds}) pauses until `pierhead scale {name} auto`; {found}"
         return f"the autoscaler decides, {bounds}; {_what_it_finds(autoscale)}{_unless_settled(autoscale)}"
-    if row["override"] is not None:
-        written = row["spec_replicas"]
+    if row.override is not None:
+        written = row.spec_replicas
         files = "" if written is None else f"; the compose files say {written}"
         return f"set by scale{files} (`pierhead scale {name} auto` goes back to them)"
     return "the compose files say so"
 
 
-def _what_it_finds(autoscale: Document) -> str:
+def _what_it_finds(autoscale: AutoscaleStatus) -> str:
     """The basis of an autoscaler's number: the user's policy where there is one, else the load."""
-    if autoscale["problem"]:
-        return f"its policy gives no number: {autoscale['problem']}"
-    if autoscale["basis"]:
-        return str(autoscale["basis"])
-    return f"the load is {autoscale['load']:.1f} requests, which are for {autoscale['wanted']} replicas"
+    if autoscale.problem:
+        return f"its policy gives no number: {autoscale.problem}"
+    if autoscale.basis:
+        return str(autoscale.basis)
+    return f"the load is {autoscale.load:.1f} requests, which are for {autoscale.wanted} replicas"
 
 
-def _unless_settled(autoscale: Document) -> str:
-    if autoscale["problem"]:
-        return f"; {autoscale['target']} are held meanwhile"
-    if autoscale["wanted"] == autoscale["target"]:
+def _unless_settled(autoscale: AutoscaleStatus) -> str:
+    if autoscale.problem:
+        return f"; {autoscale.target} are held meanwhile"
+    if autoscale.wanted == autoscale.target:
         return ""
-    return f"; {autoscale['wanted']} replicas if that lasts" if autoscale["basis"] else " if they last"
+    return f"; {autoscale.wanted} replicas if that lasts" if autoscale.basis else " if they last"
 
 
-def rollout_words(rollout: Document, message: str) -> str:
+def rollout_words(rollout: RolloutDocument, message: str) -> str:
     """Return a rollout's phase and numbers, before the controller's sentence about it."""
-    return f"{rollout['phase']}, {rollout['ready']} of {rollout['wanted']} ready; {message}"
+    return f"{rollout.phase}, {rollout.ready} of {rollout.wanted} ready; {message}"
 
 
 def seconds(value: float | None) -> str:

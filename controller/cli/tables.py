@@ -6,9 +6,10 @@ sentences are the last column; else they stand below the table, each after the n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -17,7 +18,10 @@ from rich.text import Text
 from . import rows
 from .prometheus import Reading
 
-Document = Mapping[str, Any]
+if TYPE_CHECKING:
+    from ..model.world import Server
+    from ..status.records.answers import Revisions, Route, Routes
+    from ..status.records.services import GpuUse, NodeStatus, Service, Services
 
 STYLES = {
     "RUNNING": "green",
@@ -96,143 +100,143 @@ class Listing:
         return sum(widest.values()) + _GAP * max(len(widest) - 1, 0)
 
 
-def status(document: Document, traffic: Reading, width: int) -> Iterator[RenderableType]:
+def status(document: Services, traffic: Reading, width: int) -> Iterator[RenderableType]:
     """Yield the page of `pierhead status`."""
     yield from complaints(document)
-    if not document["settled"] or not document["services"]:
+    if not document.settled or not document.services:
         return
     yield from _services(document, traffic).render(width)
-    if any(row["replicas"] for row in document["services"]):
+    if any(row.replicas for row in document.services):
         yield Text("")
-        yield from replicas(document["services"], width).render(width)
-    if document["gpus"]:
+        yield from replicas(document.services, width).render(width)
+    if document.gpus:
         yield Text("")
         yield from gpus(document, width)
-    if document["nodes"]:
+    if document.nodes:
         yield Text("")
-        yield from nodes(document, width)
+        yield from nodes(document.nodes, width)
 
 
-def complaints(document: Document) -> Iterator[RenderableType]:
+def complaints(document: Services) -> Iterator[RenderableType]:
     """Yield what is wrong beyond a single service, or why there is nothing to show."""
-    for problem in document["spec_problems"]:
+    for problem in document.spec_problems:
         yield Text(f"compose files: {problem}", style="red")
-    for notice in document["notices"]:
+    for notice in document.notices:
         yield Text(notice, style="red")
-    if not document["settled"]:
-        if not document["spec_problems"]:
+    if not document.settled:
+        if not document.spec_problems:
             yield Text("the controller was just started and reads the compose files")
-    elif not document["services"]:
+    elif not document.services:
         yield Text("no service has an x-serve block; compose/reference.yaml explains its keys")
 
 
-def _services(document: Document, traffic: Reading) -> Listing:
+def _services(document: Services, traffic: Reading) -> Listing:
     columns = ("SERVICE", "STATE", "VERSION", "READY", "GPUS", "IN FLIGHT", "WAITING", "P99")
     listing = Listing(columns, "WHAT IS GOING ON", optional=("VERSION", "GPUS"))
-    for row in document["services"]:
+    for row in document.services:
         listing.add(
-            row["name"],
-            row["state"],
+            row.name,
+            row.state,
             rows.version(row),
-            f"{row['ready']}/{row['wanted']}",
+            f"{row.ready}/{row.wanted}",
             rows.gpus(row),
             rows.in_flight(row),
             rows.waiting(row),
-            rows.seconds(traffic.of(row["name"]).p99_s),
+            rows.seconds(traffic.of(row.name).p99_s),
             sentence=going_on(row),
         )
     return listing
 
 
-def going_on(row: Document) -> str:
+def going_on(row: Service) -> str:
     """Return the state of a service in words: its rollout, its message, the rejected version."""
-    rejected, message = row["rejected"], str(row["message"])
-    if row["rollout"]:
-        return rows.rollout_words(row["rollout"], message)
-    if rejected and rejected["version"] not in message:
-        how = "refused" if rejected["is_refused"] else "rejected"
-        rejection = f"version {rejected['version']} was {how}: {rejected['reason']}"
+    rejected, message = row.rejected, str(row.message)
+    if row.rollout:
+        return rows.rollout_words(row.rollout, message)
+    if rejected and rejected.version not in message:
+        how = "refused" if rejected.is_refused else "rejected"
+        rejection = f"version {rejected.version} was {how}: {rejected.reason}"
         return f"{message}; {rejection}" if message else rejection
     return message
 
 
-def replicas(services: Sequence[Document], width: int) -> Listing:
+def replicas(services: Sequence[Service], width: int) -> Listing:
     """Return the replicas of these services, one a row."""
-    has_nodes = any(replica["node"] for row in services for replica in row["replicas"])
+    has_nodes = any(replica.node for row in services for replica in row.replicas)
     columns = ("REPLICA", "STATE", *(["NODE"] if has_nodes else []), "ADDRESS", "GPU", "IN FLIGHT")
     listing = Listing(columns, "WHY", optional=("ADDRESS",))
     for row in services:
-        for replica in row["replicas"]:
+        for replica in row.replicas:
             listing.add(
-                replica["name"] or f"{row['name']} (none yet)",
-                replica["state"],
-                *([replica["node"] or "-"] if has_nodes else []),
-                replica["address"] or "-",
-                ", ".join(_gpu(uuid, width) for uuid in replica["gpus"]) or "-",
-                "-" if replica["ongoing"] is None else str(replica["ongoing"]),
-                sentence=replica["message"],
+                replica.name or f"{row.name} (none yet)",
+                replica.state,
+                *([replica.node or "-"] if has_nodes else []),
+                replica.address or "-",
+                ", ".join(_gpu(uuid, width) for uuid in replica.gpus) or "-",
+                "-" if replica.ongoing is None else str(replica.ongoing),
+                sentence=replica.message,
             )
     return listing
 
 
-def gpus(document: Document, width: int) -> Iterator[RenderableType]:
+def gpus(document: Services, width: int) -> Iterator[RenderableType]:
     """Yield every GPU with its holders, and its memory where that is known."""
-    found = document["gpus"]
+    found = document.gpus
     if not found:
         yield Text(
             "the Docker Engine knows no GPU (the NVIDIA Container Toolkit makes them known to it: docs/how-to/gpus.md)"
         )
         return
-    sizes = {"MEMORY": "memory_bytes", "IN USE": "used_bytes", "FREE": "free_bytes"}
-    known = {title: key for title, key in sizes.items() if any(gpu[key] is not None for gpu in found)}
-    has_nodes = any(gpu["node"] for gpu in found)
+    sizes = {"MEMORY": attrgetter("memory_bytes"), "IN USE": attrgetter("used_bytes"), "FREE": attrgetter("free_bytes")}
+    known = {title: size for title, size in sizes.items() if any(size(gpu) is not None for gpu in found)}
+    has_nodes = any(gpu.node for gpu in found)
     listing = Listing(("GPU", *(["NODE"] if has_nodes else []), "KIND", *known, "HELD BY"))
     for gpu in found:
-        cells = [_size(gpu[key]) for key in known.values()]
-        node = [gpu["node"] or "-"] if has_nodes else []
-        listing.add(_gpu(gpu["uuid"], width), *node, gpu["name"] or "-", *cells, _holders(gpu))
+        cells = [_size(size(gpu)) for size in known.values()]
+        node = [gpu.node or "-"] if has_nodes else []
+        listing.add(_gpu(gpu.uuid, width), *node, gpu.name or "-", *cells, _holders(gpu))
     yield from listing.render(width)
-    if document["gpu_memory_problem"]:
-        yield Text(str(document["gpu_memory_problem"]))
+    if document.gpu_memory_problem:
+        yield Text(str(document.gpu_memory_problem))
 
 
-def nodes(document: Document, width: int) -> Iterator[RenderableType]:
+def nodes(listed: Sequence[NodeStatus], width: int) -> Iterator[RenderableType]:
     """Yield every node with what is there."""
-    if not document["nodes"]:
+    if not listed:
         yield Text("this stack runs on one machine: nodes are those of a Docker Swarm (PIERHEAD_ENGINE=swarm)")
         return
     listing = Listing(("NODE", "ROLE", "STATE", "AVAILABILITY", "REPLICAS", "GPUS", "ADDRESS"), "WHAT IS GOING ON")
     listing.optional = ("ADDRESS",)
-    for node in document["nodes"]:
-        gpus_used = f"{node['gpus_used']}/{node['gpus']}" if node["gpus"] else "-"
-        cells = (node["name"], node["role"], node["state"], node["availability"], str(node["replicas"]), gpus_used)
-        listing.add(*cells, node["address"] or "-", sentence=node["message"])
+    for node in listed:
+        gpus_used = f"{node.gpus_used}/{node.gpus}" if node.gpus else "-"
+        cells = (node.name, node.role, node.state, node.availability, str(node.replicas), gpus_used)
+        listing.add(*cells, node.address or "-", sentence=node.message)
     yield from listing.render(width)
 
 
-def routes(document: Document, width: int) -> Iterator[RenderableType]:
+def routes(document: Routes, width: int) -> Iterator[RenderableType]:
     """Yield HAProxy's routes in the order in which it matches them, and the servers behind them."""
-    if document["haproxy"] is None:
+    if document.haproxy is None:
         yield Text("HAProxy does not answer the controller: its routes and servers are not known", style="red")
-    if not document["routes"]:
+    if not document.routes:
         yield Text("no service has a route or grpc_services: nothing is reachable from outside")
         return
     routed = Listing(("ROUTE", "SERVICE", "SERVERS", "SESSIONS", "QUEUED"), "WHAT IS GOING ON")
     servers = Listing(("SERVER", "STATE", "ADDRESS", "WEIGHT", "SESSIONS", "QUEUED"), "WHY", optional=("ADDRESS",))
     shown: set[str] = set()
-    for route in document["routes"]:
-        taking = [server for server in route["servers"] if server["up"] and server["state"] == "ready"]
+    for route in document.routes:
+        taking = [server for server in route.servers if server.up and server.state == "ready"]
         routed.add(
             _matched(route),
-            route["service"],
-            f"{len(taking)}/{len(route['servers'])}",
-            str(sum(server["sessions"] for server in route["servers"])),
-            str(route["queued"] + sum(server["queued"] for server in route["servers"])),
-            sentence=_route_words(route, bool(taking), document["haproxy"] is not None),
+            route.service,
+            f"{len(taking)}/{len(route.servers)}",
+            str(sum(server.sessions for server in route.servers)),
+            str(route.queued + sum(server.queued for server in route.servers)),
+            sentence=_route_words(route, bool(taking), document.haproxy is not None),
         )
-        for server in route["servers"]:
-            if server["name"] not in shown:
-                shown.add(server["name"])
+        for server in route.servers:
+            if server.name not in shown:
+                shown.add(server.name)
                 _add_server(servers, server)
     yield from routed.render(width)
     if shown:
@@ -240,47 +244,47 @@ def routes(document: Document, width: int) -> Iterator[RenderableType]:
         yield from servers.render(width)
 
 
-def _add_server(listing: Listing, server: Document) -> None:
+def _add_server(listing: Listing, server: Server) -> None:
     listing.add(
-        server["name"],
-        server["state"] if server["up"] else "DOWN",
-        server["address"],
-        str(server["weight"]),
-        str(server["sessions"]),
-        str(server["queued"]),
-        sentence="" if server["up"] else "HAProxy's own check of it fails",
+        server.name,
+        server.state if server.up else "DOWN",
+        server.address,
+        str(server.weight),
+        str(server.sessions),
+        str(server.queued),
+        sentence="" if server.up else "HAProxy's own check of it fails",
     )
 
 
-def _matched(route: Document) -> str:
-    if route["protocol"] == "http":
-        return str(route["match"])
-    return f"gRPC {route['match']}" + (f" ({route['application']})" if route["application"] else "")
+def _matched(route: Route) -> str:
+    if route.protocol == "http":
+        return str(route.match)
+    return f"gRPC {route.match}" + (f" ({route.application})" if route.application else "")
 
 
-def _route_words(route: Document, serves: bool, known: bool) -> str:
+def _route_words(route: Route, serves: bool, known: bool) -> str:
     if not known:
         return ""
-    if not route["in_haproxy"]:
+    if not route.in_haproxy:
         return "HAProxy does not have it yet"
     if not serves:
-        return f"no server takes requests: they are answered 503; see `pierhead why {route['service']}`"
-    return "the route is taken off the path" if route["strip_prefix"] else ""
+        return f"no server takes requests: they are answered 503; see `pierhead why {route.service}`"
+    return "the route is taken off the path" if route.strip_prefix else ""
 
 
-def revisions(document: Document, now: float, width: int) -> Iterator[RenderableType]:
+def revisions(document: Revisions, width: int) -> Iterator[RenderableType]:
     """Yield the versions of a service that the controller keeps, in its order."""
-    if not document["revisions"]:
-        yield Text(f"no version of {document['service']} is known yet")
+    if not document.revisions:
+        yield Text(f"no version of {document.service} is known yet")
         return
     listing = Listing(("VERSION", "AGE", "IMAGE", "IMAGE ID", "NOW"), optional=("IMAGE",))
-    for revision in document["revisions"]:
-        marks = [word for word in ("current", "stable") if revision[word]]
+    for revision in document.revisions:
+        marks = [*(["current"] if revision.current else []), *(["stable"] if revision.stable else [])]
         listing.add(
-            revision["version"],
-            rows.age(revision["first_at"], now),
-            revision["image"] or "-",
-            str(revision["image_id"] or "-").removeprefix("sha256:")[:12],
+            revision.version,
+            rows.age(revision.first_at, document.at),
+            revision.image or "-",
+            str(revision.image_id or "-").removeprefix("sha256:")[:12],
             ", ".join(marks) or "-",
         )
     yield from listing.render(width)
@@ -290,11 +294,11 @@ def _gpu(uuid: str, width: int) -> str:
     return uuid if width >= WHOLE_GPU_FROM or not uuid.startswith("GPU-") else uuid[:SHORT_GPU]
 
 
-def _holders(gpu: Document) -> str:
-    slots = ", ".join(f"{slot['replica']} ({slot['amount']})" for slot in gpu["slots"])
-    unheld = "free" if gpu["free_bytes"] == gpu["memory_bytes"] else "other processes"
-    fault = gpu["fault"]
-    holder = slots or str(gpu["holder"] or ("no container" if fault else unheld))
+def _holders(gpu: GpuUse) -> str:
+    slots = ", ".join(f"{slot.replica} ({slot.amount})" for slot in gpu.slots)
+    unheld = "free" if gpu.free_bytes == gpu.memory_bytes else "other processes"
+    fault = gpu.fault
+    holder = slots or str(gpu.holder or ("no container" if fault else unheld))
     return f"{holder} (not used: {fault})" if fault else holder
 
 

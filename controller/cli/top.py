@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -17,22 +17,24 @@ from .errors import Unreachable
 from .output import Console
 from .prometheus import Reading
 
-Document = Mapping[str, Any]
+if TYPE_CHECKING:
+    from ..status.records.services import Services
+
 Page = list[RenderableType]
 Draw = Callable[[int], Page]
 """Asks the API and Prometheus, and returns the page for a width."""
 
 
-def page(document: Document, traffic: Reading, width: int) -> Iterator[RenderableType]:
+def page(document: Services, traffic: Reading, width: int) -> Iterator[RenderableType]:
     """Yield one picture."""
-    services = document["services"]
-    at = datetime.fromtimestamp(document["at"]).astimezone().strftime("%H:%M:%S")
-    ready, wanted = sum(row["ready"] for row in services), sum(row["wanted"] for row in services)
-    held = sum(bool(gpu["holder"] or gpu["slots"]) for gpu in document["gpus"])
-    gpus = f", {held} of {len(document['gpus'])} GPUs held" if document["gpus"] else ""
-    up = sum(node["state"] == "ready" for node in document["nodes"])
-    nodes = f", {up} of {len(document['nodes'])} nodes ready" if document["nodes"] else ""
-    yield Text(f"{document['project']} at {at}: {ready} of {wanted} replicas ready{gpus}{nodes}")
+    services = document.services
+    at = datetime.fromtimestamp(document.at).astimezone().strftime("%H:%M:%S")
+    ready, wanted = sum(row.ready for row in services), sum(row.wanted for row in services)
+    held = sum(bool(gpu.holder or gpu.slots) for gpu in document.gpus)
+    gpus = f", {held} of {len(document.gpus)} GPUs held" if document.gpus else ""
+    up = sum(node.state == "ready" for node in document.nodes)
+    nodes = f", {up} of {len(document.nodes)} nodes ready" if document.nodes else ""
+    yield Text(f"{document.project} at {at}: {ready} of {wanted} replicas ready{gpus}{nodes}")
     yield from tables.complaints(document)
     if services:
         yield Text("")
@@ -42,15 +44,15 @@ def page(document: Document, traffic: Reading, width: int) -> Iterator[Renderabl
         yield Text(f"no rates and quantiles: {traffic.problem}", style="yellow")
 
 
-def _services(document: Document, traffic: Reading) -> tables.Listing:
+def _services(document: Services, traffic: Reading) -> tables.Listing:
     columns = ("SERVICE", "STATE", "READY", "IN FLIGHT", "WAITING", "REQ/S", "P50", "P99")
     listing = tables.Listing(columns, "WHAT IS GOING ON")
-    for row in document["services"]:
-        known = traffic.of(row["name"])
+    for row in document.services:
+        known = traffic.of(row.name)
         listing.add(
-            row["name"],
-            row["state"],
-            f"{row['ready']}/{row['wanted']}",
+            row.name,
+            row.state,
+            f"{row.ready}/{row.wanted}",
             rows.in_flight(row),
             rows.waiting(row),
             rows.rate(known.rate),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from .errors import BAD_INPUT, FAILED
 from .obstacles import Obstacle, obstacles
 from .rows import rollout_words, version
 
-Document = Mapping[str, Any]
+if TYPE_CHECKING:
+    from ..status.records.services import Nodes, RejectionDocument, Service, Services
 
 VIEWS_AFTER_A_REQUEST = 3
 """The controller answers from its last published view. The first view after a request may be older than the request,
@@ -63,49 +64,49 @@ class ScaleWait:
         self._agreed = False
         self._views: set[float] = set()
 
-    def judge(self, row: Document) -> Verdict:
+    def judge(self, row: Service) -> Verdict:
         """Judge a row of /api/v1/services/<name>. Raises TargetMovedError."""
         unseen = _unseen_world(row)
         if unseen:
             return unseen
-        name = row["name"]
-        self._views.add(row["at"])
-        if row["wanted"] != self._wanted:
+        name = row.name
+        self._views.add(row.at)
+        if row.wanted != self._wanted:
             # If another request came at the same time, the controller may never show the target of this one.
             if self._agreed or len(self._views) >= VIEWS_AFTER_A_REQUEST:
-                raise TargetMovedError(f"{name}: another request set the target to {row['wanted']} meanwhile")
-            not_yet = Part(name, row["ready"], None, "the controller has not taken up the new target yet")
+                raise TargetMovedError(f"{name}: another request set the target to {row.wanted} meanwhile")
+            not_yet = Part(name, row.ready, None, "the controller has not taken up the new target yet")
             return Verdict(f"{name}: {not_yet.message}", parts=(not_yet,))
         self._agreed = True
         return _verdict(row)
 
 
-def judge_all(document: Document, *, serving: bool = False) -> Verdict:
+def judge_all(document: Services, *, serving: bool = False) -> Verdict:
     """Judge /api/v1/services: done when every service has converged; `serving`: when as many replicas as wanted are
     ready, also during a rollout and while other replicas drain.
 
     A service whose files ask for a version that was rolled back is not done, although the former version serves.
     """
     reading = Verdict("the controller reads the compose files")
-    if not document["files_current"]:
+    if not document.files_current:
         return reading
     unusable = _unusable_files(document)
     if unusable:
         return unusable
-    if not document["settled"]:
+    if not document.settled:
         return reading
     unseen = _unseen_world(document)
     if unseen:
         return unseen
-    verdicts = [_as_asked(row, serving=serving) for row in document["services"]]
+    verdicts = [_as_asked(row, serving=serving) for row in document.services]
     waiting = [verdict for verdict in verdicts if not verdict.done]
     parts = tuple(part for verdict in verdicts for part in verdict.parts)
     if not waiting:
-        replicas = sum(row["ready"] for row in document["services"])
-        ready = f"{len(document['services'])} services, {replicas} replicas, all ready"
-        return Verdict("\n".join([ready, *_going_on(document["services"])]), done=True, parts=parts)
+        replicas = sum(row.ready for row in document.services)
+        ready = f"{len(document.services)} services, {replicas} replicas, all ready"
+        return Verdict("\n".join([ready, *_going_on(document.services)]), done=True, parts=parts)
     # A service that is only starting may still become ready: hopeless services end the wait when they alone are left.
-    lines = [*(verdict.message for verdict in waiting), *document["notices"]]
+    lines = [*(verdict.message for verdict in waiting), *document.notices]
     steps = dict.fromkeys(verdict.next_step for verdict in waiting if verdict.next_step)
     return Verdict(
         "; ".join(lines),
@@ -113,7 +114,7 @@ def judge_all(document: Document, *, serving: bool = False) -> Verdict:
         next_step="\n".join(steps),
         ended=all(verdict.ended for verdict in waiting),
         parts=parts,
-        notices=len(document["notices"]),
+        notices=len(document.notices),
     )
 
 
@@ -124,16 +125,16 @@ class RolloutWait:
     request. `reverting`: the former version is wanted (rollback, abort), so a rejected version is no failure either.
     """
 
-    def __init__(self, services: Collection[str], before: Document, *, reverting: bool = False) -> None:
+    def __init__(self, services: Collection[str], before: Services, *, reverting: bool = False) -> None:
         self._services = sorted(services)
-        self._before = {row["name"]: row for row in before["services"]}
+        self._before = {row.name: row for row in before.services}
         self._reverting = reverting
         self._views: set[float] = set()
         self._still: set[float] = set()
         """The last views, in which all that is left waits for services whose new version was rejected."""
         self._rolling: set[str] = set()
 
-    def judge(self, document: Document) -> Verdict:
+    def judge(self, document: Services) -> Verdict:
         """Judge /api/v1/services after the request."""
         unusable = _unusable_files(document)
         if unusable and not self._reverting:
@@ -141,8 +142,8 @@ class RolloutWait:
         unseen = _unseen_world(document)
         if unseen:
             return unseen
-        self._views.add(document["at"])
-        rows = {row["name"]: row for row in document["services"]}
+        self._views.add(document.at)
+        rows = {row.name: row for row in document.services}
         held = self._held_up(document)
         verdicts = [held.get(name) or self._judge_row(rows[name]) for name in self._services if name in rows]
         parts = tuple(part for verdict in verdicts for part in verdict.parts)
@@ -160,57 +161,55 @@ class RolloutWait:
             parts=parts,
         )
 
-    def _judge_row(self, row: Document) -> Verdict:
-        name, rejected = row["name"], row["rejected"]
-        if row["rollout"]:
+    def _judge_row(self, row: Service) -> Verdict:
+        name, rejected = row.name, row.rejected
+        if row.rollout:
             self._rolling.add(name)
-            rollout = row["rollout"]
-            part = Part(name, rollout["ready"], rollout["wanted"], rollout["phase"], key=(rollout["phase"], _key(row)))
-            if row["blocked"]:
+            rollout = row.rollout
+            part = Part(name, rollout.ready, rollout.wanted, rollout.phase, key=(rollout.phase, _key(row)))
+            if row.blocked:
                 return _blocked(row, part)
-            return Verdict(f"{name}: {rollout_words(rollout, rollout['message'])}", parts=(part,))
+            return Verdict(f"{name}: {rollout_words(rollout, rollout.message)}", parts=(part,))
         part = _part(row)
         if name not in self._rolling and len(self._views) < VIEWS_AFTER_A_REQUEST:
             return Verdict(f"{name}: the controller has not taken it up yet", parts=(part,))
         if rejected and not self._was_rejected(name, rejected) and not self._reverting:
-            return _rolled_back(row, part)
-        words = f"{name}: {row['ready']} of {row['wanted']} ready"
-        if row["converged"] and self._came_back(row):
+            return _rolled_back(row, rejected, part)
+        words = f"{name}: {row.ready} of {row.wanted} ready"
+        if row.converged and self._came_back(row):
             return _came_back(row, part)
-        if row["state"] == "DEPLOY_FAILED" and not self._reverting:
+        if row.state == "DEPLOY_FAILED" and not self._reverting:
             return _deploy_failed(row, part)
-        if row["converged"] and row["state"] == "UPDATING":
+        if row.converged and row.state == "UPDATING":
             return Verdict(f"{words}; UPDATING", parts=(part,))
-        if row["converged"]:
+        if row.converged:
             return Verdict(f"{words}, version {version(row)}{_untried(row)}", done=True, parts=(part,))
         return _verdict(row)
 
-    def _held_up(self, document: Document) -> Mapping[str, Verdict]:
+    def _held_up(self, document: Services) -> Mapping[str, Verdict]:
         """The rollouts that cannot begin, as the new version of a service before them was rejected after the request.
 
         Such a service's callers wait, and those that call them; in a tick or two, others that wait begin.
         """
-        rows = [row for row in document["services"] if row["rollout"]]
-        lost = any(
-            row["rejected"] and not self._was_rejected(row["name"], row["rejected"]) for row in document["services"]
-        )
-        if self._reverting or not lost or any(row["rollout"]["phase"] != "WAITING" for row in rows):
+        rows = [row for row in document.services if row.rollout]
+        lost = any(row.rejected and not self._was_rejected(row.name, row.rejected) for row in document.services)
+        if self._reverting or not lost or any(row.rollout and row.rollout.phase != "WAITING" for row in rows):
             self._still.clear()
         else:
-            self._still.add(document["at"])
+            self._still.add(document.at)
         if len(self._still) < VIEWS_AFTER_A_REQUEST:
             return {}
-        return {row["name"]: _held(row) for row in rows}
+        return {row.name: _held(row) for row in rows}
 
-    def _was_rejected(self, name: str, rejected: Document) -> bool:
+    def _was_rejected(self, name: str, rejected: RejectionDocument) -> bool:
         """Whether the version was rejected before the request."""
-        before = self._before[name]["rejected"] if name in self._before else None
-        return before is not None and bool(rejected["id"] == before["id"])
+        before = self._before[name].rejected if name in self._before else None
+        return before is not None and rejected.id == before.id
 
-    def _came_back(self, row: Document) -> bool:
+    def _came_back(self, row: Service) -> bool:
         """Whether the reverted version serves again, because the version to go back to did not work."""
-        before = self._before.get(row["name"])
-        if before is None or before["rollout"] or not self._reverting or row["name"] not in self._rolling:
+        before = self._before.get(row.name)
+        if before is None or before.rollout or not self._reverting or row.name not in self._rolling:
             return False
         return version(row) == version(before)
 
@@ -221,46 +220,46 @@ class DrainWait:
     def __init__(self, node: str) -> None:
         self._node = node
 
-    def judge(self, document: Document) -> Verdict:
+    def judge(self, document: Nodes) -> Verdict:
         """Judge /api/v1/nodes after the request, which was answered when it could be seen. Raises TargetMovedError."""
         unseen = _unseen_world(document)
         if unseen:
             return unseen
         name = self._node
-        row = next((row for row in document["nodes"] if row["name"] == name), None)
+        row = next((row for row in document.nodes if row.name == name), None)
         if row is None:
             raise TargetMovedError(f"{name}: it was removed from the Swarm meanwhile")
-        if row["availability"] == "drained":
+        if row.availability == "drained":
             return Verdict(
                 f"{name} is drained: in half a minute its HAProxy has ended, and it may be switched off", done=True
             )
-        if row["availability"] != "leaving":
-            raise TargetMovedError(f"{name}: another request made it {row['availability']} meanwhile")
-        message = f"{name}: {row['message'] or row['state']}"
-        if row["blocked"]:
+        if row.availability != "leaving":
+            raise TargetMovedError(f"{name}: another request made it {row.availability} meanwhile")
+        message = f"{name}: {row.message or row.state}"
+        if row.blocked:
             step = f"`pierhead node drain {name} --force` ends them, `pierhead node activate {name}` keeps them."
             return Verdict(message, hopeless=True, next_step=step)
         return Verdict(message)
 
 
-def _untried(row: Document) -> str:
+def _untried(row: Service) -> str:
     """A clause for a version that became current while its service has no replicas, so it was not tried yet."""
-    if not row["untried"] or row["wanted"]:
+    if not row.untried or row.wanted:
         return ""
     return ", not tried yet, as no replica is wanted now: it will be at the next wake"
 
 
-def _unseen_world(document: Document) -> Verdict | None:
+def _unseen_world(document: Service | Services | Nodes) -> Verdict | None:
     """While the engine does not answer, the rows are old and end no wait."""
-    if document["engine_reachable"]:
+    if document.engine_reachable:
         return None
     return Verdict("the Docker Engine does not answer, so it is not known what runs")
 
 
-def _unusable_files(document: Document) -> Verdict | None:
-    if not document["spec_problems"]:
+def _unusable_files(document: Services) -> Verdict | None:
+    if not document.spec_problems:
         return None
-    text = "\n".join(document["spec_problems"])
+    text = "\n".join(document.spec_problems)
     return Verdict(
         f"the compose files cannot be used:\n{text}",
         hopeless=True,
@@ -269,28 +268,28 @@ def _unusable_files(document: Document) -> Verdict | None:
     )
 
 
-def _rolled_back(row: Document, part: Part) -> Verdict:
-    name, rejected = row["name"], row["rejected"]
-    how = "refused" if rejected["is_refused"] else "rolled back"
-    message = f"version {rejected['version']} was {how}: {rejected['reason']}; version {version(row)} serves"
+def _rolled_back(row: Service, rejected: RejectionDocument, part: Part) -> Verdict:
+    name = row.name
+    how = "refused" if rejected.is_refused else "rolled back"
+    message = f"version {rejected.version} was {how}: {rejected.reason}; version {version(row)} serves"
     return _ended_badly(part, message, f"correct the service, build it, then `pierhead deploy {name}`")
 
 
-def _held(row: Document) -> Verdict:
+def _held(row: Service) -> Verdict:
     """Its rollout's message says what it waits for, and what begins it."""
-    message = f"{row['name']}: {row['rollout']['message']}"
+    message = f"{row.name}: {row.rollout.message if row.rollout else row.message}"
     return Verdict(message, hopeless=True, ended=True, parts=(_part(row),))
 
 
-def _came_back(row: Document, part: Part) -> Verdict:
-    name = row["name"]
-    message = f"it is at version {version(row)} again: {row['message'] or 'the other one did not prove itself'}"
+def _came_back(row: Service, part: Part) -> Verdict:
+    name = row.name
+    message = f"it is at version {version(row)} again: {row.message or 'the other one did not prove itself'}"
     return _ended_badly(part, message, f"`pierhead revisions {name}` lists the versions to go back to")
 
 
-def _deploy_failed(row: Document, part: Part) -> Verdict:
-    message = f"the deployment failed: {row['message'] or 'the controller gives no reason'}"
-    return _ended_badly(part, message, f"`pierhead rollback {row['name']}` goes back to the version before")
+def _deploy_failed(row: Service, part: Part) -> Verdict:
+    message = f"the deployment failed: {row.message or 'the controller gives no reason'}"
+    return _ended_badly(part, message, f"`pierhead rollback {row.name}` goes back to the version before")
 
 
 def _ended_badly(part: Part, message: str, next_step: str) -> Verdict:
@@ -304,66 +303,58 @@ def _ended_badly(part: Part, message: str, next_step: str) -> Verdict:
     )
 
 
-def _part(row: Document, reasons: tuple[Obstacle, ...] = ()) -> Part:
-    return Part(row["name"], row["ready"], row["wanted"], row["message"], reasons, _key(row))
+def _part(row: Service, reasons: tuple[Obstacle, ...] = ()) -> Part:
+    return Part(row.name, row.ready, row.wanted, row.message, reasons, _key(row))
 
 
-def _key(row: Document) -> Hashable:
-    states = Counter(replica["state"] for replica in row["replicas"])
-    applied = row["user_config"]["applied"] if row["user_config"] else 0
-    return row["state"], frozenset(states.items()), applied, tuple(obstacle.key for obstacle in obstacles(row))
+def _key(row: Service) -> Hashable:
+    states = Counter(replica.state for replica in row.replicas)
+    applied = row.user_config.applied if row.user_config else 0
+    return row.state, frozenset(states.items()), applied, tuple(obstacle.key for obstacle in obstacles(row))
 
 
-def _verdict(row: Document) -> Verdict:
-    message = f"{row['name']}: {row['ready']} of {row['wanted']} ready"
-    if row["converged"]:
+def _verdict(row: Service) -> Verdict:
+    message = f"{row.name}: {row.ready} of {row.wanted} ready"
+    if row.converged:
         return Verdict(message, done=True, parts=(_part(row),))
     part = _part(row, tuple(obstacles(row)))
-    if row["blocked"] or _fails_repeatedly(row):
+    if row.blocked or _fails_repeatedly(row):
         return _blocked(row, part)
-    return Verdict(f"{message}; {row['message']}" if row["message"] else message, parts=(part,))
+    return Verdict(f"{message}; {row.message}" if row.message else message, parts=(part,))
 
 
-def _as_asked(row: Document, *, serving: bool) -> Verdict:
+def _as_asked(row: Service, *, serving: bool) -> Verdict:
     """Whether a service has the replicas that it wants, of the version that the files ask for."""
-    enough = {**row, "converged": row["ready"] >= row["wanted"]} if serving else row
+    enough = replace(row, converged=row.ready >= row.wanted) if serving else row
     verdict = _verdict(enough)
     if not verdict.done:
         return verdict
-    if _is_rejected(row):
-        return _turned_down(row, _part(row))
+    if row.turned_down:
+        return _turned_down(row, row.turned_down, _part(row))
     # All replicas serve and nothing was rolled back: the change that failed needs no new replicas.
-    return _config_refused(row, _part(row)) if row["state"] == "DEPLOY_FAILED" else verdict
+    return _config_refused(row, _part(row)) if row.state == "DEPLOY_FAILED" else verdict
 
 
-def _is_rejected(row: Document) -> bool:
-    """Whether the version that the files ask for was rolled back, and no operator asked for that."""
-    rejected = row["rejected"]
-    if not rejected or rejected["is_asked"]:
-        return False
-    return bool(rejected["version"] == row["offered"])
-
-
-def _turned_down(row: Document, part: Part) -> Verdict:
-    name, rejected = row["name"], row["rejected"]
-    goes_back = bool(row["rollout"]) and row["rollout"]["phase"] == "ROLLING_BACK"
-    how = "refused" if rejected["is_refused"] else "rolled back"
+def _turned_down(row: Service, rejected: RejectionDocument, part: Part) -> Verdict:
+    name = row.name
+    goes_back = row.rollout is not None and row.rollout.phase == "ROLLING_BACK"
+    how = "refused" if rejected.is_refused else "rolled back"
     message = (
-        f"the files ask for version {rejected['version']}, which {'is being' if goes_back else 'was'} {how}: "
-        f"{rejected['reason']}; version {version(row)} goes on"
+        f"the files ask for version {rejected.version}, which {'is being' if goes_back else 'was'} {how}: "
+        f"{rejected.reason}; version {version(row)} goes on"
     )
     next_step = f"correct the files or the image, or try the same version again with `pierhead deploy {name}`"
     return _ended_badly(part, message, next_step)
 
 
-def _config_refused(row: Document, part: Part) -> Verdict:
-    message = f"its user_config is refused, the former one stays in force: {row['message'] or 'no replica says why'}"
+def _config_refused(row: Service, part: Part) -> Verdict:
+    message = f"its user_config is refused, the former one stays in force: {row.message or 'no replica says why'}"
     return _ended_badly(part, message, "correct it in the files")
 
 
-def _going_on(rows: Iterable[Document]) -> list[str]:
+def _going_on(rows: Iterable[Service]) -> list[str]:
     """The rollouts in progress, in one sentence. Rollbacks are left out: `deploy` does not wait for their end."""
-    names = [row["name"] for row in rows if row["rollout"] and row["rollout"]["to"] == row["offered"]]
+    names = [row.name for row in rows if row.rollout and row.rollout.to == row.offered]
     if not names:
         return []
     what, whose = ("a rollout of", "its") if len(names) == 1 else ("rollouts of", "their")
@@ -371,13 +362,13 @@ def _going_on(rows: Iterable[Document]) -> list[str]:
     return [f"{go}; `pierhead deploy {' '.join(names)}` waits for {whose} end"]
 
 
-def _fails_repeatedly(row: Document) -> bool:
-    failure = row["failure"]
-    return bool(failure) and failure["count"] >= GIVE_UP_FAILURES and row["ready"] < row["wanted"]
+def _fails_repeatedly(row: Service) -> bool:
+    failure = row.failure
+    return failure is not None and failure.count >= GIVE_UP_FAILURES and row.ready < row.wanted
 
 
-def _blocked(row: Document, part: Part) -> Verdict:
-    message = f"{row['name']}: {row['ready']} of {row['wanted']} ready; {row['message'] or row['blocked']}"
+def _blocked(row: Service, part: Part) -> Verdict:
+    message = f"{row.name}: {row.ready} of {row.wanted} ready; {row.message or row.blocked}"
     return Verdict(
-        message, hopeless=True, next_step=f"`pierhead why {row['name']}` says what is in the way.", parts=(part,)
+        message, hopeless=True, next_step=f"`pierhead why {row.name}` says what is in the way.", parts=(part,)
     )

@@ -1,13 +1,11 @@
-"""What the controller reports: events, each service's status, and the replicas that Discovery sends to callers."""
+"""What the controller reports: events, how far changes are, and the replicas that Discovery sends to callers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from .desired import ServiceRollout
-from .nodes import NodeState
 from .spec import DEFAULT_POLICY
 from .world import NO_STATS, PublishedStats
 
@@ -56,39 +54,6 @@ class Event:
     outcome: EventOutcome = "info"
 
 
-ReplicaState = Literal["PENDING", "STARTING", "RUNNING", "DRAINING", "STOPPING", "FAILED", "CRASH_LOOP"]
-"""CRASH_LOOP is a PENDING replica whose predecessors failed repeatedly: its next start waits for the backoff."""
-
-ServiceState = Literal["UPDATING", "HEALTHY", "UNHEALTHY", "DEPLOY_FAILED", "UPSCALING", "DOWNSCALING"]
-"""Ray Serve's words for a deployment."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceStatus:
-    """One row of the status table."""
-
-    name: str
-    wanted: int
-    ready: int
-    message: str
-    state: ServiceState = "HEALTHY"
-    replicas: tuple[ReplicaStatus, ...] = ()
-    converged: bool = False
-    """As many as wanted, all of them ready and of the current version, nothing on its way out."""
-    blocked: str = ""
-    """Why it will not converge by waiting; "" when it may."""
-    override: int | None = None
-    """The number that `pierhead scale` has set; None = it has set none."""
-    autoscale: AutoscaleStatus | None = None
-    """None for a service whose number of replicas is fixed."""
-    rollout: RolloutStatus | None = None
-    """None for a service that the compose files do not have any more."""
-    user_config: UserConfigStatus | None = None
-    """None where nothing is set, and nothing is in force."""
-    unknown_callees: Mapping[str, str] = field(default_factory=dict)
-    """Names that its replicas ask Discovery for and that no service has, each with a sentence."""
-
-
 @dataclass(frozen=True, slots=True)
 class RolloutStatus:
     """Which version of a service is wanted, and how far its rollout has come."""
@@ -109,6 +74,8 @@ class RolloutStatus:
 class UserConfigStatus:
     """How far a service's user_config has come. Replicas are those that serve and have the wanted version."""
 
+    value: Any
+    """As in the compose files."""
     wanted: str
     """Its digest."""
     applied: int
@@ -144,42 +111,3 @@ class AutoscaleStatus:
     """What a user's policy decides by, in words; "" = the load."""
     problem: str = ""
     """Why the policy gives no number, so that the target is held; "" when it gives one."""
-
-
-ShownAvailability = Literal["active", "paused", "leaving", "drained"]
-"""Paused: nothing new is placed there. Leaving: its replicas go elsewhere."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeStatus:
-    """One node as the status shows it."""
-
-    name: str
-    role: Literal["leader", "manager", "worker"]
-    state: NodeState
-    availability: ShownAvailability
-    address: str
-    labels: Mapping[str, str]
-    replicas: int
-    """Those that are there, in any state."""
-    gpus: int
-    gpus_used: int
-    message: str = ""
-    """What is wrong with it, or what to know of it; "" = nothing."""
-    blocked: str = ""
-    """Why it will not be drained by waiting; "" when it may."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaStatus:
-    """One replica as the status shows it."""
-
-    name: str
-    state: ReplicaState
-    version: str
-    address: str
-    gpus: tuple[str, ...]
-    ongoing: int | None
-    message: str
-    node: str = ""
-    """Where it is; "" = on the only machine, or nowhere yet."""

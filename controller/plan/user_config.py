@@ -90,7 +90,8 @@ def user_config_status(
         return None
     changes = tuple(_changes([texts.get(other) for other in sorted(others)], text))
     shown = changes if applied < serving or refused else ()
-    return UserConfigStatus(wanted, applied, serving, tuple(refused.values()), shown, tuple(refused))
+    value = json.loads(spec.user_config)
+    return UserConfigStatus(value, wanted, applied, serving, tuple(refused.values()), shown, tuple(refused))
 
 
 def progress_words(status: UserConfigStatus) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 from ..model.desired import Desired, VersionGoal, goal_of
 from ..model.observed import Observed
@@ -13,6 +12,7 @@ from ..model.reports import Endpoint, ServiceEndpoints
 from ..model.spec import ServiceSpec, socket_address
 from ..model.world import Health, ReplicaContainer, service_address
 from ..plan.shares import weights
+from .records.answers import Target
 
 
 def endpoints(
@@ -67,14 +67,14 @@ METRICS_PORT = 8404
 """Of HAProxy."""
 
 
-def scrape_targets(desired: Desired, observed: Observed) -> tuple[Mapping[str, Any], ...]:
+def scrape_targets(desired: Desired, observed: Observed) -> tuple[Target, ...]:
     """Return Prometheus http_sd groups: every replica that is up and exports metrics, from its start on.
 
     Prometheus needs some seconds to pick up a new target. A replica that is listed while it starts is scraped as soon
     as it is ready. Where there are nodes, each target has the label of its node, and their HAProxys are targets, too.
     """
     groups = [
-        {"targets": [socket_address(ip, METRICS_PORT)], "labels": {"job": "haproxy", "node": node, "instance": node}}
+        Target((socket_address(ip, METRICS_PORT),), {"job": "haproxy", "node": node, "instance": node})
         for node, ip in (observed.routing.edge_addresses.items() if observed.routing else ())
     ]
     for container in sorted(observed.containers, key=lambda container: container.name):
@@ -91,7 +91,7 @@ def scrape_targets(desired: Desired, observed: Observed) -> tuple[Mapping[str, A
                 "__metrics_path__": spec.metrics_path,
                 **({"node": container.node} if observed.nodes else {}),
             }
-            groups.append({"targets": [socket_address(container.ip, spec.metrics_port)], "labels": labels})
+            groups.append(Target((socket_address(container.ip, spec.metrics_port),), labels))
     return tuple(groups)
 
 

@@ -122,12 +122,9 @@ def _rollouts(view: View | None) -> Iterator[Metric]:
         labels=["service"],
     )
     for row in view.services if view else ():
-        if view is None or row.rollout is None:
-            continue
-        state = row.rollout.state
-        age.add_metric([row.name], view.at - state.rollout.begun_at if state.rollout else 0.0)
-        rejection = state.rejection_of(row.rollout.offered)
-        rejected.add_metric([row.name], float(rejection is not None and not rejection.is_asked))
+        if row.image is not None:  # the compose files have it
+            age.add_metric([row.name], row.at - row.rollout.begun_at if row.rollout else 0.0)
+            rejected.add_metric([row.name], float(row.turned_down is not None))
     yield from (age, rejected)
 
 

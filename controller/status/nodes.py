@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from ..model.nodes import Node, Quorum
 from ..model.observed import Observed
 from ..model.plan import PendingReplica, Plan
-from ..model.reports import NodeStatus, ShownAvailability
 from ..model.world import ReplicaContainer
+from .records.services import NodeStatus, ShownAvailability
 
 CROWD = 2
 """From so many replicas on one node, `status` names the nodes that have room and none."""

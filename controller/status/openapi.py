@@ -1,5 +1,5 @@
 """The OpenAPI document of the REST API, served at /api/v1/openapi.json. Paths and methods come from the application's
-routes, summaries from the handlers' docstrings, bodies and answers from schemas.py.
+routes, summaries from the handlers' docstrings, bodies and answers from the records.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
 from ..build import current_build
-from . import schemas
+from .records import answers, changes, services
+from .records.document import Document
 
 VERSION = "1"
 """The API's version, as in its paths."""
@@ -46,7 +47,7 @@ class Operation:
 
     answer: Any = None
     """None: text."""
-    body: type[BaseModel] | None = None
+    body: Any = None
     query: tuple[Query, ...] = ()
     media_type: str = "application/json"
 
@@ -63,33 +64,33 @@ def _text(name: str, description: str) -> Query:
 
 
 OPERATIONS: Mapping[str, Operation] = {
-    "services": Operation(schemas.Services),
-    "service": Operation(schemas.Service),
+    "services": Operation(services.Services),
+    "service": Operation(services.Service),
     "logs": Operation(
-        schemas.Logs,
+        answers.Logs,
         query=(
             _integer("tail", "Lines of each replica.", 1, 10_000, 100),
             _integer("after", "Only lines later than this unix time.", 0),
         ),
     ),
-    "revisions": Operation(schemas.Revisions),
-    "scale": Operation(schemas.Scaled, schemas.Scale),
-    "rollback": Operation(schemas.Asked, schemas.Rollback),
-    "abort": Operation(schemas.Asked, schemas.Nothing),
-    "promote": Operation(schemas.Asked, schemas.Nothing),
-    "deploy": Operation(schemas.Deployed, schemas.Deploy),
-    "gpu": Operation(schemas.Marked, schemas.Mark),
-    "nodes": Operation(schemas.Nodes),
-    "drain_node": Operation(schemas.NodeAsked, schemas.Drain),
-    "activate_node": Operation(schemas.NodeAsked, schemas.Nothing),
-    "label_node": Operation(schemas.NodeAsked, schemas.Labels),
+    "revisions": Operation(answers.Revisions),
+    "scale": Operation(changes.Scaled, changes.Scale),
+    "rollback": Operation(changes.Asked, changes.Rollback),
+    "abort": Operation(changes.Asked, changes.Nothing),
+    "promote": Operation(changes.Asked, changes.Nothing),
+    "deploy": Operation(changes.Deployed, changes.Deploy),
+    "gpu": Operation(changes.Marked, changes.Mark),
+    "nodes": Operation(services.Nodes),
+    "drain_node": Operation(changes.NodeAsked, changes.Drain),
+    "activate_node": Operation(changes.NodeAsked, changes.Nothing),
+    "label_node": Operation(changes.NodeAsked, changes.Labels),
     "plan": Operation(
-        schemas.PlanDocument,
+        answers.PlanDocument,
         query=(Query("format", "text: what `make plan` prints.", {"enum": ["json", "text"], "default": "json"}),),
     ),
-    "routes": Operation(schemas.Routes),
+    "routes": Operation(answers.Routes),
     "events": Operation(
-        schemas.Events,
+        answers.Events,
         query=(
             _integer("since", "Only events with a higher number.", 0),
             _integer("wait", "Seconds to wait for the first of them.", 0, 60, 0),
@@ -99,10 +100,10 @@ OPERATIONS: Mapping[str, Operation] = {
         ),
     ),
     "targets": Operation(
-        list[schemas.Target],
+        list[answers.Target],
         query=(_text("job", "replicas (the default), or haproxy: those of the nodes of a Swarm."),),
     ),
-    "healthz": Operation(schemas.Health),
+    "healthz": Operation(answers.Health),
     "metrics": Operation(media_type="text/plain"),
     "openapi": Operation(dict[str, Any]),
 }
@@ -150,7 +151,7 @@ def _operation(handler: Any, path: str) -> dict[str, Any]:
         "parameters": parameters,
         "responses": {
             "202" if operation.body else "200": _content("Accepted." if operation.body else "The answer.", operation),
-            "default": {"description": "Refused, or failed.", "content": _json(schemas.Error)},
+            "default": {"description": "Refused, or failed.", "content": _json(answers.Error)},
         },
     }
     if operation.body is not None:
@@ -168,7 +169,7 @@ def _content(description: str, operation: Operation) -> dict[str, Any]:
 def _json(answer: Any) -> dict[str, Any]:
     schema = TypeAdapter(answer).json_schema(ref_template=_REF)
     schema.pop("$defs", None)
-    if isinstance(answer, type) and issubclass(answer, BaseModel):
+    if isinstance(answer, type) and issubclass(answer, Document):
         schema = {"$ref": _REF.format(model=answer.__name__)}
     return {"application/json": {"schema": schema}}
 
@@ -176,11 +177,11 @@ def _json(answer: Any) -> dict[str, Any]:
 @functools.cache
 def _schemas() -> dict[str, Any]:
     """Return the schema of every document, by its name."""
+    named = [each for module in (answers, changes, services) for each in vars(module).values()]
+    kinds = [each for each in named if isinstance(each, type) and issubclass(each, Document) and each is not Document]
     found: dict[str, Any] = {}
-    models = [each for each in vars(schemas).values() if isinstance(each, type) and issubclass(each, schemas.Document)]
-    for model in models:
-        if model is not schemas.Document:
-            schema = TypeAdapter(model).json_schema(ref_template=_REF)
-            found |= schema.pop("$defs", {})
-            found[model.__name__] = schema
+    for kind in kinds:
+        schema = TypeAdapter(kind).json_schema(ref_template=_REF)
+        found |= schema.pop("$defs", {})
+        found[kind.__name__] = schema
     return dict(sorted(found.items()))

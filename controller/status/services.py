@@ -1,4 +1,4 @@
-"""Builds the status row of each service: its state, its replicas and one message that explains them. Pure.
+"""Computes the API's document of each service: its state, its replicas and one message that explains them. Pure.
 
 All rows are derived from one snapshot, so they never contradict each other.
 """
@@ -11,26 +11,28 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from ..desired.deployer import REFUSED_FOR_S
-from ..desired.loads import held_at_edge
+from ..desired.loads import held_at_edge, loads
 from ..errors import ImageNotFound
 from ..model.actions import CreateContainer, PullImage
-from ..model.desired import Desired, RolloutPhase, ServiceRollout, VersionGoal, goal_of
+from ..model.desired import Desired, Rejection, RolloutPhase, ServiceRollout, VersionGoal, goal_of
 from ..model.observed import Observed
 from ..model.phases import Phase, gets_traffic, phase_of
 from ..model.plan import PendingReplica, Plan, Refusal
-from ..model.reports import (
-    AutoscaleStatus,
-    ReplicaState,
-    ReplicaStatus,
-    RolloutStatus,
-    ServiceState,
-    ServiceStatus,
-    UserConfigStatus,
-)
+from ..model.reports import AutoscaleStatus, RolloutStatus, UserConfigStatus
 from ..model.spec import ServiceSpec
 from ..model.world import ContainerState, FailureRecord, ReplicaContainer, ServerState, service_address
 from ..plan.leave import grace_of
 from ..plan.user_config import progress_words, user_config_status
+from .records.services import (
+    Failure,
+    RefusedAction,
+    RejectionDocument,
+    ReplicaState,
+    ReplicaStatus,
+    RolloutDocument,
+    Service,
+    ServiceState,
+)
 
 CRASH_LOOP_FAILURES = 3
 
@@ -56,11 +58,13 @@ def service_rows(
     rollouts: Mapping[str, RolloutStatus] = MappingProxyType({}),
     user_configs: Mapping[str, str] = MappingProxyType({}),
     callers: Mapping[str, frozenset[str]] = MappingProxyType({}),
-) -> tuple[ServiceStatus, ...]:
+    ahead_s: float = 0.0,
+    engine_reachable: bool = True,
+) -> tuple[Service, ...]:
     """Return one row for each service, by name, including removed services that still have replicas.
 
     `user_configs`: the texts seen so far, by digest, to show a change as a difference. `callers`: the services that
-    each replica watches in Discovery.
+    each replica watches in Discovery. `ahead_s`: by how much the wall clock, whose times the rows have, is ahead.
     """
     refusals, leaving = tuple(refusals), frozenset(node.name for node in observed.nodes if node.is_leaving)
     names = sorted({*desired.services, *observed.services})
@@ -86,6 +90,8 @@ def service_rows(
                 user_config=_user_config(name, desired, observed, user_configs, now),
                 unknown_callees=_unknown_callees(name, desired, observed, callers),
                 now=now,
+                ahead_s=ahead_s,
+                engine_reachable=engine_reachable,
             )
         )
         for name in names
@@ -140,20 +146,28 @@ class _Material:
     user_config: UserConfigStatus | None
     unknown_callees: Mapping[str, str]
     now: float
+    ahead_s: float
+    engine_reachable: bool
+
+    def wall_time(self, at: float) -> float:
+        return at + self.ahead_s
 
 
-def _row(material: _Material) -> ServiceStatus:
+def _row(material: _Material) -> Service:
     replicas = [_replica(material, container) for container in material.containers]
     replicas += [
-        ReplicaStatus(action.target, "PENDING", action.version, "", tuple(gpu.uuid for gpu in action.gpus), None, why)
+        ReplicaStatus(action.target, "PENDING", action.version, "", gpus, None, f"is being created: {action.cause}", "")
         for action in material.creating
-        for why in [f"is being created: {action.cause}"]
+        for gpus in [tuple(gpu.uuid for gpu in action.gpus)]
     ]
     waiting: ReplicaState = "CRASH_LOOP" if _is_crash_loop(material) else "PENDING"
-    replicas += [ReplicaStatus("", waiting, "", "", (), None, pending.reason) for pending in material.pending]
+    replicas += [ReplicaStatus("", waiting, "", "", (), None, pending.reason, "") for pending in material.pending]
     ready = sum(replica.state == "RUNNING" for replica in replicas)
     settled = ready == material.wanted == len(replicas)
-    return ServiceStatus(
+    spec, load = material.spec, loads([material.name], material.observed)[material.name]
+    rollout = material.rollout
+    state = rollout.state if rollout else ServiceRollout()
+    return Service(
         name=material.name,
         wanted=material.wanted,
         ready=ready,
@@ -164,10 +178,65 @@ def _row(material: _Material) -> ServiceStatus:
         blocked=_blocked(material),
         override=material.override,
         autoscale=material.autoscale,
-        rollout=material.rollout,
+        rollout=_rollout(material),
         user_config=material.user_config,
         unknown_callees=material.unknown_callees,
+        at=material.wall_time(material.now),
+        engine_reachable=material.engine_reachable,
+        image=spec.image if spec else None,
+        protocol=spec.protocol if spec else None,
+        port=spec.port if spec else None,
+        route=spec.route if spec else None,
+        grpc_services=tuple(spec.grpc_services) if spec else (),
+        version=(rollout.version or None) if rollout else None,
+        offered=(rollout.offered or None) if rollout else None,
+        stable=state.stable,
+        changes=rollout.changes if rollout else (),
+        untried=rollout is not None and state.is_unproven and not rollout.ready,
+        rejected=_rejected(material, state.rejected),
+        in_flight=load.running,
+        waiting=load.waiting,
+        spec_replicas=spec.replicas if spec else None,
+        failure=_last_failure(material),
+        refusals=tuple(_refused(refusal, material.now) for refusal in material.refusals),
     )
+
+
+def _rollout(material: _Material) -> RolloutDocument | None:
+    status = material.rollout
+    rollout = status.state.rollout if status else None
+    if status is None or rollout is None:
+        return None
+    return RolloutDocument(
+        from_=rollout.source,
+        to=rollout.to,
+        phase=rollout.phase,
+        since=material.wall_time(rollout.since),
+        begun_at=material.wall_time(rollout.begun_at),
+        cause=rollout.cause,
+        ready=status.ready,
+        wanted=material.wanted,
+        message=status.message,
+    )
+
+
+def _rejected(material: _Material, found: Rejection | None) -> RejectionDocument | None:
+    if found is None:
+        return None
+    at, number = material.wall_time(found.at), f"{found.version}@{found.at:.6f}"
+    return RejectionDocument(found.version, found.reason, at, found.is_asked, found.is_refused, number)
+
+
+def _last_failure(material: _Material) -> Failure | None:
+    records = material.observed.lasting_failures(material.name).values()
+    last = max(records, key=lambda record: record.last_at, default=None)
+    return Failure(last.count, material.wall_time(last.last_at), last.detail) if last else None
+
+
+def _refused(refusal: Refusal, now: float) -> RefusedAction:
+    error = str(refusal.error) or type(refusal.error).__name__
+    retry_in_s = round(max(refusal.until - now, 0.0), 1)
+    return RefusedAction(refusal.action.words, refusal.failures, retry_in_s, error)
 
 
 def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:

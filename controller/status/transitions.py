@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..model.nodes import Quorum
-from ..model.reports import ReplicaStatus, UserConfigStatus
+from ..model.reports import UserConfigStatus
 from ..plan.user_config import progress_words
 from .nodes import quorum_words
+from .records.services import ReplicaStatus
 from .view import View
 
 

@@ -5,49 +5,21 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 from ..model.desired import Desired
 from ..model.observed import Observed
 from ..model.plan import Plan, Refusal
-from ..model.reports import NodeStatus, ServiceEndpoints, ServiceStatus
+from ..model.reports import RolloutStatus, ServiceEndpoints
 from ..model.spec import slot_words
 from ..model.world import Gpu, GpuReading
 from ..plan.placement import GpuLedger
 from .nodes import node_notices
+from .records.answers import Target
+from .records.services import GpuSlotUse, GpuUse, NodeStatus, Service
 from .services import _refusal_words
 
 NEAR_END_S = 30 * 86_400.0
 """For how long before the certificates' end it is told; `make up` renews them much earlier. An alert has it, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuSlotUse:
-    """One replica's slot of a GPU."""
-
-    replica: str
-    amount: str
-    """In words: "16 GiB", "0.5"."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuUse:
-    """One GPU (or MIG device) and its holder ("" = free). Sizes are None where they are not known."""
-
-    uuid: str
-    name: str
-    holder: str
-    """The container that holds the whole GPU, or all containers that hold slots of it."""
-    slots: tuple[GpuSlotUse, ...] = ()
-    memory_bytes: int | None = None
-    used_bytes: int | None = None
-    """Memory in use by all processes, as last read."""
-    free_bytes: int | None = None
-    """Memory that is free for a new slot."""
-    fault: str = ""
-    """Why no replica is placed on it; "" when one may be."""
-    node: str = ""
-    """The machine that it is in; "" = there is only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +34,16 @@ class View:
     desired: Desired | None = None
     observed: Observed | None = None
     plan: Plan = field(default_factory=Plan)
-    services: tuple[ServiceStatus, ...] = ()
+    services: tuple[Service, ...] = ()
+    rollouts: Mapping[str, RolloutStatus] = field(default_factory=dict)
+    """Of each service of the compose files."""
     gpus: tuple[GpuUse, ...] = ()
     nodes: tuple[NodeStatus, ...] = ()
     """None where the engine is one machine."""
     gpu_memory_problem: str = ""
     """Why the memory in use is not known, in words."""
     endpoints: Mapping[str, ServiceEndpoints] = field(default_factory=dict)
-    targets: tuple[Mapping[str, Any], ...] = ()
+    targets: tuple[Target, ...] = ()
     spec_problems: tuple[str, ...] = ()
     files: Hashable = None
     """The fingerprint of the compose files that the view is made from."""

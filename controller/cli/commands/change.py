@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import completion, rows
 from .. import output as out
-from ..client import Client, segment, service_path
 from ..errors import BadInput
 from ..patience import wait
 from ..wait import RolloutWait, ScaleWait, Verdict, judge_all
-from .options import NoWait, Output, Service, Timeout
+from .options import NoWait, Output, Service, Timeout, connect
+
+if TYPE_CHECKING:
+    from ...status.records.changes import Asked, Deployed
+    from ..api import Api
 
 ROLLOUT_S = 1800.0
 """How long a replica may take to start: `startup.deadline_s` has the same default."""
@@ -55,7 +58,7 @@ def unmark(uuid: Uuid, output: Output = "text") -> None:
 
 def _mark(uuid: str, fault: str | None, words: str, output: str) -> None:
     as_json = out.is_json(output)
-    answer = Client.from_environment().put(f"/api/v1/gpus/{segment(uuid)}", {"fault": fault})
+    answer = connect().mark(uuid, fault)
     if as_json:
         out.print_json(answer)
     else:
@@ -73,17 +76,17 @@ def scale(
     as_json = out.is_json(output)
     if n != "auto" and not (n.isascii() and n.isdigit() and len(n) < 10):
         raise BadInput(f"N: expected an integer of at least 0, or auto, found {n!r}")
-    api, path = Client.from_environment(), service_path(service)
-    answer = api.put(f"{path}/scale", {"replicas": "auto" if n == "auto" else int(n)})
-    if "message" in answer and not as_json:
-        out.say(f"{service}: {answer['message']}")
-    target = answer.get("wanted") if n == "auto" else int(n)  # an autoscaler's target is not known in advance
+    api = connect()
+    answer = api.scale(service, None if n == "auto" else int(n))
+    if answer.message and not as_json:
+        out.say(f"{service}: {answer.message}")
+    target = answer.wanted if n == "auto" else int(n)  # an autoscaler's target is not known in advance
     if target is None or no_wait:
         _end(None, answer, as_json=as_json)
         return
     scaled = ScaleWait(target)
     stays = f"The target stays {target}; `pierhead status` shows how it goes on."
-    _end(wait(lambda: scaled.judge(api.get(path)), timeout, stays), answer, as_json=as_json)
+    _end(wait(lambda: scaled.judge(api.service(service)), timeout, stays), answer, as_json=as_json)
 
 
 def wait_ready(
@@ -95,10 +98,10 @@ def wait_ready(
 
     Ends with 1 as soon as every missing replica has a reason that waiting does not change.
     """
-    as_json, api, path = out.is_json(output), Client.from_environment(), "/api/v1/services"
+    as_json, api = out.is_json(output), connect()
     stays = "`pierhead status` shows how it goes on."
-    verdict = wait(lambda: judge_all(api.get(path), serving=serving), timeout, stays, quiet=quiet)
-    _end(verdict, {}, as_json=as_json)
+    verdict = wait(lambda: judge_all(api.services(), serving=serving), timeout, stays, quiet=quiet)
+    _end(verdict, None, as_json=as_json)
 
 
 def deploy(
@@ -112,15 +115,13 @@ def deploy(
 
     A version that was rolled back before is tried again. Ends with 1 when a rollout ended in the old version.
     """
-    as_json, api = out.is_json(output), Client.from_environment()
-    before = _services(api)
-    answer = api.post(
-        "/api/v1/deploy", {**({"services": services} if services else {}), **({"now": True} if now else {})}
-    )
+    as_json, api = out.is_json(output), connect()
+    before = api.services()
+    answer = api.deploy(services or (), now=now)
     if not as_json:
-        for name, sentence in answer["services"].items():
+        for name, sentence in answer.services.items():
             out.say(f"{name}: {sentence}")
-    names = sorted(answer["services"])
+    names = sorted(answer.services)
     _see_through(api, RolloutWait(names, before), answer, names, None if no_wait else timeout, as_json=as_json)
 
 
@@ -128,33 +129,41 @@ def rollback(
     service: Service, to: Version = "", timeout: Timeout = ROLLOUT_S, no_wait: NoWait = False, output: Output = "text"
 ) -> None:
     """Go back to the version before, or to another one."""
-    _redirect("rollback", service, {"to": to} if to else {}, timeout, no_wait, output)
+    _redirect(service, lambda api: api.roll_back(service, to), timeout, no_wait, output)
 
 
 def abort(service: Service, timeout: Timeout = ROLLOUT_S, no_wait: NoWait = False, output: Output = "text") -> None:
     """End a rollout: back to where it came from."""
-    _redirect("abort", service, {}, timeout, no_wait, output)
+    _redirect(service, lambda api: api.abort(service), timeout, no_wait, output)
 
 
 def promote(service: Service, timeout: Timeout = ROLLOUT_S, no_wait: NoWait = False, output: Output = "text") -> None:
     """End the watch over a rollout's first batch: the rest follows."""
-    _redirect("promote", service, {}, timeout, no_wait, output)
+    _redirect(service, lambda api: api.promote(service), timeout, no_wait, output, reverting=False)
 
 
-def _redirect(verb: str, service: str, body: Mapping[str, str], timeout_s: float, no_wait: bool, output: str) -> None:
-    as_json, api = out.is_json(output), Client.from_environment()
-    before = _services(api)
-    answer = api.post(service_path(service, verb), body)
-    if answer.get("message") and not as_json:
-        out.say(f"{service}: {answer['message']}")
-    rollout = RolloutWait([service], before, reverting=verb != "promote")
+def _redirect(
+    service: str,
+    ask: Callable[[Api], Asked],
+    timeout_s: float,
+    no_wait: bool,
+    output: str,
+    *,
+    reverting: bool = True,
+) -> None:
+    as_json, api = out.is_json(output), connect()
+    before = api.services()
+    answer = ask(api)
+    if answer.message and not as_json:
+        out.say(f"{service}: {answer.message}")
+    rollout = RolloutWait([service], before, reverting=reverting)
     _see_through(api, rollout, answer, [service], None if no_wait else timeout_s, as_json=as_json)
 
 
 def _see_through(
-    api: Client,
+    api: Api,
     rollout: RolloutWait,
-    answer: Mapping[str, Any],
+    answer: Asked | Deployed,
     services: Sequence[str],
     timeout_s: float | None,
     *,
@@ -165,30 +174,19 @@ def _see_through(
         _end(None, answer, as_json=as_json)
         return
     stays = "The rollout goes on without you; `pierhead status` shows how."
-    verdict = wait(lambda: rollout.judge(_services(api)), timeout_s, stays)
-    if as_json:
-        shown = {
-            row["name"]: {
-                "state": row["state"],
-                "version": rows.version(row),
-                "ready": row["ready"],
-                "wanted": row["wanted"],
-            }
-            for row in _services(api)["services"]
-            if row["name"] in services
-        }
-        answer = {**answer, "services": shown}
-    _end(verdict, answer, as_json=as_json)
+    verdict = wait(lambda: rollout.judge(api.services()), timeout_s, stays)
+    shown = {
+        row.name: {"state": row.state, "version": rows.version(row), "ready": row.ready, "wanted": row.wanted}
+        for row in (api.services().services if as_json else ())
+        if row.name in services
+    }
+    _end(verdict, answer, as_json=as_json, services=shown)
 
 
-def _services(api: Client) -> Any:
-    return api.get("/api/v1/services")
-
-
-def _end(verdict: Verdict | None, answer: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print the result of the wait; `verdict` is None where the command did not wait."""
+def _end(verdict: Verdict | None, answer: object, *, as_json: bool, **more: object) -> None:
+    """Print the result of the wait; `verdict` is None where the command did not wait, `answer` where it only waited."""
     if as_json:
         waited = {"done": verdict.done, "message": verdict.message} if verdict else {}
-        out.print_json({**answer, **waited})
+        out.print_json({**(out.with_members(answer) if answer else {}), **more, **waited})
     elif verdict:
         out.say(verdict.message)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import completion, feeds, prometheus
 from .. import output as out
 from .. import top as pictures
-from ..client import Client, service_path
 from ..patience import patiently
-from .options import EVENTS_KEPT, Follow, OfService, Output, Service
+from .options import EVENTS_KEPT, Follow, OfService, Output, Service, connect
+
+if TYPE_CHECKING:
+    from ...status.records.answers import EventDocument, ReplicaLog
+    from ...status.records.services import Services
+    from ..api import Api
 
 FOLLOW_S = 1.0
 FOLLOWED_LINES = 1000
@@ -59,23 +63,23 @@ def events(
     output: Output = "text",
 ) -> None:
     """Show what happened, newest last, with causes."""
-    as_json, api = out.is_json(output), Client.from_environment()
+    as_json, api = out.is_json(output), connect()
     kinds = [name for names in kind or [] for name in names.split(",")]
     after = feeds.since_time(since, time.time()) if since else None
     only = {**({"service": service} if service else {}), **({"kind": ",".join(kinds)} if kinds else {})}
     # With a filter on kind or time, all kept events are filtered, not only the newest ones.
     limit = EVENTS_KEPT if kinds or since else n
-    page = api.get("/api/v1/events", {"limit": str(limit), **only})
-    found = feeds.chosen(page["events"], after)
+    page = api.events({"limit": str(limit), **only})
+    found = feeds.chosen(page.events, after)
     _explain_nothing(api, found, service, kinds, "since then" if since else "is kept")
-    shown = found if since else found[-n:]
+    shown: Sequence[EventDocument] = found if since else found[-n:]
     while True:
         _print_events(shown, as_json=as_json)
         if not follow:
             return
-        query = {"since": str(page["next"]), "wait": str(WAIT_S), **only}
-        page = patiently(partial(api.get, "/api/v1/events", query))
-        shown = page["events"]
+        query = {"since": str(page.next), "wait": str(WAIT_S), **only}
+        page = patiently(partial(api.events, query))
+        shown = page.events
 
 
 def logs(service: Service, follow: Follow = False, n: Lines = 100, since: Since = "", output: Output = "text") -> None:
@@ -83,12 +87,12 @@ def logs(service: Service, follow: Follow = False, n: Lines = 100, since: Since 
 
     On a terminal, JSON lines are shown as text, tracebacks as lines; in a pipe they stay JSON.
     """
-    as_json, api, path = out.is_json(output), Client.from_environment(), service_path(service, "logs")
+    as_json, api = out.is_json(output), connect()
     query = {"tail": str(max(n, FOLLOWED_LINES) if follow else n)}
     if since:
         query["after"] = str(int(feeds.since_time(since, time.time())))
-    document = api.get(path, query)
-    shown = {replica["name"]: feeds.timed(replica) for replica in document["replicas"]}
+    document = api.logs(service, query)
+    shown = {replica.name: feeds.timed(replica) for replica in document.replicas}
     if not shown and not follow:
         out.complain(f"{service} has no replica now; `pierhead why {service}` says why")
     for name, lines in shown.items():
@@ -96,32 +100,30 @@ def logs(service: Service, follow: Follow = False, n: Lines = 100, since: Since 
     while follow:
         time.sleep(FOLLOW_S)
         # Ask only for newer lines, with an overlap for lines that were just being written.
-        query["after"] = str(max(int(document["at"] - OVERLAP_S), 0))
-        document = patiently(partial(api.get, path, query))
-        for replica in document["replicas"]:
-            known = shown.get(replica["name"], [])
-            shown[replica["name"]] = _follow_on(replica, known, float(query.get("after", 0)), as_json=as_json)
+        query["after"] = str(max(int(document.at - OVERLAP_S), 0))
+        document = patiently(partial(api.logs, service, query))
+        for replica in document.replicas:
+            known = shown.get(replica.name, [])
+            shown[replica.name] = _follow_on(replica, known, float(query.get("after", 0)), as_json=as_json)
 
 
-def _follow_on(
-    log: Mapping[str, Any], shown: list[feeds.LogLine], after: float, *, as_json: bool
-) -> list[feeds.LogLine]:
+def _follow_on(log: ReplicaLog, shown: list[feeds.LogLine], after: float, *, as_json: bool) -> list[feeds.LogLine]:
     """Print the new lines of a replica's log; return all lines shown so far."""
     now = feeds.timed(log)
     fresh = feeds.new_lines(shown, now)
     if feeds.leaves_a_gap(shown, fresh, now, after):
-        out.complain(f"{log['name']} logs more than is sent at a time: lines are missing here")
-    _print_lines(log["name"], fresh, as_json=as_json)
+        out.complain(f"{log.name} logs more than is sent at a time: lines are missing here")
+    _print_lines(log.name, fresh, as_json=as_json)
     return [*shown, *fresh][-MOST_LINES:]
 
 
 def top(n: Pictures = None, once: Once = False, interval: Interval = 2.0, output: Output = "text") -> None:
     """Show the traffic of every service, until Ctrl-C."""
-    as_json, api, url = out.is_json(output), Client.from_environment(), prometheus.address()
+    as_json, api, url = out.is_json(output), connect(), prometheus.address()
     count = 1 if once else n
 
-    def look() -> tuple[Any, prometheus.Reading]:
-        return api.get("/api/v1/services"), prometheus.read(url, TRAFFIC_WINDOW)
+    def look() -> tuple[Services, prometheus.Reading]:
+        return api.services(), prometheus.read(url, TRAFFIC_WINDOW)
 
     if as_json:
         pictures.json_lines(lambda: _traffic_json(*look()), count, interval)
@@ -134,22 +136,22 @@ def top(n: Pictures = None, once: Once = False, interval: Interval = 2.0, output
     pictures.follow(draw, count, interval)
 
 
-def _explain_nothing(api: Client, found: list[Any], service: str, kinds: list[str], where: str) -> None:
+def _explain_nothing(api: Api, found: Sequence[EventDocument], service: str, kinds: list[str], where: str) -> None:
     """Explain an empty result. Raises BadInput for a service that does not exist."""
     if found:
         return
     if service:
-        api.get(service_path(service))
+        api.service(service)
     if kinds:
         out.complain(f"no event of kind {', '.join(kinds)} {where}")
 
 
-def _traffic_json(document: Mapping[str, Any], traffic: prometheus.Reading) -> dict[str, Any]:
-    services = [{**row, **asdict(traffic.of(row["name"]))} for row in document["services"]]
-    return {"at": document["at"], "services": services, "prometheus_problem": traffic.problem}
+def _traffic_json(document: Services, traffic: prometheus.Reading) -> dict[str, object]:
+    services = [out.with_members(row, **asdict(traffic.of(row.name))) for row in document.services]
+    return {"at": document.at, "services": services, "prometheus_problem": traffic.problem}
 
 
-def _print_events(listed: list[Any], *, as_json: bool) -> None:
+def _print_events(listed: Sequence[EventDocument], *, as_json: bool) -> None:
     for event in listed:
         if as_json:
             out.print_json_line(event)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,9 +12,8 @@ import typer
 
 from .. import output as out
 from .. import tables
-from ..client import Client, service_path
 from ..errors import BadInput, CommandError, TimedOut
-from .options import Output
+from .options import Output, connect
 from .options import Service as OneService
 
 if TYPE_CHECKING:
@@ -195,7 +193,7 @@ def _check(document: dict[str, Any]) -> None:
         raise BadInput("\n".join([*error.problems, "nothing was written"])) from None
 
 
-def _find_the_stack(document: Mapping[str, Any]) -> None:
+def _find_the_stack(document: dict[str, Any]) -> None:
     """Let images be built from the stack's files where a project has them; otherwise the file is for the clone."""
     if not _is_in_project():
         return
@@ -262,10 +260,10 @@ def _operate(service: str, operation: Operation, verb: str, timeout_s: float, ou
     from ..llm_replicas import operate
 
     as_json = out.is_json(output)
-    row = Client.from_environment().get(service_path(service))
-    if row.get("protocol") != "grpc":
-        raise BadInput(f"{service} is no language model: it speaks {row.get('protocol')}; `pierhead status` names all")
-    ready = [(each["name"], each["address"]) for each in row["replicas"] if each["state"] == "RUNNING"]
+    row = connect().service(service)
+    if row.protocol != "grpc":
+        raise BadInput(f"{service} is no language model: it speaks {row.protocol}; `pierhead status` names all")
+    ready = [(each.name, each.address) for each in row.replicas if each.state == "RUNNING"]
     if not ready:
         raise CommandError(f"{service} has no ready replica to {verb}; `pierhead why {service}` says why")
     answers = operate(ready, operation, timeout_s)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import completion
 from .. import output as out
-from ..client import Client, segment
 from ..errors import BadInput
 from ..patience import wait
 from ..wait import DrainWait
-from .options import NoWait, Output, Timeout
+from .options import NoWait, Output, Timeout, connect
+
+if TYPE_CHECKING:
+    from ...status.records.changes import NodeAsked
 
 DRAIN_S = 1800.0
 
@@ -39,29 +41,28 @@ def drain(
 
     Waits until nothing is left there. What finds no room elsewhere stays and serves; this ends with 1 then.
     """
-    as_json, api = out.is_json(output), Client.from_environment()
-    answer = _ask(api.post(_path(node, "drain"), {"force": force}), as_json=as_json)
+    as_json, api = out.is_json(output), connect()
+    answer = _ask(api.drain(node, force=force), as_json=as_json)
     if no_wait:
         _end(answer, "", as_json=as_json)
         return
     stays = f"The drain goes on; `pierhead nodes` shows how, `pierhead node activate {node}` ends it."
-    waiting = DrainWait(answer["node"])
-    verdict = wait(lambda: waiting.judge(api.get("/api/v1/nodes")), timeout, stays)
+    waiting = DrainWait(answer.node)
+    verdict = wait(lambda: waiting.judge(api.nodes()), timeout, stays)
     _end(answer, verdict.message, as_json=as_json)
 
 
 def activate(node: Name, output: Output = "text") -> None:
     """Use a node again that was drained."""
     as_json = out.is_json(output)
-    answer = _ask(Client.from_environment().post(_path(node, "activate"), {}), as_json=as_json)
+    answer = _ask(connect().activate(node), as_json=as_json)
     _end(answer, "", as_json=as_json)
 
 
 def label(node: Name, labels: Labels, output: Output = "text") -> None:
     """Set the engine's labels of a node, which placement constraints name as node.labels.KEY."""
     as_json = out.is_json(output)
-    wanted = {"labels": dict(map(_label, labels))}
-    _end(_ask(Client.from_environment().put(_path(node, "labels"), wanted), as_json=as_json), "", as_json=as_json)
+    _end(_ask(connect().label(node, dict(map(_label, labels))), as_json=as_json), "", as_json=as_json)
 
 
 def _label(text: str) -> tuple[str, str | None]:
@@ -73,19 +74,15 @@ def _label(text: str) -> tuple[str, str | None]:
     raise BadInput(f"KEY=VALUE: expected zone=a, or zone- to take it away, found {text!r}")
 
 
-def _path(node: str, below: str) -> str:
-    return f"/api/v1/nodes/{segment(node)}/{below}"
-
-
-def _ask(answer: Any, *, as_json: bool) -> Any:
+def _ask(answer: NodeAsked, *, as_json: bool) -> NodeAsked:
     if not as_json:
-        out.say(answer["message"])
+        out.say(answer.message)
     return answer
 
 
-def _end(answer: Any, message: str, *, as_json: bool) -> None:
+def _end(answer: NodeAsked, message: str, *, as_json: bool) -> None:
     """Print the end of a wait; the API's sentence was printed already."""
     if as_json:
-        out.print_json({**answer, **({"done": True, "message": message} if message else {})})
+        out.print_json(out.with_members(answer, done=True, message=message) if message else answer)
     elif message:
         out.say(message)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .. import completion
+from ..client import Client
+
+if TYPE_CHECKING:
+    from ..api import Api
 
 EVENTS_KEPT = 1000
 """The events that the controller keeps, and the most that it sends at once."""
@@ -25,3 +29,10 @@ OfService = Annotated[
     str,
     typer.Option("--service", metavar="SERVICE", help="of one service only", autocompletion=completion.services),
 ]
+
+
+def connect() -> Api:
+    """The API at PIERHEAD_API_URL, else that of the controller in this container."""
+    from ..api import Api  # imported when needed: with its records, which help and completion do not need
+
+    return Api(Client.from_environment())

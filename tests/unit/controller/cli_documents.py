@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
+
+from aiohttp import web
+
+from controller.cli.output import json_text
+from controller.status.records.answers import EventDocument
+from controller.status.records.services import (
+    GpuUse,
+    NodeStatus,
+    RejectionDocument,
+    ReplicaStatus,
+    RolloutDocument,
+    Service,
+    Services,
+)
 
 AT = 1_800_000_000.0
 UUID = "GPU-3f2c1b0a-4d5e-6f70-8192-a3b4c5d6e7f8"
+REJECTED = RejectionDocument("9f8e7d6c", "its replicas failed 3 times", AT - 500, False, False, "9f8e7d6c@0")
 
 
-REJECTED = {
-    "version": "9f8e7d6c",
-    "reason": "its replicas failed 3 times",
-    "at": AT - 500,
-    "is_asked": False,
-    "is_refused": False,
-    "id": "9f8e7d6c@0",
-}
+def answered(document: object, status: int = 200) -> web.Response:
+    """The API's answer."""
+    return web.json_response(text=json_text(document), status=status)
 
 
-def replica(name: str, state: str = "RUNNING", **changes: Any) -> dict[str, Any]:
+def replica(name: str, state: str = "RUNNING", **changes: Any) -> ReplicaStatus:
     running = {"address": "172.18.0.7:8080", "ongoing": 0} if name else {"address": "", "ongoing": None}
-    rest = {"gpus": [], "message": "", "node": "", **running}
-    return {"name": name, "state": state, "version": "1a2b3c4d", **rest, **changes}
+    rest = {"version": "1a2b3c4d", "gpus": (), "message": "", "node": "", **running}
+    return ReplicaStatus(name=name, state=state, **{**rest, **changes})  # type: ignore[arg-type]
 
 
-def row(name: str = "web", **changes: Any) -> dict[str, Any]:
+def row(name: str = "web", **changes: Any) -> Service:
     """A service that has what it wants; replicas are made up to match `ready`."""
     ready = changes.get("ready", 2)
     plain: dict[str, Any] = {
@@ -37,34 +47,34 @@ def row(name: str = "web", **changes: Any) -> dict[str, Any]:
         "blocked": "",
         "override": None,
         "autoscale": None,
-        "replicas": [replica(f"p-{name}-1a2b3c4d-{number}") for number in range(1, ready + 1)],
+        "replicas": tuple(replica(f"p-{name}-1a2b3c4d-{number}") for number in range(1, ready + 1)),
         "at": AT,
         "image": f"pierhead/{name}:latest",
         "protocol": "http",
         "port": 8080,
         "route": f"/{name}",
-        "grpc_services": [],
+        "grpc_services": (),
         "in_flight": 0,
         "waiting": 0,
         "spec_replicas": 2,
         "failure": None,
-        "refusals": [],
+        "refusals": (),
         "user_config": None,
         "unknown_callees": {},
         "engine_reachable": True,
         "version": "1a2b3c4d",
         "offered": "1a2b3c4d",
         "stable": "1a2b3c4d",
-        "changes": [],
+        "changes": (),
         "untried": False,
         "rollout": None,
         "rejected": None,
     }
     document = {**plain, **changes}
-    return {"state": _state(document), **document}
+    return Service(**{"state": _state(document), **document})
 
 
-def _state(document: Mapping[str, Any]) -> str:
+def _state(document: dict[str, Any]) -> str:
     if document["converged"]:
         return "HEALTHY"
     if document["blocked"] or document["failure"]:
@@ -72,39 +82,37 @@ def _state(document: Mapping[str, Any]) -> str:
     return "UPSCALING" if document["ready"] < document["wanted"] else "UPDATING"
 
 
-def gpu(uuid: str, **changes: Any) -> dict[str, Any]:
+def gpu(uuid: str, **changes: Any) -> GpuUse:
     """A GPU whose memory is not known."""
-    unknown = {"memory_bytes": None, "used_bytes": None, "free_bytes": None}
-    return {"uuid": uuid, "name": "", "holder": "", "slots": [], "fault": "", "node": "", **unknown, **changes}
+    return replace(GpuUse(uuid, "", "", (), None, None, None, "", ""), **changes)
 
 
-def node(name: str, **changes: Any) -> dict[str, Any]:
+def node(name: str, **changes: Any) -> NodeStatus:
     """A node that is well, with one of its two GPUs in use."""
-    plain = {"role": "worker", "state": "ready", "availability": "active", "address": "10.77.0.1", "labels": {}}
-    counts = {"replicas": 1, "gpus": 2, "gpus_used": 1}
-    return {"name": name, **plain, **counts, "message": "", "blocked": "", **changes}
+    return replace(NodeStatus(name, "worker", "ready", "active", "10.77.0.1", {}, 1, 2, 1, "", ""), **changes)
 
 
-def rolling(name: str = "ranker", **changes: Any) -> dict[str, Any]:
+def rolling(
+    name: str = "ranker",
+    phase: str = "ROLLING",
+    message: str = "1a2b3c4d -> 9f8e7d6c: 1 of 2 replaced",
+    **changes: Any,
+) -> Service:
     """A service in the middle of a rollout."""
-    rollout = {"from": "1a2b3c4d", "to": "9f8e7d6c", "phase": "ROLLING", "since": AT - 60, "ready": 1, "wanted": 2}
-    message = changes.get("message", "1a2b3c4d -> 9f8e7d6c: 1 of 2 replaced")
-    rollout |= {"phase": changes.pop("phase", "ROLLING"), "message": message}
-    fields = {"state": "UPDATING", "version": "9f8e7d6c", "rollout": rollout, "converged": False, "message": message}
-    return row(name, **{**fields, **changes})
+    rollout = RolloutDocument("1a2b3c4d", "9f8e7d6c", phase, AT - 60, AT - 60, "", 1, 2, message)
+    fields = {"state": "UPDATING", "version": "9f8e7d6c", "rollout": rollout, "converged": False}
+    return row(name, **{**fields, "message": message, **changes})
 
 
-def settled(name: str = "ranker", version: str = "9f8e7d6c", **changes: Any) -> dict[str, Any]:
+def settled(name: str = "ranker", version: str = "9f8e7d6c", **changes: Any) -> Service:
     """The same service without a rollout."""
     return row(name, **{"state": "HEALTHY", "version": version, **changes})
 
 
-def document(*rows: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    problems = {"spec_problems": [], "notices": [], "gpu_memory_problem": ""}
-    seen = {"settled": True, "files_current": True, "engine_reachable": True}
-    return {"project": "p", "at": AT, "services": list(rows), "gpus": [], "nodes": [], **problems, **seen, **changes}
+def document(*rows: Service, **changes: Any) -> Services:
+    return replace(Services("p", AT, rows, (), (), "", (), (), True, True, True), **changes)
 
 
-def event(message: str, kind: str = "create_container", **changes: Any) -> dict[str, Any]:
-    about = {"seq": 1, "kind": kind, "service": "web", "target": "p-web-1a2b3c4d-1", "message": message}
-    return {**about, "outcome": "ok", "at": AT - 30, "last_at": AT - 30, "times": 1, **changes}
+def event(message: str, kind: str = "create_container", **changes: Any) -> EventDocument:
+    at = AT - 30
+    return replace(EventDocument(1, at, kind, "web", "p-web-1a2b3c4d-1", message, "ok", at, 1), **changes)

@@ -17,7 +17,7 @@ from controller.api import Gatekeeper, deployment_in, fault_in, nothing_in, repl
 from controller.errors import InvalidRequest, RoutingError, SpecError
 from controller.model.actions import AddServer
 from controller.model.spec import Spec
-from controller.status.documents import explanation, routes_json
+from controller.status.documents import routes
 from tests.fakes.fake_engine import Behaviour
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import Control, until
@@ -120,7 +120,7 @@ async def test_all_times_are_of_one_clock_however_it_is_set(control: Control, se
         control.engine.behaviours["web"] = Behaviour(ready_after_s=1e9)
         control.engine.crash(control.engine.names()[-1])
         await until(lambda: "replica_failed" in control.kinds())
-        await until(lambda: explanation("web", control.view)["failure"])
+        await until(lambda: next(row.failure for row in control.view.services if row.name == "web"))
         row = await (await client.get("/api/v1/services/web")).json()
         told = (await (await client.get("/api/v1/events")).json())["events"]
         revisions = await (await client.get("/api/v1/services/web/revisions")).json()
@@ -232,7 +232,7 @@ async def test_unknown_paths_and_methods(control: Control) -> None:
 async def test_a_defect_is_a_500_without_its_inside(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(control) as client:
         await control.settled("web", 2)
-        monkeypatch.setattr("controller.api.service_json", lambda row, view: 1 / 0)
+        monkeypatch.setattr("controller.api.Services", lambda **members: 1 / 0)
         status, code, message = await error_of(await client.get("/api/v1/services"))
         assert (status, code) == (500, "internal")
         assert "ZeroDivisionError" in message
@@ -247,7 +247,7 @@ async def test_a_row_has_the_load_and_what_failed_and_why(control: Control) -> N
             return await (await client.get(f"/api/v1/services/{service}")).json()
 
         def shown(service: str, field: str) -> Any:
-            return explanation(service, control.view)[field]
+            return next(getattr(row, field) for row in control.view.services if row.name == service)
 
         await control.settled("web", 2)
         await control.settled("api", 1)
@@ -278,7 +278,7 @@ async def test_routes_are_what_haproxy_has(control: Control) -> None:
         await control.settled("web", 2)
         await control.settled("api", 1)
         await until(lambda: len(control.router.ready("web")) == 2, 10)
-        await until(lambda: routes_json(control.view)["routes"][-1]["servers"], 10)
+        await until(lambda: routes(control.view).routes[-1].servers, 10)
         document = await (await client.get("/api/v1/routes")).json()
         assert document["haproxy"]["version"] == "3.0.11"
         listed = [(route["protocol"], route["match"], route["service"]) for route in document["routes"]]

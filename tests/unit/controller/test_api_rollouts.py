@@ -131,7 +131,7 @@ async def test_a_service_that_sleeps_takes_a_version_without_trying_it(control: 
                 " is taken, and not tried yet, as no replica is wanted now: it will be at the next wake"
             )
         await until(lambda: control.controller.deployer.state("web").is_unproven)
-        await until(lambda: all(row.rollout and row.rollout.state.is_unproven for row in control.view.services))
+        await until(lambda: all(row.untried for row in control.view.services))
         assert await untried()
         control.controller.commands.scale("web", 1)
         await control.settled("web", 1)

@@ -19,9 +19,10 @@ from pierhead.llm.v1.llm_pb2_grpc import LLMServerServicer
 from pierhead.llm_config import LLMConfig, ModelLoading
 
 from controller.cli.llm_replicas import Answer, operate
+from controller.status.records.services import ReplicaStatus
 from services.llm.server.service import LLMServer
 from tests.harness.ports import free_port
-from tests.unit.controller.cli_documents import replica, row
+from tests.unit.controller.cli_documents import answered, replica, row
 from tests.unit.controller.test_cli import Command
 from tests.unit.runtime.harness import Cluster
 from tests.unit.runtime.harness import address as address_of
@@ -54,12 +55,12 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 
 @contextlib.asynccontextmanager
-async def api(*replicas: dict[str, Any], **changes: Any) -> AsyncIterator[Command]:
+async def api(*replicas: ReplicaStatus, **changes: Any) -> AsyncIterator[Command]:
     """The command, with an API that has one service."""
-    service = row("llm-qwen", **{"protocol": "grpc", **changes, "replicas": list(replicas)})
+    service = row("llm-qwen", **{"protocol": "grpc", **changes, "replicas": replicas})
 
     async def answer(request: web.Request) -> web.Response:
-        return web.json_response(service)
+        return answered(service)
 
     app = web.Application()
     app.router.add_get("/api/v1/services/llm-qwen", answer)

@@ -12,7 +12,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tests.unit.controller.cli_documents import AT, REJECTED, document, rolling, settled
+from controller.status.records.services import Service
+from tests.unit.controller.cli_documents import AT, REJECTED, answered, document, rolling, settled
 from tests.unit.controller.test_cli import Command
 
 OLD = settled(version="1a2b3c4d")
@@ -22,8 +23,8 @@ OLD = settled(version="1a2b3c4d")
 class RolloutApi:
     """Shows one row after the other, once a change was asked for; the last one for ever."""
 
-    rows: list[dict[str, Any]]
-    before: dict[str, Any] = field(default_factory=lambda: OLD)
+    rows: list[Service]
+    before: Service = field(default_factory=lambda: OLD)
     asked: list[tuple[str, Any]] = field(default_factory=list)
     looks: int = 0
 
@@ -32,7 +33,7 @@ class RolloutApi:
             self.looks += 1
         number = min(max(self.looks - 1, 0), len(self.rows) - 1)
         row = self.rows[number] if self.asked else self.before
-        return web.json_response(document(row, at=AT + self.looks))
+        return answered(document(row, at=AT + self.looks))
 
     async def deploy(self, request: web.Request) -> web.Response:
         self.asked.append((request.path, await request.json()))
@@ -102,7 +103,7 @@ async def test_a_deployment_goes_on_without_the_command() -> None:
         ("promote ranker", OLD, {}),
     ],
 )
-async def test_rollback_abort_and_promote(arguments: str, before: dict[str, Any], body: dict[str, str]) -> None:
+async def test_rollback_abort_and_promote(arguments: str, before: Service, body: dict[str, str]) -> None:
     api = RolloutApi([rolling(phase="ROLLING_BACK"), settled(version="1a2b3c4d", rejected=REJECTED)], before)
     verb = arguments.split()[0]
     async with api.served() as pierhead:

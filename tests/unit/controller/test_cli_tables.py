@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,15 +18,28 @@ from controller.cli.prometheus import Reading, Traffic
 from controller.cli.rows import age, rate, seconds, who_decides
 from controller.cli.why import Case
 from controller.cli.why import page as why_page
+from controller.model.reports import AutoscaleStatus
+from controller.model.world import Server, ServerState
+from controller.status.records.answers import (
+    EventDocument,
+    HAProxyProcess,
+    PlanDocument,
+    RevisionDocument,
+    Revisions,
+    Route,
+    Routes,
+    StepDocument,
+)
+from controller.status.records.services import Failure, GpuSlotUse, RefusedAction, RejectionDocument, Service
 from tests.unit.controller.cli_documents import AT, UUID, document, event, gpu, node, replica, rolling, row, settled
 
 SHORTAGE = "it asks for 1 GPU and 0 of 1 are free: 1 held by ranker"
 NOTHING = Reading()
 TRAFFIC = Reading({"web": Traffic(812.4, 0.0012, 0.0093), "ranker": Traffic(1204.0, 0.0102, 1.31)})
-CRASHED = {"version": "9f8e7d6c", "reason": "it crashed", "at": AT, "is_refused": False}
+CRASHED = RejectionDocument("9f8e7d6c", "it crashed", AT, False, False, "9f8e7d6c@0")
 
 
-def ranker() -> dict[str, Any]:
+def ranker() -> Service:
     """Two wanted, one there: no GPU for the other."""
     return row(
         "ranker",
@@ -35,19 +49,19 @@ def ranker() -> dict[str, Any]:
         blocked=SHORTAGE,
         message=f"1 pending: {SHORTAGE}",
         route=None,
-        grpc_services=["services.recsys.app.Ranker"],
+        grpc_services=("services.recsys.app.Ranker",),
         override=2,
         spec_replicas=1,
         in_flight=16,
         waiting=14,
-        replicas=[
-            replica("p-ranker-1a2b3c4d-1", gpus=[UUID], ongoing=16),
+        replicas=(
+            replica("p-ranker-1a2b3c4d-1", gpus=(UUID,), ongoing=16),
             replica("", "PENDING", version="", message=SHORTAGE),
-        ],
+        ),
     )
 
 
-GPUS = [gpu(UUID, name="H100", holder="p-ranker-1a2b3c4d-1")]
+GPUS = (gpu(UUID, name="H100", holder="p-ranker-1a2b3c4d-1"),)
 
 
 def shown(page: Iterable[RenderableType], width: int) -> str:
@@ -80,14 +94,14 @@ def test_status_on_a_narrow_terminal() -> None:
 
 
 def test_a_column_without_room_is_left_out_before_anything_is_cut() -> None:
-    long = row(replicas=[replica("pierhead-a-service-with-a-long-name-1a2b3c4d-1", gpus=[UUID])])
+    long = row(replicas=(replica("pierhead-a-service-with-a-long-name-1a2b3c4d-1", gpus=(UUID,)),))
     text = shown(tables.replicas([long], 80).render(80), 80)
     assert ("ADDRESS" in text, "…" in text) == (False, False)
 
 
 @given(st.lists(st.text("ab ", min_size=1, max_size=90), min_size=1, max_size=4), st.integers(60, 220), st.booleans())
 def test_no_sentence_is_ever_cut(sentences: list[str], width: int, endless: bool) -> None:
-    rows = [row(f"web{number}", message=f"<{said}>", replicas=[]) for number, said in enumerate(sentences)]
+    rows = [row(f"web{number}", message=f"<{said}>", replicas=()) for number, said in enumerate(sentences)]
     width = 100_000 if endless else width
     text = shown(tables.status(document(*rows), NOTHING, width), width)
     squeezed = "".join(text.split())
@@ -99,7 +113,7 @@ def test_no_sentence_is_ever_cut(sentences: list[str], width: int, endless: bool
 
 
 def test_what_is_wrong_with_everything_comes_first() -> None:
-    broken = document(row(), spec_problems=["services.web.x-serve.rout: unknown key"], notices=["HAProxy is away"])
+    broken = document(row(), spec_problems=("services.web.x-serve.rout: unknown key",), notices=("HAProxy is away",))
     text = shown(tables.status(broken, NOTHING, 80), 80)
     assert text.startswith("compose files: services.web.x-serve.rout: unknown key\nHAProxy is away\n")
     assert shown(tables.status(document(settled=False), NOTHING, 80), 80).startswith("the controller was just started")
@@ -110,7 +124,7 @@ def test_what_is_wrong_with_everything_comes_first() -> None:
     ("service", "words"),
     [
         (
-            rolling() | {"message": "1a2b3c4d -> 9f8e7d6c: 1 of 2 replaced; 1 pending: no GPU is free"},
+            replace(rolling(), message="1a2b3c4d -> 9f8e7d6c: 1 of 2 replaced; 1 pending: no GPU is free"),
             "ROLLING, 1 of 2 ready; 1a2b3c4d -> 9f8e7d6c: 1 of 2 replaced; 1 pending: no GPU is free",
         ),
         (
@@ -118,23 +132,25 @@ def test_what_is_wrong_with_everything_comes_first() -> None:
             "version 9f8e7d6c was rolled back (it crashed)",
         ),
         (settled(rejected=CRASHED), "version 9f8e7d6c was rejected: it crashed"),
-        (settled(rejected=CRASHED | {"is_refused": True}), "version 9f8e7d6c was refused: it crashed"),
+        (settled(rejected=replace(CRASHED, is_refused=True)), "version 9f8e7d6c was refused: it crashed"),
     ],
 )
-def test_a_rollout_is_what_goes_on(service: dict[str, Any], words: str) -> None:
+def test_a_rollout_is_what_goes_on(service: Service, words: str) -> None:
     assert tables.going_on(service) == words
 
 
 # ----------------------------------------------------------------------------------------------------------------- why
 
 
-def case(service: dict[str, Any], *events: dict[str, Any], steps: tuple[dict[str, Any], ...] = ()) -> Case:
-    return Case(service, {"in_progress": [], "steps": list(steps)}, events, TRAFFIC.of(service["name"]))
+def case(service: Service, *events: EventDocument, steps: tuple[StepDocument, ...] = ()) -> Case:
+    return Case(service, PlanDocument((), steps, (), (), ""), events, TRAFFIC.of(service.name))
 
 
 def test_why_of_a_service_that_is_short_of_a_gpu() -> None:
-    step = {"service": "ranker", "does": "create p-ranker-1a2b3c4d-2", "cause": "1 of 2 replicas exist"}
-    other = {"service": "web", "does": "create p-web-1a2b3c4d-2", "cause": "1 of 2 replicas exist"}
+    step, other = (
+        StepDocument(1, (), "create_container", name, service, f"create {name}", "1 of 2 replicas exist")
+        for service, name in (("ranker", "p-ranker-1a2b3c4d-2"), ("web", "p-web-1a2b3c4d-2"))
+    )
     text = shown(why_page(case(ranker(), event("create p-ranker-1a2b3c4d-1: 0 of 2"), steps=(step, other)), 110), 110)
     stamp = text.splitlines()[-1].split(" ok ")[0].strip()
     assert text == picture(f"""
@@ -168,9 +184,9 @@ def test_why_of_a_crash_loop_has_the_log() -> None:
         ready=0,
         converged=False,
         message="CRASH_LOOP: failed 4 times in a row",
-        failure={"count": 4, "last_at": AT - 12, "detail": "exited by itself with code 1; last line: boom"},
-        refusals=[{"does": "start p-web-2", "failures": 3, "retry_in_s": 12.0, "error": "no space left"}],
-        replicas=[replica("p-web-1", "STARTING", message="not ready yet: 503 from :9100/readyz")],
+        failure=Failure(4, AT - 12, "exited by itself with code 1; last line: boom"),
+        refusals=(RefusedAction("start p-web-2", 3, 12.0, "no space left"),),
+        replicas=(replica("p-web-1", "STARTING", message="not ready yet: 503 from :9100/readyz"),),
     )
     failed = event("p-web-0: exited by itself with code 1; its last log lines:\nTraceback\nboom", "replica_failed")
     text = shown(why_page(case(failing, failed), 200), 200)
@@ -201,7 +217,7 @@ def test_why_of_a_rollout_offers_what_the_controller_would_take(phase: str, offe
     assert [way for way in ("abort", "promote") if f"pierhead {way} ranker" in text] == offered
 
 
-POLICY = {"min": 1, "max": 8, "target": 2, "load": 0.0, "wanted": 2, "paused": False, "basis": "", "problem": ""}
+POLICY = AutoscaleStatus(1, 8, 2, 0.0, 2)
 PAUSED = "set by scale; the autoscaler (1 to 8) pauses until `pierhead scale web auto`"
 
 
@@ -229,7 +245,7 @@ PAUSED = "set by scale; the autoscaler (1 to 8) pauses until `pierhead scale web
     ],
 )
 def test_who_decides_how_many(override: int | None, autoscale: dict[str, Any], words: str) -> None:
-    decided = row(override=override, autoscale={**POLICY, **autoscale} if autoscale else None)
+    decided = row(override=override, autoscale=replace(POLICY, **autoscale) if autoscale else None)
     assert who_decides(decided) == words
 
 
@@ -253,9 +269,9 @@ def test_top_shows_traffic_and_without_prometheus_the_rest() -> None:
 
 
 def test_nodes_and_what_is_on_them() -> None:
-    nodes = [node("n1", role="leader", replicas=2), node("n2", state="down", replicas=0, message="down: it is away")]
-    here = row(ready=1, wanted=1, replicas=[replica("p-web-1a2b3c4d-1", node="n1"), replica("", "PENDING")])
-    cards = [gpu(UUID, name="H100", holder="p-web-1a2b3c4d-1", node="n1")]
+    nodes = (node("n1", role="leader", replicas=2), node("n2", state="down", replicas=0, message="down: it is away"))
+    here = row(ready=1, wanted=1, replicas=(replica("p-web-1a2b3c4d-1", node="n1"), replica("", "PENDING")))
+    cards = (gpu(UUID, name="H100", holder="p-web-1a2b3c4d-1", node="n1"),)
     assert shown(tables.status(document(here, gpus=cards, nodes=nodes), NOTHING, 100), 100) == picture("""
         SERVICE  STATE    VERSION   READY  GPUS  IN FLIGHT  WAITING  P99
         web      HEALTHY  1a2b3c4d  1/1    -     0          0        -
@@ -272,7 +288,7 @@ def test_nodes_and_what_is_on_them() -> None:
         n2    worker  down   active        0         1/2   10.77.0.1  down: it is away
         """)
     assert ", 1 of 2 nodes ready\n" in shown(top.page(document(here, nodes=nodes), NOTHING, 100), 100)
-    assert "this stack runs on one machine" in shown(tables.nodes(document(), 80), 80)
+    assert "this stack runs on one machine" in shown(tables.nodes((), 80), 80)
 
 
 def test_gpus_with_memory_and_slots_where_they_are_known() -> None:
@@ -282,11 +298,11 @@ def test_gpus_with_memory_and_slots_where_they_are_known() -> None:
         memory_bytes=80 * 2**30,
         used_bytes=41 * 2**29,
         free_bytes=40 * 2**30,
-        slots=[{"replica": "p-ranker-1", "amount": "24 GiB"}, {"replica": "p-echo-1", "amount": "16 GiB"}],
+        slots=(GpuSlotUse("p-ranker-1", "24 GiB"), GpuSlotUse("p-echo-1", "16 GiB")),
     )
-    foreign = {**shared, "uuid": "MIG-1", "name": "", "slots": [], "used_bytes": None}
+    foreign = replace(shared, uuid="MIG-1", name="", slots=(), used_bytes=None)
     faulty = gpu("GPU-2", fault="Xid 79", memory_bytes=80 * 2**30, free_bytes=80 * 2**30)
-    found = document(gpus=[shared, foreign, faulty], gpu_memory_problem="nvidia-smi does not answer")
+    found = document(gpus=(shared, foreign, faulty), gpu_memory_problem="nvidia-smi does not answer")
     assert shown(tables.gpus(found, 200), 200) == picture(f"""
         GPU                                       KIND  MEMORY    IN USE    FREE      HELD BY
         {UUID}  H100  80.0 GiB  20.5 GiB  40.0 GiB  p-ranker-1 (24 GiB), p-echo-1 (16 GiB)
@@ -294,30 +310,28 @@ def test_gpus_with_memory_and_slots_where_they_are_known() -> None:
         GPU-2                                     -     80.0 GiB  -         80.0 GiB  no container (not used: Xid 79)
         nvidia-smi does not answer
         """)
-    assert "GPU-2         -     free\n" in shown(tables.gpus(document(gpus=[*GPUS, gpu("GPU-2")]), 80), 80)
+    assert "GPU-2         -     free\n" in shown(tables.gpus(document(gpus=(*GPUS, gpu("GPU-2"))), 80), 80)
     assert "knows no GPU" in shown(tables.gpus(document(), 80), 80)
 
 
-def server(name: str, **changes: Any) -> dict[str, Any]:
-    plain = {"state": "ready", "up": True, "weight": 1, "sessions": 3, "queued": 0}
-    return {"name": name, "address": "172.18.0.7:8080", **plain, **changes}
+def server(name: str, **changes: Any) -> Server:
+    return replace(Server("svc_web", name, "172.18.0.7:8080", ServerState.READY, up=True, sessions=3), **changes)
 
 
-def route(match: str, service: str, *servers: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    protocol = "http" if match.startswith("/") else "grpc"
-    plain = {"application": None, "strip_prefix": False, "in_haproxy": True, "queued": 0, "servers": list(servers)}
-    return {"protocol": protocol, "match": match, "service": service, **plain, **changes}
+def route(match: str, service: str, *servers: Server, **changes: Any) -> Route:
+    plain = Route("http" if match.startswith("/") else "grpc", match, None, service, False, True, 0, servers)
+    return replace(plain, **changes)
 
 
 def test_routes_and_the_servers_behind_them() -> None:
     web = (server("p-web-1"), server("p-web-2", up=False, sessions=0))
-    listed = [
+    listed = (
         route("/web", "web", *web, queued=4),
         route("p.v1.Web", "web", *web, queued=4),
         route("p.v1.Ranker", "ranker"),
         route("p.v1.New", "new", in_haproxy=False, application="eu"),
-    ]
-    assert shown(tables.routes({"haproxy": {"pid": 1}, "routes": listed}, 200), 200) == picture("""
+    )
+    assert shown(tables.routes(Routes(AT, HAProxyProcess(1, AT, "3.0.11"), listed), 200), 200) == picture("""
         ROUTE               SERVICE  SERVERS  SESSIONS  QUEUED  WHAT IS GOING ON
         /web                web      1/2      3         4
         gRPC p.v1.Web       web      1/2      3         4
@@ -328,23 +342,22 @@ def test_routes_and_the_servers_behind_them() -> None:
         p-web-1  ready  172.18.0.7:8080  1       3         0
         p-web-2  DOWN   172.18.0.7:8080  1       0         0       HAProxy's own check of it fails
         """)  # noqa: E501 - a terminal of 200 columns
-    text = shown(tables.routes({"haproxy": None, "routes": listed[3:]}, 80), 80)
+    text = shown(tables.routes(Routes(AT, None, listed[3:]), 80), 80)
     assert text.startswith("HAProxy does not answer the controller")
     assert "does not have it yet" not in text
 
 
 def test_revisions() -> None:
-    new = {"version": "9f8e7d6c", "image": "pierhead/web:latest", "image_id": "sha256:0123456789abcdef"}
-    listed = [
-        {**new, "first_at": AT - 300, "current": True, "stable": False},
-        {"version": "1a2b3c4d", "image": "", "image_id": "", "first_at": AT - 7200, "current": False, "stable": True},
-    ]
-    assert shown(tables.revisions({"service": "web", "revisions": listed}, AT, 80), 80) == picture("""
+    listed = (
+        RevisionDocument("9f8e7d6c", "pierhead/web:latest", "sha256:0123456789abcdef", AT - 300, True, False),
+        RevisionDocument("1a2b3c4d", "", "", AT - 7200, False, True),
+    )
+    assert shown(tables.revisions(Revisions("web", AT, listed), 80), 80) == picture("""
         VERSION   AGE    IMAGE                IMAGE ID      NOW
         9f8e7d6c  5 min  pierhead/web:latest  0123456789ab  current
         1a2b3c4d  2 h    -                    -             stable
         """)
-    assert "no version of web is known" in shown(tables.revisions({"service": "web", "revisions": []}, AT, 80), 80)
+    assert "no version of web is known" in shown(tables.revisions(Revisions("web", AT, ()), 80), 80)
 
 
 def test_figures() -> None:

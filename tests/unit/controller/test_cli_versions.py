@@ -62,9 +62,13 @@ def test_the_command_warns_once_and_goes_on() -> None:
     assert done.stderr.startswith("pierhead: the controller's image is of other code than this clone")
 
 
+FORMER = {"project": "p", "at": 1.0, "services": [], "gpus": [], "nodes": [], "gpu_memory_problem": ""}
+"""An answer that lacks a member."""
+
+
 @pytest.mark.parametrize("info", [{"x-build": "0123456789ab"}, {}], ids=["another build", "one without a name"])
 def test_a_controller_of_another_build_is_named(info: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(lambda handler: sends(handler, 200, json.dumps({"info": info, "services": []}).encode())) as url:
+    with serving(lambda handler: sends(handler, 200, json.dumps({"info": info, **FORMER}).encode())) as url:
         environment = {**os.environ, "PIERHEAD_API_URL": url, "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "controller.cli", "status"]
         done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False)

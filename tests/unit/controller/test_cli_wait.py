@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from controller.cli.wait import RolloutWait, ScaleWait, TargetMovedError, Verdict, judge_all
+from controller.status.records.services import Failure, Service
 from tests.unit.controller.cli_documents import AT, REJECTED, document, rolling, row, settled
 
 
@@ -43,8 +45,8 @@ def test_everything_is_waited_for_before_the_hopeless_are_told() -> None:
 
 @pytest.mark.parametrize("serving", [False, True])
 def test_a_service_that_fails_again_and_again_is_not_waited_for(serving: bool) -> None:
-    def failing(count: int, ready: int = 1) -> dict[str, Any]:
-        failure = {"count": count, "last_at": AT, "detail": "exit code 1"}
+    def failing(count: int, ready: int = 1) -> Service:
+        failure = Failure(count, AT, "exit code 1")
         return row(ready=ready, converged=False, message="CRASH_LOOP: failed", failure=failure)
 
     assert not judge_all(document(failing(5), row(name="api")), serving=serving).hopeless
@@ -65,9 +67,9 @@ def test_as_many_as_wanted_may_be_enough() -> None:
     assert judge_all(document(row(ready=0, converged=False, blocked="no GPU")), serving=True).hopeless
 
 
-def turned_down(**changes: Any) -> dict[str, Any]:
+def turned_down(**changes: Any) -> Service:
     """A service that serves with the version before the one that the files ask for."""
-    rejected = {**REJECTED, **changes.pop("rejected", {})}
+    rejected = replace(REJECTED, **changes.pop("rejected", {}))
     fields = {"version": "1a2b3c4d", "offered": "9f8e7d6c", "state": "DEPLOY_FAILED", "rejected": rejected}
     return settled(**{**fields, **changes})
 
@@ -103,13 +105,14 @@ def test_a_version_that_was_refused_was_not_rolled_back() -> None:
 
 
 def test_a_way_back_that_goes_on_is_the_end_of_a_wait_for_serving_alone() -> None:
-    way = rolling(phase="ROLLING_BACK")["rollout"]
+    way = rolling(phase="ROLLING_BACK").rollout
+    assert way is not None
     back = turned_down(converged=False, state="UPDATING", rollout=way)
     verdict = judge_all(document(back), serving=True)
     assert verdict.hopeless
     assert "which is being rolled back: its replicas failed" in verdict.message
     assert not judge_all(document(back)).hopeless
-    way = {**way, "from": "9f8e7d6c", "to": "1a2b3c4d"}
+    way = replace(way, from_="9f8e7d6c", to="1a2b3c4d")
     asked = turned_down(converged=False, state="UPDATING", rejected={"is_asked": True}, rollout=way)
     verdict = judge_all(document(asked), serving=True)
     assert (verdict.done, verdict.message) == (True, "1 services, 2 replicas, all ready"), "`deploy` would not wait"
@@ -136,7 +139,7 @@ def test_a_user_config_that_replicas_refuse_is_not_in_force() -> None:
 
 
 def test_a_rollout_that_goes_on_is_named() -> None:
-    def going(name: str) -> dict[str, Any]:
+    def going(name: str) -> Service:
         return rolling(name, ready=2, offered="9f8e7d6c", phase="BAKING")
 
     verdict = judge_all(document(going("ranker"), row()), serving=True)
@@ -147,7 +150,7 @@ def test_a_rollout_that_goes_on_is_named() -> None:
     assert judge_all(document(going("api"), going("ranker")), serving=True).message.endswith(
         "rollouts of api, ranker go on; `pierhead deploy api ranker` waits for their end"
     )
-    watched = {**going("ranker"), "converged": True}
+    watched = replace(going("ranker"), converged=True)
     assert judge_all(document(watched)).message.endswith("waits for its end")
 
 
@@ -162,7 +165,7 @@ def test_files_that_were_changed_a_moment_ago_are_read_first(problems: list[str]
 @pytest.mark.parametrize("reachable", [False, None])
 def test_what_was_there_before_the_engine_went_away_ends_no_wait(reachable: bool | None) -> None:
     unseen: dict[str, Any] = {"engine_reachable": reachable}
-    rollout, old = RolloutWait(["ranker"], BEFORE), BEFORE["services"][0]
+    rollout, old = RolloutWait(["ranker"], BEFORE), BEFORE.services[0]
     verdicts = [
         *(judge_all(document(row(), **unseen), serving=serving) for serving in (False, True)),
         judge_all(document(row(converged=False, blocked="no GPU"), **unseen)),
@@ -182,7 +185,7 @@ def test_what_was_there_before_the_engine_went_away_ends_no_wait(reachable: bool
 BEFORE = document(settled(version="1a2b3c4d"))
 
 
-def views(wait: RolloutWait, *rows: dict[str, Any]) -> list[Verdict]:
+def views(wait: RolloutWait, *rows: Service) -> list[Verdict]:
     """What is said of views of one service, each a second later."""
     return [wait.judge(document(row, at=AT + number)) for number, row in enumerate(rows)]
 
@@ -204,7 +207,7 @@ def test_an_update_between_two_phases_is_no_end() -> None:
 
 
 def test_views_from_before_the_request_are_no_end() -> None:
-    old = BEFORE["services"][0]
+    old = BEFORE.services[0]
     assert [verdict.done for verdict in views(RolloutWait(["ranker"], BEFORE), old, old, old)] == [False, False, True]
     wait = RolloutWait(["ranker"], BEFORE)
     assert not any(wait.judge(BEFORE).done for _ in range(10)), "one view looked at often is one view"
@@ -235,10 +238,10 @@ def test_a_rollback_is_done_whatever_is_still_rejected() -> None:
     old = settled(version="00000000", state="DEPLOY_FAILED", rejected=REJECTED)
     last = views(RolloutWait(["ranker"], before, reverting=True), rolling(), old)[-1]
     assert (last.done, last.message) == (True, "ranker: 2 of 2 ready, version 00000000")
-    left = settled(version="1a2b3c4d", rejected={**REJECTED, "reason": "rolled back by hand"})
+    left = settled(version="1a2b3c4d", rejected=replace(REJECTED, reason="rolled back by hand"))
     wait = RolloutWait(["ranker"], document(settled()), reverting=True)
     assert views(wait, settled(), rolling(phase="ROLLING_BACK"), left)[-1].done
-    drains = {**old, "converged": False, "message": "1 draining"}
+    drains = replace(old, converged=False, message="1 draining")
     last = views(RolloutWait(["ranker"], before, reverting=True), rolling(), drains)[-1]
     assert (last.done, last.hopeless) == (False, False), "replicas drain still"
     again = settled(version="1a2b3c4d", state="DEPLOY_FAILED", message="00000000 was rolled back (it crashed)")

@@ -15,7 +15,7 @@ from controller.errors import EngineError, InvalidRequest
 from controller.model.actions import CreateContainer
 from controller.model.spec import RolloutSpec, ServiceSpec
 from controller.model.world import ServerState
-from controller.status.documents import plan_words, service_json
+from controller.status.documents import plan_words
 from tests.fakes.fake_engine import Behaviour
 from tests.harness.applications import GROWN, SHRUNK, contract
 from tests.unit.controller.control import Control, until, version
@@ -119,8 +119,9 @@ async def test_an_image_whose_contract_cannot_meet_the_running_one_is_refused(co
         await until(lambda: FIELD in message(control))
         assert (state_of(control), stable(control)) == ("DEPLOY_FAILED", first)
         assert f"version {second} is refused, {first} runs: {FIELD}" in plan_words(controller.view, ())
-        document = service_json(controller.view.services[0], controller.view)
-        assert (document["rejected"]["version"], document["rejected"]["is_refused"]) == (second, True)
+        rejected = controller.view.services[0].rejected
+        assert rejected is not None
+        assert (rejected.version, rejected.is_refused) == (second, True)
         await asyncio.sleep(30)
         assert control.engine.done[made:] == []
         assert control.engine.read == [control.engine.images[ranker().image]], "the running one is told by its replicas"

@@ -42,6 +42,7 @@ from controller.model.world import (
 )
 from controller.observe.node_losses import DOWN_S, FOUND_OUT_S, SILENT_S, NodeLosses
 from controller.plan import plan
+from controller.status.records.services import Nodes, NodeStatus
 from tests.fakes.fake_swarm_engine import FakeSwarmEngine
 from tests.harness.virtual_time import wall_clock
 from tests.unit.controller.cli_documents import node
@@ -404,13 +405,13 @@ async def test_what_is_refused(tmp_path: Path) -> None:
         (node("n3", availability="drained"), "is drained"),
     ],
 )
-def test_waiting_for_a_drain(row: Any, words: str) -> None:
-    verdict = DrainWait("n3").judge({"nodes": [node("n1"), row], "engine_reachable": True})
+def test_waiting_for_a_drain(row: NodeStatus, words: str) -> None:
+    verdict = DrainWait("n3").judge(Nodes(NOW, (node("n1"), row), True))
     assert words in f"{verdict.message} {verdict.next_step}"
-    assert (verdict.done, verdict.hopeless) == (row["availability"] == "drained", bool(row["blocked"]))
-    for others in ([], [node("n3")]):
+    assert (verdict.done, verdict.hopeless) == (row.availability == "drained", bool(row.blocked))
+    for others in ((), (node("n3"),)):
         with pytest.raises(TargetMovedError):
-            DrainWait("n3").judge({"nodes": others, "engine_reachable": True})
+            DrainWait("n3").judge(Nodes(NOW, others, True))
 
 
 # ----------------------------------------------------------------------------------------------------------- properties

@@ -518,8 +518,7 @@ TOKEN = "/run/secrets/token"
 
 
 def changes(control: Control) -> tuple[str, ...]:
-    row = control.view.services[0].rollout
-    return row.changes if row else ()
+    return control.view.services[0].changes
 
 
 def test_without_files_a_version_is_what_it_always_was() -> None:

@@ -13,7 +13,7 @@ from controller.model.desired import Desired
 from controller.model.nodes import Node
 from controller.model.observed import Observed
 from controller.model.plan import PendingReplica, Plan, Refusal
-from controller.model.reports import AutoscaleStatus, ServiceStatus
+from controller.model.reports import AutoscaleStatus
 from controller.model.spec import GpuSlot, ServiceSpec, backend_name
 from controller.model.world import (
     ContainerState,
@@ -30,11 +30,12 @@ from controller.model.world import (
     ServerState,
 )
 from controller.plan.failures import STEADY_S, forgiven
-from controller.status.documents import explanation
 from controller.status.endpoints import endpoints, scrape_targets
+from controller.status.records.answers import Target
+from controller.status.records.services import GpuSlotUse, Service
 from controller.status.services import service_rows
 from controller.status.transitions import transitions
-from controller.status.view import GpuSlotUse, View, gpu_uses
+from controller.status.view import View, gpu_uses
 from tests.unit.controller.worlds import IMAGE_ID, NOW, gpu_service, replica, service, version
 
 WAITS: dict[str, object] = {"state": ContainerState.PENDING, "ip": None, "engine_detail": "no suitable node"}
@@ -63,7 +64,7 @@ def retired(container: ReplicaContainer, stopping_since: float | None = None) ->
 
 def row_of(
     world: Observed, wanted: Desired, plan: Plan | None = None, refusals: tuple[Refusal, ...] = (), **overrides: int
-) -> ServiceStatus:
+) -> Service:
     (row,) = service_rows(wanted, world, plan or Plan(), refusals, overrides, NOW)
     return row
 
@@ -178,8 +179,7 @@ def test_a_failure_that_a_later_replica_has_overcome_explains_no_scaling() -> No
         world = observed(replica(WEB, 1, created_at=created_at), starting, failures=failures)
         row = row_of(world, desired(WEB, web=2))
         assert (row.state, row.message) == (state, message)
-        shown = explanation("web", View(NOW, "p", observed=world))["failure"]
-        assert (shown is None) is (state == "UPSCALING")
+        assert (row.failure is None) is (state == "UPSCALING")
 
 
 @pytest.mark.parametrize(
@@ -248,13 +248,13 @@ def test_targets() -> None:
     labels = {"job": "replicas", "service": "ranker", "version": version(RANKER), "gpu": "GPU-0,GPU-1"}
     labels |= {"replica": f"p-ranker-{version(RANKER)}-1", "__metrics_path__": "/metrics"}
     (target,) = scrape_targets(desired(RANKER, service("web")), world)
-    assert target == {"targets": ["10.0.0.1:9100"], "labels": labels}
+    assert target == Target(("10.0.0.1:9100",), labels)
     edges = replace(routing(), edge_addresses={"n1": "10.0.1.1", "n2": "fd00::1"})
     on_swarm = replace(world, routing=edges, nodes=(Node("n1"), Node("n2")))
     *haproxys, replica_ = scrape_targets(desired(RANKER), on_swarm)
-    assert [one["targets"] for one in haproxys] == [["10.0.1.1:8404"], ["[fd00::1]:8404"]]
-    assert haproxys[0]["labels"] == {"job": "haproxy", "node": "n1", "instance": "n1"}
-    assert replica_["labels"] == {**target["labels"], "node": world.containers[0].node}
+    assert [one.targets for one in haproxys] == [("10.0.1.1:8404",), ("[fd00::1]:8404",)]
+    assert haproxys[0].labels == {"job": "haproxy", "node": "n1", "instance": "n1"}
+    assert replica_.labels == {**target.labels, "node": world.containers[0].node}
 
 
 def test_gpus_their_holders_and_their_memory() -> None:

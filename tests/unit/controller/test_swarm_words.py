@@ -15,7 +15,7 @@ from controller.cli.wait import Verdict, judge_all
 from controller.cli.why import Case, page
 from controller.model.world import FailureRecord, ReplicaContainer
 from controller.plan import plan
-from controller.status.documents import plan_json, service_json
+from controller.status.documents import plan_document
 from controller.status.services import service_rows
 from controller.status.view import View
 from controller.swarm.up.swarm_calls import Swarm
@@ -62,13 +62,12 @@ class Told:
         made = plan(wanted, world, NOW)
         services = service_rows(wanted, world, made, (), {}, NOW)
         view = View(NOW, "p", wanted, world, made, services, engine_reachable=True, haproxy_reachable=True)
-        shown = document(service_json(services[0], view))
-        [row] = shown["services"]
-        case = Case(row, plan_json(view, ()), (), Traffic())
+        shown = document(*services)
+        case = Case(services[0], plan_document(view, ()), (), Traffic())
         return cls(
             plain(tables.status(shown, Reading(), WIDTH), WIDTH),
             plain(page(case, WIDTH), WIDTH),
-            judge_all({**shown, "files_current": True}),
+            judge_all(shown),
         )
 
     @property

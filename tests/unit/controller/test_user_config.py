@@ -29,7 +29,8 @@ from controller.observe.probe import HttpProbe
 from controller.plan import plan
 from controller.plan.user_config import differences, remembered, user_config_status
 from controller.spec.serve_block import LARGEST_USER_CONFIG
-from controller.status.documents import plan_words, service_json
+from controller.status.documents import plan_words
+from controller.status.records.services import Service
 from tests.unit.controller.compose_configs import problems, ranker
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import NOW, desired, observed, replica, service, version
@@ -211,9 +212,9 @@ def in_force(control: Control) -> list[str | None]:
     return [control.user_configs.get(container.id) for container in containers if container.state.is_up]
 
 
-def row(control: Control) -> dict[str, Any]:
+def row(control: Control) -> Service:
     (found,) = [row for row in control.view.services if row.name == "web"]
-    return service_json(found, control.view)
+    return found
 
 
 async def test_a_change_reaches_those_that_run_and_restarts_none(control: Control) -> None:
@@ -231,11 +232,8 @@ async def test_a_change_reaches_those_that_run_and_restarts_none(control: Contro
         assert len(control.said("create_container")) == events
         assert control.said("user_config") == [f"web: user_config {DB}: threshold: 1 -> 2; no restart"]
         assert sorted(text for _, text in control.given) == [B, B], "once each"
-        assert row(control)["user_config"] == {
-            "value": {"threshold": 2}, "wanted": DB, "applied": 2, "replicas": 2, "refused": (), "changes": (),
-            "refusing": (),
-        }  # fmt: skip
-        assert row(control)["state"] == "HEALTHY"
+        assert row(control).user_config == UserConfigStatus({"threshold": 2}, DB, applied=2, replicas=2)
+        assert row(control).state == "HEALTHY"
 
         control.controller.commands.scale("web", 4)
         await control.settled("web", 4)
@@ -244,7 +242,7 @@ async def test_a_change_reaches_those_that_run_and_restarts_none(control: Contro
 
         control.source.edit(web())
         await until(lambda: in_force(control) == [NO_USER_CONFIG] * 4)
-        await until(lambda: row(control)["user_config"] is None)
+        await until(lambda: row(control).user_config is None)
         assert "web: no user_config is set any more" in control.said("user_config_applied")
 
 
@@ -258,18 +256,19 @@ async def test_one_that_is_refused_is_told_and_nothing_is_restarted(control: Con
         assert in_force(control) == [A, A]
         assert set(control.engine.containers) == before
         found = row(control)
-        assert (found["state"], found["ready"]) == ("DEPLOY_FAILED", 2)
+        assert (found.state, found.ready) == ("DEPLOY_FAILED", 2)
         sentence = f"{ERROR}; the former user_config stays in force"
-        assert sentence in found["message"]
-        assert found["replicas"][0]["message"] == f"goes on with its former user_config: {ERROR}"
+        assert sentence in found.message
+        assert found.replicas[0].message == f"goes on with its former user_config: {ERROR}"
         plan_text = plan_words(control.view, ())
         assert f"user_config of web: user_config {DB} is in force in 0 of 2 replicas; no restart" in plan_text
         assert "  threshold: 1 -> 2" in plan_text.splitlines()
         told = [obstacle.words for obstacle in obstacles(found)]
-        assert [words for words in told if sentence in words] == list(found["user_config"]["refused"])
+        assert found.user_config is not None
+        assert [words for words in told if sentence in words] == list(found.user_config.refused)
 
         control.refused = set()
-        await until(lambda: row(control)["state"] == "HEALTHY")
+        await until(lambda: row(control).state == "HEALTHY")
         assert in_force(control) == [B, B]
         assert len(control.given) == 2, "it was given once, and tried again over there"
 

@@ -1,0 +1,182 @@
+"""The documents about logs, versions, the plan, routes, events and the controller itself, and its refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ...model.plan import PendingReplica
+from ...model.reports import EventOutcome
+from ...model.world import Server
+from .document import Document
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLog(Document):
+    """The last lines of one replica's log, and the Engine's time of each."""
+
+    name: str
+    lines: tuple[str, ...]
+    times: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Logs(Document):
+    """The logs of a service's replicas."""
+
+    service: str
+    at: float
+    replicas: tuple[ReplicaLog, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionDocument(Document):
+    """A version that a service can go back to."""
+
+    version: str
+    image: str
+    image_id: str
+    first_at: float
+    current: bool
+    stable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Revisions(Document):
+    """The versions of a service, the newest first."""
+
+    service: str
+    at: float
+    revisions: tuple[RevisionDocument, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ActionDocument(Document):
+    """One action of the controller."""
+
+    action: str
+    target: str
+    service: str
+    does: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepDocument(Document):
+    """An action of the plan, and the numbers of the actions that come before it."""
+
+    number: int
+    after: tuple[int, ...]
+    action: str
+    target: str
+    service: str
+    does: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDocument(Document):
+    """What the controller would do now, and what it is doing; with spec_problems, for the last good files."""
+
+    spec_problems: tuple[str, ...]
+    steps: tuple[StepDocument, ...]
+    pending: tuple[PendingReplica, ...]
+    in_progress: tuple[ActionDocument, ...]
+    text: str
+    """The same as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class HAProxyProcess(Document):
+    """The HAProxy worker that accepts new connections."""
+
+    pid: int
+    started_at: float
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Document):
+    """One of HAProxy's routes to a service."""
+
+    protocol: Literal["http", "grpc"]
+    match: str
+    """A path prefix, or a gRPC service's full name."""
+    application: str | None
+    """The metadata by which clients choose between services that have the same gRPC service."""
+    service: str
+    strip_prefix: bool
+    in_haproxy: bool
+    queued: int
+    servers: tuple[Server, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Routes(Document):
+    """Every route; `haproxy` is null while it does not answer."""
+
+    at: float
+    haproxy: HAProxyProcess | None
+    routes: tuple[Route, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EventDocument(Document):
+    """Something that happened."""
+
+    seq: int
+    at: float
+    kind: str
+    service: str
+    target: str
+    message: str
+    outcome: EventOutcome
+    last_at: float
+    """When it happened last; `times` says how often."""
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class Events(Document):
+    """Events, the oldest first."""
+
+    events: tuple[EventDocument, ...]
+    next: int
+    """The `since` of the next request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target(Document):
+    """A target group of Prometheus's http_sd."""
+
+    targets: tuple[str, ...]
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Health(Document):
+    """Whether the controller works. 503 unless `status` is "ok"."""
+
+    status: Literal["ok", "failing", "stuck"]
+    last_tick_age_s: float
+    engine_reachable: bool | None
+    haproxy_reachable: bool | None
+    spec_problems: tuple[str, ...]
+    store_trouble: str
+    defect: str
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBody(Document):
+    """What, where, why, and what to do."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Error(Document):
+    """Every refusal and failure."""
+
+    error: ErrorBody

@@ -1,0 +1,100 @@
+"""The documents that ask for a change, and the answers to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from .document import Document
+
+
+@dataclass(frozen=True, slots=True)
+class Scale(Document):
+    """The number of replicas that a service shall have."""
+
+    replicas: int | Literal["auto"]
+    """0 to 1000; "auto" removes a number that was set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled(Document):
+    """The change was accepted; the controller carries it out."""
+
+    service: str
+    replicas: int | Literal["auto"]
+    message: str = ""
+    wanted: int | None = None
+    """The files' own number, with "auto" and without an autoscaler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deploy(Document):
+    """Which services to roll out; without `services` all of them. `now`: without `bake_s`."""
+
+    services: tuple[str, ...] | None = None
+    now: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed(Document):
+    """A sentence for each service: which rollout begins, or why none does."""
+
+    services: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback(Document):
+    """The version to go back to; without `to` the one before."""
+
+    to: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing(Document):
+    """An empty object, or no body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Document):
+    """The change was accepted; the controller carries it out."""
+
+    service: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark(Document):
+    """Why a GPU is not to be used; null removes the mark."""
+
+    fault: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Marked(Document):
+    """The mark of a GPU."""
+
+    gpu: str
+    fault: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drain(Document):
+    """With `force`, replicas for which no other node has room end as well."""
+
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Labels(Document):
+    """Labels to set; null takes one away."""
+
+    labels: Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAsked(Document):
+    """The change was made; the controller carries out what follows of it."""
+
+    node: str
+    message: str
