@@ -15,6 +15,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..model.text import age
 from . import rows
 from .prometheus import Reading
 
@@ -143,21 +144,9 @@ def _services(document: Services, traffic: Reading) -> Listing:
             rows.in_flight(row),
             rows.waiting(row),
             rows.seconds(traffic.of(row.name).p99_s),
-            sentence=going_on(row),
+            sentence=row.summary,
         )
     return listing
-
-
-def going_on(row: Service) -> str:
-    """Return the state of a service in words: its rollout, its message, the rejected version."""
-    rejected, message = row.rejected, str(row.message)
-    if row.rollout:
-        return rows.rollout_words(row.rollout, message)
-    if rejected and rejected.version not in message:
-        how = "refused" if rejected.is_refused else "rejected"
-        rejection = f"version {rejected.version} was {how}: {rejected.reason}"
-        return f"{message}; {rejection}" if message else rejection
-    return message
 
 
 def replicas(services: Sequence[Service], width: int) -> Listing:
@@ -282,7 +271,7 @@ def revisions(document: Revisions, width: int) -> Iterator[RenderableType]:
         marks = [*(["current"] if revision.current else []), *(["stable"] if revision.stable else [])]
         listing.add(
             revision.version,
-            rows.age(revision.first_at, document.at),
+            age(revision.first_at, document.at),
             revision.image or "-",
             str(revision.image_id or "-").removeprefix("sha256:")[:12],
             ", ".join(marks) or "-",

@@ -58,7 +58,7 @@ def _services(document: Services, traffic: Reading) -> tables.Listing:
             rows.rate(known.rate),
             rows.seconds(known.p50_s),
             rows.seconds(known.p99_s),
-            sentence=tables.going_on(row),
+            sentence=row.summary,
         )
     return listing
 

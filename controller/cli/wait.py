@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .errors import BAD_INPUT, FAILED
-from .obstacles import Obstacle, obstacles
-from .rows import rollout_words, version
+from .rows import version
 
 if TYPE_CHECKING:
-    from ..status.records.services import Nodes, RejectionDocument, Service, Services
+    from ..status.records.services import Nodes, Obstacle, RejectionDocument, Service, Services
 
 VIEWS_AFTER_A_REQUEST = 3
 """The controller answers from its last published view. The first view after a request may be older than the request,
@@ -169,7 +168,7 @@ class RolloutWait:
             part = Part(name, rollout.ready, rollout.wanted, rollout.phase, key=(rollout.phase, _key(row)))
             if row.blocked:
                 return _blocked(row, part)
-            return Verdict(f"{name}: {rollout_words(rollout, rollout.message)}", parts=(part,))
+            return Verdict(f"{name}: {rollout.progress}; {rollout.message}", parts=(part,))
         part = _part(row)
         if name not in self._rolling and len(self._views) < VIEWS_AFTER_A_REQUEST:
             return Verdict(f"{name}: the controller has not taken it up yet", parts=(part,))
@@ -310,14 +309,14 @@ def _part(row: Service, reasons: tuple[Obstacle, ...] = ()) -> Part:
 def _key(row: Service) -> Hashable:
     states = Counter(replica.state for replica in row.replicas)
     applied = row.user_config.applied if row.user_config else 0
-    return row.state, frozenset(states.items()), applied, tuple(obstacle.key for obstacle in obstacles(row))
+    return row.state, frozenset(states.items()), applied, tuple(obstacle.key for obstacle in row.obstacles)
 
 
 def _verdict(row: Service) -> Verdict:
     message = f"{row.name}: {row.ready} of {row.wanted} ready"
     if row.converged:
         return Verdict(message, done=True, parts=(_part(row),))
-    part = _part(row, tuple(obstacles(row)))
+    part = _part(row, row.obstacles)
     if row.blocked or _fails_repeatedly(row):
         return _blocked(row, part)
     return Verdict(f"{message}; {row.message}" if row.message else message, parts=(part,))

@@ -10,8 +10,8 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from ..model.text import age
 from . import feeds, rows, tables
-from .obstacles import obstacles
 from .output import with_members
 from .prometheus import Traffic
 
@@ -43,8 +43,8 @@ class Case:
         """Return the page's content as data."""
         return {
             "service": self.row,
-            "who_decides": rows.who_decides(self.row),
-            "obstacles": [obstacle.words for obstacle in obstacles(self.row)],
+            "who_decides": self.row.who_decides,
+            "obstacles": [obstacle.words for obstacle in self.row.obstacles],
             "steps": [with_members(step, now=now) for step, now in self.steps],
             "traffic": self.traffic,
             "last_failure": feeds.last_failure(self.events),
@@ -54,13 +54,13 @@ class Case:
 
 def page(case: Case, width: int) -> Iterator[RenderableType]:
     """Yield the page."""
-    row, obstacles_found = case.row, [obstacle.words for obstacle in obstacles(case.row)]
+    row, obstacles_found = case.row, [obstacle.words for obstacle in case.row.obstacles]
     state = row.state
-    words = "" if obstacles_found or row.converged else tables.going_on(row)
+    words = "" if obstacles_found or row.converged else row.summary
     ready = f"{row.ready} of {row.wanted} replicas ready" + (f"; {words}" if words else "")
     yield Text.assemble((row.name, "bold"), " is ", (state, tables.STYLES.get(state, "")), f": {ready}")
     yield from _indented(_facts(case))
-    yield from _section("How many", [f"{row.wanted} wanted: {rows.who_decides(row)}"])
+    yield from _section("How many", [f"{row.wanted} wanted: {row.who_decides}"])
     yield from _section("What is in the way", obstacles_found)
     yield from _section("Last failure", _failure(case))
     yield from _section("Rollout", _rollout(row))
@@ -96,7 +96,7 @@ def _failure(case: Case) -> list[str]:
     if event is None or is_over:
         return []
     first, *log = event.message.splitlines() or [""]
-    ago = rows.age(event.last_at, case.row.at)
+    ago = age(event.last_at, case.row.at)
     return [f"{ago} ago: {first}", *(f"  | {line}" for line in log)]
 
 
@@ -104,14 +104,14 @@ def _rollout(row: Service) -> list[str]:
     lines = []
     if row.rollout:
         rollout = row.rollout
-        lasting = f" (for {rows.age(rollout.since, row.at)})" if rollout.since else ""
-        lines.append(f"{rows.rollout_words(rollout, rollout.message)}{lasting}")
+        lasting = f" (for {age(rollout.since, row.at)})" if rollout.since else ""
+        lines.append(f"{rollout.progress}; {rollout.message}{lasting}")
         lines += _ways_on(row.name, rollout.phase)
     if row.untried and not row.wanted:
         lines.append(f"version {rows.version(row)} was not tried yet: it will be at the next wake")
     rejected = row.rejected
     if rejected:
-        ago = f" {rows.age(rejected.at, row.at)} ago" if rejected.at else ""
+        ago = f" {age(rejected.at, row.at)} ago" if rejected.at else ""
         how = "refused" if rejected.is_refused else "rejected"
         lines.append(f"version {rejected.version} was {how}{ago}: {rejected.reason}")
         if not rejected.is_refused:

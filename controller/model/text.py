@@ -1,4 +1,4 @@
-"""Cleans text from outside, so that it can be stored and shown. Pure.
+"""Cleans text from outside, so that it can be stored and shown; and how ages are said. Pure.
 
 A replica's JSON may contain lone surrogates ("\\udce9"), which UTF-8 cannot encode, so writing them to a file or socket
 raises. It may also contain line breaks, which would break a table.
@@ -60,3 +60,12 @@ def shown(value: object) -> str:
         return "an integer of more than 64 bits"
     text = json.dumps(value if value is None or isinstance(value, str | int | float) else str(value))
     return text if len(text) <= SHOWN_LENGTH else text[: SHOWN_LENGTH - 4] + '..."'
+
+
+def age(since: float, now: float) -> str:
+    """Return an age: "8 s", "3 min", "2 h", "4 d"."""
+    passed = max(now - since, 0.0)
+    for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if passed < limit:
+            return f"{passed // unit:.0f} {name}"
+    return f"{passed // 86_400:.0f} d"

@@ -23,9 +23,9 @@ from ..model.spec import ServiceSpec
 from ..model.world import ContainerState, FailureRecord, ReplicaContainer, ServerState, service_address
 from ..plan.leave import grace_of
 from ..plan.user_config import progress_words, user_config_status
+from .reasons import autoscale_words, explained, pending_words, refusal_words, refused_action
 from .records.services import (
     Failure,
-    RefusedAction,
     RejectionDocument,
     ReplicaState,
     ReplicaStatus,
@@ -167,7 +167,7 @@ def _row(material: _Material) -> Service:
     spec, load = material.spec, loads([material.name], material.observed)[material.name]
     rollout = material.rollout
     state = rollout.state if rollout else ServiceRollout()
-    return Service(
+    row = Service(
         name=material.name,
         wanted=material.wanted,
         ready=ready,
@@ -198,8 +198,12 @@ def _row(material: _Material) -> Service:
         waiting=load.waiting,
         spec_replicas=spec.replicas if spec else None,
         failure=_last_failure(material),
-        refusals=tuple(_refused(refusal, material.now) for refusal in material.refusals),
+        refusals=tuple(refused_action(refusal, material.now) for refusal in material.refusals),
+        obstacles=(),
+        who_decides="",
+        summary="",
     )
+    return explained(row)
 
 
 def _rollout(material: _Material) -> RolloutDocument | None:
@@ -217,6 +221,7 @@ def _rollout(material: _Material) -> RolloutDocument | None:
         ready=status.ready,
         wanted=material.wanted,
         message=status.message,
+        progress=f"{rollout.phase}, {status.ready} of {material.wanted} ready",
     )
 
 
@@ -231,12 +236,6 @@ def _last_failure(material: _Material) -> Failure | None:
     records = material.observed.lasting_failures(material.name).values()
     last = max(records, key=lambda record: record.last_at, default=None)
     return Failure(last.count, material.wall_time(last.last_at), last.detail) if last else None
-
-
-def _refused(refusal: Refusal, now: float) -> RefusedAction:
-    error = str(refusal.error) or type(refusal.error).__name__
-    retry_in_s = round(max(refusal.until - now, 0.0), 1)
-    return RefusedAction(refusal.action.words, refusal.failures, retry_in_s, error)
 
 
 def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
@@ -366,7 +365,7 @@ def _obstacles(material: _Material, ready: int) -> list[str]:
     found = [
         *_pending_words(material),
         *_staying_words(material),
-        *(_refusal_words(r, material.now) for r in material.refusals),
+        *(refusal_words(refused_action(one, material.now)) for one in material.refusals),
     ]
     failure = _failure(material)
     if failure is None or ready >= material.wanted:
@@ -385,34 +384,17 @@ def _rest_words(material: _Material, spec: ServiceSpec) -> str:
         missing = f"version {version} goes on" if version else "what runs stays as it is, nothing new can be started"
         return f"image {spec.image} is not on this machine: {missing}; {remedy}"
     if material.autoscale is not None:
-        return _autoscale_words(material.name, material.autoscale)
+        return autoscale_words(material.name, material.autoscale)
     if material.override is not None and material.override != spec.replicas:
         return f"set by scale; the compose files say {spec.replicas}"
     return ""
-
-
-def _autoscale_words(name: str, autoscale: AutoscaleStatus) -> str:
-    bounds = f"{autoscale.min} to {autoscale.max}"
-    if autoscale.paused:
-        return f"set by scale; the autoscaler ({bounds}) pauses until `pierhead scale {name} auto`"
-    if autoscale.problem:
-        return f"autoscaled, {bounds}: its policy gives no number, so {autoscale.target} are held: {autoscale.problem}"
-    found = f"autoscaled, {bounds}: {autoscale.basis or f'{autoscale.load:.1f} requests'}"
-    if autoscale.wanted == autoscale.target:
-        return found
-    if autoscale.basis:
-        return f"{found}; {autoscale.wanted} replicas if that lasts"
-    return f"{found}, which are for {autoscale.wanted} replicas if they last"
 
 
 def _pending_words(material: _Material) -> list[str]:
     reasons = [replica.reason for replica in material.pending]
     waiting = [container for container in material.containers if container.state is ContainerState.PENDING]
     reasons += [container.engine_detail for container in waiting if container.engine_detail]
-    counts: dict[str, int] = {}
-    for reason in reasons:
-        counts[reason] = counts.get(reason, 0) + 1
-    return [f"{count} pending: {reason}" for reason, count in counts.items()]
+    return list(pending_words(reasons).values())
 
 
 def _staying_words(material: _Material) -> list[str]:
@@ -426,13 +408,6 @@ def _is_over(refusal: Refusal, desired: Desired, observed: Observed) -> bool:
     if not isinstance(pull, PullImage) or spec is None:
         return False
     return pull.image != spec.image or observed.images.get(pull.image) is not None
-
-
-def _refusal_words(refusal: Refusal, now: float) -> str:
-    wait_s = max(refusal.until - now, 0.0)
-    retry = f"next try in {wait_s:.0f} s" if wait_s >= 1 else "trying again"
-    times = f" {refusal.failures} times" if refusal.failures > 1 else ""
-    return f"could not {refusal.action.words}{times}, {retry}: {refusal.error}"
 
 
 def _held_words(material: _Material) -> Iterable[str]:

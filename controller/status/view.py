@@ -14,9 +14,9 @@ from ..model.spec import slot_words
 from ..model.world import Gpu, GpuReading
 from ..plan.placement import GpuLedger
 from .nodes import node_notices
+from .reasons import refusal_words, refused_action
 from .records.answers import Target
 from .records.services import GpuSlotUse, GpuUse, NodeStatus, Service
-from .services import _refusal_words
 
 NEAR_END_S = 30 * 86_400.0
 """For how long before the certificates' end it is told; `make up` renews them much earlier. An alert has it, too."""
@@ -81,7 +81,7 @@ def notices(observed: Observed | None, refusals: Iterable[Refusal], unseen: str,
     for uuid, reason in sorted(observed.gpu_faults.items()) if observed else ():
         found.append(f"GPU {uuid} is not used: {reason}; run `pierhead unmark {uuid}` when it works again")
     found += node_notices(observed) if observed else ()
-    found += [_refusal_words(refusal, now) for refusal in refusals if not refusal.action.service]
+    found += [refusal_words(refused_action(refusal, now)) for refusal in refusals if not refusal.action.service]
     return tuple(found)
 
 

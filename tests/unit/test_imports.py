@@ -68,6 +68,7 @@ PURE_MODULES = (
     "controller.swarm.edges.states",
     "controller.routing.haproxy_text",
     "controller.swarm.up.preflight",
+    "controller.status.reasons",
     "controller.status.services",
     "controller.status.transitions",
     "controller.status.view",
@@ -153,6 +154,8 @@ def test_the_command_starts_without_the_rooms_of_the_daemon() -> None:
         "controller",
         "controller.build",
         "controller.interrupt",
+        "controller.model",
+        "controller.model.text",
     }
 
 

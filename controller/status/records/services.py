@@ -67,6 +67,8 @@ class RolloutDocument(Document):
     ready: int
     wanted: int
     message: str
+    progress: str
+    """The phase and the numbers, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,15 @@ class RejectionDocument(Document):
     """Its contract cannot meet that of the version that runs: it has not served."""
     id: str
     """Does not change when the clock is set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle(Document):
+    """One reason why a service has not converged."""
+
+    words: str
+    key: tuple[str, ...]
+    """Identifies the reason: it does not change with the times and numbers in `words`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +143,12 @@ class Service(Document):
     """The number in the compose files; with an autoscaler, the initial one."""
     failure: Failure | None
     refusals: tuple[RefusedAction, ...]
+    obstacles: tuple[Obstacle, ...]
+    """The most important first."""
+    who_decides: str
+    """What sets the number of replicas, in one sentence."""
+    summary: str
+    """What is going on, in one sentence; "" = nothing."""
 
     @property
     def turned_down(self) -> RejectionDocument | None:

@@ -8,6 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from controller.cli.output import json_text
+from controller.status.reasons import explained
 from controller.status.records.answers import EventDocument
 from controller.status.records.services import (
     GpuUse,
@@ -22,6 +23,8 @@ from controller.status.records.services import (
 AT = 1_800_000_000.0
 UUID = "GPU-3f2c1b0a-4d5e-6f70-8192-a3b4c5d6e7f8"
 REJECTED = RejectionDocument("9f8e7d6c", "its replicas failed 3 times", AT - 500, False, False, "9f8e7d6c@0")
+
+EXPLAINED: dict[str, Any] = {"obstacles": (), "who_decides": "", "summary": ""}
 
 
 def answered(document: object, status: int = 200) -> web.Response:
@@ -71,7 +74,7 @@ def row(name: str = "web", **changes: Any) -> Service:
         "rejected": None,
     }
     document = {**plain, **changes}
-    return Service(**{"state": _state(document), **document})
+    return explained(Service(**{"state": _state(document), **EXPLAINED, **document}))
 
 
 def _state(document: dict[str, Any]) -> str:
@@ -99,7 +102,9 @@ def rolling(
     **changes: Any,
 ) -> Service:
     """A service in the middle of a rollout."""
-    rollout = RolloutDocument("1a2b3c4d", "9f8e7d6c", phase, AT - 60, AT - 60, "", 1, 2, message)
+    rollout = RolloutDocument(
+        "1a2b3c4d", "9f8e7d6c", phase, AT - 60, AT - 60, "", 1, 2, message, f"{phase}, 1 of 2 ready"
+    )
     fields = {"state": "UPDATING", "version": "9f8e7d6c", "rollout": rollout, "converged": False}
     return row(name, **{**fields, "message": message, **changes})
 

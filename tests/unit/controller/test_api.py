@@ -238,6 +238,9 @@ async def test_a_defect_is_a_500_without_its_inside(control: Control, monkeypatc
         assert "ZeroDivisionError" in message
 
 
+WRITTEN = "the compose files say so"
+
+
 async def test_a_row_has_the_load_and_what_failed_and_why(control: Control) -> None:
     control.work["web"] = 5
     control.waiting["api"] = {"web": 2}
@@ -261,6 +264,7 @@ async def test_a_row_has_the_load_and_what_failed_and_why(control: Control) -> N
         api = await row("api")
         assert api["failure"]["count"] == 1
         assert "exited by itself with code 1" in api["failure"]["detail"]
+        assert [api["obstacles"][0]["key"], api["who_decides"]] == [["failure", api["failure"]["detail"]], WRITTEN]
         await until(lambda: shown("api", "refusals"), 10)
         api = await row("api")
         assert api["failure"] is None, "the replica that replaces it is ready"

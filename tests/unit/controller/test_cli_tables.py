@@ -15,11 +15,13 @@ from rich.console import RenderableType
 from controller.cli import tables, top
 from controller.cli.output import plain
 from controller.cli.prometheus import Reading, Traffic
-from controller.cli.rows import age, rate, seconds, who_decides
+from controller.cli.rows import rate, seconds
 from controller.cli.why import Case
 from controller.cli.why import page as why_page
 from controller.model.reports import AutoscaleStatus
+from controller.model.text import age
 from controller.model.world import Server, ServerState
+from controller.status.reasons import explained
 from controller.status.records.answers import (
     EventDocument,
     HAProxyProcess,
@@ -136,7 +138,7 @@ def test_what_is_wrong_with_everything_comes_first() -> None:
     ],
 )
 def test_a_rollout_is_what_goes_on(service: Service, words: str) -> None:
-    assert tables.going_on(service) == words
+    assert explained(service).summary == words
 
 
 # ----------------------------------------------------------------------------------------------------------------- why
@@ -246,7 +248,7 @@ PAUSED = "set by scale; the autoscaler (1 to 8) pauses until `pierhead scale web
 )
 def test_who_decides_how_many(override: int | None, autoscale: dict[str, Any], words: str) -> None:
     decided = row(override=override, autoscale=replace(POLICY, **autoscale) if autoscale else None)
-    assert who_decides(decided) == words
+    assert decided.who_decides == words
 
 
 # ------------------------------------------------------------------------------------------------- top, gpus, routes

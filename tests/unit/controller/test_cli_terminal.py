@@ -20,10 +20,10 @@ import pytest
 
 from controller.cli import patience
 from controller.cli.errors import TimedOut
-from controller.cli.obstacles import Obstacle
 from controller.cli.output import Console
 from controller.cli.progress import Progress
 from controller.cli.wait import Part, Verdict
+from controller.status.records.services import Obstacle
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.test_cli import COMMAND, Command, served

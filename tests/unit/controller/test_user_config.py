@@ -17,7 +17,6 @@ from pierhead.replica.user_config import UserConfig, call_hook
 from pierhead.replica.user_config import digest as digest_of_the_runtime
 from pierhead.settings import MAX_USER_CONFIG_BYTES
 
-from controller.cli.obstacles import obstacles
 from controller.engines.labels import create_body
 from controller.errors import ReplicaError
 from controller.model.actions import GiveUserConfig
@@ -263,7 +262,7 @@ async def test_one_that_is_refused_is_told_and_nothing_is_restarted(control: Con
         plan_text = plan_words(control.view, ())
         assert f"user_config of web: user_config {DB} is in force in 0 of 2 replicas; no restart" in plan_text
         assert "  threshold: 1 -> 2" in plan_text.splitlines()
-        told = [obstacle.words for obstacle in obstacles(found)]
+        told = [obstacle.words for obstacle in found.obstacles]
         assert found.user_config is not None
         assert [words for words in told if sentence in words] == list(found.user_config.refused)
 
