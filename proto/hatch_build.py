@@ -32,7 +32,7 @@ class ProtoBuildHook(BuildHookInterface):  # type: ignore[misc]
         root = Path(self.root)
         generate(root)
         # An image that needs the runtime alone is built where the rest is not.
-        if self.target_name == "wheel" and (root / "controller" / "tool.py").exists():
+        if self.target_name == "wheel" and (root / "controller" / "tool").is_dir():
             if version == "editable":
                 build_data["force_include_editable"] = self._editable(root)
             else:
