@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from pierhead.files import replace_file
+
 from ..errors import InvalidRequest
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,=~-]*")
@@ -52,11 +54,7 @@ class EnvFile:
         if self._text == self._before:
             return False
         path = self._path.resolve()  # a link stays one
-        fresh = path.with_name(f"{path.name}.new")
-        fresh.touch(mode=0o600)
-        fresh.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
-        fresh.write_bytes(self._text.encode())
-        fresh.replace(path)
+        replace_file(path, self._text.encode(), None if path.exists() else 0o644)
         self._before = self._text
         return True
 

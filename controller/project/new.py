@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from pierhead.files import replace_file
+
 from ..errors import InvalidRequest
 from . import stack_files
 from .project import normal_name
@@ -108,7 +110,7 @@ def new(directory: Path) -> str:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
-            (directory / name).write_text(text, encoding="utf-8")
+            replace_file(directory / name, text.encode())
     except OSError as error:
         raise InvalidRequest(f"{directory}: cannot be written ({error.strerror})") from None
     typed = f"./{directory}" if str(directory).startswith("-") else str(directory)

@@ -11,6 +11,8 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from pierhead.files import replace_file
+
 from ..errors import ControllerError, InvalidRequest
 from .carried import FILES
 
@@ -104,10 +106,7 @@ def _write(file: Path, content: bytes) -> None:
         if file.read_bytes() == content and file.stat().st_mode & 0o777 == mode:
             return
     file.parent.mkdir(parents=True, exist_ok=True)
-    fresh = file.with_name(f"{file.name}.new")
-    fresh.write_bytes(content)
-    fresh.chmod(mode)
-    fresh.replace(file)
+    replace_file(file, content, mode)
 
 
 def _remove_others(target: Path, wanted: Mapping[str, bytes]) -> None:

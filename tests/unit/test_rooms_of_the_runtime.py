@@ -46,6 +46,7 @@ FOR_EVERY_ROOM = {
     "pierhead.deadlines",
     "pierhead.environment",
     "pierhead.errors",
+    "pierhead.files",
     "pierhead.held",
     "pierhead.interrupt",
     "pierhead.json_data",

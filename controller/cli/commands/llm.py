@@ -93,6 +93,7 @@ def build(
     Example: pierhead llm build --model Qwen/Qwen2.5-7B-Instruct --gpus 1 --file qwen.yaml
     """
     import yaml
+    from pierhead.files import replace_file
     from pierhead.llm_app import WITHOUT_VLLM, llm_app, llm_service
 
     place = _place(file) if file else None
@@ -114,7 +115,7 @@ def build(
         out.say(text.rstrip("\n"))
         return
     try:
-        file.write_text(text, encoding="utf-8")
+        replace_file(file, text.encode())
     except OSError as error:
         raise BadInput(
             f"--file: {file} cannot be written: {error.strerror}; or leave --file out, and end it with > {file}"

@@ -29,7 +29,7 @@ from pierhead.rayserve.grpc_proxy import RayServeGrpc
 from pierhead.rayserve.handle import DeploymentHandle, RemoteCall
 from pierhead.rayserve.metrics import Counter
 from pierhead.rayserve.options import DeploymentOptions
-from pierhead.rayserve.pickles import Seal, copied, failure_of, seal, write_secret
+from pierhead.rayserve.pickles import GOOD_S, Seal, copied, failure_of, seal, write_secret
 from pierhead.rayserve.proxy import _Client
 from pierhead.rayserve.responses import warm
 from pierhead.rayserve.schema import ReplicaRank, ReplicaState
@@ -476,6 +476,22 @@ def test_bytes_without_the_seal_are_never_read() -> None:
         with pytest.raises(BadRequest, match="do not carry the seal"):
             ours.opened(forged, "call")
     assert ours.opened(ours.sealed(b"fine", "call"), "call") == b"fine"
+
+
+def test_a_seal_is_good_for_one_service_and_for_an_hour() -> None:
+    """Bytes that were seen on the network cannot be sent to another service, or later."""
+    now = [1000.0]
+    stack = Seal(b"k" * 32, lambda: now[0])
+    sealed = stack.of("scorer").sealed(b"fine", "call")
+    for other in (stack, stack.of("shop")):
+        with pytest.raises(BadRequest, match="do not carry the seal"):
+            other.opened(sealed, "call")
+    for off_s in (-GOOD_S, GOOD_S):
+        now[0] = 1000.0 + off_s
+        assert stack.of("scorer").opened(sealed, "call") == b"fine"
+        now[0] = 1000.0 + off_s * 1.01
+        with pytest.raises(BadRequest, match=r"a seal is good for 3600 s; .* set the clocks"):
+            stack.of("scorer").opened(sealed, "call")
 
 
 def test_without_a_secret_only_this_process_can_call(monkeypatch: pytest.MonkeyPatch) -> None:

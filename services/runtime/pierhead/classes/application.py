@@ -8,6 +8,7 @@ from pathlib import Path
 from pierhead.classes.contract import Contract
 from pierhead.classes.service import Bound, Service, name_of
 from pierhead.contract.v1.application_pb2 import Application
+from pierhead.files import replace_file
 
 
 def application_of(bound: Bound, service: str = "") -> Application:
@@ -39,7 +40,7 @@ def told_by(parts: Iterable[object], service: str) -> bytes:
 def write(bound: Bound, path: Path) -> None:
     """Write the contracts of an application into a file. Raises OSError, and what `application_of` raises."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(application_of(bound).SerializeToString(deterministic=True))
+    replace_file(path, application_of(bound).SerializeToString(deterministic=True))
 
 
 def _add(found: Application, name: str, contract: Contract, calls: list[str]) -> None:

@@ -20,6 +20,7 @@ from pierhead.classes.x_serve import check_kind
 from pierhead.compose_names import RESERVED, own_image
 from pierhead.dev.application import NoApplication, check_routes, graph_of
 from pierhead.dev.words import words_of
+from pierhead.files import replace_file
 from pierhead.rayserve.pickles import SECRET, write_secret
 
 DOCKERFILE: Final = "Dockerfile"
@@ -158,7 +159,7 @@ def _write(files: Mapping[Path, str], *, force: bool) -> None:
         raise NoApplication(f"{' and '.join(there)} exists; nothing was written (--force overwrites)")
     for file, text in files.items():
         try:
-            file.write_text(text, encoding="utf-8")
+            replace_file(file, text.encode())
         except OSError as error:
             raise NoApplication(f"{file} cannot be written: {error.strerror}") from None
         sys.stderr.write(f"wrote {file}\n")

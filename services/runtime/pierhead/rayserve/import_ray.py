@@ -15,6 +15,7 @@ from typing import Any, Final
 from pierhead.classes.service import Bound
 from pierhead.classes.target import NoService, arguments_of, built_by, imported
 from pierhead.compose_names import own_image
+from pierhead.files import replace_file
 from pierhead.rayserve.deployment import Application
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.options import DEFAULT, DeploymentOptions
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.output is None:
         sys.stdout.write(text)
     else:
-        arguments.output.write_text(text, encoding="utf-8")
+        replace_file(arguments.output, text.encode())
         if write_secret(arguments.output.with_name(".env")):
             sys.stderr.write(f"wrote {SECRET} into .env\n")
 

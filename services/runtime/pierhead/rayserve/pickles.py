@@ -13,12 +13,15 @@ import os
 import pickle
 import re
 import secrets
+import struct
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pierhead.errors import BadRequest, SettingsError
+from pierhead.files import replace_file
 from pierhead.rayserve.exceptions import RayError, RayTaskError, UnserializableException
 
 try:
@@ -36,6 +39,9 @@ _EMPTY: Final = re.compile(r"""\s*(""|'')?\s*(#.*)?""")
 
 _DIGEST: Final = hashlib.sha256
 _SIZE: Final = 32
+_TIME: Final = struct.Struct("!d")
+GOOD_S: Final = 3600.0
+"""A call may wait for a place in between, and clocks of machines differ by minutes."""
 
 
 def dumps(value: Any, name_of: Callable[[Any], str | None] | None = None) -> bytes:
@@ -103,24 +109,38 @@ def failure_of(error: BaseException) -> PickledError:
 
 
 class Seal:
-    """Signs bytes for one purpose, and opens what was signed for it."""
+    """Signs bytes for one purpose, and opens what was signed for it within GOOD_S."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, clock: Callable[[], float] = time.time) -> None:
         self._key = key
+        self._clock = clock
+
+    def of(self, service: str) -> Seal:
+        """The seal of one service: what was signed for it is no other's."""
+        return Seal(hmac.digest(self._key, service.encode(), _DIGEST), self._clock)
 
     def sealed(self, raw: bytes, purpose: str) -> bytes:
-        """The bytes with their seal before them."""
-        return self._sign(raw, purpose) + raw
+        """The bytes with their seal and its time before them."""
+        timed = _TIME.pack(self._clock()) + raw
+        return self._sign(timed, purpose) + timed
 
     def opened(self, sealed: bytes, purpose: str) -> bytes:
-        """The bytes behind a seal. Raises BadRequest for bytes that were not sealed with this key for this purpose."""
-        seal, raw = sealed[:_SIZE], sealed[_SIZE:]
-        if not hmac.compare_digest(seal, self._sign(raw, purpose)):
+        """The bytes behind a seal. Raises BadRequest for bytes that were not sealed with this key for this purpose, or
+        too long ago.
+        """
+        seal, timed = sealed[:_SIZE], sealed[_SIZE:]
+        if not hmac.compare_digest(seal, self._sign(timed, purpose)):
             raise BadRequest(
                 f"{purpose}: these bytes do not carry the seal of this stack ({SECRET}): Python objects are taken only "
                 "from deployments of the same application"
             )
-        return raw
+        ago_s = self._clock() - _TIME.unpack(timed[: _TIME.size])[0]
+        if abs(ago_s) > GOOD_S:
+            raise BadRequest(
+                f"{purpose}: these bytes were sealed {ago_s:.0f} s ago, and a seal is good for {GOOD_S:.0f} s; if they "
+                "were sent just now, set the clocks of the machines"
+            )
+        return timed[_TIME.size :]
 
     def _sign(self, raw: bytes, purpose: str) -> bytes:
         signed = hmac.new(self._key, purpose.encode() + b"\0", _DIGEST)
@@ -129,7 +149,10 @@ class Seal:
 
 
 def write_secret(env_file: Path) -> bool:
-    """Write a secret into a Compose project's `.env` unless it has one; returns whether it was written."""
+    """Write a secret into a Compose project's `.env` unless it has one; returns whether it was written.
+
+    The file is its owner's alone afterwards.
+    """
     text = env_file.read_bytes().decode() if env_file.exists() else ""
     line = f"{SECRET}={secrets.token_hex(16)}"
     found = list(_LINE.finditer(text))
@@ -139,8 +162,7 @@ def write_secret(env_file: Path) -> bool:
         text = f"{text[: last.start()]}{line}{text[last.end() :]}"
     else:
         return False
-    env_file.touch(mode=0o600)
-    env_file.write_bytes(text.encode())
+    replace_file(env_file.resolve(), text.encode(), 0o600)  # a link stays one
     return True
 
 

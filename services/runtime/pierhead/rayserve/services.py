@@ -63,15 +63,15 @@ class RayDeployment(Service):
 
     def __init__(self, *_: Any) -> None:
         """The handles of bound services are not used: handles are had by name."""
-        self._seal = seal()
         self._started: asyncio.Task[None] | None = None
         self._reporting: asyncio.Task[None] | None = None
-        built = self.__built__
+        built, own_seal = self.__built__, seal()
+        self._seal = own_seal.of(built.name)
         app_name = self.__application__.name
         replica = os.environ.get("PIERHEAD_REPLICA") or uuid.uuid4().hex[:8]
         replica_id = ReplicaID(replica, DeploymentID(built.name, app_name))
         self._dispatchers = dispatchers = {
-            (deployment := DeploymentID(name, app_name)): RemoteDeployment(bound, deployment, self._seal)
+            (deployment := DeploymentID(name, app_name)): RemoteDeployment(bound, deployment, own_seal)
             for name, bound in self.__application__.services.items()
         }
         for deployment, dispatcher in dispatchers.items():
@@ -226,7 +226,7 @@ class RemoteDeployment:
         self.id = deployment
         self._handle: Any = handle_to(bound)
         self._options = cast("type[RayDeployment]", bound.cls).__built__.options
-        self._seal = own_seal
+        self._seal = own_seal.of(deployment.name)
 
     async def call(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """See Dispatcher."""
