@@ -178,7 +178,10 @@ class Commands:
         """
         mine = self._observer.latest.containers_of(service)
         if not mine:
-            self.known(service)
+            try:
+                self.known(service)
+            except UnknownService as error:
+                raise UnknownService(f"{error}. Of any other service: docker compose logs {service}") from None
         texts = await asyncio.gather(*(self._engine.logs(one.id, tail, after, timed=True) for one in mine))
         return {container.name: text for container, text in zip(mine, texts, strict=True)}
 

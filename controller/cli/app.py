@@ -17,12 +17,14 @@ from . import completion
 from . import output as out
 from .commands import change, follow, llm, look, node, offline, project
 from .errors import EXIT_CODES, BadInput, CommandError
+from .help import Grouped
 from .versions import mismatch
 
 EPILOG = "\n\n".join(["\b\nExit codes:\n" + "\n".join(f"  {code:3}  {words}" for code, words in EXIT_CODES.items())])
 
 app = typer.Typer(
     name="pierhead",
+    cls=Grouped,
     help="Shows what Pierhead's controller does and why, and asks it for changes.",
     epilog=EPILOG,
     add_completion=False,
@@ -32,6 +34,9 @@ app = typer.Typer(
 )
 for module in (project, look, follow, change, node, offline, llm):
     module.register(app)
+
+
+app.callback()(project.pierhead)
 
 
 @app.command("completion")

@@ -55,7 +55,8 @@ services:
 
 _DOCKERFILE = """\
 FROM pierhead/python:{tag}
-# RUN pip install --no-cache-dir numpy
+COPY requirements.txt ./
+RUN pip install --no-cache-dir -r requirements.txt
 COPY app.py ./
 RUN python -m pierhead contract app:app
 USER pierhead
@@ -63,6 +64,18 @@ CMD ["python", "-m", "pierhead", "serve", "app:app"]
 """
 
 _IGNORED = ".*\n**/__pycache__\n"
+
+_REQUIREMENTS = """\
+# What app.py imports beyond Pierhead, for its image and for your own environment.
+# numpy
+"""
+
+_NOT_IN_GIT = """\
+# The ports and secrets of this machine.
+.env
+.venv/
+__pycache__/
+"""
 
 _TEST = '''\
 """The services, called as what they are: objects. `pytest` runs it without Docker."""
@@ -82,7 +95,7 @@ def test_a_request() -> None:
 '''
 
 _NEXT = """\
-{name}: app.py, compose.yaml, Dockerfile, test_app.py.
+{name}: app.py, compose.yaml, Dockerfile, requirements.txt, test_app.py.
   cd {typed}
   pierhead dev               # without Docker
   pierhead up --watch        # in containers, and again at every save
@@ -105,6 +118,8 @@ def new(directory: Path) -> str:
         "compose.yaml": _COMPOSE,
         "Dockerfile": _DOCKERFILE.format(tag=stack_files.tag()),
         ".dockerignore": _IGNORED,
+        ".gitignore": _NOT_IN_GIT,
+        "requirements.txt": _REQUIREMENTS,
         "test_app.py": _TEST,
     }
     try:

@@ -222,9 +222,6 @@ def is_known(command: str) -> bool:
 
 
 def _here(status: int) -> None:
-    if sys.argv[1:2] == ["--version"]:
-        sys.stdout.write(f"pierhead {stack_files.version()}, build {stack_files.build()}\n")
-        return
     from ..cli.app import main as run
 
     try:

@@ -14,7 +14,9 @@ import typer
 from .. import output as out
 from ..errors import CommandError
 
-Directory = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="is made; its name becomes the project's")]
+Directory = Annotated[
+    Path, typer.Argument(metavar="DIRECTORY", help="directory to create; its name becomes the project's")
+]
 Volumes = Annotated[bool, typer.Option("--volumes", help="remove its volumes too")]
 Force = Annotated[bool, typer.Option("--force", help="also the stack of another directory that has its name")]
 Images = Annotated[bool, typer.Option("--images", help="remove the images that were built for this project alone")]
@@ -39,6 +41,25 @@ def register(app: typer.Typer) -> None:
     for name, words in HANDED_OVER.items():
         settings = {"ignore_unknown_options": True}
         app.command(name, help=words, context_settings=settings, add_help_option=False)(_handed_over(name))
+
+
+def show_version(is_asked: bool) -> None:
+    """Print the version and the build, and end, where that is asked."""
+    if is_asked:
+        with _told():
+            from ...project import stack_files
+
+            out.say(f"pierhead {stack_files.version()}, build {stack_files.build()}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", help="Show the version and build, and exit.", is_eager=True, callback=show_version)
+]
+
+
+def pierhead(_: Version = False) -> None:
+    """Shows what Pierhead's controller does and why, and asks it for changes."""
 
 
 def new(directory: Directory) -> None:

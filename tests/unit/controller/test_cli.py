@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import json
 import os
+import pty
 import re
 import shlex
 import signal
+import subprocess
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
@@ -19,10 +21,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import unused_port
+from typer.main import get_command
 
 from controller.api import Gatekeeper
+from controller.cli.app import app
 from controller.cli.completion import SHELLS, script
 from controller.cli.errors import EXIT_CODES
+from controller.cli.help import GROUPS
 from controller.errors import SpecError
 from controller.status.documents import plan_words
 from controller.status.view import View
@@ -296,6 +301,40 @@ async def test_without_a_controller() -> None:
     assert (done.code, len(done.err.splitlines())) == (3, 1)
     shown = (await pierhead("--help")).out
     assert all(f"{code:3}  {words}" in shown for code, words in EXIT_CODES.items())
+
+
+def test_the_help_has_every_command_in_a_group_with_its_whole_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(commands)
+    app(["--help"], prog_name="pierhead", standalone_mode=False)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "--version Show the version and build, and exit." in shown
+    assert "Place no further replica on a GPU, for the reason REASON; its present replicas stay." in shown
+    assert "..." not in shown.replace("[ARGS]...", "")
+
+
+@pytest.mark.parametrize(("no_colour", "is_coloured"), [("", True), ("1", False)])
+def test_the_help_is_coloured_on_a_terminal(no_colour: str, is_coloured: bool) -> None:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "NO_COLOR": no_colour, "TERM": "xterm"}
+    try:
+        command = [sys.executable, "-m", "controller.cli", "--help"]
+        subprocess.run(command, stdout=theirs, env=environment, check=True, timeout=60)
+        shown = os.read(ours, 100_000).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert ("\x1b[" in shown) is is_coloured
+
+
+async def test_the_log_of_a_service_without_x_serve_is_compose_s(tmp_path: Path) -> None:
+    async with served(Control.of(tmp_path, service())) as pierhead:
+        await pierhead("wait-ready", "--timeout", "20")
+        done = await pierhead("logs", "cache")
+        assert (done.code, done.err.splitlines()[-1].rpartition(". ")[2]) == (
+            2,
+            "Of any other service: docker compose logs cache",
+        )
 
 
 async def test_a_gpu_is_taken_out_of_use_and_back(control: Control) -> None:

@@ -369,7 +369,10 @@ def test_a_new_project_is_small_and_valid(tmp_path: Path) -> None:
         "web": ("http", "/"),
         "greeter": ("grpc", None),
     }
-    assert (tmp_path / "shop" / "Dockerfile").read_text().startswith(f"FROM pierhead/python:{stack_files.tag()}\n")
+    dockerfile = (tmp_path / "shop" / "Dockerfile").read_text()
+    assert dockerfile.startswith(f"FROM pierhead/python:{stack_files.tag()}\nCOPY requirements.txt ./\nRUN pip install")
+    assert not re.findall("^[^#]", (tmp_path / "shop" / "requirements.txt").read_text(), re.MULTILINE)
+    assert ".env" in (tmp_path / "shop" / ".gitignore").read_text().splitlines()
     project.check(Project(tmp_path / "shop"), ["compose.yaml"], {})
     with pytest.raises(InvalidRequest, match="is there already, and not empty"):
         new.new(tmp_path / "shop")
