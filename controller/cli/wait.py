@@ -356,9 +356,8 @@ def _going_on(rows: Iterable[Service]) -> list[str]:
     names = [row.name for row in rows if row.rollout and row.rollout.to == row.offered]
     if not names:
         return []
-    what, whose = ("a rollout of", "its") if len(names) == 1 else ("rollouts of", "their")
-    go = f"{what} {', '.join(names)} {'goes' if len(names) == 1 else 'go'} on"
-    return [f"{go}; `pierhead deploy {' '.join(names)}` waits for {whose} end"]
+    are = "is" if len(names) == 1 else "are"
+    return [f"{', '.join(names)} {are} still rolling out; run `pierhead deploy {' '.join(names)}` to wait"]
 
 
 def _fails_repeatedly(row: Service) -> bool:

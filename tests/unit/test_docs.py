@@ -46,6 +46,11 @@ def test_links_from_the_root_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_is_typed_can_be_copied(page: Path) -> None:
+    assert "<this repository>" not in page.read_text(encoding="utf-8")
+
+
 def test_the_first_pages_are_short() -> None:
     assert len(README.read_text().splitlines()) <= 200
     assert len(CONTRIBUTING.read_text().splitlines()) <= 150

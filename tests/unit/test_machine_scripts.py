@@ -418,7 +418,7 @@ def test_up_waits_until_every_service_serves_and_lists_the_address_of_every_rout
 ) -> None:
     (machine.directory / "proc" / "7").mkdir(parents=True)
     (machine.directory / "proc" / "7" / "comm").write_text(f"{program}\n")
-    rollout = "a rollout of ranker goes on; `make deploy` waits for its end"
+    rollout = "ranker is still rolling out; run `make deploy` to wait"
     ready = f"2 services, 4 replicas, all ready\n{rollout}\n"
     result = machine.run("up.sh", MINE="2 of 2 ready", WAITED="0", READY=ready, **running)
     assert result.returncode == 0, result.stderr

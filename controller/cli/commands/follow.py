@@ -41,10 +41,10 @@ Newest = Annotated[int, typer.Option("-n", metavar="COUNT", min=1, max=EVENTS_KE
 Lines = Annotated[
     int, typer.Option("-n", metavar="COUNT", min=1, max=MOST_LINES, help="how many lines of each replica")
 ]
-Pictures = Annotated[int | None, typer.Option("-n", metavar="COUNT", min=1, help="so many pictures, then end")]
-Once = Annotated[bool, typer.Option("--once", help="one picture, as -n 1")]
+Pictures = Annotated[int | None, typer.Option("-n", metavar="COUNT", min=1, help="exit after this many refreshes")]
+Once = Annotated[bool, typer.Option("--once", help="show it once, as -n 1")]
 Interval = Annotated[
-    float, typer.Option("--interval", metavar="SECONDS", min=0.2, max=3600.0, help="between two pictures")
+    float, typer.Option("--interval", metavar="SECONDS", min=0.2, max=3600.0, help="between two refreshes")
 ]
 
 

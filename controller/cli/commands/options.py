@@ -18,7 +18,7 @@ EVENTS_KEPT = 1000
 Output = Annotated[
     str, typer.Option("--output", "-o", metavar="FORM", help="text or json", autocompletion=completion.forms)
 ]
-Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="wait so long at most")]
+Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="wait at most this long")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="go on with what comes next")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="ask for it and do not wait")]
 Service = Annotated[

@@ -145,13 +145,13 @@ def test_a_rollout_that_goes_on_is_named() -> None:
     verdict = judge_all(document(going("ranker"), row()), serving=True)
     assert verdict.done
     assert verdict.message == (
-        "2 services, 4 replicas, all ready\na rollout of ranker goes on; `pierhead deploy ranker` waits for its end"
+        "2 services, 4 replicas, all ready\nranker is still rolling out; run `pierhead deploy ranker` to wait"
     )
     assert judge_all(document(going("api"), going("ranker")), serving=True).message.endswith(
-        "rollouts of api, ranker go on; `pierhead deploy api ranker` waits for their end"
+        "api, ranker are still rolling out; run `pierhead deploy api ranker` to wait"
     )
     watched = replace(going("ranker"), converged=True)
-    assert judge_all(document(watched)).message.endswith("waits for its end")
+    assert judge_all(document(watched)).message.endswith("` to wait")
 
 
 @pytest.mark.parametrize("problems", [[], ["x"]])
