@@ -1,7 +1,7 @@
 """Discovery: sends callers the replicas of each service that they watch, and again at each change.
 
     Board     the numbered state of each service, and the watchers
-    Watcher   the states that one caller has not been sent yet: at most one for each service, the newest
+    Watcher   the services whose state has changed since it was sent to one caller
 
 The numbers that replicas publish for policies (`Endpoint.stats`) change constantly. A change of these numbers alone is
 sent STATS_PERIOD_S after the last state of that service, or earlier together with another change.
@@ -27,6 +27,10 @@ from .shared_store import StoreService
 logger = logging.getLogger(__name__)
 
 MOST_WATCHED = 1000
+LONGEST_NAME = 253
+"""Characters of a service's name, and of a watcher's."""
+MOST_OF_A_CALLER, MOST_IN_ALL = 100, 5000
+"""Watches. A process has one; a caller is an address."""
 STATS_PERIOD_S = 1.0
 OPTIONS = (
     ("grpc.so_reuseport", 0),
@@ -41,25 +45,33 @@ OPTIONS = (
 
 
 class Watcher:
-    """The states that are still to be sent to one caller."""
+    """What is still to be sent to one caller. Names alone: a caller that does not read keeps no states in memory."""
 
-    def __init__(self, services: Iterable[str], name: str = "") -> None:
+    def __init__(self, services: Iterable[str], name: str = "", address: str = "") -> None:
         self.services = tuple(dict.fromkeys(services))
         self.name = name
-        self._due: dict[str, discovery_pb2.ServiceEndpoints] = {}
+        self.address = address
+        self._due: dict[str, None] = {}
         self._news = asyncio.Event()
 
-    def put(self, state: discovery_pb2.ServiceEndpoints) -> None:
-        """Queue a state; it replaces a queued older one of the same service."""
-        self._due[state.service] = state
+    @property
+    def due(self) -> tuple[str, ...]:
+        """The services whose state is to be sent."""
+        return tuple(self._due)
+
+    def put(self, service: str) -> None:
+        """Send the state of a service, as it is by then."""
+        self._due[service] = None
         self._news.set()
 
-    async def take(self) -> list[discovery_pb2.ServiceEndpoints]:
-        """Wait for queued states and return them; later ones are for the next call."""
-        await self._news.wait()
-        self._news.clear()
-        due, self._due = self._due, {}
-        return list(due.values())
+    async def take(self) -> str:
+        """Wait for a service whose state is to be sent."""
+        while not self._due:
+            self._news.clear()
+            await self._news.wait()
+        service = next(iter(self._due))
+        del self._due[service]
+        return service
 
 
 MOST_KNOWN = 100
@@ -78,6 +90,8 @@ class Board:
         self.is_published = False
         """Whether anything was published yet; from then on the last state holds, even if the engine does not answer."""
         self._watchers: set[Watcher] = set()
+        self._replica_at: dict[str, str] = {}
+        """By address, the replica that has it."""
 
     @property
     def watchers(self) -> int:
@@ -85,16 +99,19 @@ class Board:
         return len(self._watchers)
 
     def callers(self) -> Mapping[str, frozenset[str]]:
-        """The services that each caller watches, by the caller's name; callers without a name are left out."""
+        """The services that each caller watches, by the caller's name; callers without a name are left out, and a
+        replica that has given another name than its own."""
         found: dict[str, frozenset[str]] = {}
         for watcher in self._watchers:
-            if watcher.name:
+            if watcher.name and self._replica_at.get(watcher.address, watcher.name) == watcher.name:
                 found[watcher.name] = found.get(watcher.name, frozenset()) | frozenset(watcher.services)
         return found
 
     def publish(self, endpoints: Mapping[str, ServiceEndpoints]) -> None:
         """Replace the state of all services, each with its complete list."""
         first, self.is_published = not self.is_published, True
+        listed = (endpoint for service in endpoints.values() for endpoint in service.replicas)
+        self._replica_at = {_host(endpoint.address): endpoint.replica for endpoint in listed}
         changed = set()
         for service in sorted(set(endpoints) | set(self._states)):
             if self._take_over(service, endpoints.get(service)):
@@ -102,7 +119,7 @@ class Board:
         for watcher in self._watchers:
             for service in watcher.services:
                 if first or service in changed:
-                    watcher.put(self.state(service))
+                    watcher.put(service)
 
     def state(self, service: str) -> discovery_pb2.ServiceEndpoints:
         """Return a service's state; for a name that was never published: `unknown`, generation 0, the known names."""
@@ -114,13 +131,25 @@ class Board:
             service=service, epoch=self._epoch, unknown=True, known_services=names[:MOST_KNOWN]
         )
 
-    def watch(self, services: Iterable[str], name: str = "") -> Watcher:
-        """Add a watcher and queue the current states, if any were published. End it with `leave`."""
-        watcher = Watcher(services, name)
+    def crowded(self, address: str) -> str:
+        """Why a caller may not have another watch; "" = it may."""
+        of_it = sum(watcher.address == address for watcher in self._watchers)
+        if of_it >= MOST_OF_A_CALLER:
+            return f"{address} has {of_it} watches already; one is enough for all services of a process"
+        if len(self._watchers) >= MOST_IN_ALL:
+            return f"the controller has {MOST_IN_ALL} watches, and more do not fit"
+        return ""
+
+    def watch(self, services: Iterable[str], name: str = "", address: str = "") -> Watcher:
+        """Add a watcher and queue the current states, if any were published. End it with `leave`.
+
+        `address`: where it is, without a port.
+        """
+        watcher = Watcher(services, name, address)
         self._watchers.add(watcher)
         if self.is_published:
             for service in watcher.services:
-                watcher.put(self.state(service))
+                watcher.put(service)
         return watcher
 
     def leave(self, watcher: Watcher) -> None:
@@ -167,12 +196,14 @@ class DiscoveryService(discovery_pb2_grpc.DiscoveryServicer):
         problem = _problem(request)
         if problem:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
-        watcher = self._board.watch(request.services, request.watcher)
+        address = _host(context.peer().partition(":")[2])  # ipv4:10.0.0.2:41234
+        if crowded := self._board.crowded(address):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, crowded)
+        watcher = self._board.watch(request.services, request.watcher, address)
         logger.debug("%s watches %s", request.watcher or context.peer(), ", ".join(watcher.services))
         try:
             while True:
-                for state in await watcher.take():
-                    yield state
+                yield self._board.state(await watcher.take())
         finally:
             self._board.leave(watcher)
 
@@ -205,7 +236,13 @@ def _problem(request: discovery_pb2.WatchRequest) -> str:
         return f"WatchRequest.services: expected at most {MOST_WATCHED} names, found {len(request.services)}"
     if not all(request.services):
         return "WatchRequest.services: expected service names, found an empty one"
+    if max(map(len, (*request.services, request.watcher))) > LONGEST_NAME:
+        return f"WatchRequest: expected names of at most {LONGEST_NAME} characters"
     return ""
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]
 
 
 def _same_but_stats(one: discovery_pb2.ServiceEndpoints, other: discovery_pb2.ServiceEndpoints) -> bool:

@@ -16,7 +16,7 @@ from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 
 from controller.model.reports import Endpoint, ServiceEndpoints
 from controller.model.world import PublishedStats
-from controller.status.discovery import Board, DiscoveryServer
+from controller.status.discovery import MOST_IN_ALL, MOST_OF_A_CALLER, Board, DiscoveryServer
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import until
 
@@ -121,7 +121,12 @@ async def test_a_caller_that_leaves_is_forgotten() -> None:
 
 @pytest.mark.parametrize(
     ("services", "words"),
-    [((), "at least one"), (("web", ""), "an empty one"), (tuple(map(str, range(1001))), "at most 1000")],
+    [
+        ((), "at least one"),
+        (("web", ""), "an empty one"),
+        (tuple(map(str, range(1001))), "at most 1000"),
+        (("w" * 300,), "253"),
+    ],
 )
 async def test_bad_requests_say_what_is_wrong(services: tuple[str, ...], words: str) -> None:
     async with serving(Board()) as stub:
@@ -137,14 +142,54 @@ async def test_a_slow_caller_is_sent_only_the_newest() -> None:
     watcher = board.watch(["web", "api", "web"])
     for number in range(100):
         board.publish({"web": of(endpoint(number)), "api": of()})
-    due = {state.service: state for state in await watcher.take()}
-    assert due["web"].endpoints[0].replica == "p-web-v-99"
-    assert len(due) == 2
+    sent = [board.state(await watcher.take()) for _ in range(2)]
+    assert [state.service for state in sent] == ["web", "api"]
+    assert sent[0].endpoints[0].replica == "p-web-v-99"
+    assert watcher.due == (), "each once, and no state waits in memory"
 
 
 def with_stats(version: int, *, draining: bool = False) -> dict[str, ServiceEndpoints]:
     stats = PublishedStats({"running": float(version)}, version) if version else PublishedStats()
     return {"web": of(replace(endpoint(1, draining=draining), stats=stats))}
+
+
+async def test_watches_are_bounded_by_caller_and_in_all() -> None:
+    """One caller takes no place of another one, and what ends makes room."""
+    board = Board()
+    board.publish({"web": of(endpoint(1))})
+    async with serving(board) as stub:
+        held = [stub.Watch(request("web")) for _ in range(MOST_OF_A_CALLER)]
+        for call in held:
+            await read(aiter(call))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await read(aiter(stub.Watch(request("web"))))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert f"127.0.0.1 has {MOST_OF_A_CALLER} watches already" in (refused.value.details() or "")
+        held.pop().cancel()
+        await until(lambda: board.watchers < MOST_OF_A_CALLER)
+        await read(aiter(stub.Watch(request("web"))))
+    assert board.crowded("10.0.0.9") == ""
+    for number in range(MOST_IN_ALL):
+        board.watch(["web"], address=f"10.1.{number // 200}.{number % 200}")
+    assert f"{MOST_IN_ALL} watches" in board.crowded("10.0.0.9")
+
+
+@pytest.mark.parametrize(
+    ("address", "name", "counts"),
+    [
+        ("10.0.0.1", "p-web-v-1", True),
+        ("10.0.0.1", "p-web-v-2", False),
+        ("10.0.0.1", "p-other-v-1", False),
+        ("10.9.9.9", "p-starting-v-1", True),
+    ],
+    ids=["its own", "another replica's", "of none that is known", "not a replica's address, or not one yet"],
+)
+def test_a_replica_watches_under_its_own_name_only(address: str, name: str, counts: bool) -> None:
+    """Rollouts go in the order of what replicas call: a replica does not say what another one calls."""
+    board = Board()
+    board.publish({"web": of(endpoint(1), endpoint(2))})
+    board.watch(["ranker"], name, address)
+    assert board.callers() == ({name: frozenset({"ranker"})} if counts else {})
 
 
 def test_a_change_of_published_numbers_alone_is_sent_once_a_second_and_then_the_newest() -> None:
