@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .errors import BAD_INPUT, FAILED
 from .rows import version
 
 if TYPE_CHECKING:
-    from ..status.records.services import Nodes, Obstacle, RejectionDocument, Service, Services
+    from ..status.records.services import DeadEnd, Nodes, Obstacle, RejectionDocument, Service, Services
 
 VIEWS_AFTER_A_REQUEST = 3
 """The controller answers from its last published view. The first view after a request may be older than the request,
 and the tick of the second one may have begun before it; the third one contains it."""
-GIVE_UP_FAILURES = 6
-"""Half a minute of tries. The controller goes on trying, but a replica that fails so often needs a change by a user."""
 
 
 class TargetMovedError(Exception):
@@ -77,7 +75,7 @@ class ScaleWait:
             not_yet = Part(name, row.ready, None, "the controller has not taken up the new target yet")
             return Verdict(f"{name}: {not_yet.message}", parts=(not_yet,))
         self._agreed = True
-        return _verdict(row)
+        return _verdict(row, enough=row.converged)
 
 
 def judge_all(document: Services, *, serving: bool = False) -> Verdict:
@@ -166,8 +164,8 @@ class RolloutWait:
             self._rolling.add(name)
             rollout = row.rollout
             part = Part(name, rollout.ready, rollout.wanted, rollout.phase, key=(rollout.phase, _key(row)))
-            if row.blocked:
-                return _blocked(row, part)
+            if row.blocked and row.stuck:
+                return _stuck(row.stuck, part)
             return Verdict(f"{name}: {rollout.progress}; {rollout.message}", parts=(part,))
         part = _part(row)
         if name not in self._rolling and len(self._views) < VIEWS_AFTER_A_REQUEST:
@@ -183,7 +181,7 @@ class RolloutWait:
             return Verdict(f"{words}; UPDATING", parts=(part,))
         if row.converged:
             return Verdict(f"{words}, version {version(row)}{_untried(row)}", done=True, parts=(part,))
-        return _verdict(row)
+        return _verdict(row, enough=row.converged)
 
     def _held_up(self, document: Services) -> Mapping[str, Verdict]:
         """The rollouts that cannot begin, as the new version of a service before them was rejected after the request.
@@ -268,10 +266,9 @@ def _unusable_files(document: Services) -> Verdict | None:
 
 
 def _rolled_back(row: Service, rejected: RejectionDocument, part: Part) -> Verdict:
-    name = row.name
     how = "refused" if rejected.is_refused else "rolled back"
     message = f"version {rejected.version} was {how}: {rejected.reason}; version {version(row)} serves"
-    return _ended_badly(part, message, f"correct the service, build it, then `pierhead deploy {name}`")
+    return _ended_badly(part, message, _see(part, f"correct the service, build it, then `pierhead deploy {row.name}`"))
 
 
 def _held(row: Service) -> Verdict:
@@ -281,25 +278,22 @@ def _held(row: Service) -> Verdict:
 
 
 def _came_back(row: Service, part: Part) -> Verdict:
-    name = row.name
     message = f"it is at version {version(row)} again: {row.message or 'the other one did not prove itself'}"
-    return _ended_badly(part, message, f"`pierhead revisions {name}` lists the versions to go back to")
+    return _ended_badly(part, message, _see(part, f"`pierhead revisions {row.name}` lists the versions to go back to"))
 
 
 def _deploy_failed(row: Service, part: Part) -> Verdict:
     message = f"the deployment failed: {row.message or 'the controller gives no reason'}"
-    return _ended_badly(part, message, f"`pierhead rollback {row.name}` goes back to the version before")
+    return _ended_badly(part, message, _see(part, f"`pierhead rollback {row.name}` goes back to the version before"))
+
+
+def _see(part: Part, way: str) -> str:
+    return f"See `pierhead why {part.name}`; {way}."
 
 
 def _ended_badly(part: Part, message: str, next_step: str) -> Verdict:
     """The rollout has ended, and not as the user asked."""
-    return Verdict(
-        f"{part.name}: {message}",
-        hopeless=True,
-        next_step=f"See `pierhead why {part.name}`; {next_step}.",
-        ended=True,
-        parts=(part,),
-    )
+    return Verdict(f"{part.name}: {message}", hopeless=True, next_step=next_step, ended=True, parts=(part,))
 
 
 def _part(row: Service, reasons: tuple[Obstacle, ...] = ()) -> Part:
@@ -312,43 +306,27 @@ def _key(row: Service) -> Hashable:
     return row.state, frozenset(states.items()), applied, tuple(obstacle.key for obstacle in row.obstacles)
 
 
-def _verdict(row: Service) -> Verdict:
+def _verdict(row: Service, *, enough: bool) -> Verdict:
+    """Whether a service has the replicas that it wants; `enough`: it has."""
     message = f"{row.name}: {row.ready} of {row.wanted} ready"
-    if row.converged:
+    if enough:
         return Verdict(message, done=True, parts=(_part(row),))
     part = _part(row, row.obstacles)
-    if row.blocked or _fails_repeatedly(row):
-        return _blocked(row, part)
+    if row.stuck:
+        return _stuck(row.stuck, part)
     return Verdict(f"{message}; {row.message}" if row.message else message, parts=(part,))
 
 
 def _as_asked(row: Service, *, serving: bool) -> Verdict:
     """Whether a service has the replicas that it wants, of the version that the files ask for."""
-    enough = replace(row, converged=row.ready >= row.wanted) if serving else row
-    verdict = _verdict(enough)
-    if not verdict.done:
-        return verdict
-    if row.turned_down:
-        return _turned_down(row, row.turned_down, _part(row))
-    # All replicas serve and nothing was rolled back: the change that failed needs no new replicas.
-    return _config_refused(row, _part(row)) if row.state == "DEPLOY_FAILED" else verdict
+    enough = row.ready >= row.wanted if serving else row.converged
+    if enough and row.not_as_asked:
+        return _ended_badly(_part(row), row.not_as_asked.words, row.not_as_asked.next_step)
+    return _verdict(row, enough=enough)
 
 
-def _turned_down(row: Service, rejected: RejectionDocument, part: Part) -> Verdict:
-    name = row.name
-    goes_back = row.rollout is not None and row.rollout.phase == "ROLLING_BACK"
-    how = "refused" if rejected.is_refused else "rolled back"
-    message = (
-        f"the files ask for version {rejected.version}, which {'is being' if goes_back else 'was'} {how}: "
-        f"{rejected.reason}; version {version(row)} goes on"
-    )
-    next_step = f"correct the files or the image, or try the same version again with `pierhead deploy {name}`"
-    return _ended_badly(part, message, next_step)
-
-
-def _config_refused(row: Service, part: Part) -> Verdict:
-    message = f"its user_config is refused, the former one stays in force: {row.message or 'no replica says why'}"
-    return _ended_badly(part, message, "correct it in the files")
+def _stuck(found: DeadEnd, part: Part) -> Verdict:
+    return Verdict(f"{part.name}: {found.words}", hopeless=True, next_step=found.next_step, parts=(part,))
 
 
 def _going_on(rows: Iterable[Service]) -> list[str]:
@@ -358,15 +336,3 @@ def _going_on(rows: Iterable[Service]) -> list[str]:
         return []
     are = "is" if len(names) == 1 else "are"
     return [f"{', '.join(names)} {are} still rolling out; run `pierhead deploy {' '.join(names)}` to wait"]
-
-
-def _fails_repeatedly(row: Service) -> bool:
-    failure = row.failure
-    return failure is not None and failure.count >= GIVE_UP_FAILURES and row.ready < row.wanted
-
-
-def _blocked(row: Service, part: Part) -> Verdict:
-    message = f"{row.name}: {row.ready} of {row.wanted} ready; {row.message or row.blocked}"
-    return Verdict(
-        message, hopeless=True, next_step=f"`pierhead why {row.name}` says what is in the way.", parts=(part,)
-    )

@@ -11,13 +11,22 @@ from dataclasses import replace
 from ..model.plan import Refusal
 from ..model.reports import AutoscaleStatus
 from ..model.text import age
-from .records.services import Failure, Obstacle, RefusedAction, Service
+from .records.services import DeadEnd, Failure, Obstacle, RefusedAction, RejectionDocument, Service
+
+GIVE_UP_FAILURES = 6
+"""Half a minute of tries. The controller goes on trying, but a replica that fails so often needs a change by a user."""
 
 
 def explained(row: Service) -> Service:
     """Return the document with its explanations."""
-    found = tuple(_obstacles(row))
-    return replace(row, obstacles=found, who_decides=_who_decides(row), summary=_summary(row))
+    return replace(
+        row,
+        obstacles=tuple(_obstacles(row)),
+        who_decides=_who_decides(row),
+        summary=_summary(row),
+        stuck=_stuck(row),
+        not_as_asked=_not_as_asked(row),
+    )
 
 
 def refused_action(refusal: Refusal, now: float) -> RefusedAction:
@@ -137,3 +146,33 @@ def _summary(row: Service) -> str:
         rejection = f"version {rejected.version} was {how}: {rejected.reason}"
         return f"{row.message}; {rejection}" if row.message else rejection
     return row.message
+
+
+def _stuck(row: Service) -> DeadEnd | None:
+    fails = row.failure is not None and row.failure.count >= GIVE_UP_FAILURES and row.ready < row.wanted
+    if not (row.blocked or fails):
+        return None
+    words = f"{row.ready} of {row.wanted} ready; {row.message or row.blocked}"
+    return DeadEnd(words, f"`pierhead why {row.name}` says what is in the way.")
+
+
+def _not_as_asked(row: Service) -> DeadEnd | None:
+    if row.turned_down:
+        words, way = _turned_down(row, row.turned_down)
+    elif row.state == "DEPLOY_FAILED" and row.ready >= row.wanted:
+        # Nothing was rolled back, and all replicas serve: the change that failed needs no new replicas.
+        why = row.message or "no replica says why"
+        words, way = f"its user_config is refused, the former one stays in force: {why}", "correct it in the files"
+    else:
+        return None
+    return DeadEnd(words, f"See `pierhead why {row.name}`; {way}.")
+
+
+def _turned_down(row: Service, rejected: RejectionDocument) -> tuple[str, str]:
+    goes_back = row.rollout is not None and row.rollout.phase == "ROLLING_BACK"
+    how = "refused" if rejected.is_refused else "rolled back"
+    words = (
+        f"the files ask for version {rejected.version}, which {'is being' if goes_back else 'was'} {how}: "
+        f"{rejected.reason}; version {row.version or '-'} goes on"
+    )
+    return words, (f"correct the files or the image, or try the same version again with `pierhead deploy {row.name}`")

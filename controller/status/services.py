@@ -202,6 +202,8 @@ def _row(material: _Material) -> Service:
         obstacles=(),
         who_decides="",
         summary="",
+        stuck=None,
+        not_as_asked=None,
     )
     return explained(row)
 

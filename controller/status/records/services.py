@@ -96,6 +96,14 @@ class Obstacle(Document):
 
 
 @dataclass(frozen=True, slots=True)
+class DeadEnd(Document):
+    """What waiting alone does not change, and what to do."""
+
+    words: str
+    next_step: str
+
+
+@dataclass(frozen=True, slots=True)
 class Service(Document):
     """One service."""
 
@@ -149,6 +157,10 @@ class Service(Document):
     """What sets the number of replicas, in one sentence."""
     summary: str
     """What is going on, in one sentence; "" = nothing."""
+    stuck: DeadEnd | None
+    """Why it will not get the replicas that it wants; null when it may."""
+    not_as_asked: DeadEnd | None
+    """Why what serves is not what the files ask for, however many replicas there are; null when it is, or may be."""
 
     @property
     def turned_down(self) -> RejectionDocument | None:

@@ -24,7 +24,7 @@ AT = 1_800_000_000.0
 UUID = "GPU-3f2c1b0a-4d5e-6f70-8192-a3b4c5d6e7f8"
 REJECTED = RejectionDocument("9f8e7d6c", "its replicas failed 3 times", AT - 500, False, False, "9f8e7d6c@0")
 
-EXPLAINED: dict[str, Any] = {"obstacles": (), "who_decides": "", "summary": ""}
+EXPLAINED: dict[str, Any] = {"obstacles": (), "who_decides": "", "summary": "", "stuck": None, "not_as_asked": None}
 
 
 def answered(document: object, status: int = 200) -> web.Response:
