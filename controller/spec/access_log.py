@@ -6,8 +6,9 @@ import math
 from dataclasses import replace
 from typing import cast, get_args
 
-from ..model.spec import AccessLog, AccessLogWord
-from .serve_block import LoggingBlock
+from pierhead.serve_block import AccessLogWord, LoggingBlock
+
+from ..model.spec import AccessLog
 from .stack_words import StackWords
 
 WORD = "PIERHEAD_ACCESS_LOG"

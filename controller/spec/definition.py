@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pierhead.llm_config import VARIABLE as LLM_VARIABLE
+from pierhead.serve_block import ServeBlock, variable_text, variables
 
 from ..model.spec import AccessLog, GpuRequest, ProbeSpec
 from .problems import ServiceSource
-from .serve_block import ServeBlock
 from .shared_memory import SharedMemory
 
 ADMIN_PORT = 9100
@@ -23,6 +23,7 @@ DISCOVERY_ADDRESS = "controller:8101"
 
 RESERVED_ENVIRONMENT = frozenset(
     {
+        *variables(),
         "PIERHEAD_PROJECT",
         "PIERHEAD_SERVICE",
         "PIERHEAD_REPLICA",
@@ -31,20 +32,7 @@ RESERVED_ENVIRONMENT = frozenset(
         "PIERHEAD_PORT",
         "PIERHEAD_ADMIN_PORT",
         "PIERHEAD_DISCOVERY",
-        "PIERHEAD_MAX_ONGOING_REQUESTS",
-        "PIERHEAD_REQUEST_TIMEOUT_S",
-        "PIERHEAD_BODY_TIMEOUT_S",
-        "PIERHEAD_DRAIN_TIMEOUT_S",
-        "PIERHEAD_BACKPRESSURE_STATUS_CODE",
-        "PIERHEAD_BACKPRESSURE_RETRY_AFTER_S",
-        "PIERHEAD_DEBUG",
-        "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD",
-        "PIERHEAD_LOG_LEVEL",
-        "PIERHEAD_LOG_ENCODING",
-        "PIERHEAD_ACCESS_LOG",
         "PIERHEAD_ACCESS_LOG_SAMPLE",
-        "PIERHEAD_SLOW_REQUEST_S",
-        "PIERHEAD_USER_CONFIG",
         "PIERHEAD_GPU_MEMORY_BYTES",
         "PIERHEAD_GPU_FRACTION",
         "PIERHEAD_SHARED_MEMORY_BYTES",
@@ -67,28 +55,23 @@ def managed_environment(
 
     Defaults are set as well: a replica's behaviour must not depend on the defaults of the runtime in its image.
     """
-    environment = {
+    derived = {
         "PIERHEAD_PROJECT": source.project,
         "PIERHEAD_SERVICE": source.name,
         "PIERHEAD_PORT": str(block.own_port),
         "PIERHEAD_ADMIN_PORT": str(ADMIN_PORT),
         "PIERHEAD_DISCOVERY": DISCOVERY_ADDRESS,
-        "PIERHEAD_MAX_ONGOING_REQUESTS": str(block.max_ongoing_requests),
-        "PIERHEAD_REQUEST_TIMEOUT_S": f"{block.request_timeout_s:.10g}",
-        "PIERHEAD_BODY_TIMEOUT_S": f"{block.body_timeout_s:.10g}",
         "PIERHEAD_DRAIN_TIMEOUT_S": f"{drain_s:.10g}",
-        "PIERHEAD_BACKPRESSURE_STATUS_CODE": str(block.backpressure.status_code),
-        "PIERHEAD_BACKPRESSURE_RETRY_AFTER_S": f"{block.backpressure.retry_after_s:.10g}",
-        "PIERHEAD_DEBUG": json.dumps(block.debug),
-        "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD": json.dumps(block.run_user_code_in_separate_thread),
-        "PIERHEAD_LOG_LEVEL": block.logging.log_level,
-        "PIERHEAD_LOG_ENCODING": block.logging.encoding,
         "PIERHEAD_ACCESS_LOG": access_log.word,
         "PIERHEAD_ACCESS_LOG_SAMPLE": f"{access_log.sample:.10g}",
-        "PIERHEAD_SLOW_REQUEST_S": f"{access_log.slow_request_s:.10g}",
         **memory.environment,
     }
-    return environment | ({LLM_VARIABLE: block.llm.to_json()} if block.llm else {})
+    written = {
+        name: variable_text(value)
+        for name, key in variables().items()
+        if key.needs_new_container and (value := block.at(key.path)) is not None
+    }
+    return written | derived | ({LLM_VARIABLE: block.llm.to_json()} if block.llm else {})
 
 
 def definition_hash(

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pierhead.serve_block import ServeBlock
+
     from ..model.spec import GpuRequest
     from .problems import Problems, ServiceSource
-    from .serve_block import ServeBlock
 
     Read = Callable[[ServiceSource, str, Any, dict[str, Any], Problems], None]
     """(service, path of a key, its value, body, problems): puts a key of Compose into the body of the create call."""

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from pierhead.serve_block import GpuBlock
+
 from ..model.spec import GPU_PARTS, GpuRequest, GpuSlot
 from .problems import Problems, at
-from .serve_block import GpuBlock, memory_bytes
+from .serve_block import memory_bytes
 
 MAX_GPUS = 64
 _DRIVERS = ("nvidia", "cdi")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pierhead.llm_config import LLMConfig
+from pierhead.serve_block import ServeBlock
 
 from ..model.spec import GpuRequest
 from ..model.text import shown
 from .problems import Problems, at
-from .serve_block import ServeBlock
 
 
 def check_llm(path: str, block: ServeBlock, problems: Problems) -> None:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pierhead.compose_names import image_name
+from pierhead.serve_block import AutoscaleBlock, ServeBlock
 
 from ..errors import SpecError
 from ..model.spec import (
@@ -35,7 +36,7 @@ from .dialect import Dialect
 from .gpus import gpu_request
 from .llm_block import check_llm, llm_gpus
 from .problems import Problems, ServiceSource, at
-from .serve_block import AutoscaleBlock, ServeBlock, parse_block, parse_policy, user_config_text
+from .serve_block import parse_block, parse_policy, user_config_text
 from .shared_memory import SharedMemory, check_memory_limit, shared_memory, stack_size, with_sockets
 from .stack_words import StackWords
 from .translate import translate
@@ -253,7 +254,7 @@ def _autoscale(path: str, block: ServeBlock, problems: Problems) -> AutoscaleSpe
     """The autoscaler's settings; None for a fixed number of replicas."""
     if block.autoscale is None:
         return None
-    if "replicas" in block.model_fields_set:
+    if "replicas" in block.written:
         problems.add(
             at(path, "replicas"),
             "has no effect beside autoscale, which decides the number; remove it (autoscale.initial is the first one)",
@@ -265,11 +266,12 @@ def _autoscale(path: str, block: ServeBlock, problems: Problems) -> AutoscaleSpe
         problems.expected(
             at(here, "initial"), f"an integer from {bounds.min} (min) to {bounds.max} (max)", bounds.initial
         )
-    fields = bounds.model_dump(exclude={"policy", "policy_kwargs"})
-    policy = _policy(here, bounds, problems)
-    if policy is not None and "target_ongoing_requests" not in bounds.model_fields_set:
+    fields = bounds.values()
+    del fields["policy_kwargs"]
+    fields["policy"] = policy = _policy(here, bounds, problems)
+    if policy is not None and "target_ongoing_requests" not in bounds.written:
         fields["panic_threshold"] = None  # the load of one replica is not known, so no load is a burst
-    return AutoscaleSpec(**fields, policy=policy)
+    return AutoscaleSpec(**fields)
 
 
 def _policy(path: str, bounds: AutoscaleBlock, problems: Problems) -> FunctionPolicy | PrometheusPolicy | None:
@@ -280,7 +282,7 @@ def _policy(path: str, bounds: AutoscaleBlock, problems: Problems) -> FunctionPo
     if bounds.policy is None:
         return None
     block = parse_policy(at(path, "policy"), bounds.policy, problems)
-    return PrometheusPolicy(**block.prometheus.model_dump()) if block else None
+    return PrometheusPolicy(**block.prometheus.values()) if block else None
 
 
 def _rollout(path: str, block: ServeBlock, problems: Problems) -> RolloutSpec:
@@ -292,7 +294,7 @@ def _rollout(path: str, block: ServeBlock, problems: Problems) -> RolloutSpec:
             "one of the two",
         )
     weight = block.canary.weight if block.canary else None
-    return RolloutSpec(**rules.model_dump(), canary_weight=weight)
+    return RolloutSpec(**rules.values(), canary_weight=weight)
 
 
 def _callees(definition: Mapping[str, Any]) -> tuple[str, ...]:
@@ -340,11 +342,11 @@ def _check_process(path: str, block: ServeBlock, problems: Problems) -> None:
     """Check settings that need Pierhead's runtime, some of them with one of the two protocols."""
     managed = block.is_managed
     for key in ("run_user_code_in_separate_thread", "debug"):
-        if not managed and getattr(block, key) != ServeBlock.model_fields[key].default:
+        if not managed and getattr(block, key):
             problems.add(
                 at(path, key), "has no effect on an image that is not built on Pierhead's runtime (managed: false)"
             )
-    for key in sorted(block.logging.model_fields_set & {"log_level", "encoding"}) if not managed else ():
+    for key in sorted(block.logging.written & {"log_level", "encoding"}) if not managed else ():
         problems.add(
             at(path, f"logging.{key}"),
             "has no effect on an image that is not built on Pierhead's runtime (managed: false): its own program "
@@ -399,7 +401,7 @@ def _probe(path: str, block: ServeBlock, problems: Problems) -> ProbeSpec:
 def _metrics_port(path: str, block: ServeBlock, problems: Problems) -> int | None:
     if block.metrics.port is not None:
         return block.metrics.port
-    if "path" in block.metrics.model_fields_set and not block.is_managed:
+    if "path" in block.metrics.written and not block.is_managed:
         problems.add(at(path, "metrics.port"), "expected a port, found null: metrics.path has no effect without it")
     return ADMIN_PORT if block.is_managed else None
 

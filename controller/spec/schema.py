@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .serve_block import ServeBlock
+from pierhead.serve_block import ServeBlock
+
+from .serve_block import MODELS
 
 _PACKAGES = Path(__file__).resolve().parents[2]
 _STACK = _PACKAGES / "pierhead_stack"
@@ -29,7 +31,7 @@ def schema_text() -> str:
 
 def compose_schema(reference: str) -> dict[str, Any]:
     """Return the schema, with the descriptions in the reference (the text of compose/reference.yaml)."""
-    block = ServeBlock.model_json_schema()
+    block = MODELS[ServeBlock].model_json_schema()
     definitions = {"ServeBlock": block, **block.pop("$defs")}
     for definition in definitions.values():
         _drop_titles(definition)

@@ -1,8 +1,8 @@
-"""The `x-serve` block: its keys, their types, bounds and defaults. compose/reference.yaml explains each of them.
+"""Checks what is written in an `x-serve` block: the declaration (`pierhead.serve_block`) as pydantic's models, the
+syntax of the values that have one, and the messages.
 
-Null means "derived": the rule is a property of the block, or in `controller/spec/parse.py`, and in the reference. What
-reaches HAProxy's configuration (routes, probe paths, gRPC names) is limited to characters without a special meaning
-there.
+What reaches HAProxy's configuration (routes, probe paths, gRPC names) is limited to characters without a special
+meaning there.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ from __future__ import annotations
 import functools
 import ipaddress
 import json
+import operator
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from dataclasses import MISSING, fields
+from types import GenericAlias, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pierhead.json_data import find_not_json
 from pierhead.llm_config import LLMConfig
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pierhead.serve_block import DEFAULT_POLICY, Between, KeyBlock, PolicyBlock, ServeBlock, Syntax, is_block
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from ..model.spec import DEFAULT_POLICY, MOST_REPLICAS, AccessLogWord, Protocol
+from ..model.spec import MOST_REPLICAS
 from ..model.text import shown
 from .problems import Problems, at
 
@@ -40,7 +44,6 @@ _HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _LONGEST = 200
 _LONGEST_QUERY = 10_000
 _EXPECTED = "expected"
-DEFAULT_PORTS: Mapping[Protocol, int] = {"http": 8080, "grpc": 50051}
 LARGEST_POLICY_KWARGS = 4096
 LARGEST_USER_CONFIG = 64 * 1024
 """Bytes. It is passed in an environment variable; Linux's limit is twice as large."""
@@ -216,205 +219,78 @@ def _pattern(pattern: re.Pattern[str]) -> Any:
     return Field(json_schema_extra={"pattern": f"^{pattern.pattern}$", "maxLength": _LONGEST})
 
 
-Route = Annotated[str, AfterValidator(_check_route), _pattern(_PATH)]
-ProbePath = Annotated[str, AfterValidator(_check_probe_path), _pattern(_PROBE_PATH)]
-GrpcName = Annotated[str, AfterValidator(_check_grpc_name), _pattern(_GRPC_NAME)]
-Application = Annotated[str, AfterValidator(_check_application), _pattern(_APPLICATION)]
-UserConfig = Annotated[dict[str, Any], BeforeValidator(_check_user_config)]
-RouterPolicy = Annotated[
-    str,
-    BeforeValidator(_check_router_policy),
-    Field(json_schema_extra={"anyOf": [{"enum": list(ROUTER_POLICIES)}, {"pattern": f"^{_FUNCTION.pattern}$"}]}),
-]
-PolicyKwargs = Annotated[dict[str, Any], BeforeValidator(_check_policy_kwargs)]
-GpuMemory = Annotated[str, BeforeValidator(_check_memory)]
-SharedMemorySize = Annotated[
-    str, BeforeValidator(_check_shared_memory), Field(json_schema_extra={"type": ["string", "integer"]})
-]
-Threshold = Annotated[str, BeforeValidator(_check_threshold)]
-Port = Annotated[int, Field(ge=1, le=65535)]
+_KINDS: Mapping[str, Any] = {
+    "application": Annotated[str, AfterValidator(_check_application), _pattern(_APPLICATION)],
+    "autoscale_policy": Annotated[Any, AfterValidator(_check_policy)],
+    "gpu_memory": Annotated[str, BeforeValidator(_check_memory)],
+    "grpc_name": Annotated[str, AfterValidator(_check_grpc_name), _pattern(_GRPC_NAME)],
+    "llm": LLMConfig | None,
+    "policy_kwargs": Annotated[dict[str, Any], BeforeValidator(_check_policy_kwargs)],
+    "probe_path": Annotated[str, AfterValidator(_check_probe_path), _pattern(_PROBE_PATH)],
+    "query": Annotated[str, AfterValidator(_check_query)],
+    "replicas": Annotated[int, Field(ge=0), AfterValidator(_check_replicas)],
+    "route": Annotated[str, AfterValidator(_check_route), _pattern(_PATH)],
+    "router_policy": Annotated[
+        str,
+        BeforeValidator(_check_router_policy),
+        Field(json_schema_extra={"anyOf": [{"enum": list(ROUTER_POLICIES)}, {"pattern": f"^{_FUNCTION.pattern}$"}]}),
+    ],
+    "shared_memory_size": Annotated[
+        str, BeforeValidator(_check_shared_memory), Field(json_schema_extra={"type": ["string", "integer"]})
+    ],
+    "threshold": Annotated[str, BeforeValidator(_check_threshold)],
+    "url": Annotated[str, AfterValidator(_check_url)],
+    "user_config": Annotated[dict[str, Any], BeforeValidator(_check_user_config)],
+}
+"""The check of each Syntax."""
+
+Parsed = TypeVar("Parsed", bound=KeyBlock)
 
 
-class _Block(BaseModel):
+class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class ProbeBlock(_Block):
-    """Where a replica's readiness is probed."""
-
-    path: ProbePath | None = None
-    port: Port | None = None
-
-
-class HealthBlock(_Block):
-    """How a replica's readiness is probed, and when it counts as failed."""
-
-    probe: ProbeBlock = Field(default_factory=ProbeBlock)
-    period_s: Annotated[float, Field(ge=0.1, le=3600)] = 1.0
-    timeout_s: Annotated[float, Field(ge=0.05, le=3600)] = 2.0
-    failures: Annotated[int, Field(ge=1, le=1000)] = 3
-    progress_timeout_s: Annotated[float, Field(ge=1, le=86_400)] | None = None
+def model_of(block: type[KeyBlock]) -> type[BaseModel]:
+    """The declaration of a block as pydantic's model: it checks what is written, and has the JSON schema."""
+    hints = get_type_hints(block, include_extras=True)
+    members: dict[str, Any] = {}
+    for each in fields(block):
+        if each.default_factory is not MISSING:
+            members[each.name] = (_checked(hints[each.name]), Field(default_factory=each.default_factory))
+        else:
+            default = ... if each.default is MISSING else each.default
+            members[each.name] = (_checked(hints[each.name]), default)
+    del members["written"]
+    return create_model(block.__name__, __base__=_Model, __doc__=block.__doc__, **members)
 
 
-class StartupBlock(_Block):
-    """How long a replica may take until it is ready."""
-
-    deadline_s: Annotated[float, Field(ge=1, le=604_800)] = 1800.0
-
-
-class MetricsBlock(_Block):
-    """Where Prometheus finds a replica's metrics."""
-
-    port: Port | None = None
-    path: ProbePath = "/metrics"
-
-
-class RouterBlock(_Block):
-    """How a caller chooses among the replicas."""
-
-    policy: RouterPolicy = DEFAULT_POLICY
-    policy_kwargs: PolicyKwargs = Field(default_factory=dict)
-    replica_header: bool = False
+def _checked(hint: Any) -> Any:
+    """A declared type as pydantic's: with its checks, and with models in the place of blocks."""
+    inner = get_args(hint)
+    if get_origin(hint) is Annotated:
+        kinds = [_KINDS[said.name] for said in inner[1:] if isinstance(said, Syntax)]
+        plain = kinds[0] if kinds else _checked(inner[0])
+        bounds = [_bounds(said) for said in inner[1:] if isinstance(said, Between | str)]
+        return Annotated[plain, *bounds] if bounds else plain
+    if get_origin(hint) in (Union, UnionType):
+        return functools.reduce(operator.or_, map(_checked, inner))
+    if get_origin(hint) is list:
+        return GenericAlias(list, (_checked(inner[0]),))
+    if is_block(hint):
+        return Annotated[model_of(hint), AfterValidator(functools.partial(_as_block, hint))]
+    return hint
 
 
-class BackpressureBlock(_Block):
-    """The answer to an HTTP client when the queue is full."""
-
-    status_code: Literal[503, 429] = 503
-    retry_after_s: Annotated[float, Field(ge=0, le=86_400)] = 1.0
+def _bounds(said: Between | str) -> Any:
+    return Field(description=said) if isinstance(said, str) else Field(ge=said.least, le=said.most)
 
 
-class LoggingBlock(_Block):
-    """What is logged, in Ray Serve's names where it has one. Compose's `logging` decides where Docker keeps the log."""
-
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    encoding: Literal["json", "text"] = "json"
-    access_log: AccessLogWord | None = None
-    slow_request_s: Annotated[float, Field(ge=0.001, le=86_400)] = 1.0
+def _as_block(block: type[Parsed], model: BaseModel) -> Parsed:
+    return block(**dict(model), written=frozenset(model.model_fields_set))
 
 
-class SharedMemoryBlock(_Block):
-    """Memory by which large tensors travel between replicas of one machine."""
-
-    size: SharedMemorySize | None = None
-    threshold: Threshold = "100KiB"
-
-
-Replicas = Annotated[int, Field(ge=0), AfterValidator(_check_replicas)]
-Delay = Annotated[float, Field(ge=0, le=86_400)]
-Factor = Annotated[float, Field(ge=0.01, le=100)]
-
-
-class AutoscaleBlock(_Block):
-    """The bounds of a service's number of replicas, and the rule that decides between them."""
-
-    min: Replicas = 1
-    max: Replicas = 1
-    initial: Replicas | None = None
-    target_ongoing_requests: Annotated[float, Field(ge=0.01, le=1_000_000)] = 2.0
-    look_back_period_s: Annotated[float, Field(ge=1, le=3600)] = 30.0
-    upscale_delay_s: Delay = 30.0
-    downscale_delay_s: Delay = 600.0
-    downscale_to_zero_delay_s: Delay | None = None
-    upscaling_factor: Factor = 1.0
-    downscaling_factor: Factor = 1.0
-    aggregation_function: Literal["mean", "max", "min"] = "mean"
-    panic_threshold: Annotated[float, Field(ge=1.1, le=1000)] = 2.0
-    panic_window_s: Annotated[float, Field(ge=0.5, le=600)] = 3.0
-    policy: Annotated[Any, AfterValidator(_check_policy)] = None
-    policy_kwargs: dict[str, Any] = Field(default_factory=dict)
-
-
-class PrometheusBlock(_Block):
-    """A query to Prometheus, and the target of its value."""
-
-    query: Annotated[str, AfterValidator(_check_query)]
-    target: Annotated[float, Field(ge=0.0001, le=1_000_000_000)]
-    url: Annotated[str, AfterValidator(_check_url)] = "http://prometheus:9090"
-    period_s: Annotated[float, Field(ge=1, le=3600)] = 5.0
-    timeout_s: Annotated[float, Field(ge=0.1, le=60)] = 4.0
-
-
-class PolicyBlock(_Block):
-    """A policy that is written in the block itself."""
-
-    prometheus: PrometheusBlock
-
-
-class RolloutBlock(_Block):
-    """How the service goes from one version to the next."""
-
-    max_surge: Annotated[int, Field(ge=0, le=1000)] = 1
-    max_unavailable: Annotated[int, Field(ge=0, le=1000)] = 0
-    auto_rollback: bool = True
-    bake_s: Annotated[float, Field(ge=0, le=86_400)] = 10.0
-    incompatible: Literal["refuse", "allow"] = "refuse"
-
-
-class CanaryBlock(_Block):
-    """The share of requests that a new version receives while it bakes."""
-
-    weight: Annotated[int, Field(ge=1, le=99, description="Per cent of the requests, 1 to 99.")]
-
-
-class GpuBlock(_Block):
-    """How much of the GPUs one replica gets: exactly one of count, memory and fraction is written."""
-
-    count: Annotated[int, Field(ge=1, le=64)] | None = None
-    memory: GpuMemory | None = None
-    fraction: Annotated[float, Field(ge=0.0001, le=1)] | None = None
-    placement: Literal["pack", "spread"] = "pack"
-
-
-class ServeBlock(_Block):
-    """One `x-serve` block as written; null where the value is derived."""
-
-    replicas: Replicas = 1
-    autoscale: AutoscaleBlock | None = None
-    rollout: RolloutBlock = Field(default_factory=RolloutBlock)
-    canary: CanaryBlock | None = None
-    max_replicas_per_node: Annotated[int, Field(ge=1, le=1000)] | None = None
-    gpu: GpuBlock | None = None
-    protocol: Literal["http", "grpc"] | None = None
-    port: Port | None = None
-    route: Route | None = None
-    strip_prefix: bool = False
-    grpc_services: list[GrpcName] = Field(default_factory=list)
-    application: Application | None = None
-    max_ongoing_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 100
-    max_queued_requests: Annotated[int, Field(ge=-1, le=1_000_000)] = -1
-    router: RouterBlock = Field(default_factory=RouterBlock)
-    backpressure: BackpressureBlock = Field(default_factory=BackpressureBlock)
-    request_timeout_s: Annotated[float, Field(ge=0.001, le=86_400)] = 60.0
-    body_timeout_s: Annotated[float, Field(ge=0.001, le=86_400)] = 30.0
-    graceful_shutdown_wait_loop_s: Annotated[float, Field(ge=0.25, le=86_400)] | None = None
-    graceful_shutdown_timeout_s: Annotated[float, Field(ge=0, le=86_460)] | None = None
-    startup: StartupBlock = Field(default_factory=StartupBlock)
-    run_user_code_in_separate_thread: bool = False
-    debug: bool = False
-    logging: LoggingBlock = Field(default_factory=LoggingBlock)
-    user_config: UserConfig = Field(default_factory=dict)
-    shared_memory: SharedMemoryBlock | None = None
-    llm: LLMConfig | None = None
-    managed: bool | None = None
-    health: HealthBlock = Field(default_factory=HealthBlock)
-    metrics: MetricsBlock = Field(default_factory=MetricsBlock)
-
-    @property
-    def own_protocol(self) -> Protocol:
-        """As written, or what follows from the route."""
-        return self.protocol or ("grpc" if self.route is None else "http")
-
-    @property
-    def own_port(self) -> int:
-        """As written, or the protocol's default."""
-        return self.port or DEFAULT_PORTS[self.own_protocol]
-
-    @property
-    def is_managed(self) -> bool:
-        """As written; an image with a probe path of its own is not built on Pierhead's runtime."""
-        return self.health.probe.path is None if self.managed is None else self.managed
-
+MODELS: Mapping[type[KeyBlock], type[BaseModel]] = {block: model_of(block) for block in (ServeBlock, PolicyBlock)}
 
 _INSTEAD: Mapping[str, str] = {
     "readiness": "write health, with path and port in health.probe",
@@ -431,8 +307,6 @@ _INSTEAD: Mapping[str, str] = {
 }
 """Keys known from other systems or former versions, and what to write instead."""
 
-Block = TypeVar("Block", bound=_Block)
-
 
 def parse_block(path: str, value: object, problems: Problems) -> ServeBlock | None:
     """Read one block; None when something in it is wrong (each problem is added)."""
@@ -447,9 +321,10 @@ def parse_policy(path: str, value: Mapping[str, Any], problems: Problems) -> Pol
     return _parse(PolicyBlock, path, value, problems)
 
 
-def _parse(model: type[Block], path: str, value: Mapping[Any, Any], problems: Problems) -> Block | None:
+def _parse(block: type[Parsed], path: str, value: Mapping[Any, Any], problems: Problems) -> Parsed | None:
+    model = MODELS[block]
     try:
-        return model.model_validate(dict(value))
+        return _as_block(block, model.model_validate(dict(value)))
     except ValidationError as error:
         schema = model.model_json_schema()
         for detail in error.errors(include_url=False):

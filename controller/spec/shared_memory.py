@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pierhead.serve_block import ServeBlock, SharedMemoryBlock
+
 from ..model.spec import size_words
 from .problems import Problems, ServiceSource, at
-from .serve_block import ServeBlock, SharedMemoryBlock, memory_bytes, shared_memory_size
+from .serve_block import memory_bytes, shared_memory_size
 from .stack_words import StackWords
 
 VOLUME = "shared-memory"

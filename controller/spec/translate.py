@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pierhead.serve_block import variables
+
 from ..model.spec import COMPOSE_LABEL_PREFIX, LABEL_PREFIX
 from ..model.text import shown
 from .attachments import add_mounts, add_networks
@@ -88,14 +90,6 @@ FORBIDDEN: Mapping[str, str] = {
     "volumes_from": "replicas outlive the container it names; write volumes",
     "platform": "a replica runs the image that is on this machine; build or pull it for that platform and remove this",
 }
-
-_KEY_OF_VARIABLE: Mapping[str, str] = {
-    "PIERHEAD_LOG_LEVEL": "logging.log_level",
-    "PIERHEAD_LOG_ENCODING": "logging.encoding",
-    "PIERHEAD_ACCESS_LOG": "logging.access_log",
-    "PIERHEAD_SLOW_REQUEST_S": "logging.slow_request_s",
-}
-"""Variables from the runtime's own documentation, and the keys that set them in a stack."""
 
 _OMITTED_WHEN_NULL = frozenset({"command", "entrypoint", "environment", "networks"})
 
@@ -371,8 +365,8 @@ def _environment(source: ServiceSource, extra: Mapping[str, str], problems: Prob
     without_value = [name for name in value if value[name] is None] if isinstance(value, Mapping) else []
     for name, text in ({} if value is None else problems.text_map(path, value) or {}).items():
         if name in RESERVED_ENVIRONMENT or name in extra:
-            key = _KEY_OF_VARIABLE.get(name) if name in extra else None
-            instead = f"write x-serve.{key} in its place" if key else "remove it"
+            key = variables().get(name) if name in extra else None
+            instead = f"write x-serve.{key.path} in its place" if key else "remove it"
             problems.add(at(path, name), f"the controller sets this variable; {instead}")
         # A name without a value removes the variable that the image sets, as in Compose.
         entries[name] = name if name in without_value else f"{name}={text}"

@@ -12,14 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pierhead import Service, endpoint
 from pierhead.__main__ import main
-from pierhead.classes.x_serve import XServe
 from pierhead.compose_names import own_image
 from pierhead.dev.application import NoApplication
 from pierhead.dev.build import compose_text, yaml_flow
 from pierhead.dev.words import read_words
 
 from controller.spec.parse import parse
-from controller.spec.serve_block import ServeBlock
 
 WORDS: dict[str, Any] = {
     "replicas": 3,
@@ -76,9 +74,6 @@ class TestComposeFile:
         assert (found["shop"].route, found["shop"].strip_prefix) == ("/shop", True)
         assert (found["shop"].callees, found["shop"].rollout.bake_s) == (("scorer",), 0)
         assert [each.has_build for each in found.values()] == [False, True]
-
-    def test_every_keyword_is_a_key_of_the_block(self) -> None:
-        assert set(XServe.__annotations__) == set(ServeBlock.model_fields)
 
     def test_how_it_reads(self) -> None:
         class Door(Service, route="/"):

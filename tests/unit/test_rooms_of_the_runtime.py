@@ -53,6 +53,7 @@ FOR_EVERY_ROOM = {
     "pierhead.metrics",
     "pierhead.request",
     "pierhead.routing_stats",
+    "pierhead.serve_block",
     "pierhead.settings",
     "pierhead.tasks",
     "pierhead.tracebacks",

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pierhead.serve_block import ServeBlock
+
 from ...model.spec import GpuRequest
 from ...model.text import shown
 from ...spec.problems import Problems, ServiceSource, at
-from ...spec.serve_block import ServeBlock
 
 _CPUS = "write deploy.resources.limits.cpus"
 _MEMORY = "write deploy.resources.limits.memory"

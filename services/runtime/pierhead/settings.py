@@ -5,10 +5,22 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_args
 
 from pierhead.environment import Environment, integer_from
+from pierhead.serve_block import (
+    BackpressureBlock,
+    Between,
+    Key,
+    KeyBlock,
+    LoggingBlock,
+    ServeBlock,
+    Syntax,
+    Variable,
+    is_block,
+    keys_of,
+)
 
 MAX_USER_CONFIG_BYTES = 64 * 1024
 """Largest config text: it is passed in an environment variable, and Linux's limit for one is 128 KiB."""
@@ -31,9 +43,13 @@ def read_user_config(text: str | bytes) -> Mapping[str, Any]:
     return found
 
 
+B = TypeVar("B", bound=KeyBlock)
+
 DEFAULT_GRPC_PORT = 50051
 DEFAULT_HTTP_PORT = 8080
 DEFAULT_ADMIN_PORT = 9100
+DEFAULT_DRAIN_S = 20.0
+DEFAULT_ACCESS_LOG = "sampled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +103,17 @@ class Settings:
     """"host:port"; empty = no controller."""
     static: Mapping[str, tuple[str, ...]] | None = None
     """Service name in upper case with underscores -> addresses."""
-    max_ongoing_requests: int = 100
-    max_queued_requests: int = -1
-    request_timeout_s: float = 60.0
-    body_timeout_s: float = 30.0
+    max_ongoing_requests: int = ServeBlock.max_ongoing_requests
+    max_queued_requests: int = ServeBlock.max_queued_requests
+    request_timeout_s: float = ServeBlock.request_timeout_s
+    body_timeout_s: float = ServeBlock.body_timeout_s
     max_body_bytes: int = 64 * 1024 * 1024
-    drain_timeout_s: float = 20.0
-    backpressure_status_code: int = 503
+    drain_timeout_s: float = DEFAULT_DRAIN_S
+    backpressure_status_code: int = BackpressureBlock.status_code
     """503 or 429."""
-    backpressure_retry_after_s: float = 1.0
-    debug: bool = False
-    run_user_code_in_separate_thread: bool = False
+    backpressure_retry_after_s: float = BackpressureBlock.retry_after_s
+    debug: bool = ServeBlock.debug
+    run_user_code_in_separate_thread: bool = ServeBlock.run_user_code_in_separate_thread
     transport: str = "lane"
     """The transport of handles that name none: "lane" or "grpc"."""
     node: str = ""
@@ -110,14 +126,16 @@ class Settings:
     """Empty = tensors for Triton travel as bytes."""
     user_config: str = NO_USER_CONFIG
     """JSON: the argument of `reconfigure` at the start."""
-    access_log: str = "sampled"
+    access_log: str = DEFAULT_ACCESS_LOG
     """"sampled", "all" or "off"."""
     access_log_sample: float = 0.01
     """0 to 1."""
-    slow_request_s: float = 1.0
-    log_level: str = "info"
-    log_encoding: str = "json"
+    slow_request_s: float = LoggingBlock.slow_request_s
+    log_level: str = LoggingBlock.log_level
+    log_encoding: str = LoggingBlock.encoding
     """"json" or "text"."""
+    x_serve: ServeBlock = field(default_factory=ServeBlock)
+    """The keys of `x-serve` that come by a variable. One without a name of its own above is read here."""
     health_period_s: float = 10.0
     health_timeout_s: float = 10.0
 
@@ -125,6 +143,8 @@ class Settings:
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Settings:
         """Read the environment. Raises SettingsError that names every bad variable, not only the first."""
         env = Environment(environ)
+        block = _read_block(ServeBlock, env)
+        drain_s = block.graceful_shutdown_timeout_s
         settings = cls(
             project=env.text("PIERHEAD_PROJECT"),
             service=env.text("PIERHEAD_SERVICE"),
@@ -136,18 +156,18 @@ class Settings:
             admin_port=env.read("PIERHEAD_ADMIN_PORT", DEFAULT_ADMIN_PORT, _port, _PORT),
             discovery=env.read("PIERHEAD_DISCOVERY", "", _address, "host:port, for example controller:8101"),
             static=_static(env),
-            max_ongoing_requests=env.integer("PIERHEAD_MAX_ONGOING_REQUESTS", 100, 1),
+            max_ongoing_requests=block.max_ongoing_requests,
             max_queued_requests=env.integer(
                 "PIERHEAD_MAX_QUEUED_REQUESTS", -1, -1, expected="an integer >= 0, or -1 for no bound"
             ),
-            request_timeout_s=env.seconds("PIERHEAD_REQUEST_TIMEOUT_S", 60.0),
-            body_timeout_s=env.seconds("PIERHEAD_BODY_TIMEOUT_S", 30.0),
+            request_timeout_s=block.request_timeout_s,
+            body_timeout_s=block.body_timeout_s,
             max_body_bytes=env.integer("PIERHEAD_MAX_BODY_BYTES", 64 * 1024 * 1024, 1),
-            drain_timeout_s=env.seconds("PIERHEAD_DRAIN_TIMEOUT_S", 20.0, may_be_zero=True),
-            backpressure_status_code=int(env.choice("PIERHEAD_BACKPRESSURE_STATUS_CODE", "503", ("503", "429"))),
-            backpressure_retry_after_s=env.seconds("PIERHEAD_BACKPRESSURE_RETRY_AFTER_S", 1.0, may_be_zero=True),
-            debug=env.flag("PIERHEAD_DEBUG", False),
-            run_user_code_in_separate_thread=env.flag("PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD", False),
+            drain_timeout_s=DEFAULT_DRAIN_S if drain_s is None else drain_s,
+            backpressure_status_code=block.backpressure.status_code,
+            backpressure_retry_after_s=block.backpressure.retry_after_s,
+            debug=block.debug,
+            run_user_code_in_separate_thread=block.run_user_code_in_separate_thread,
             transport=env.choice("PIERHEAD_TRANSPORT", "lane", ("lane", "grpc")),
             node=env.text("PIERHEAD_NODE"),
             shared_memory_bytes=env.integer("PIERHEAD_SHARED_MEMORY_BYTES", 0, 0),
@@ -157,11 +177,12 @@ class Settings:
             user_config=env.read(
                 "PIERHEAD_USER_CONFIG", NO_USER_CONFIG, _user_config, "a JSON object of at most 64 KiB"
             ),
-            access_log=env.choice("PIERHEAD_ACCESS_LOG", "sampled", ("sampled", "all", "off")),
+            access_log=block.logging.access_log or DEFAULT_ACCESS_LOG,
             access_log_sample=env.read("PIERHEAD_ACCESS_LOG_SAMPLE", 0.01, _share, "a number from 0 to 1"),
-            slow_request_s=env.seconds("PIERHEAD_SLOW_REQUEST_S", 1.0),
-            log_level=env.choice("PIERHEAD_LOG_LEVEL", "info", ("debug", "info", "warning", "error")),
-            log_encoding=env.choice("PIERHEAD_LOG_ENCODING", "json", ("json", "text")),
+            slow_request_s=block.logging.slow_request_s,
+            log_level=block.logging.log_level,
+            log_encoding=block.logging.encoding,
+            x_serve=block,
         )
         env.check()
         return settings
@@ -174,6 +195,32 @@ class Settings:
 def static_key(service: str) -> str:
     """A service's name as PIERHEAD_STATIC_<SERVICE> spells it: upper case, underscores."""
     return service.upper().replace("-", "_").replace(".", "_")
+
+
+def _read_block(block: type[B], env: Environment, inside: str = "") -> B:
+    """The keys that come by a variable; the others have their default."""
+    found: dict[str, Any] = {}
+    for key in keys_of(block, inside):
+        if is_block(key.hint) and key.default is not None:
+            found[key.name] = _read_block(key.hint, env, f"{key.path}.")
+        elif (variable := key.get(Variable)) and not key.get(Syntax):
+            found[key.name] = _read_key(key, variable.name, env)
+    return block(**found)
+
+
+def _read_key(key: Key, name: str, env: Environment) -> Any:
+    """The lower bound holds for a variable, too; the upper one is the compose file's alone."""
+    bounds, default = key.get(Between) or Between(0), key.default
+    if key.hint is bool:
+        return env.flag(name, default)
+    if key.hint is int:
+        return env.integer(name, default, int(bounds.least))
+    if key.hint is float:
+        return env.seconds(name, default, may_be_zero=bounds.least <= 0)
+    if key.hint is str:
+        return env.text(name, default)
+    choices = {str(choice): choice for choice in get_args(key.hint)}
+    return choices.get(env.choice(name, str(default), list(choices)), default)
 
 
 def _static(env: Environment) -> Mapping[str, tuple[str, ...]]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from pierhead.serve_block import ServeBlock, names_of
 
 from controller.spec.schema import REFERENCE, compose_schema, schema_text
-from controller.spec.serve_block import ServeBlock
 
 ROOT = Path(__file__).resolve().parents[3]
 GOOD = """
@@ -146,5 +146,5 @@ def test_every_key_is_described() -> None:
         if not schema.get("description")
     ]
     assert missing == []
-    assert set(definitions["ServeBlock"]["properties"]) == set(ServeBlock.model_fields)
+    assert set(definitions["ServeBlock"]["properties"]) == set(names_of(ServeBlock))
     assert definitions["ServeBlock"]["additionalProperties"] is False

@@ -11,11 +11,11 @@ from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
+from pierhead.serve_block import ServeBlock, names_of
 
 from controller.errors import SpecError
 from controller.model.spec import Spec
 from controller.spec.parse import parse
-from controller.spec.serve_block import ServeBlock
 from controller.spec.translate import FORBIDDEN, IGNORED, PLAIN, STRUCTURED
 from tests.unit.controller.compose_configs import PROJECT, config, ranker, read, service
 
@@ -57,7 +57,7 @@ def reading_ends_well(whole: Any) -> None:
         assert "\n" not in problem
 
 
-@given(GARBAGE | st.dictionaries(st.sampled_from(list(ServeBlock.model_fields)), GARBAGE, max_size=5))
+@given(GARBAGE | st.dictionaries(st.sampled_from(names_of(ServeBlock)), GARBAGE, max_size=5))
 @settings(max_examples=300, deadline=None)
 def test_any_garbage_in_a_block_is_a_spec_or_a_spec_error(garbage: Any) -> None:
     whole = config(ranker=service())

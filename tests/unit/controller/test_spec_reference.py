@@ -10,20 +10,22 @@ from typing import Any
 
 import pytest
 from pierhead.llm_config import LLMConfig, Lora, ModelLoading
-from pydantic import BaseModel
-
-from controller.spec.parse import parse
-from controller.spec.serve_block import (
+from pierhead.serve_block import (
     AutoscaleBlock,
     BackpressureBlock,
     GpuBlock,
     HealthBlock,
+    KeyBlock,
     MetricsBlock,
     PrometheusBlock,
     ServeBlock,
     SharedMemoryBlock,
     StartupBlock,
+    names_of,
 )
+
+from controller.spec.parse import parse
+from controller.spec.serve_block import model_of
 from controller.spec.yaml import load_written
 
 REFERENCE = Path(__file__).parents[3] / "compose" / "reference.yaml"
@@ -50,11 +52,12 @@ LLM = LLMConfig(model_loading=ModelLoading(model_id="qwen2.5-7b"), lora=Lora(dyn
     ],
 )
 def test_keys_and_values_are_those_of_the_model(
-    written: dict[str, Any], service: str, key: str | None, model: BaseModel
+    written: dict[str, Any], service: str, key: str | None, model: KeyBlock | LLMConfig
 ) -> None:
     block = written["services"][service]["x-serve"]
+    values = model.model_dump() if isinstance(model, LLMConfig) else model.values()
     # As text: the keys are in the order of the model, too.
-    assert json.dumps(block[key] if key else block) == json.dumps(model.model_dump())
+    assert json.dumps(block[key] if key else block) == json.dumps(values)
 
 
 def test_the_reference_means_the_same_as_an_empty_block(written: dict[str, Any]) -> None:
@@ -76,8 +79,8 @@ def test_the_policy_in_the_comments_has_every_key_and_the_defaults() -> None:
     inside = itertools.takewhile(lambda line: line.startswith(" " * 7), lines[begin + 1 :])
     block = load_written("\n".join(inside))
     known = PrometheusBlock(query=block["query"], target=block["target"])
-    assert list(block) == list(PrometheusBlock.model_fields)
-    assert block == known.model_dump()
+    assert list(block) == names_of(PrometheusBlock)
+    assert block == known.values()
 
 
 def test_every_key_is_explained() -> None:
@@ -92,8 +95,9 @@ MODELS = (ServeBlock, AutoscaleBlock, PrometheusBlock, GpuBlock, BackpressureBlo
 
 
 @pytest.mark.parametrize("model", [*MODELS, MetricsBlock, LLMConfig, Lora])
-def test_bounds_are_in_the_reference(model: type[BaseModel]) -> None:
+def test_bounds_are_in_the_reference(model: type[KeyBlock | LLMConfig | Lora]) -> None:
     text = REFERENCE.read_text()
-    for name, schema in model.model_json_schema()["properties"].items():
+    checked = model_of(model) if issubclass(model, KeyBlock) else model
+    for name, schema in checked.model_json_schema()["properties"].items():
         if "maximum" in schema and name != "max_queued_requests":
             assert f"{schema['minimum']:.10g} to {schema['maximum']:.10g}" in text, name

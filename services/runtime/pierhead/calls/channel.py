@@ -16,8 +16,8 @@ from pierhead.calls.calls import StreamStreamCall, StreamUnaryCall, UnaryStreamC
 from pierhead.calls.pool import Pool
 from pierhead.lanes.connection import Kind, Method
 from pierhead.metrics import PROCESS, RuntimeMetrics
-from pierhead.policies.registry import DEFAULT_POLICY
 from pierhead.policies.router import Router
+from pierhead.serve_block import DEFAULT_POLICY
 
 
 class HandleChannel(grpc.aio.Channel):

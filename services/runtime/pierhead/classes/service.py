@@ -11,8 +11,8 @@ from pierhead.classes.contract import Contract
 from pierhead.classes.endpoints import HttpEndpoint, endpoints_of
 from pierhead.classes.methods import served_methods
 from pierhead.classes.routes import adopt_routes
-from pierhead.classes.x_serve import XServe
 from pierhead.http.asgi_errors import answer_errors
+from pierhead.serve_block import XServe
 
 if TYPE_CHECKING:
     from typing import Unpack

@@ -16,10 +16,9 @@ from typing import Any, Final
 
 from pierhead.classes.service import Bound, serves_http
 from pierhead.classes.target import TARGET, TARGET_HELP, bound_at
-from pierhead.classes.x_serve import check_kind
 from pierhead.compose_names import RESERVED, own_image
 from pierhead.dev.application import NoApplication, check_routes, graph_of
-from pierhead.dev.words import words_of
+from pierhead.dev.words import check_kind, words_of
 from pierhead.files import replace_file
 from pierhead.rayserve.pickles import SECRET, write_secret
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias, get_origin, get_type_hints
 
 from pierhead.classes.service import Bound
-from pierhead.classes.x_serve import XServe
 from pierhead.errors import SettingsError
+from pierhead.serve_block import XServe, variable_text, variables
 from pierhead.settings import Settings
 
 Words: TypeAlias = "Mapping[str, Any]"
@@ -19,19 +18,14 @@ Words: TypeAlias = "Mapping[str, Any]"
 DRAIN_MARGIN_S = 5.0
 """Between the longest request and the end of a drain, as the controller has it."""
 
-_VARIABLES = {
-    "max_ongoing_requests": "PIERHEAD_MAX_ONGOING_REQUESTS",
-    "request_timeout_s": "PIERHEAD_REQUEST_TIMEOUT_S",
-    "body_timeout_s": "PIERHEAD_BODY_TIMEOUT_S",
-    "graceful_shutdown_timeout_s": "PIERHEAD_DRAIN_TIMEOUT_S",
-    "backpressure.status_code": "PIERHEAD_BACKPRESSURE_STATUS_CODE",
-    "backpressure.retry_after_s": "PIERHEAD_BACKPRESSURE_RETRY_AFTER_S",
-    "run_user_code_in_separate_thread": "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD",
-    "debug": "PIERHEAD_DEBUG",
-    "user_config": "PIERHEAD_USER_CONFIG",
-    "logging.slow_request_s": "PIERHEAD_SLOW_REQUEST_S",
+_EXPECTED: Final = {
+    int: "an integer",
+    float: "a number",
+    bool: "True or False",
+    str: "text",
+    list: "a list",
+    Mapping: "a mapping",
 }
-"""What the controller passes on to a replica by a variable, but for what belongs to a container."""
 
 
 class NoWords(Exception):
@@ -45,7 +39,9 @@ def words_of(bound: Bound, written: Mapping[str, Words]) -> Words:
 
 def variables_of(words: Words) -> dict[str, str]:
     """The environment that the controller would give a replica for these words."""
-    found = {name: _text(value) for key, name in _VARIABLES.items() if (value := _at(words, key)) is not None}
+    found = {
+        name: variable_text(value) for name, key in variables().items() if (value := _at(words, key.path)) is not None
+    }
     timeout_s = words.get("request_timeout_s")
     if isinstance(timeout_s, int | float):
         found.setdefault("PIERHEAD_DRAIN_TIMEOUT_S", str(timeout_s + DRAIN_MARGIN_S))
@@ -59,7 +55,7 @@ def settings_of(name: str, words: Words) -> Settings:
     try:
         return Settings.from_env({**own, **variables_of(words), **fixed})
     except SettingsError as error:
-        key_of = {variable: key for key, variable in _VARIABLES.items()}
+        key_of = {variable: key.path for variable, key in variables().items()}
         lines = [_said(key_of, *line.partition(":")[::2]) for line in str(error).splitlines()]
         raise NoWords("\n".join(f"{name}: x-serve.{line}" for line in lines)) from None
 
@@ -86,6 +82,15 @@ def check_keys(where: str, words: Words) -> None:
     for key in words:
         if key not in XServe.__annotations__:
             raise NoWords(f"{where}.{key}: unknown key")
+
+
+def check_kind(key: str, value: object) -> None:
+    """Raise ValueError for a value of another type than the key's. None stands for a key that is left out."""
+    kind = get_type_hints(XServe)[key]
+    kind = get_origin(kind) or kind
+    fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
+    if value is not None and not fits:
+        raise ValueError(f"expected {_EXPECTED[kind]}, found {value!r:.60}")
 
 
 def _load(file: Path) -> object:
@@ -118,10 +123,6 @@ def _at(words: Words, key: str) -> Any:
     block, _, inner = key.partition(".")
     found = words.get(block)
     return found.get(inner) if inner and isinstance(found, Mapping) else None if inner else found
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _said(key_of: Mapping[str, str], variable: str, rest: str) -> str:

@@ -15,9 +15,6 @@ from pierhead.policies.policy import Policy
 from pierhead.policies.prefix import PrefixAware
 from pierhead.policies.session import ConsistentHash
 
-DEFAULT_POLICY = "power_of_two"
-"""The policy if neither the handle nor the service names one."""
-
 Make = Callable[..., Policy]
 """Takes a random.Random, and the policy's keyword arguments."""
 

@@ -21,8 +21,9 @@ from pierhead.errors import UserCodeError
 from pierhead.policies.balanced import PowerOfTwo
 from pierhead.policies.hash_ring import position
 from pierhead.policies.policy import Candidate, Policy, RoutedCall
-from pierhead.policies.registry import DEFAULT_POLICY, make_policy
+from pierhead.policies.registry import make_policy
 from pierhead.request import new_request_id
+from pierhead.serve_block import DEFAULT_POLICY
 
 logger = logging.getLogger("pierhead")
 

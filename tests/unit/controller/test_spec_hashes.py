@@ -1,0 +1,63 @@
+"""The hash of a definition is part of a version: another hash for the same block would restart every replica."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.controller.compose_configs import ranker
+
+SCALED = {"autoscale": {"min": 0, "max": 4, "initial": 2}, "rollout": {"max_surge": 2}, "canary": {"weight": 5}}
+LLM = {"engine": "mock", "model_loading": {"model_id": "tiny"}, "engine_kwargs": {"max_model_len": 64}}
+
+
+@pytest.mark.parametrize(
+    ("block", "known"),
+    [
+        ({}, "fa09cd40b728f6a6763ef23a38552e0ef94fa9e2db9e1680e54f4d96aaaac612"),
+        (SCALED, "fa09cd40b728f6a6763ef23a38552e0ef94fa9e2db9e1680e54f4d96aaaac612"),
+        ({"shared_memory": {"size": 0}}, "fa09cd40b728f6a6763ef23a38552e0ef94fa9e2db9e1680e54f4d96aaaac612"),
+        (
+            {"route": "/shop", "strip_prefix": True, "port": 8081},
+            "c5a259e8937948a2cc118252ad34a47ee8cd9adcd1addd99f09d84fd2678d5a1",
+        ),
+        (
+            {
+                "max_ongoing_requests": 7,
+                "request_timeout_s": 2.5,
+                "body_timeout_s": 5,
+                "max_queued_requests": 3,
+                "graceful_shutdown_timeout_s": 20,
+            },
+            "3c3781e22490a2668e707264da44a36552ad2d0b208cca2b1d91295a35a9ef83",
+        ),
+        (
+            {"backpressure": {"status_code": 429, "retry_after_s": 0.5}, "debug": True},
+            "c2d5aef20b912003260c9faf9cfcd6c807ddd75c01efed7749929a75580d9bac",
+        ),
+        (
+            {"run_user_code_in_separate_thread": True, "user_config": {"b": [1, 2.5, None], "a": "x"}},
+            "11b4fc8bb8a9e9be6fff5f8381faa6c6a2bc8d570bffe892259163f3b9e926f8",
+        ),
+        (
+            {"logging": {"log_level": "debug", "encoding": "text", "access_log": "all", "slow_request_s": 0.25}},
+            "bebb2abfa86aa1cfb1bfbce8117a2abeda990806c068e29fbd676ba45776fbe7",
+        ),
+        (
+            {"shared_memory": {"size": "2GiB", "threshold": "4KiB"}},
+            "d003e2ad26883e9ee781c629c7c4b8e7428e5e57862d86823424a4cd9e0225d1",
+        ),
+        (
+            {"health": {"probe": {"path": "/health", "port": 9000}}, "route": "/", "metrics": {"port": 9001}},
+            "78f44d0873cfc9ac9deb5e260b9a2e9fa07ca222c3e2ee86f89fd41189469cd6",
+        ),
+        (
+            {"gpu": {"fraction": 0.25, "placement": "spread"}},
+            "f6c0c59936517addd7aed51bcfefe7c1247fac3a5e16b2aaa750d55c4d19a808",
+        ),
+        ({"llm": LLM}, "7e045d6b4a75fb9c688cc0ae82a0d6823b6ae0fa95a70fb06404ab4bf48eda41"),
+    ],
+)
+def test_the_hash_of_a_block_stays(block: dict[str, Any], known: str) -> None:
+    assert ranker(block).definition_hash == known
