@@ -54,17 +54,20 @@ class MachineLedger:
     machine: Machine | None
     """None = not known: nothing is bounded."""
     starting: Counter[str] = field(default_factory=Counter)
-    """By service: replicas that are being started."""
+    """By service: replicas that are being started, and may not have taken yet what they need."""
+    not_ready: Counter[str] = field(default_factory=Counter)
+    """By service: these, and older ones that are not ready yet."""
 
     @classmethod
     def of(cls, observed: Observed, now: float) -> MachineLedger:
         """Count the replicas that are being started. `now` as in `plan`."""
-        names = {one.name: one.service for one in observed.containers if _is_starting(one, observed, now)}
         there = {one.name for one in observed.containers}
-        for action in observed.in_progress:
-            if isinstance(action, CreateContainer) and action.target not in there:
-                names[action.target] = action.service
-        return cls(observed.machine, Counter(names.values()))
+        creating = [one for one in observed.in_progress if isinstance(one, CreateContainer) and one.target not in there]
+        coming = [one for one in observed.containers if _is_coming(one, observed)]
+        ledger = cls(observed.machine, not_ready=Counter(one.service for one in (*coming, *creating)))
+        ledger.starting.update(one.service for one in coming if now - _begun_at(one) < STARTING_S)
+        ledger.starting.update(action.service for action in creating)
+        return ledger
 
     def left(self, spec: ServiceSpec) -> int | None:
         """How many more replicas of a service the machine has room for; None = that is not known."""
@@ -89,11 +92,15 @@ class MachineLedger:
         if starting >= most:
             words = f"{starting} replicas are starting, and at most {most} do at a time on {_cores(machine)}"
             return Shortage(words, blocked=False, is_brief=True)
+        if self.not_ready[spec.name] >= most:
+            words = f"{self.not_ready[spec.name]} of its replicas are not ready yet: no more are started before that"
+            return Shortage(words, blocked=False, is_brief=True)
         return None
 
     def take(self, service: str) -> None:
         """Count one more replica as starting."""
         self.starting[service] += 1
+        self.not_ready[service] += 1
 
     def _resources(self, spec: ServiceSpec) -> list[_Resource]:
         """Memory and process ids, once the replicas that start have theirs."""
@@ -126,10 +133,14 @@ class MachineLedger:
         ]
 
 
-def _is_starting(one: ReplicaContainer, observed: Observed, now: float) -> bool:
-    began_at = one.created_at if one.started_at is None else one.started_at
+def _is_coming(one: ReplicaContainer, observed: Observed) -> bool:
+    """Whether a replica is not ready yet."""
     is_new = one.state is ContainerState.CREATED or (one.state.is_up and one.health is Health.UNKNOWN)
-    return is_new and one.id not in observed.retirements and now - began_at < STARTING_S
+    return is_new and one.id not in observed.retirements
+
+
+def _begun_at(one: ReplicaContainer) -> float:
+    return one.created_at if one.started_at is None else one.started_at
 
 
 def _taken_words(each: str) -> str:

@@ -407,6 +407,19 @@ def test_a_start_waits_while_the_machine_has_no_room_or_no_time_for_it(
     assert len(found.pending) == 10 - starts
 
 
+def test_no_more_are_started_while_those_before_do_not_become_ready() -> None:
+    """As where the kernel's table of neighbours is full: they run, and nothing reaches them."""
+    late = [replica(WEB, number, health=Health.UNKNOWN, started_at=NOW - 300) for number in range(3, 11)]
+    found = plan(desired(WEB, web=1000), seen(ONE, TWO, *late, machine=SMALL), NOW)
+    assert not [step for step in found.steps if isinstance(step.action, CreateContainer)]
+    assert {one.reason for one in found.pending} == {
+        "8 of its replicas are not ready yet: no more are started before that"
+    }
+    others = desired(WEB, RANKER, web=1000, ranker=1)
+    started = plan(others, observed(ONE, TWO, *late, specs=(WEB, RANKER), gpus=gpus(1), machine=SMALL), NOW).steps
+    assert [step.action.service for step in started if isinstance(step.action, CreateContainer)] == ["ranker"]
+
+
 def test_without_time_one_replica_starts_where_there_is_none_or_one_is_replaced() -> None:
     busy = replace(SMALL, load=166.0)
     begins = desired(WEB, web=12)
