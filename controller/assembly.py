@@ -17,6 +17,7 @@ from .desired.desired import Desirer
 from .desired.functions import FunctionCalls, Functions, Run, in_thread
 from .desired.measurements import Measurements, Query
 from .desired.policies import Policies
+from .desired.remaining import RemainingServices
 from .desired.scaler import Scaler
 from .engines.base import ClusterEngine
 from .errors import EngineUnreachable, StoreError
@@ -173,8 +174,18 @@ def assemble(
     def over(desired: Desired, observed: Observed, now: float) -> frozenset[FailureKey]:
         return forgiven(desired, observed, prober.ready_since, now)
 
+    remaining = RemainingServices(lambda: store.revisions, deployer.state, board.callers)
     desirer = Desirer(
-        store, events, scaler, deployer, measurements, calls, world.router.routing_hash, over, world.router_silence_s
+        store,
+        events,
+        scaler,
+        deployer,
+        measurements,
+        calls,
+        world.router.routing_hash,
+        over,
+        world.router_silence_s,
+        remaining,
     )
     performer = Performer(
         world.engine, world.router, store, events, world.project, world.give, prober.learn, world.acts, clock

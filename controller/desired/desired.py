@@ -17,6 +17,7 @@ from .deployer import Deployer
 from .edge import edge_spec
 from .functions import FunctionCalls
 from .measurements import Measurements
+from .remaining import RemainingServices
 from .scaler import Scaler
 from .targets import switched_off, targets_of
 
@@ -42,7 +43,9 @@ class Desirer:
         routing_hash: RoutingHash,
         forgiven: Forgiven,
         router_silence_s: float,
+        remaining: RemainingServices,
     ) -> None:
+        self._remaining = remaining
         self._router_silence_s = router_silence_s
         self._store = store
         self._events = events
@@ -60,18 +63,19 @@ class Desirer:
 
         `pending`: replicas that the previous plan could not start. `refusals`: failed actions in their backoff.
         """
-        spec = sight.spec
+        remaining = self._remaining.look(sight.spec, sight.observed, now)
+        spec, observed = remaining.with_files(sight.spec), remaining.with_images(sight.observed)
         self._drop_outdated_overrides(spec)
         self._measurements.sync(spec.services)
         self._calls.sync(spec.services)
         overrides = {service: override.replicas for service, override in self._store.overrides.items()}
-        autoscaled = self._scaler.targets(spec.services, sight.observed, now) if sight.complete else self._scaler.kept()
+        autoscaled = self._scaler.targets(spec.services, observed, now) if sight.complete else self._scaler.kept()
         targets = targets_of(spec, overrides, autoscaled)
         directions = self._deployer.directions
         if sight.complete:
-            directions = self._deployer.look(spec, sight.observed, targets, refusals, now, pending)
+            directions = self._deployer.look(spec, observed, targets, refusals, now, pending)
         services = {
-            name: edge_spec(directions.services.get(name, service), sight.observed, directions.made.get(name, {}))
+            name: edge_spec(directions.services.get(name, service), observed, directions.made.get(name, {}))
             for name, service in spec.services.items()
         }
         desired = Desired(
@@ -81,10 +85,11 @@ class Desirer:
             goals={name: goal for name, goal in directions.goals.items() if name in services},
             switched_off=switched_off(spec.services, targets, overrides),
             barred=directions.barred,
+            remaining=remaining.callers,
             routing_hash=self._routing_hash(services.values()),
             router_silence_s=self._router_silence_s,
         )
-        self._forgive(desired, sight.observed, now)
+        self._forgive(desired, observed, now)
         return desired
 
     def due_in_s(self, sight: Sight, now: float) -> float | None:

@@ -47,6 +47,8 @@ class Desired:
     barred: Mapping[FailureKey, str] = field(default_factory=dict)
     """Versions whose replicas get no request, by service and version, and why: their contract cannot meet that of the
     version that serves, or was not compared yet."""
+    remaining: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Services that the compose files no longer have and that stay: by name, the services whose replicas call each."""
     router_silence_s: float = 10.0
     """How long HAProxy may hang before it is restarted; twice as long after each restart that did not help."""
 

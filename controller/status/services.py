@@ -89,6 +89,7 @@ def service_rows(
                 rollout=rollouts.get(name),
                 user_config=_user_config(name, desired, observed, user_configs, now),
                 unknown_callees=_unknown_callees(name, desired, observed, callers),
+                called_by=desired.remaining.get(name),
                 now=now,
                 ahead_s=ahead_s,
                 engine_reachable=engine_reachable,
@@ -113,7 +114,8 @@ def _unknown_callees(
 ) -> Mapping[str, str]:
     asked: set[str] = set()
     for container in observed.containers_of(name):
-        asked |= callers.get(container.name, frozenset())
+        if container.id not in observed.retirements:
+            asked |= callers.get(container.name, frozenset())
     found = {}
     for callee in sorted(asked - desired.services.keys()):
         near = difflib.get_close_matches(callee, desired.services, n=1)
@@ -145,6 +147,8 @@ class _Material:
     rollout: RolloutStatus | None
     user_config: UserConfigStatus | None
     unknown_callees: Mapping[str, str]
+    called_by: tuple[str, ...] | None
+    """Of a service that the compose files no longer have, and that stays: the services that call it."""
     now: float
     ahead_s: float
     engine_reachable: bool
@@ -298,6 +302,8 @@ def _state(material: _Material, replicas: list[ReplicaStatus], ready: int) -> Se
         return "UNHEALTHY" if failing or material.refusals or _blocked(material) else "UPSCALING"
     if len(replicas) > material.wanted:
         return "DOWNSCALING"
+    if material.unknown_callees:
+        return "UNHEALTHY"
     config = material.user_config
     if config is None or config.everywhere:
         return "HEALTHY"
@@ -380,6 +386,9 @@ def _obstacles(material: _Material, ready: int) -> list[str]:
 
 def _rest_words(material: _Material, spec: ServiceSpec) -> str:
     """The origin of the number of replicas; "" where it is the number in the files."""
+    if material.called_by is not None:
+        callers = " and ".join(material.called_by) or "its last caller"
+        return f"the compose files no longer have it: it stays until {callers} does not call it any more"
     if material.wanted and spec.image in material.observed.images and material.observed.images[spec.image] is None:
         remedy = f"build it (`docker compose build {spec.name}`)" if spec.has_build else "check the name, or pull it"
         version = material.goal.version

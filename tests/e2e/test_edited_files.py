@@ -134,3 +134,44 @@ def test_a_service_that_crashes_again_and_again_touches_no_other(echo: WrittenSt
 def is_in_crash_loop(stack: Stack, service: str) -> bool:
     message = stack.service(service)["message"]
     return all(words in message for words in ("CRASH_LOOP", "next try in", "no such model"))
+
+
+# A page and the model that it asks; the page's new versions are watched for five seconds each time.
+BEFORE = """
+x-all: &all
+  image: pierhead/echo:${PIERHEAD_TAG:-latest}
+  command: [python, /renamed/before.py]
+  volumes: ["../tests/e2e/apps/renamed:/renamed:ro"]
+  scale: 0
+services:
+  model:
+    <<: *all
+    x-serve: {replicas: 1, protocol: grpc}
+  web:
+    <<: *all
+    x-serve: {replicas: 2, route: /renamed, rollout: {bake_s: 5}}
+"""
+AFTER = BEFORE.replace("before.py", "after.py").replace("  model:", "  scorer:")
+
+
+def test_a_callee_that_is_renamed_loses_no_request(written: WrittenStack) -> None:
+    written.become(BEFORE, model=1, web=2)
+    eventually(lambda: written.get("/renamed?number=21").status == 200, "the page answers")
+    before = written.replica_ids("web")
+    with Load([written.url("/renamed?number=21")], connections=16) as load:
+        written.write(AFTER)
+        eventually(lambda: {"scorer"} & _services(written), "the new name is there", within_s=120)
+        eventually(lambda: not written.replica_ids("web") & before, "every page is a new one", within_s=120)
+        eventually(lambda: not written.replica_ids("model"), "the former name is gone", within_s=120)
+        written.wait_settled(web=2, scorer=1)
+    load.assert_no_failure()
+    events = written.events()
+    gone = [one["at"] for one in events if one["kind"] == "begin_retirement" and one["service"] == "model"]
+    pages = [
+        one["at"] for one in events if one["kind"] == "remove_container" and one["target"] and one["service"] == "web"
+    ]
+    assert min(gone) > max(pages), "it was there until its last caller was gone"
+
+
+def _services(stack: Stack) -> set[str]:
+    return {row["name"] for row in stack.api("/api/v1/services").json["services"]}
