@@ -64,10 +64,9 @@ class MachineLedger:
         there = {one.name for one in observed.containers}
         creating = [one for one in observed.in_progress if isinstance(one, CreateContainer) and one.target not in there]
         coming = [one for one in observed.containers if _is_coming(one, observed)]
-        ledger = cls(observed.machine, not_ready=Counter(one.service for one in (*coming, *creating)))
-        ledger.starting.update(one.service for one in coming if now - _begun_at(one) < STARTING_S)
-        ledger.starting.update(action.service for action in creating)
-        return ledger
+        new = Counter(action.service for action in creating)
+        starting = Counter(one.service for one in coming if now - _begun_at(one) < STARTING_S)
+        return cls(observed.machine, starting + new, Counter(one.service for one in coming) + new)
 
     def left(self, spec: ServiceSpec) -> int | None:
         """How many more replicas of a service the machine has room for; None = that is not known."""
