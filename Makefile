@@ -1,6 +1,8 @@
 # Each target is one line that calls a script or the controller's CLI.
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
+# $(call flag,NAME,OPTION): the option where the variable is 1.
+flag = $(if $(filter-out 0 1,$($(1))),$(error $(1): expected 1 or nothing, found "$($(1))"),$(if $(filter 1,$($(1))),$(2)))
 .PHONY: help up down scale deploy rollback status why top plan events logs validate build machine test test-all bench bench-llm simulate docs docs-serve lint fmt
 
 help: ## list the targets
@@ -10,7 +12,7 @@ up: ## start the stack and wait until every service serves: [APPS="echo recsys"]
 	@compose/machine/up.sh "$(APPS)" "$(GPU)"
 
 down: ## stop and remove the stack, replicas included; VOLUMES=1 removes its volumes too; FORCE=1: another clone's stack
-	@compose/machine/down.sh "$(VOLUMES)" "$(FORCE)"
+	@./pierhead down $(call flag,VOLUMES,--volumes) $(call flag,FORCE,--force)
 
 scale: ## set a service's number of replicas: SERVICE=ranker N=4; N=auto takes it back
 	@./pierhead scale "$(SERVICE)" "$(N)"

@@ -145,16 +145,15 @@ _files_without() { comm -23 <(_files "$1") <(_files "$2") | paste -sd , | sed 's
 
 _files() { tr ':' '\n' <<<"$1" | sed -e "s|^$root/||" -e 's|^\./||' | sort -u; }
 
-# another_clone WHICH: the clone, or directory, whose stack has this one's name, where it is not this one; nothing where there is
-# none. WHICH: running, or all, those that are stopped too.
+# another_clone: the clone, or directory, whose running stack has this one's name, where it is not this one; nothing where there is
+# none.
 another_clone() {
-  local directory all=()
-  [ "$1" = running ] || all=(--all)
+  local directory
   while read -r directory; do
     is_elsewhere "$directory" || continue
     _started_from "$directory"
     return
-  done < <(docker ps ${all[@]+"${all[@]}"} --filter "label=com.docker.compose.project=$project" \
+  done < <(docker ps --filter "label=com.docker.compose.project=$project" \
     --filter label=com.docker.compose.oneoff=False --format '{{.Label "com.docker.compose.project.working_dir"}}')
 }
 

@@ -86,7 +86,7 @@ one_up_at_a_time() {
 
 refuse_another_clones_stack() {
   local elsewhere
-  elsewhere=$(another_clone running)
+  elsewhere=$(another_clone)
   [ -z "$elsewhere" ] || refuse "a stack named \"$project\" runs from another $(what_it_is): $elsewhere." \
     "Stop it there ($(typed down); where that $(what_it_is) is gone, here: $(typed 'down FORCE=1' 'down --force'))," \
     "or give this one a name and ports of its own in .env (COMPOSE_PROJECT_NAME, PIERHEAD_*_PORT)."

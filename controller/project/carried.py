@@ -9,7 +9,7 @@ FILES = (
     *("compose/x-serve.schema.json", "compose/python", "compose/registry", "compose/wheels"),
     *("dashboards/grafana", "dashboards/prometheus", "haproxy", "proto/hatch_build.py"),
     *("services/llm", "services/runtime/README.md"),
-    *(f"compose/machine/{name}.sh" for name in ("base-images", "build", "down", "engine", "host")),
+    *(f"compose/machine/{name}.sh" for name in ("base-images", "build", "down-on-swarm", "engine", "host")),
     *(f"compose/machine/{name}.sh" for name in ("messages", "node", "on-swarm", "stack", "swarm", "up", "update")),
     *("compose/machine/no-ca.pem", "compose/machine/node_settings.py"),
 )

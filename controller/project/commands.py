@@ -15,7 +15,10 @@ from typing import NoReturn
 
 from ..errors import InvalidRequest
 from . import stack_files
+from .down import down as remove
+from .programs import ThisMachine
 from .project import FILES, Project, check, engine_of, find, own_files, settle
+from .stack import Stack
 
 
 def up(*, watch: bool = False) -> None:
@@ -87,15 +90,22 @@ def init() -> str:
     )
 
 
-def down(*, volumes: bool, force: bool, images: bool) -> NoReturn:
-    """Remove the project's stack."""
+def down(*, volumes: bool, force: bool, images: bool) -> None:
+    """Remove the project's stack. Raises InvalidRequest, NotRemoved."""
     project = find(Path.cwd())
     if not project.is_clone and not stack_files.written_build(project.root):
         if stack_files.DIRECTORY not in (project.env_file().get(FILES) or ""):
             _say(f"{project.root} has no stack of Pierhead's: there is nothing to remove.")
-            sys.exit(0)
-        stack_files.write(project.root)  # it was removed, and the scripts that remove a stack are in it
-    run_script(project, "down.sh", ["1" if wanted else "" for wanted in (volumes, force, images)], {})
+            return
+        stack_files.write(project.root)  # it was removed, and the stack's compose file is in it
+    if engine_of(project, os.environ) == "swarm":
+        run_script(project, "down-on-swarm.sh", ["1" if wanted else "" for wanted in (volumes, force)], {})
+    stack = Stack(project, os.environ, ThisMachine())
+    try:
+        remove(stack, _complain, volumes=volumes, force=force, images=images)
+    except KeyboardInterrupt:
+        _complain(f"Interrupted: some of the stack may be left. `{stack.typed('down')}` again goes on from here.")
+        raise
 
 
 def run_script(project: Project, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
@@ -135,6 +145,10 @@ def _prepare(project: Project) -> Mapping[str, str]:
     if FILES not in os.environ:
         return {}
     return {FILES: ":".join([*files, stack_files.STACK_FILES["docker"]])}
+
+
+def _complain(words: str) -> None:
+    sys.stderr.write(f"{words}\n")
 
 
 def _say(words: str) -> None:

@@ -18,9 +18,9 @@ from pathlib import Path
 from ..errors import ControllerError, InvalidRequest
 from ..project import handover, stack_files
 from ..project.commands import script
+from ..project.programs import Programs, ThisMachine
 from ..project.project import NoProject, Project, engine_of, find
-from .programs import Programs, ThisMachine
-from .stack import OWN_SERVICES, PROMETHEUS_PORT, Controller, Stack, started_from
+from ..project.stack import OWN_SERVICES, PROMETHEUS_PORT, Controller, Stack, started_from
 
 HERE = ("new", "init", "up", "down", "completion", "schema", "simulate", "--help", "-h")
 WITHOUT_A_STACK = ("validate", "llm build")

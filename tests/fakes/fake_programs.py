@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from controller.tool.programs import READ_S, Done
+from controller.project.programs import READ_S, Done
 
 
 @dataclass
@@ -19,8 +19,17 @@ class FakePrograms:
     """A pattern -> how the program ends; text: with success, and this output."""
     listening: frozenset[str] = frozenset()
     calls: list[str] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list)
+    variables: list[Mapping[str, str]] = field(default_factory=list)
+    """Of each step."""
 
-    def read(self, *words: str, timeout_s: float = READ_S) -> Done:
+    def read(
+        self,
+        *words: str,
+        timeout_s: float = READ_S,
+        variables: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+    ) -> Done:
         """See `Programs.read`."""
         call = " ".join(words)
         self.calls.append(call)
@@ -28,6 +37,12 @@ class FakePrograms:
             if re.search(pattern, call):
                 return Done(0, answer) if isinstance(answer, str) else answer
         return Done(1, errors="no such answer")
+
+    def step(self, text: str, *words: str, variables: Mapping[str, str], directory: Path) -> bool:
+        """See `Programs.step`."""
+        self.steps.append(text)
+        self.variables.append(variables)
+        return self.read(*words).status == 0
 
     def become(self, *words: str, variables: Mapping[str, str], directory: Path | None) -> NoReturn:
         """See `Programs.become`."""

@@ -143,10 +143,6 @@ DOCKERS = {
         ("fine", "up.sh echo 1", "GPU: none of the chosen apps has a file for GPUs"),
         ("fine", "up.sh '' two", 'GPU: expected 1 or nothing, found "two".'),
         ("another's", "up.sh", 'a stack named "pierhead" runs from another clone: /home/somebody/pierhead.'),
-        ("another's", "down.sh 1", "is another clone's: /home/somebody/pierhead. Nothing was removed."),
-        ("another's", "down.sh 1", "cd /home/somebody/pierhead && make down; where that clone is gone, here: make"),
-        ("fine", "down.sh yes", 'VOLUMES: expected 1 or nothing, found "yes".'),
-        ("fine", "down.sh '' yes", "FORCE: expected 1 or nothing"),
         ("fine", "simulate.sh '' '' ''", "Example: make simulate TRACE=step:10x SERVICE=ranker"),
     ],
 )
@@ -697,28 +693,6 @@ def test_overlay_networks_get_addresses_that_no_network_of_the_machine_has(
 # ------------------------------------------------------------------------------------------------------------ make down
 
 
-def test_force_removes_another_clones_stack_and_volumes_go_by_the_projects_label(machine: Machine) -> None:
-    mine = "'volume ls '*) printf '%s\\n' p_state p_llm-cache"
-    machine.has("docker", docker_with(f"'ps --all '*) echo {ANOTHER_CLONES}", mine))
-    result = machine.run("down.sh", "", "1")
-    assert result.returncode == 0, result.stderr
-    assert "docker compose --progress plain down" in machine.calls()
-    assert machine.calls("docker volume") == []
-    machine.has("docker", docker_with(mine))
-    result = machine.run("down.sh", "1")
-    assert result.returncode == 0, result.stderr
-    assert machine.calls()[-2:] == [
-        "docker volume ls -q --filter label=com.docker.compose.project=pierhead",
-        "docker volume rm p_state p_llm-cache",
-    ]
-    assert machine.calls("docker image rm") == []
-    cases = "*reference=pierhead-[*]) echo pierhead-web:latest", "*dangling=true) echo 4f1d"
-    machine.has("docker", docker_with(*cases))
-    result = machine.run("down.sh", "", "", "1")
-    assert result.returncode == 0, result.stderr
-    assert machine.calls("docker image rm") == ["docker image rm --force pierhead-web:latest 4f1d"]
-
-
 def interrupted(machine: Machine, script: str, *arguments: str, **environment: str) -> str:
     """What a script says to Ctrl-C while its docker, which has said so in the pipe `going`, does not end by itself."""
     going = machine.directory / "going"
@@ -748,10 +722,6 @@ def test_ctrl_c_is_told_as_what_it_is(machine: Machine, node: dict[str, str]) ->
     machine.has("docker", NODE.replace("'swarm '*)", f"'swarm join '*) {HANGS} ;;\n  'swarm '*)"))
     told = interrupted(machine, "node.sh", *JOIN.split(), **node)
     assert told.splitlines()[-1] == "Interrupted. The same command goes on from here."
-    machine.has("docker", f"case $3 in plain) {HANGS} ;; esac")
-    told = interrupted(machine, "down.sh")
-    assert "Interrupted: some of the stack may be left. `make down` again goes on from here." in told
-    assert not any(words in told for words in ("was not removed", "failed"))
 
 
 def test_make_help_lists_every_target() -> None:
@@ -834,7 +804,7 @@ def test_status_says_where_files_were_edited_after_they_were_stored(
 
 def test_down_on_a_swarm_reads_no_compose_file(machine: Machine, clone: Path) -> None:
     machine.has("docker", A_STACK)
-    done = machine.run(str(clone / "compose/machine/down.sh"), "1", "1", **ON_SWARM)
+    done = machine.run(str(clone / "compose/machine/down-on-swarm.sh"), "1", "1", **ON_SWARM)
     assert done.returncode == 0, done.stderr
     assert machine.calls("docker compose") == []
     assert re.search(r"VOLUMES=1 --env FORCE=1 .* python -m controller.swarm.up down$", machine.calls("docker run")[-1])

@@ -10,10 +10,10 @@ import pytest
 
 from controller.errors import ControllerError, InvalidRequest
 from controller.project import stack_files
+from controller.project.programs import Done
 from controller.project.project import Project
+from controller.project.stack import Stack, started_from
 from controller.tool.place import Here, NoStack, There, decide
-from controller.tool.programs import Done
-from controller.tool.stack import Stack, started_from
 from tests.fakes.fake_programs import FakePrograms
 
 ROOT = Path(__file__).resolve().parents[3]

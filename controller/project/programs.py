@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Protocol
 
+from . import steps
+
 READ_S = 10.0
 """How long a question may take."""
 LISTENS_S = 2.0
@@ -38,8 +40,18 @@ class Done:
 class Programs(Protocol):
     """Each call names a program and its arguments; `variables` are put over those of this process."""
 
-    def read(self, *words: str, timeout_s: float = READ_S) -> Done:
+    def read(
+        self,
+        *words: str,
+        timeout_s: float = READ_S,
+        variables: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+    ) -> Done:
         """Run it to its end and return what it printed; it reads nothing."""
+        ...
+
+    def step(self, text: str, *words: str, variables: Mapping[str, str], directory: Path) -> bool:
+        """Run it to its end as a step that `text` names; whether it succeeded. See `steps.step`."""
         ...
 
     def become(self, *words: str, variables: Mapping[str, str], directory: Path | None) -> NoReturn:
@@ -54,17 +66,29 @@ class Programs(Protocol):
 class ThisMachine:
     """See `Programs`."""
 
-    def read(self, *words: str, timeout_s: float = READ_S) -> Done:
+    def read(
+        self,
+        *words: str,
+        timeout_s: float = READ_S,
+        variables: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+    ) -> Done:
         """See `Programs.read`."""
+        own = {**os.environ, **variables} if variables else None
         try:
             done = subprocess.run(
-                words, capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
-            )
+                words, capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL,
+                env=own, cwd=directory,
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             return Done(TIMED_OUT, errors=f"{words[0]} did not end within {timeout_s:g} s")
         except OSError as error:
             return Done(NOT_FOUND, errors=f"{words[0]}: {error.strerror}")
         return Done(done.returncode, done.stdout, done.stderr)
+
+    def step(self, text: str, *words: str, variables: Mapping[str, str], directory: Path) -> bool:
+        """See `Programs.step`."""
+        return steps.step(text, words, variables, directory)
 
     def become(self, *words: str, variables: Mapping[str, str], directory: Path | None) -> NoReturn:
         """See `Programs.become`."""

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..project import stack_files
-from ..project.env_file import EnvFile, setting
-from ..project.project import Project, engine_of
+from . import stack_files
+from .env_file import EnvFile, setting
 from .programs import Programs
+from .project import Project, engine_of
 
 OWN_SERVICES = ("haproxy", "controller", "prometheus", "grafana")
 API_PORT, PROMETHEUS_PORT = 8100, 9090
@@ -60,6 +60,11 @@ class Stack:
     def root(self) -> Path:
         """The project's directory."""
         return self.project.root
+
+    @property
+    def own_directory(self) -> str:
+        """Where the stack's own compose files are, as seen from the project's directory."""
+        return "compose" if self.project.is_clone else f"{stack_files.DIRECTORY}/compose"
 
     @property
     def files(self) -> str:
