@@ -53,8 +53,8 @@ class Problems:
             self.add(at(path, str(key)), f"unknown key; {instead}")
             return
         near = difflib.get_close_matches(str(key)[:SHOWN_LENGTH], known, n=1)
-        guess = f'; did you mean "{near[0]}"?' if near else ";"
-        self.add(at(path, str(key)), f"unknown key{guess} known keys: {', '.join(known)}")
+        guess = f'did you mean "{near[0]}"?' if near else f"known keys: {', '.join(known)}"
+        self.add(at(path, str(key)), f"unknown key; {guess}")
 
     def mapping(self, path: str, value: object) -> Mapping[Any, Any]:
         """A mapping; empty where the value is null, or not a mapping (then a problem is added)."""

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pierhead.serve_block import ServeBlock, Variable, all_keys
+
 from docs.generate.markdown import escape
 
 ABOUT = """\
@@ -31,6 +33,14 @@ HEADINGS = {
 OUTSIDE = 4
 """Columns before a key of a service; those of the block are further in."""
 BLOCK = "x-serve"
+REPLACES = {
+    key.path: "A change replaces the replicas of a service that is built on the runtime."
+    if key.get(Variable)
+    else "A change replaces the replicas."
+    for key in all_keys(ServeBlock)
+    if key.needs_new_container
+}
+"""What a change of a key costs, where it needs new containers."""
 _KEY = re.compile(r"( *)([a-z_-]+):(?: (.*))?")
 
 
@@ -91,6 +101,8 @@ def _section(key: Key) -> Iterator[str]:
     if key.default and key.default != "null":
         yield f"`{key.path[-1]}: {key.default}`\n"
     yield from _text(key.comment)
+    if name in REPLACES:
+        yield f"{REPLACES[name]}\n"
 
 
 def _text(comment: tuple[str, ...]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pierhead import Settings
+from pierhead.serve_block import variables as serve_variables
 
 from docs.generate.markdown import cell
 
@@ -38,7 +39,7 @@ def page(root: Path) -> str:
         f"| `{name}` | {f'`{default}`' if default else ''} | {cell(words)} |"
         for name, default, words in variables((root / ".env").read_text(encoding="utf-8"))
     ]
-    return ABOUT + "\n".join(rows) + "\n" + REPLICA + "\n" + _replica() + "\n"
+    return ABOUT + "\n".join(rows) + "\n" + REPLICA + "\n" + "\n".join(replica()) + "\n"
 
 
 def variables(text: str) -> Iterator[tuple[str, str, str]]:
@@ -54,6 +55,9 @@ def variables(text: str) -> Iterator[tuple[str, str, str]]:
             comment = []
 
 
-def _replica() -> str:
+def replica() -> list[str]:
+    """The table of a replica's variables: the one in Settings, and the variables of further keys of x-serve."""
     table = [line for line in (inspect.getdoc(Settings) or "").splitlines() if line.startswith("|")]
-    return "\n".join(line.replace("<", "&lt;") for line in table)
+    text = "\n".join(table)
+    further = [f"| {name} | `x-serve.{key.path}` |" for name, key in serve_variables().items() if name not in text]
+    return [line.replace("<", "&lt;") for line in (*table, *further)]

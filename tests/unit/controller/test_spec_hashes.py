@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
+from pierhead.serve_block import Between, Key, ServeBlock, Syntax, all_keys, is_block
 
 from tests.unit.controller.compose_configs import ranker
 
@@ -61,3 +62,63 @@ LLM = {"engine": "mock", "model_loading": {"model_id": "tiny"}, "engine_kwargs":
 )
 def test_the_hash_of_a_block_stays(block: dict[str, Any], known: str) -> None:
     assert ranker(block).definition_hash == known
+
+
+SAMPLES: dict[str, Any] = {
+    "application": "x",
+    "grpc_name": "a.B",
+    "route": "/b",
+    "probe_path": "/b",
+    "router_policy": "round_robin",
+    "gpu_memory": "2GiB",
+    "threshold": "8KiB",
+    "shared_memory_size": "2GiB",
+    "replicas": 2,
+    "autoscale_policy": "a:b",
+    "user_config": {"a": 1},
+    "policy_kwargs": {"a": 1},
+    "llm": LLM,
+}
+AROUND: dict[str, dict[str, Any]] = {
+    "autoscale": {"autoscale": {"min": 1, "max": 9}},
+    "autoscale.policy_kwargs": {"autoscale": {"policy": "a:b"}},
+    "gpu.placement": {"gpu": {"fraction": 0.5}},
+    "strip_prefix": {"route": "/a"},
+    "application": {"grpc_services": ["a.B"]},
+    "router.replica_header": {"route": "/a"},
+    "managed": {"health": {"probe": {"path": "/a"}}, "route": "/a"},
+    "health.probe.path": {"route": "/a"},
+    "graceful_shutdown_wait_loop_s": {"graceful_shutdown_timeout_s": 86_460},
+    "logging.access_log": {"logging": {"access_log": "all"}},
+    "health.probe.port": {"health": {"probe": {"path": "/a"}}, "route": "/a"},
+    "route": {"route": "/a"},
+}
+"""What a key needs next to it."""
+
+
+def sample(key: Key) -> Any:
+    """A value of the key that is not its default."""
+    syntax, bounds = key.get(Syntax), key.get(Between)
+    if syntax:
+        return SAMPLES[syntax.name]
+    if bounds:
+        return next(each for each in (bounds.most, bounds.least) if each != key.default)
+    if get_origin(key.hint) is Literal:
+        return next(each for each in get_args(key.hint) if each != key.default)
+    return not key.default if key.hint is bool else {list: ["a.B"], dict: {"a": 1}}[get_origin(key.hint)]
+
+
+def put(block: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of the block with this value at a key's path."""
+    name, _, rest = path.partition(".")
+    return {**block, name: put(block.get(name) or {}, rest, value) if rest else value}
+
+
+KEYS = {key.path: key for key in all_keys(ServeBlock) if not is_block(key.hint)}
+
+
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+def test_a_key_that_needs_a_new_container_changes_the_hash_and_no_other_does(key: Key) -> None:
+    around = AROUND.get(key.path, AROUND.get(key.path.partition(".")[0], {}))
+    before, after = ranker(around), ranker(put(around, key.path, sample(key)))
+    assert (before.definition_hash != after.definition_hash) is key.needs_new_container
