@@ -35,6 +35,8 @@ class _Resource:
 
     each: int
     """What one replica takes; 0 = that is not known."""
+    given: int
+    """What one that runs gives back; 0 = that is not known."""
     free: int
     words: str
     """Why there is no room for one more, if there is none."""
@@ -45,6 +47,11 @@ class _Resource:
         if self.free <= 0:
             return 0
         return self.free // self.each if self.each else None
+
+    @property
+    def room_after_one(self) -> int:
+        """0 if one more fits once another one has gone, else less than 0."""
+        return min(0, (self.free + self.given) // max(self.each, 1) - 1)
 
 
 @dataclass(slots=True)
@@ -69,8 +76,12 @@ class MachineLedger:
         return cls(observed.machine, starting + new, Counter(one.service for one in coming) + new)
 
     def left(self, spec: ServiceSpec) -> int | None:
-        """How many more replicas of a service the machine has room for; None = that is not known."""
-        rooms = [one.room for one in self._resources(spec) if one.room is not None]
+        """How many more replicas of a service the machine has room for; None = that is not known. Less than 0: there is
+        none either when as many of the service have gone.
+        """
+        rooms = [
+            room if room else one.room_after_one for one in self._resources(spec) if (room := one.room) is not None
+        ]
         return min(rooms, default=None)
 
     def shortage(self, spec: ServiceSpec, *, is_needed: bool) -> Shortage | None:
@@ -117,12 +128,14 @@ class MachineLedger:
         return [
             _Resource(
                 bytes_each,
+                each.memory_bytes,
                 machine.free_bytes - kept_bytes - sum(count * one.memory_bytes for count, one in coming),
                 _taken_words(size_words(bytes_each) if bytes_each else "")
                 + f"{size_words(machine.free_bytes)} of {size_words(machine.memory_bytes)} of memory are free on this "
                 f"machine, which keeps {size_words(kept_bytes)}: ask for fewer, or free memory",
             ),
             _Resource(
+                each.processes,
                 each.processes,
                 free_ids - kept_ids - sum(count * one.processes for count, one in coming),
                 _taken_words(str(each.processes) if each.processes else "")

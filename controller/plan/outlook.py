@@ -261,8 +261,9 @@ def _room(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec) -> int:
     room = max(present, outlook.target + spec.rollout.max_surge)
     if spec.gpu is not None and spec.gpu.count:
         room = present + draft.gpus.room(outlook.name, spec.gpu, room - present)
-    left = places_left(draft, outlook, spec, outlook.here())
-    return room if left is None else min(room, outlook.here() + left)
+    allowed, left = allowed_left(draft, outlook, spec, outlook.here()), draft.machine.left(spec)
+    room = room if allowed is None else min(room, outlook.here() + allowed)
+    return room if left is None else min(room, outlook.here() + max(0, left))
 
 
 def places_left(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec, here: int) -> int | None:

@@ -175,3 +175,17 @@ def test_a_callee_that_is_renamed_loses_no_request(written: WrittenStack) -> Non
 
 def _services(stack: Stack) -> set[str]:
     return {row["name"] for row in stack.api("/api/v1/services").json["services"]}
+
+
+def test_a_version_for_which_the_machine_has_no_memory_waits_and_says_so(written: WrittenStack) -> None:
+    written.become(BEFORE, model=1, web=2)
+    eventually(lambda: written.get("/renamed?number=21").status == 200, "the page answers")
+    there = written.replica_ids()
+    with Load([written.url("/renamed?number=21")], connections=4) as load:
+        written.write(BEFORE.replace("  web:\n", "  web:\n    mem_reservation: 900g\n"))
+        pending = "one replica takes 900 GiB and "
+        eventually(lambda: pending in str(written.service("web")), "it waits, with the numbers")
+        written.write(BEFORE)
+        eventually(lambda: written.service("web")["state"] == "HEALTHY", "it is as before")
+    load.assert_no_failure()
+    assert written.replica_ids() == there

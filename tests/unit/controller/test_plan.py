@@ -407,6 +407,16 @@ def test_a_start_waits_while_the_machine_has_no_room_or_no_time_for_it(
     assert len(found.pending) == 10 - starts
 
 
+@pytest.mark.parametrize(
+    ("reserved", "free"), [(900 * GIB, 20 * GIB), (0, KEPT - GIB)], ids=["it asks for more", "far too little is free"]
+)
+def test_no_replica_leaves_for_one_that_would_find_no_memory_even_then(reserved: int, free: int) -> None:
+    new = replace(NEW, container={"HostConfig": {"MemoryReservation": reserved}})
+    found = plan(desired(new, web=2), seen(ONE, TWO, machine=replace(SMALL, free_bytes=free, footprints=TAKES)), NOW)
+    assert found.steps == ()
+    assert [one.has_no_place for one in found.pending] == [True]
+
+
 def test_no_more_are_started_while_those_before_do_not_become_ready() -> None:
     """As where the kernel's table of neighbours is full: they run, and nothing reaches them."""
     late = [replica(WEB, number, health=Health.UNKNOWN, started_at=NOW - 300) for number in range(3, 11)]
@@ -432,7 +442,7 @@ def test_without_time_one_replica_starts_where_there_is_none_or_one_is_replaced(
 
 
 def test_a_rollout_takes_one_after_the_other_where_there_is_no_memory_for_one_more() -> None:
-    full = replace(SMALL, free_bytes=GIB, footprints=TAKES)
+    full = replace(SMALL, free_bytes=KEPT + 50 * 1024**2, footprints=TAKES)
     assert text(desired(NEW, web=2), seen(ONE, TWO, machine=full)).startswith(
         f"#1 set server svc_web/{TWO.name} to drain: its version is not {NV}; there is no room for one more, "
         "so they are replaced one by one"
