@@ -7,6 +7,7 @@
     POST /api/v1/services/<name>/rollback    {"to": version} or {}
     POST /api/v1/services/<name>/abort       {}
     POST /api/v1/services/<name>/promote     {}
+    POST /api/v1/services/<name>/restart     {}
     POST /api/v1/deploy                      {"services": [name, ...]} or {} for all; "now": true = without bake time
     PUT  /api/v1/gpus/<uuid>                 {"fault": "why it is not to be used"} or {"fault": null}
     GET  /api/v1/nodes                       none where the engine is one machine
@@ -110,6 +111,7 @@ class Api:
                 web.post("/api/v1/services/{name}/rollback", self.rollback),
                 web.post("/api/v1/services/{name}/abort", self.abort),
                 web.post("/api/v1/services/{name}/promote", self.promote),
+                web.post("/api/v1/services/{name}/restart", self.restart),
                 web.post("/api/v1/deploy", self.deploy),
                 web.put("/api/v1/gpus/{uuid}", self.gpu),
                 web.get("/api/v1/nodes", self.nodes),
@@ -221,6 +223,13 @@ class Api:
         name = request.match_info["name"]
         nothing_in(await request.read())
         return answer(changes.Asked(name, self._commands.promote(name)), 202)
+
+    async def restart(self, request: web.Request) -> web.Response:
+        """Replace every replica by one of the same definition."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        name = request.match_info["name"]
+        nothing_in(await request.read())
+        return answer(changes.Asked(name, await self._commands.restart(name)), 202)
 
     async def gpu(self, request: web.Request) -> web.Response:
         """Mark a GPU as not to be used, or remove its mark."""

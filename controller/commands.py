@@ -107,6 +107,22 @@ class Commands:
         self._wake()
         return sentences
 
+    async def restart(self, service: str) -> str:
+        """Replace every replica by one of the same definition, as in a rollout that does not bake.
+
+        Raises InvalidRequest where another version than the files' runs, and what `deploy` raises.
+        """
+        self.known(service)
+        row = self._deployer.directions.rows.get(service)
+        if row is None or row.state.rollout is not None or row.state.stable != row.offered:
+            raise InvalidRequest(
+                f"{service}: it does not run the version of the files, or not alone, so it is not restarted; "
+                f"`pierhead deploy {service}` rolls that version out"
+            )
+        self._store.note_restart(service, f"{self._clock():.3f}")
+        sentences = await self.deploy([service], is_watched=False)
+        return f"its replicas are replaced: {sentences[service]}"
+
     async def roll_back(self, service: str, to: str | None) -> str:
         """Go back to an earlier version. Raises UnknownService, InvalidRequest, SpecError, StoreError, EngineError."""
         self.known(service)

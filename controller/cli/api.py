@@ -72,6 +72,10 @@ class Api:
         """End the watch over a rollout."""
         return self._asked(service, "promote", changes.Nothing())
 
+    def restart(self, service: str) -> changes.Asked:
+        """Replace every replica by one of the same definition."""
+        return self._asked(service, "restart", changes.Nothing())
+
     def mark(self, uuid: str, fault: str | None) -> changes.Marked:
         """Mark a GPU as faulty; None: take the mark away."""
         return read(changes.Marked, self._client.put(f"/api/v1/gpus/{segment(uuid)}", changes.Mark(fault)))

@@ -262,7 +262,8 @@ class ServiceSpec:
     definition_hash: str = ""
     """Hash of everything above that needs a new container when it changes (not of replicas, route or policies)."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Where a replica has a file as a secret or config, and a digest of its content."""
+    """Where a replica has a file as a secret or config, and a digest of its content; by RESTART, when an operator last
+    asked for other replicas of the same definition."""
     files_changed_at: float = field(default=0.0, compare=False)
     """When one of them last changed (unix time), also where its content is what it was."""
 
@@ -270,6 +271,9 @@ class ServiceSpec:
     def is_routed(self) -> bool:
         """Whether HAProxy routes requests to the service; only then it has a backend for it."""
         return self.route is not None or bool(self.grpc_services)
+
+
+RESTART = "restart"
 
 
 @dataclass(frozen=True, slots=True)

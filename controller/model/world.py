@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
-from .spec import GpuSlot, ServiceSpec, Spec, backend_name, socket_address
+from .spec import RESTART, GpuSlot, ServiceSpec, Spec, backend_name, socket_address
 
 
 class ContainerState(enum.StrEnum):
@@ -336,6 +336,16 @@ def current_version(spec: ServiceSpec, images: Mapping[str, str | None]) -> str 
     return version_of(spec.definition_hash, image_id, spec.files) if image_id else None
 
 
+def restarted(spec: Spec, restarts: Mapping[str, str]) -> Spec:
+    """The spec, in which services that an operator has restarted have another version than without that."""
+    again = {
+        name: replace(service, files={**service.files, RESTART: restarts[name]})
+        for name, service in spec.services.items()
+        if name in restarts
+    }
+    return replace(spec, services={**spec.services, **again}) if again else spec
+
+
 def adopting(spec: Spec, containers: Iterable[ReplicaContainer], images: Mapping[str, str | None]) -> Spec:
     """The spec, in which a service keeps the version of replicas that an earlier build made, which counts no files.
 
@@ -343,7 +353,7 @@ def adopting(spec: Spec, containers: Iterable[ReplicaContainer], images: Mapping
     """
     kept = {}
     for name, service in spec.services.items():
-        if service.files:
+        if service.files and RESTART not in service.files:
             bare = replace(service, files={})
             version = current_version(bare, images)
             made = [one.created_at for one in containers if (one.service, one.version) == (name, version)]

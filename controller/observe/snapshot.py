@@ -27,6 +27,7 @@ from ..model.world import (
     ServerState,
     adopting,
     current_version,
+    restarted,
 )
 from ..routing.base import Router, RoutingAction
 from ..storage.clock import ContainerTimes
@@ -189,7 +190,10 @@ class Observer:
             brake=brake,
             in_progress=in_progress,
         )
-        return Sight(adopting(spec, state.containers, state.images), observed, unseen)
+        return Sight(self._as_it_runs(spec, state), observed, unseen)
+
+    def _as_it_runs(self, spec: Spec, state: EngineState) -> Spec:
+        return adopting(restarted(spec, self._store.restarts), state.containers, state.images)
 
     def _kept_marks(self, reading: EngineReading, marks: Mapping[str, Retirement]) -> Mapping[str, Retirement]:
         """The retirements. The store forgets each with its container, which an earlier reading may still have."""
@@ -206,8 +210,7 @@ class Observer:
         retiring = self._store.retirements
         if before is None or is_new or before[1] is not spec or before[2] != retiring:
             state = reading.value.state
-            adopted = adopting(spec, state.containers, state.images)
-            outdated = outdated_containers(state.containers, adopted, state.images)
+            outdated = outdated_containers(state.containers, self._as_it_runs(spec, state), state.images)
             self._prober.sync(state.containers, spec.services, retiring, outdated)
             self._asked_for = reading, spec, retiring
         if before is None:

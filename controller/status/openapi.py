@@ -78,6 +78,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "rollback": Operation(changes.Asked, changes.Rollback),
     "abort": Operation(changes.Asked, changes.Nothing),
     "promote": Operation(changes.Asked, changes.Nothing),
+    "restart": Operation(changes.Asked, changes.Nothing),
     "deploy": Operation(changes.Deployed, changes.Deploy),
     "gpu": Operation(changes.Marked, changes.Mark),
     "nodes": Operation(services.Nodes),

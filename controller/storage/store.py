@@ -51,6 +51,7 @@ class Store:
         self._revisions: Kind[tuple[str, str], Revision] = Kind(rows, "revision", lambda row: Revision(**row), asdict)
         self._autoscaled: Kind[str, int] = Kind(rows, "autoscaled", int, _same)
         self._gpu_faults: Kind[str, GpuFault] = Kind(rows, "gpu_fault", lambda row: GpuFault(**row), asdict)
+        self._restarts: Kind[str, str] = Kind(rows, "restart", str, _same)
         self._seen_ready: Kind[str, float] = Kind(rows, "seen_ready", float, _same)
         self._last_seq = rows.last_seq
         self._events = {stored.seq: stored for stored in rows.events()}
@@ -93,6 +94,17 @@ class Store:
     def drop_override(self, service: str) -> None:
         """End a scale call: the compose files decide again. Raises StoreError."""
         self._overrides.drop(service, asked=True)
+
+    # ------------------------------------------------------------------------------------------------------- restarts
+
+    @property
+    def restarts(self) -> Mapping[str, str]:
+        """When an operator last restarted a service, as text, by service."""
+        return self._restarts.values
+
+    def note_restart(self, service: str, at: str) -> None:
+        """Keep a restart, which gives the service another version. Raises StoreError."""
+        self._restarts.put(service, at, asked=True)
 
     # ---------------------------------------------------------------------------------------------------- autoscaling
 

@@ -1,4 +1,4 @@
-"""Commands that request a change. Scale, deploy, rollback, abort and promote wait until it is carried out."""
+"""Commands that request a change. Scale and those of rollouts wait until it is carried out."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
     # "-1" must reach the check of N, which has one message for every wrong number, rather than be an unknown option.
     app.command(context_settings={"ignore_unknown_options": True})(scale)
     app.command("wait-ready")(wait_ready)
-    for command in (deploy, rollback, abort, promote, mark, unmark):
+    for command in (deploy, rollback, abort, promote, restart, mark, unmark):
         app.command()(command)
 
 
@@ -140,6 +140,11 @@ def abort(service: Service, timeout: Timeout = ROLLOUT_S, no_wait: NoWait = Fals
 def promote(service: Service, timeout: Timeout = ROLLOUT_S, no_wait: NoWait = False, output: Output = "text") -> None:
     """End the watch over a rollout's first batch: the rest follows."""
     _redirect(service, lambda api: api.promote(service), timeout, no_wait, output, reverting=False)
+
+
+def restart(service: Service, timeout: Timeout = ROLLOUT_S, no_wait: NoWait = False, output: Output = "text") -> None:
+    """Replace the replicas by others of the same version, as a rollout does, and wait."""
+    _redirect(service, lambda api: api.restart(service), timeout, no_wait, output, reverting=False)
 
 
 def _redirect(

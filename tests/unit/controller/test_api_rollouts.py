@@ -148,6 +148,7 @@ async def test_what_cannot_be_done_says_why(control: Control) -> None:
         ("services/web/rollback", b'{"to": "0"}', 400, "web: no record says how version 0 is made; known are "),
         ("services/web/abort", b"{}", 400, "web: no rollout is going on, so there is nothing to abort"),
         ("services/web/promote", b"{}", 400, "web: no version is being watched (BAKING)"),
+        ("services/wep/restart", b"{}", 404, "did you mean 'web'?"),
     ]
     async with serving(control) as client:
         await control.settled("web", 2)

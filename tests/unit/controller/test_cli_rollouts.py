@@ -48,7 +48,7 @@ class RolloutApi:
         application = web.Application()
         application.router.add_get("/api/v1/services", self.services)
         application.router.add_post("/api/v1/deploy", self.deploy)
-        application.router.add_post("/api/v1/services/ranker/{verb:rollback|abort|promote}", self.redirect)
+        application.router.add_post("/api/v1/services/ranker/{verb:rollback|abort|promote|restart}", self.redirect)
         async with TestServer(application) as server:
             yield Command(str(server.make_url("")).rstrip("/"))
 
@@ -101,6 +101,7 @@ async def test_a_deployment_goes_on_without_the_command() -> None:
         ("rollback ranker --to 1a2b3c4d", settled(), {"to": "1a2b3c4d"}),
         ("abort ranker", rolling(), {}),
         ("promote ranker", OLD, {}),
+        ("restart ranker", OLD, {}),
     ],
 )
 async def test_rollback_abort_and_promote(arguments: str, before: Service, body: dict[str, str]) -> None:
@@ -109,7 +110,7 @@ async def test_rollback_abort_and_promote(arguments: str, before: Service, body:
     async with api.served() as pierhead:
         done = await pierhead(*arguments.split())
         assert api.asked == [(f"/api/v1/services/ranker/{verb}", body)]
-        if verb == "promote":
+        if verb in ("promote", "restart"):
             assert done.code == 1, "it was to go on, and went back"
         else:
             assert (done.code, done.out) == (

@@ -86,6 +86,8 @@ async def test_changes_and_what_follows_them_have_its_shapes(control: Control) -
             assert (await checked(done, "scale"))["replicas"] == replicas
         await checked(await client.post("/api/v1/deploy", json={}), "deploy")
         await checked(await client.put("/api/v1/gpus/GPU-1", json={"fault": "loud fan"}), "gpu")
+        await checked(await client.post("/api/v1/services/web/restart", json={}), "restart")
+        await until(lambda: not is_rolling())
         control.source.edit(service("web", definition_hash="d2"), gpu_service("ranker", replicas=1))
         await until(is_rolling)
         assert (await checked(await client.get("/api/v1/services/web"), "service"))["rollout"]["phase"]

@@ -550,3 +550,38 @@ async def test_replicas_of_an_earlier_build_stay_while_their_files_do(control: C
         changed = web(files={TOKEN: "b"}, files_changed_at=created_at + 1)
         control.source.edit(changed)
         await stable_at(control, changed)
+
+
+async def test_a_restart_replaces_every_replica_once(control: Control) -> None:
+    """It is a rollout of the same definition that does not bake, and the next controller does not repeat it."""
+    service = web(files={TOKEN: "a"}, rollout=LONG)
+    control.source.edit(service)
+    async with control.running() as controller:
+        await stable_at(control, service)
+        before = set(control.engine.containers)
+        words = await controller.commands.restart("web")
+        assert words.startswith("its replicas are replaced: ")
+        await until(lambda: not phase(control) and not before & set(control.engine.containers))
+        await control.settled("web", 2)
+        after = set(control.engine.containers)
+        assert len(versions(control)) == 1
+    async with control.running() as controller:
+        await control.settled("web", 2)
+        await controller.loop.look_again()
+        assert set(control.engine.containers) == after
+        assert phase(control) == ""
+
+
+async def test_what_runs_another_version_than_the_files_is_not_restarted(control: Control) -> None:
+    """It would begin the version of the files, which was not asked for."""
+    async with control.running() as controller:
+        await stable_at(control, web())
+        control.source.edit(web("d2", rollout=LONG))
+        await until(lambda: phase(control) == "BAKING")
+        with pytest.raises(InvalidRequest, match="it does not run the version of the files, or not alone"):
+            await controller.commands.restart("web")
+        controller.commands.abort("web")
+        await until(lambda: not phase(control))
+        with pytest.raises(InvalidRequest, match="pierhead deploy web"):
+            await controller.commands.restart("web")
+        assert dict(control.store.restarts) == {}
