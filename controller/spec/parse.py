@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pierhead.compose_names import image_name
-from pierhead.serve_block import AutoscaleBlock, ServeBlock
+from pierhead.serve_block import DRAIN_MARGIN_S, AutoscaleBlock, ServeBlock
 
 from ..errors import SpecError
 from ..model.spec import (
@@ -44,8 +44,6 @@ from .translate import translate
 CONTROLLER_SERVICE = "controller"
 ENGINE_VARIABLE = "PIERHEAD_ENGINE"
 _NO_DIALECTS: Mapping[str, Dialect] = MappingProxyType({})
-DRAIN_MARGIN_S = 5.0
-"""Between the longest request and the end of the drain, where graceful_shutdown_timeout_s is not written."""
 STOP_MARGIN_S = 10.0
 """Between the end of the drain and SIGKILL, where stop_grace_period is not written."""
 

@@ -25,6 +25,8 @@ AccessLogWord = Literal["sampled", "all", "off"]
 DEFAULT_POLICY: Final = "power_of_two"
 """How callers choose among a service's replicas by default."""
 DEFAULT_PORTS: Final[Mapping[Protocol, int]] = {"http": 8080, "grpc": 50051}
+DRAIN_MARGIN_S: Final = 5.0
+"""Between the longest request and the end of the drain, where graceful_shutdown_timeout_s is not written."""
 
 Said = TypeVar("Said")
 

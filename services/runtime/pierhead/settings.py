@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args
 
 from pierhead.environment import Environment, integer_from
 from pierhead.serve_block import (
+    DEFAULT_PORTS,
     BackpressureBlock,
     Between,
     Key,
@@ -45,8 +46,7 @@ def read_user_config(text: str | bytes) -> Mapping[str, Any]:
 
 B = TypeVar("B", bound=KeyBlock)
 
-DEFAULT_GRPC_PORT = 50051
-DEFAULT_HTTP_PORT = 8080
+DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT = DEFAULT_PORTS["grpc"], DEFAULT_PORTS["http"]
 DEFAULT_ADMIN_PORT = 9100
 DEFAULT_DRAIN_S = 20.0
 DEFAULT_ACCESS_LOG = "sampled"

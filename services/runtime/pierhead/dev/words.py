@@ -9,14 +9,11 @@ from typing import Any, Final, TypeAlias, get_origin, get_type_hints
 
 from pierhead.classes.service import Bound
 from pierhead.errors import SettingsError
-from pierhead.serve_block import XServe, variable_text, variables
+from pierhead.serve_block import DRAIN_MARGIN_S, XServe, variable_text, variables
 from pierhead.settings import Settings
 
 Words: TypeAlias = "Mapping[str, Any]"
 """An `x-serve` block as it is written."""
-
-DRAIN_MARGIN_S = 5.0
-"""Between the longest request and the end of a drain, as the controller has it."""
 
 _EXPECTED: Final = {
     int: "an integer",
