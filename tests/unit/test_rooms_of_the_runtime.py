@@ -51,6 +51,7 @@ FOR_EVERY_ROOM = {
     "pierhead.interrupt",
     "pierhead.json_data",
     "pierhead.metrics",
+    "pierhead.raised",
     "pierhead.request",
     "pierhead.routing_stats",
     "pierhead.serve_block",

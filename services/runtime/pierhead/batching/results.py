@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from pierhead.batching.run import Arrival, BatchRunner, RunningBatch
 from pierhead.errors import Backpressure
+from pierhead.raised import holdable
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -48,7 +49,7 @@ class _Caller(Arrival):
         if isinstance(error, asyncio.CancelledError):
             self.future.cancel()
         elif not self.future.done():
-            self.future.set_exception(error)
+            self.future.set_exception(holdable(error))
 
 
 class Batcher(BatchRunner[_Caller], Generic[T, R]):

@@ -28,6 +28,7 @@ from pierhead.batching.window import BatchLimits, BatchWindow, Member
 from pierhead.errors import DeadlineExceeded
 from pierhead.memory import process
 from pierhead.memory.scope import SCOPE, join
+from pierhead.raised import is_answerable
 from pierhead.request import CURRENT, RequestContext
 
 T = TypeVar("T")
@@ -157,7 +158,7 @@ class BatchRunner(ABC, Generic[A]):
             return 1
         try:
             found = self._rows_of(item)
-        except Exception as error:
+        except BaseException as error:
             error.add_note(f"raised by batch_size_fn of {self._name}: it is given one item, not the list of them")
             raise
         try:
@@ -257,7 +258,9 @@ class BatchRunner(ABC, Generic[A]):
         started = self._clock()
         try:
             await self._compute(batch, members)
-        except Exception as error:
+        except BaseException as error:
+            if not is_answerable(error):
+                raise
             if not batch._fail(error):
                 logger.warning("%s failed after all of its callers had left", self._name, exc_info=error)
         finally:

@@ -9,6 +9,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Final
 
+from pierhead.raised import holdable
 from pierhead.settings import Settings
 
 _LEAST: Final = 32
@@ -26,7 +27,7 @@ async def in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) 
 
     Cancellation waits for the function's end: until then its request is in flight.
     """
-    call = partial(copy_context().run, function, *args, **kwargs)
+    call = partial(copy_context().run, called, function, *args, **kwargs)
     running = asyncio.get_running_loop().run_in_executor(None, call)
     try:
         return await asyncio.shield(running)
@@ -34,3 +35,11 @@ async def in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) 
         if not running.cancel():  # it has begun
             await asyncio.wait([running])
         raise
+
+
+def called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """What a function returns or raises, as a future can hold it."""
+    try:
+        return function(*args, **kwargs)
+    except (StopIteration, GeneratorExit) as error:
+        raise holdable(error) from error

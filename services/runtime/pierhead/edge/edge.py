@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import traceback
 from typing import Final
@@ -27,18 +26,6 @@ _LOGGED_AS = "_pierhead_error_id"
 
 REFUSAL_REASONS = ("overloaded", "draining")
 """The values of `pierhead-refused` and of the metric's label."""
-
-
-def is_answerable(error: BaseException) -> bool:
-    """Whether a client waits for the answer to `error`: not when the request's task is being cancelled.
-
-    A CancelledError without a cancellation comes from a future of the service itself; it needs an answer, or the caller
-    would wait until its deadline.
-    """
-    if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
-        return task is not None and not task.cancelling()
-    return isinstance(error, Exception)
 
 
 def _first_known(exception: BaseException) -> BaseException:

@@ -11,13 +11,14 @@ from typing import Any, NoReturn, cast
 
 import grpc
 
-from pierhead.edge.edge import Edge, is_answerable, too_long
+from pierhead.edge.edge import Edge, too_long
 from pierhead.edge.methods import Context, ServedMethod
 from pierhead.errors import ONGOING_KEY, REFUSED_KEY, PierheadError
 from pierhead.held import HELD, MODELS_KEY
 from pierhead.memory import process
 from pierhead.memory.scope import SCOPE
 from pierhead.memory.sharing import LINK_KEY, Sharing, around, serving
+from pierhead.raised import is_answerable
 from pierhead.request import CURRENT, RequestContext, from_metadata
 from pierhead.routing_stats import STATS, STATS_KEY
 

@@ -20,6 +20,7 @@ from pierhead.http.asgi_errors import EDGE_KEY, answer_errors
 from pierhead.http.asgi_exchange import Exchange, HttpExchange, Receive, Scope, Send, SocketExchange
 from pierhead.http.constants import CLIENT_LEFT
 from pierhead.http.visit import Visit
+from pierhead.raised import end_process, is_answerable
 from pierhead.request import MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, TIMEOUT_KEY, TRACEPARENT_KEY
 
 logger = logging.getLogger("pierhead")
@@ -116,12 +117,13 @@ class AsgiEdge:
             visit.end(label_of(scope, code), code)
 
     async def _failed(self, scope: Scope, exchange: Exchange, visit: Visit, error: BaseException) -> None:
-        if exchange.gone and (isinstance(error, Exception) or exchange.is_own(error)):
+        if exchange.gone and (exchange.is_own(error) or is_answerable(error)):
             logger.debug("an application ended as its client had left", exc_info=error)
             return
         label = label_of(scope, exchange.status)
         known = visit.known(error, label)
         if known is None:
+            end_process(error)
             if not self._edge.admission.draining:
                 raise error
             # The drain is over and the server cancels the remaining requests. How much was done is unknown.

@@ -90,7 +90,7 @@ async def sse(
     stream = _Stream(request, source, encode, status, {**HEADERS, **(headers or {})})
     try:
         await stream.run(end)
-    except (Exception, asyncio.CancelledError) as error:
+    except BaseException as error:
         visit = request.get(VISIT)  # None: not served by a replica
         left = request.transport is None or request.transport.is_closing()
         known = visit.known(error, _name(request)) if stream.begun and visit is not None and not left else None

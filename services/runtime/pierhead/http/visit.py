@@ -18,11 +18,12 @@ import time
 from collections.abc import Callable
 
 from pierhead.deadlines import LONGEST_S, Deadline, Deadlines
-from pierhead.edge.edge import Edge, is_answerable
+from pierhead.edge.edge import Edge
 from pierhead.errors import BadRequest, BodyTimeout, DeadlineExceeded, PierheadError
 from pierhead.memory import process
 from pierhead.memory.scope import SCOPE
 from pierhead.memory.sharing import Sharing, serving
+from pierhead.raised import is_answerable
 from pierhead.request import (
     CURRENT,
     MODEL_KEY,

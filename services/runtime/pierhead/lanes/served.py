@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
-from pierhead.edge.edge import is_answerable, too_long
+from pierhead.edge.edge import too_long
 from pierhead.errors import MAX_DETAILS, clip
 from pierhead.lane.v1.lane_pb2 import Frame
 from pierhead.lanes.calls import STATUS
@@ -22,6 +22,7 @@ from pierhead.lanes.window import SendWindow
 from pierhead.memory import process
 from pierhead.memory.scope import SCOPE
 from pierhead.memory.sharing import Sharing, around, serving
+from pierhead.raised import is_answerable
 from pierhead.request import CURRENT, REQUEST_ID_KEY, InsideRequest, RequestContext, accept_id, from_metadata
 
 if TYPE_CHECKING:
@@ -118,9 +119,7 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
                 code = _status(self._code).name
         except BaseException as error:
             code = self._end_ill(error)
-            if isinstance(error, asyncio.CancelledError) and self.task.cancelling() and not self._late:
-                raise
-            if not isinstance(error, Exception | asyncio.CancelledError):
+            if not (is_answerable(error) or (self._late and isinstance(error, asyncio.CancelledError))):
                 raise
         finally:
             self._finished(code)

@@ -29,6 +29,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 from pierhead import metrics as runtime_metrics
 from pierhead.errors import Backpressure, Unavailable
 from pierhead.held import Held
+from pierhead.raised import holdable, is_answerable
 from pierhead.request import CURRENT
 
 M = TypeVar("M")
@@ -70,7 +71,7 @@ class Entry(Generic[M]):
         """End the wait of all callers: it is loaded, or it failed with `error`."""
         for waiter in self.waiters:
             if not waiter.done():
-                waiter.set_result(None) if error is None else waiter.set_exception(error)
+                waiter.set_result(None) if error is None else waiter.set_exception(holdable(error))
 
 
 class ModelCache(Generic[M]):
@@ -301,7 +302,9 @@ class ModelCache(Generic[M]):
                 result = close()
                 if inspect.isawaitable(result):
                     await result
-        except Exception:
+        except BaseException as error:
+            if not is_answerable(error):
+                raise
             logger.exception('%s: closing model "%s" failed; its place is given to another', self._name, model_id)
 
     def _run(

@@ -8,7 +8,6 @@ load and taking it. The call keeps what `rank` returned, and `choose` goes by it
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import logging
@@ -22,6 +21,7 @@ from pierhead.policies.balanced import PowerOfTwo
 from pierhead.policies.hash_ring import position
 from pierhead.policies.policy import Candidate, Policy, RoutedCall
 from pierhead.policies.registry import make_policy
+from pierhead.raised import is_answerable
 from pierhead.request import new_request_id
 from pierhead.serve_block import DEFAULT_POLICY
 
@@ -106,7 +106,7 @@ class Router:
                 chosen = self._best(ranks_of(chosen, candidates), candidates, call)
         except Unranked:
             raise
-        except Exception as error:
+        except BaseException as error:
             self._failed("choose", error)
         return chosen
 
@@ -124,12 +124,7 @@ class Router:
             if inspect.isawaitable(chosen):  # else the service has named another policy a moment ago
                 chosen = await chosen
             return ranks_of(chosen, candidates)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            self._failed("choose", error)  # what it waited for was cancelled
-        except Exception as error:
+        except BaseException as error:
             self._failed("choose", error)
 
     def _by_ranks(self, candidates: Sequence[C], call: Any) -> C:
@@ -152,7 +147,7 @@ class Router:
         assert self._on_routed is not None  # noqa: S101
         try:
             self._on_routed(candidate, call)
-        except Exception as error:
+        except BaseException as error:
             self._failed("on_routed", error)
 
     def replica_gone(self, name: str) -> None:
@@ -160,11 +155,18 @@ class Router:
         if self._on_replica_gone is not None:
             try:
                 self._on_replica_gone(name)
-            except Exception:
+            except BaseException as error:
+                if not is_answerable(error):
+                    raise
                 logger.exception('policy "%s": on_replica_gone("%s") raised', self._name, name)
 
     def _failed(self, method: str, error: BaseException) -> NoReturn:
-        """Raise the error for the caller; the log has the traceback under its id, as for any exception of user code."""
+        """Raise the error for the caller; the log has the traceback under its id, as for any exception of user code.
+
+        Raises `error` itself where it is none: the caller is cancelled.
+        """
+        if not is_answerable(error):
+            raise error
         error_id = new_request_id()
         what = f'policy "{self._name}": {method} failed: {type(error).__name__}: {error}'
         logger.error("%s [error id %s]", what, error_id, exc_info=error)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from pierhead.raised import is_answerable
 from pierhead.rayserve.config import HTTPOptions, gRPCOptions, made
 from pierhead.rayserve.context import DEFAULT_APPLICATION, DeploymentID, current_replica
 from pierhead.rayserve.deployment import Application
@@ -98,7 +99,9 @@ class Instance:
             if former is not None:
                 await former.close()
             failed = await application.start()
-        except Exception as error:
+        except BaseException as error:
+            if not is_answerable(error):
+                raise
             await self.delete(target.name)
             raise RuntimeError(f"Deploying application {target.name} failed: {error!r}") from error
         for why in failed.values():

@@ -16,6 +16,7 @@ from inspect import Signature, isasyncgenfunction, iscoroutinefunction, signatur
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from pierhead.raised import holdable
 from pierhead.rayserve.context import (
     _get_serve_request_context,
     _RequestContext,
@@ -46,7 +47,7 @@ class _Waiting:
 
     def fail(self, error: BaseException) -> None:
         if not self.future.done():
-            self.future.set_exception(error)
+            self.future.set_exception(holdable(error))
 
 
 class _Stream(_Waiting):
@@ -177,7 +178,7 @@ class _Batches:
                 return float(self._size_fn([next(iter((*each.args, *each.kwargs.values()))) for each in batch]))
             except StopIteration as error:  # no future can hold it
                 batch.pop().fail(RuntimeError(f"batch_size_fn raised {error!r}"))
-            except Exception as error:
+            except BaseException as error:
                 batch.pop().fail(error)
         return len(batch)
 
@@ -197,7 +198,7 @@ class _Batches:
         try:
             with batch_of(tuple(each.request for each in batch)):
                 await self._compute(batch)
-        except (Exception, asyncio.CancelledError, SystemExit) as error:  # user code raises the latter ones too
+        except BaseException as error:  # of user code, exits too
             for each in batch:
                 each.fail(error)
             task = asyncio.current_task()

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, Final
 
 from pierhead.policies.router import Router, report_default
+from pierhead.raised import is_answerable
 from pierhead.rayserve.context import DeploymentID, ReplicaContext, ReplicaID
 from pierhead.rayserve.deployment import BuiltDeployment
 from pierhead.rayserve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
@@ -152,8 +153,10 @@ class EngineDeployment:
             async with asyncio.TaskGroup() as starting:
                 for rank in range(self._built.options.first_replicas):
                     starting.create_task(self._add_replica(rank))
-        except Exception as errors:
-            error = errors.exceptions[0] if isinstance(errors, ExceptionGroup) else errors
+        except BaseException as errors:
+            error = errors.exceptions[0] if isinstance(errors, BaseExceptionGroup) else errors
+            if not is_answerable(error):
+                raise
             self._failure = f"a replica did not start: {error!r}"
             await self.close()
             raise error from error.__cause__
@@ -177,7 +180,7 @@ class EngineDeployment:
             except BaseException as error:
                 if has_started:
                     await self._end(servant)
-                if not isinstance(error, Exception) or attempt == _TRIES:
+                if not is_answerable(error) or attempt == _TRIES:
                     raise
                 logger.exception("%s: a replica did not start; it is tried again", self.id)
             else:
@@ -232,7 +235,9 @@ class EngineDeployment:
                 async with asyncio.timeout(options.health_check_timeout_s or None):
                     await replica.servant.check_health()
                 failures = 0
-            except Exception:
+            except BaseException as error:
+                if not is_answerable(error):
+                    raise
                 failures += 1
                 logger.exception("%s: check_health has failed %d times", self.id, failures)
         rank = replica.servant.context.rank.rank
@@ -249,7 +254,9 @@ class EngineDeployment:
         while True:
             try:
                 return await self._start_replica(rank)
-            except Exception:
+            except BaseException as error:
+                if not is_answerable(error):
+                    raise
                 logger.exception("%s: a replacement did not start; it is tried again in %g s", self.id, _PAUSE_S)
             await asyncio.sleep(_PAUSE_S)
 
@@ -284,7 +291,9 @@ class EngineDeployment:
     async def _end(self, servant: Servant) -> None:
         try:
             await servant.close()
-        except Exception:
+        except BaseException as error:
+            if not is_answerable(error):
+                raise
             logger.exception("%s: a replica did not end well", self.id)
 
     def status(self) -> DeploymentStatusOverview:
@@ -340,7 +349,7 @@ class EngineDeployment:
         if self._router.watches_calls:
             try:
                 self._router.routed(replica, waiter)
-            except Exception:
+            except BaseException:
                 self.release(replica)
                 raise
         return replica
@@ -445,15 +454,8 @@ class EngineDeployment:
         args, kwargs = given
         try:
             return copied(await replica.servant.call(call, args, kwargs))
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise RequestCancelledError(call.request_id) from None  # user code has raised it
-        except Exception as error:
-            if self._raises_as_is:
-                raise
-            failed = failure_of(error).error()
+        except BaseException as error:
+            failed = self._failed(error, call)
         raise failed
 
     async def stream(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AsyncIterator[Any]:
@@ -464,21 +466,26 @@ class EngineDeployment:
         try:
             async for item in items:
                 yield copied(item)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+        except BaseException as error:
+            if type(error) is GeneratorExit:  # this stream is closed
                 raise
-            failed: Exception = RequestCancelledError(call.request_id)
-        except Exception as error:
-            if self._raises_as_is:
-                raise
-            failed = failure_of(error).error()
+            failed = self._failed(error, call)
         else:
             return
         finally:
             await items.aclose()  # type: ignore[attr-defined]
             self.release(replica)
         raise failed
+
+    def _failed(self, error: BaseException, call: RemoteCall) -> Exception:
+        """The error for the caller of user code that has raised `error`. Raises `error` where it passes."""
+        if not is_answerable(error):
+            raise error
+        if isinstance(error, asyncio.CancelledError):
+            return RequestCancelledError(call.request_id)
+        if self._raises_as_is:
+            raise error
+        return failure_of(error).error()
 
     async def broadcast(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """See Dispatcher."""

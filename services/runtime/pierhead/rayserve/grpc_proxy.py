@@ -16,6 +16,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from pierhead.edge.grpc_server import SERVER_OPTIONS
 from pierhead.errors import MAX_DETAILS, clip
+from pierhead.raised import is_answerable
 from pierhead.rayserve.config import gRPCOptions
 from pierhead.rayserve.context import _RequestContext, _serve_request_context
 from pierhead.rayserve.engine import EngineApplication
@@ -81,7 +82,9 @@ class RayServeGrpc:
                 async with aclosing(call.items(given, self._options.request_timeout_s)) as items:
                     async for item in items:
                         yield item
-            except Exception as error:
+            except BaseException as error:
+                if type(error) is GeneratorExit or isinstance(error, grpc.aio.AbortError) or not is_answerable(error):
+                    raise
                 await self._abort(context, error, call.context)
             finally:
                 if handler.request_streaming:
@@ -114,7 +117,7 @@ class RayServeGrpc:
             raise AssertionError("abort raises")
         return _Call(application, method, metadata, context, request_id, stream=stream)
 
-    async def _abort(self, context: Any, error: Exception, own: RayServegRPCContext) -> None:
+    async def _abort(self, context: Any, error: BaseException, own: RayServegRPCContext) -> None:
         words = str(error)
         if isinstance(error, TimeoutError):
             code = grpc.StatusCode.DEADLINE_EXCEEDED

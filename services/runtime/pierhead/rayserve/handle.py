@@ -16,6 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from pierhead.raised import is_answerable
 from pierhead.rayserve.context import (
     CHILDREN,
     DEFAULT_APPLICATION,
@@ -247,7 +248,9 @@ async def _fill(
         async with aclosing(dispatcher.stream(call, args, kwargs)) as stream:  # type: ignore[type-var]
             async for item in stream:
                 await items.put(item)
-    except Exception as error:
+    except BaseException as error:
+        if not is_answerable(error):
+            raise
         items.error = error
     finally:
         items.end()

@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Any, Final
 
 from pierhead.held import HELD
+from pierhead.raised import is_answerable
 from pierhead.rayserve.context import ReplicaContext, current_replica
 
 logger = logging.getLogger("ray.serve")
@@ -63,7 +64,9 @@ class ReplicaModels:
         while self._models:
             try:
                 await self._unload_one()
-            except Exception:
+            except BaseException as error:
+                if not is_answerable(error):
+                    raise
                 logger.exception("a model could not be unloaded")
 
     async def _unload_one(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from pierhead.errors import SettingsError
+from pierhead.raised import is_answerable
 from pierhead.rayserve.config import HTTPOptions
 from pierhead.rayserve.engine import EngineApplication
 from pierhead.rayserve.handle import RemoteCall
@@ -125,7 +126,9 @@ class RayServeProxy:
         )
         try:
             replica = await deployment.acquire(call)
-        except Exception as error:
+        except BaseException as error:
+            if not is_answerable(error):
+                raise
             status, text, headers = words_of(error)
             await _send_all(messages_of(text, status, headers), client.send)
             return

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 from pierhead.errors import SettingsError
+from pierhead.raised import is_answerable
 from pierhead.rayserve.context import _RequestContext
 from pierhead.rayserve.exceptions import BackPressureError, DeploymentUnavailableError
 from pierhead.rayserve.servant import Servant
@@ -119,7 +120,9 @@ async def _serve_plain(servant: Servant, scope: Scope, receive: Receive, send: S
             await result(scope, receive, send)
             return
         messages = [] if inspect.isasyncgen(result) or inspect.isgenerator(result) else messages_of(result)
-    except Exception as error:
+    except BaseException as error:
+        if not is_answerable(error):
+            raise
         status, text, headers = words_of(error)
         answer = Response(text, status_code=status)
         answer.raw_headers.extend(headers)

@@ -16,6 +16,8 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Final
 
+from pierhead.classes.threads import called
+from pierhead.raised import as_holdable, is_answerable
 from pierhead.rayserve.context import (
     ReplicaContext,
     _RequestContext,
@@ -155,7 +157,9 @@ class Servant:
         if end is not None and not inspect.isfunction(self._object):
             try:
                 await _awaited(end())
-            except Exception:
+            except BaseException as error:
+                if not is_answerable(error):
+                    raise
                 logger.exception("%s: __del__ raised", self.built.name)
             _without_del(self._object)
         for models in models_of(self.context):
@@ -203,7 +207,9 @@ class Servant:
             try:
                 async with asyncio.timeout(config.request_routing_stats_timeout_s):
                     put(await self._inside(self._run, hook, (), {}) or {})
-            except Exception:
+            except BaseException as error:
+                if not is_answerable(error):
+                    raise
                 logger.exception("%s: record_routing_stats failed", self.built.name)
 
     # ---- calls
@@ -308,18 +314,15 @@ class Servant:
 
     async def _in_thread(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """A function in a thread. Cancellation waits for its end: until then its request is in flight."""
-        work = partial(copy_context().run, partial(_without_stop, function), *args, **kwargs)
+        work = partial(copy_context().run, partial(called, function), *args, **kwargs)
         submitted = self._threads.submit(work)
         running = asyncio.wrap_future(submitted)
         try:
-            result, stop = await asyncio.shield(running)
+            return await asyncio.shield(running)
         except asyncio.CancelledError:
             if not submitted.cancel():
                 await asyncio.wait([running])
             raise
-        if stop is not None:
-            raise RuntimeError("coroutine raised StopIteration") from stop
-        return result
 
     async def _request(self, request: _RequestContext, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Run a coroutine function as user code of a request; the request's own calls are cancelled with it."""
@@ -342,7 +345,7 @@ class Servant:
 
     async def _coroutine(self, function: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> Any:
         try:
-            return await function(*args)
+            return await as_holdable(function(*args))
         except SystemExit as error:
             if not self._shares_process:
                 raise
@@ -371,14 +374,6 @@ async def _awaited(result: Any) -> Any:
 
 def _yields(function: Callable[..., Any]) -> bool:
     return inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
-
-
-def _without_stop(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, StopIteration | None]:
-    """No future can hold a StopIteration."""
-    try:
-        return function(*args, **kwargs), None
-    except StopIteration as stop:
-        return None, stop
 
 
 def _exhaust(

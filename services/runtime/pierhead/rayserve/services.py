@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, cast
 from pierhead.classes.handles import handle_to, options
 from pierhead.classes.service import Bound, Service, name_of
 from pierhead.errors import Backpressure, DeadlineExceeded, NoReplica, PierheadError
+from pierhead.raised import is_answerable
 from pierhead.rayserve.context import (
     DEFAULT_APPLICATION,
     DeploymentID,
@@ -137,13 +138,11 @@ class RayDeployment(Service):
         reply: Any
         try:
             reply = (True, await self._servant.call(call, args, kwargs))
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+        except BaseException as error:
+            if not is_answerable(error):
                 raise
-            reply = (False, failure_of(RequestCancelledError(call.request_id)))
-        except Exception as error:
-            reply = (False, failure_of(error))
+            own = isinstance(error, asyncio.CancelledError)
+            reply = (False, failure_of(RequestCancelledError(call.request_id) if own else error))
         return self._sealed(reply)
 
     async def stream(self, request: bytes) -> AsyncIterator[bytes]:
@@ -154,7 +153,9 @@ class RayDeployment(Service):
         try:
             async for item in items:
                 yield self._sealed((True, item))
-        except Exception as error:
+        except BaseException as error:
+            if type(error) is GeneratorExit or not is_answerable(error):  # this stream is closed
+                raise
             yield self._sealed((False, failure_of(error)))
         finally:
             await items.aclose()  # type: ignore[attr-defined]
@@ -195,7 +196,9 @@ class RayDeployment(Service):
 
         try:
             await serve_request(self._servant, request, scope, watched, noted)
-        except Exception as error:
+        except BaseException as error:
+            if not is_answerable(error):
+                raise
             if started or scope["type"] != "http":
                 logger.warning("Request %s failed", request_id, exc_info=error)
                 if not started:

@@ -157,7 +157,7 @@ class HealthWatch:
         for name, check in self._checks:
             try:
                 await self._run_check(check)
-            except Exception as error:
+            except BaseException as error:
                 error.add_note(f"raised by {name}.check_health")
                 raise
 

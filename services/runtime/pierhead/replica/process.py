@@ -14,6 +14,7 @@ from pierhead.classes.threads import allow_threads
 from pierhead.edge import logs
 from pierhead.errors import PierheadError, SettingsError
 from pierhead.multiplex.multiplexed import close_models
+from pierhead.raised import is_answerable
 from pierhead.replica.server import ReplicaServer
 from pierhead.replica.watchdog import Watchdog
 from pierhead.settings import Settings
@@ -49,7 +50,9 @@ def serve(*parts: object, settings: Settings | None = None) -> None:
             "%s could not be served: %s", settings.service or "the service", error, exc_info=error.__cause__
         )
         raise SystemExit(1) from None
-    except Exception as error:
+    except BaseException as error:
+        if not is_answerable(error):
+            raise
         name = settings.service or "the service"
         logger.exception("%s could not be served: %s", name, where(error))  # noqa: TRY401 - with the line of the code
         raise SystemExit(1) from None

@@ -25,12 +25,13 @@ from pierhead.classes.parts import with_applications
 from pierhead.classes.service import Service
 from pierhead.edge import logs
 from pierhead.edge.admission import Admission
-from pierhead.edge.edge import REFUSAL_REASONS, Edge, is_answerable
+from pierhead.edge.edge import REFUSAL_REASONS, Edge
 from pierhead.edge.grpc_server import SERVER_OPTIONS, register
 from pierhead.edge.methods import is_servicer, methods_of, pools_of
 from pierhead.errors import SettingsError, cannot_listen
 from pierhead.lanes.server import Lanes
 from pierhead.memory.meeting import SharedMemory, share_memory
+from pierhead.raised import as_holdable, is_answerable
 from pierhead.replica.admin import AdminServer, Readiness, State, admin_pages, admin_takers
 from pierhead.replica.health import Check, HealthWatch, Load, checks_of
 from pierhead.replica.reflection import JoinedPools
@@ -291,13 +292,13 @@ class ReplicaServer:
         if self._user is not None:
             await self._user.run(check)
         else:  # in a task of its own, whose end releases its models
-            await asyncio.ensure_future(check())
+            await asyncio.ensure_future(as_holdable(check()))
 
     async def _run_hook(self, hook: Hook, config: object) -> None:
         if self._user is not None:
             await self._user.run(call_hook, hook, config)
         else:
-            await asyncio.ensure_future(call_hook(hook, config))
+            await asyncio.ensure_future(as_holdable(call_hook(hook, config)))
 
     async def _stay_configured(self) -> None:
         await self.ready.wait()

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from pierhead.raised import is_answerable
 from pierhead.settings import NO_USER_CONFIG, read_user_config
 
 logger = logging.getLogger("pierhead")
@@ -150,7 +151,9 @@ class UserConfig:
                 logger.error("%s: %s", refused, self._error)  # noqa: TRY400 - nothing was raised
                 await self._take_back(number, limit_s)
                 return
-            except Exception as error:
+            except BaseException as error:
+                if not is_answerable(error):
+                    raise
                 self._note(text, f"{name}.reconfigure raised {type(error).__name__}: {error}")
                 logger.exception("%s: %s.reconfigure raised", refused, name)
                 await self._take_back(number, limit_s)
@@ -192,7 +195,9 @@ class UserConfig:
         for name, hook in self._hooks[:count]:
             try:
                 await self._call(hook, self._applied, limit_s)
-            except Exception:
+            except BaseException as error:
+                if not is_answerable(error):
+                    raise
                 logger.exception("%s.reconfigure raised for the former user_config, too", name)
 
     def _note(self, text: str, error: str) -> None:

@@ -17,6 +17,8 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, Generic, TypeVar, cast
 
+from pierhead.raised import holdable, is_answerable
+
 logger = logging.getLogger("pierhead")
 
 T = TypeVar("T")
@@ -118,9 +120,9 @@ class Crossing(Generic[T]):
         elif task.cancelled():
             outcome.cancel()
         elif (error := task.exception()) is not None:
-            if not isinstance(error, Exception):  # SystemExit: it has ended that loop, and must not end this one
+            if not is_answerable(error):  # it has ended that loop, and must not end this one
                 error = RuntimeError(f"{error!r} ended the event loop that it was raised in")
-            outcome.set_exception(error)
+            outcome.set_exception(holdable(error))
         else:
             outcome.set_result(task.result())
 
