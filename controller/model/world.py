@@ -105,6 +105,8 @@ class ReplicaContainer:
     reported_draining: bool = False
     ongoing: int | None = None
     """Calls in flight, as the replica reports them; None if it reports none (an image without the runtime)."""
+    lasting: int = 0
+    """How many of these only a drain ends, as the replica reports them: WebSockets, endless streams."""
     ongoing_at: float | None = None
     """When `ongoing` was read."""
     queued: int | None = None

@@ -77,6 +77,7 @@ class Reading:
     """It is not ready, and reports that it cannot become ready by itself."""
     stage: str = ""
     """What its start is doing, as it reports it: "loading weights"."""
+    lasting: int | None = None
 
 
 NOT_ASKED = Reading(ok=False, detail="not asked yet")
@@ -110,6 +111,7 @@ class Verdict:
             health_detail=self.detail,
             reported_draining=reading.draining,
             ongoing=reading.ongoing,
+            lasting=reading.lasting or 0,
             ongoing_at=self.read_at if reading.ongoing is not None else None,
             queued=reading.queued,
             waiting=reading.waiting,
@@ -565,6 +567,7 @@ def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
         _published(report.get("stats"), report.get("stats_version")),
         not ok and not draining and report.get("broken") is True,
         told(stage) if not ok and isinstance(stage := report.get("stage"), str) else "",
+        _count(report.get("lasting")),
     )
 
 

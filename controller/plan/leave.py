@@ -84,13 +84,16 @@ def _drained(
     routed = outlook.spec is not None and outlook.spec.is_routed
     if routed and not draft.routing_usable:
         return None  # HAProxy is being restarted or reloaded: whether it still sends requests here cannot be known
-    if server and (server.state.takes_requests or server.sessions or server.queued):
+    if server and (server.state.takes_requests or server.sessions > container.lasting or server.queued):
         return None
     stay_s = outlook.spec.graceful_shutdown_wait_loop_s if outlook.spec else None
     if container.ongoing is not None and container.ongoing_at is not None:
         # The count must be fresh: callers that had not received the drain yet may have begun requests meanwhile.
         fresh = container.ongoing_at >= retirement.draining_since + (PROPAGATION_S if stay_s is None else stay_s)
-        return "nothing in flight" if fresh and container.ongoing == 0 else None
+        if not fresh or container.ongoing > container.lasting:
+            return None
+        # At SIGTERM the runtime closes them: clients connect again, to another replica.
+        return f"nothing in flight{_lasting(container.lasting)}"
     if outlook.spec is None:
         return (
             None  # its backend is gone: a replaced worker of HAProxy finishes its requests and cannot be asked for them
@@ -99,6 +102,10 @@ def _drained(
     if waited_s < least_s:
         return None
     return "HAProxy counts nothing in flight" if routed else f"it has drained for {least_s:g} s"
+
+
+def _lasting(count: int) -> str:
+    return f" but {count} WebSockets or endless streams, which it ends" if count else ""
 
 
 def _may_be_at_work(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook) -> bool:

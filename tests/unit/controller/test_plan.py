@@ -217,6 +217,12 @@ PATIENT = gpu_service(graceful_shutdown_wait_loop_s=5.0)
 LEAVING: dict[str, tuple[ServiceSpec, Observed, str]] = {
     "idle": (RANKER, leaving(RANKER), f"#1 send SIGTERM to p-ranker-{RV}-2: {WHY_ONE_LESS}; {QUIET}"),
     "it has calls": (WEB, leaving(WEB, ongoing=3, sessions=3), NOTHING),
+    "it has WebSockets alone": (
+        WEB,
+        leaving(WEB, ongoing=3, lasting=3, sessions=3),
+        "in flight but 3 WebSockets or endless",
+    ),
+    "it has WebSockets and a call": (WEB, leaving(WEB, ongoing=3, lasting=2, sessions=3), NOTHING),
     "counted before callers knew": (RANKER, leaving(RANKER, ongoing_at=NOW - 0.9), NOTHING),
     "counted before the wait was over": (PATIENT, leaving(PATIENT, 5, ongoing_at=NOW - 0.1), NOTHING),
     "the wait is over": (PATIENT, leaving(PATIENT, 5), QUIET),

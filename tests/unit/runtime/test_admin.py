@@ -87,6 +87,7 @@ async def test_the_three_pages(served: Admin) -> None:
                 "stats_version": 0,
                 "broken": False,
                 "stage": "",
+                "lasting": 0,
             }
         async with client.get("/metrics") as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=")

@@ -317,6 +317,24 @@ class Fills(HandsOver):
         raise StopAsyncIteration
 
 
+async def test_an_endless_stream_has_no_deadline_and_ends_when_the_replica_drains(cluster: Cluster) -> None:
+    async def source() -> AsyncIterator[str]:
+        yield "one"
+        await asyncio.Event().wait()
+
+    stage = Stage(source, endless=True)
+    connection = await stage.open(cluster, drain_timeout_s=PATIENCE_S)
+    assert await connection.chunk() == b"data: one\n\n"
+    pass_deadlines(1000.0)
+    assert (stage.server.readiness().ongoing, stage.server.readiness().lasting) == (1, 1)
+    stage.server.stop()
+    last = b"".join(await connection.chunks())
+    assert last.startswith(b"event: error\n"), last
+    assert b'"code": "draining"' in last
+    await cluster.ended(stage.server)
+    assert stage.server.readiness().lasting == 0
+
+
 async def test_a_client_that_reads_nothing_is_cut_off_at_the_deadline(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

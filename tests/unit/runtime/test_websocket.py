@@ -163,6 +163,7 @@ async def test_a_draining_replica_closes_it_and_takes_no_other(
     url = f"http://127.0.0.1:{server.http_port}"
     async with client.ws_connect(f"{url}/room") as socket:
         await until(lambda: room.begun == 1, "the handler has begun")
+        assert server.readiness().lasting == 1, "the controller does not wait for it"
         server.stop()
         message = await socket.receive(timeout=PATIENCE_S)
         assert (message.type, message.data) == (WSMsgType.CLOSE, 1012)
@@ -171,6 +172,7 @@ async def test_a_draining_replica_closes_it_and_takes_no_other(
         assert refused.value.status == 503
         async with client.get(f"{url}/plain") as response:
             assert response.status == 200, "requests, which end by themselves, are still answered"
+    assert server.readiness().lasting == 0
     server._admission.leave()
     await cluster.ended(server)
     assert room.ended == ["closed"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Callable
 from typing import Final
 
 import grpc
@@ -52,6 +53,10 @@ class Edge:
         self.metrics = metrics
         self.moved = 0
         """Count of stream messages sent; only used to see whether it changes."""
+        self.lasting = 0
+        """Those of the requests in flight that do not end by themselves but by a drain: WebSockets, endless streams."""
+        self.drained: set[Callable[[], None]] = set()
+        """Functions that end the endless streams at a drain."""
         self._log = logs.request_log()
 
     def refused(self, refusal: PierheadError) -> str:

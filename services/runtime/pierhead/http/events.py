@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
-from pierhead.errors import PierheadError
+from pierhead.errors import Draining, PierheadError
 from pierhead.http.gate import VISIT
 from pierhead.http.known import direct_writer, event_response
 from pierhead.http.poll import NotYet, Polled
@@ -79,6 +79,7 @@ async def sse(
     status: int = 200,
     headers: Mapping[str, str] | None = None,
     on_error: Callable[[PierheadError, str], bytes] = error_event,
+    endless: bool = False,
 ) -> web.StreamResponse:
     """Answer with an event for each item of `source`, and `end` after the last one.
 
@@ -86,12 +87,25 @@ async def sse(
     middle. A source that fails before its first item raises here, and the answer has the status of its error. When the
     client leaves, the source is ended, by its `cancel()` if it has one, as calls through a handle do. The source is
     read only as fast as the client reads.
+
+    `endless`: the source does not end by itself. The request's time does not end the stream then, and a replica that
+    drains ends it at once, with the event of the error `draining`: the client asks again and gets another replica.
     """
     stream = _Stream(request, source, encode, status, {**HEADERS, **(headers or {})})
+    visit = request.get(VISIT)  # None: not served by a replica
+
+    def leave() -> None:
+        if visit is not None:
+            visit.fail(Draining("this replica is draining; ask again"))
+
     try:
+        if endless and visit is not None:
+            visit.live_on()
+            visit.edge.drained.add(leave)
+            if visit.edge.admission.draining:  # a drain that has begun would not end this one
+                leave()
         await stream.run(end)
     except BaseException as error:
-        visit = request.get(VISIT)  # None: not served by a replica
         left = request.transport is None or request.transport.is_closing()
         known = visit.known(error, _name(request)) if stream.begun and visit is not None and not left else None
         if visit is None or known is None:
@@ -99,6 +113,8 @@ async def sse(
         visit.outcome = str(known.http_status)
         await stream.fail(on_error(known, visit.request_id))
     finally:
+        if visit is not None:
+            visit.edge.drained.discard(leave)
         await stream.close()
     return stream.response
 

@@ -48,6 +48,7 @@ class Visit:
     __slots__ = (
         "_body",
         "_deadline",
+        "_lasts",
         "_late",
         "_sharing",
         "_struck",
@@ -76,6 +77,7 @@ class Visit:
         """The WebSocket that the request has become."""
         self.entered = False
         """Whether it counts as in flight."""
+        self._lasts = False
         self._late = False
         self._sharing: Sharing | None = None
         self._struck: PierheadError | None = None
@@ -143,8 +145,12 @@ class Visit:
     def live_on(self) -> None:
         """The request has become a long-lived connection: only a deadline that the client has set ends it.
 
-        Its calls then have timeouts of their own; the rest of the request's deadline would soon be used up.
+        Its calls then have timeouts of their own; the rest of the request's deadline would soon be used up. It still
+        counts as in flight, but a drain ends it and does not wait for it.
         """
+        if not self._lasts:
+            self._lasts = True
+            self.edge.lasting += 1
         context = CURRENT.get()
         if context is None or self._deadline is None:
             return
@@ -180,6 +186,9 @@ class Visit:
         if self.entered:
             self.entered = False
             self.edge.admission.leave()
+        if self._lasts:
+            self._lasts = False
+            self.edge.lasting -= 1
         if self._sharing is not None:
             self._sharing.end()
         if self._deadline is not None:

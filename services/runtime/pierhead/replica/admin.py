@@ -68,6 +68,8 @@ class Readiness:
     """It is not ready, and a check reports that it will not recover by itself."""
     stage: str = ""
     """What its start is doing, without the progress; "" after the start, or if it was not reported."""
+    lasting: int = 0
+    """How many of the requests in flight only a drain ends: WebSockets, endless streams."""
 
 
 class Page(NamedTuple):

@@ -172,6 +172,7 @@ class ReplicaServer:
             version,
             self.state == "starting" and self._watch.broken,
             "" if self.ready.is_set() else START.stage,
+            self.edge.lasting,
         )
 
     def _progress(self, answers: Tally) -> int:
@@ -337,6 +338,8 @@ class ReplicaServer:
         self._admission.draining = True
         for listener in self._listeners.values():
             listener.drain()
+        for end in list(self.edge.drained):
+            end()
         await self._set_grpc_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         logger.info("draining: %d requests in flight", self._admission.ongoing)
         try:
