@@ -20,6 +20,7 @@ from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.http.asgi_edge import AsgiEdge, is_asgi
 from pierhead.http.asgi_exchange import LISTEN_AFTER_S, STARLETTE_S_500
 
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, EchoService, echo, errors, generate, until
 
 child = handle(EchoStub, "echo-child")
@@ -411,3 +412,23 @@ def test_the_text_that_is_held_back_is_starlette_s() -> None:
     response = ServerErrorMiddleware(app).error_response(None, ValueError())
     assert response.body == STARLETTE_S_500
     assert json.dumps("Internal Server Error").encode() != STARLETTE_S_500
+
+
+@pytest.mark.parametrize("size", [0, 3])
+async def test_a_client_of_http_1_0_gets_a_stream_in_plain_bytes_up_to_the_end(cluster: Cluster, size: int) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for number in range(size):
+            await send({"type": "http.response.body", "body": b"piece %d\n" % number, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    server = await cluster.start(app)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)
+    writer.write(b"GET / HTTP/1.0\r\n\r\n")
+    async with asyncio.timeout(PATIENCE_S):
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    assert b"transfer-encoding" not in head.lower()
+    assert body == b"".join(b"piece %d\n" % number for number in range(size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pierhead.edge.edge import Edge
 from pierhead.errors import SettingsError, cannot_listen
@@ -39,6 +39,7 @@ class AsgiListener:
         config = uvicorn.Config(
             self._edge,
             loop="none",
+            http=_protocol(),
             log_config=None,
             access_log=False,
             server_header=False,
@@ -75,6 +76,32 @@ class AsgiListener:
         self._server.should_exit = True
         await self._running
         await self._server.shutdown()
+
+
+class _ToTheEnd(int):
+    """The length of a body that the connection's end tells: however much is taken off it, more may come."""
+
+    def __lt__(self, _: int) -> bool:
+        return False
+
+    def __sub__(self, _: int) -> _ToTheEnd:
+        return self
+
+
+def _protocol() -> Any:
+    """uvicorn's fast protocol, which would send chunks to clients of HTTP/1.0, too; else the name of its other one."""
+    try:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    except ImportError:
+        return "h11"
+
+    class Protocol(HttpToolsProtocol):
+        def on_headers_complete(self) -> None:
+            super().on_headers_complete()
+            if self.cycle is not None and self.scope["http_version"] == "1.0":
+                self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _ToTheEnd()
+
+    return Protocol
 
 
 def _bind(host: str, port: int) -> socket.socket:
