@@ -132,6 +132,21 @@ core.register_action("let_go", {"http-req"}, function(txn)
   finish(txn, txn:get_var("txn.held_in"), "left")
 end)
 
+-- http-request lua.whole_message(<longest wait in ms>): waits until the gRPC message of txn.message bytes has arrived, or
+-- SMALL bytes of it; sets txn.message to "late" where that takes too long.
+core.register_action("whole_message", {"http-req"}, function(txn, wait_ms)
+  local until_ms = txn:get_var("txn.message_until") or now_ms() + tonumber(wait_ms)
+  if txn.f:req_body_len() >= math.min(txn:get_var("txn.message"), SMALL) then
+    return act.CONTINUE
+  elseif now_ms() >= until_ms or not txn.req:may_recv() then
+    txn:set_var("txn.message", "late")
+    return act.CONTINUE
+  end
+  txn:set_var("txn.message_until", until_ms)
+  act.wake_time(LOOK_MS)
+  return act.YIELD
+end, 1)
+
 core.register_cli({"show", "held"}, "show held : requests that wait for a first server, by backend", function(applet)
   applet:send("# backend held " .. table.concat(ENDS, " ") .. " closed\n")
   for backend, room in pairs(rooms) do

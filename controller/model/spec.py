@@ -239,6 +239,8 @@ class ServiceSpec:
     request_timeout_s: float = 60.0
     body_timeout_s: float = 30.0
     """How long a client may take to send a body: at HAProxy its first 8 kB, at a managed replica all of it."""
+    streams_requests: bool = False
+    """Whether HAProxy passes a request on before any of its body has arrived."""
     graceful_shutdown_wait_loop_s: float | None = None
     """How long a draining replica serves at least, for callers that have not received the drain yet; None = as long as
     Discovery needs to reach them."""

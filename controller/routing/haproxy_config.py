@@ -63,6 +63,7 @@ HELD_MOST = 1000
 # gRPC status and message for HTTP statuses of HAProxy itself; {} = the service.
 _GRPC_ERRORS = MappingProxyType(
     {
+        408: (3, "The message of this call of {} did not arrive within its body_timeout_s. Nothing was done."),
         500: (13, "HAProxy could not process the call of {}."),  # INTERNAL
         502: (14, "The replica of {} that had the call ended the connection. It may have done part of the work."),
         503: (14, "No replica of {} took the call: all are busy or cannot be reached. Nothing was done. Try again."),
@@ -95,6 +96,7 @@ class _Service:
     retry_after_s: int
     """Whole seconds, as in the header."""
     body_timeout_ms: int
+    streams_requests: bool
     timeout_server_ms: int
     timeout_queue_ms: int
     timeout_check_ms: int
@@ -247,6 +249,7 @@ def _service(spec: ServiceSpec, limits: EdgeLimits, applications: Mapping[str, l
         refusal_status=spec.backpressure.status_code,
         retry_after_s=math.ceil(spec.backpressure.retry_after_s),
         body_timeout_ms=_ms(spec.body_timeout_s),
+        streams_requests=spec.streams_requests,
         timeout_server_ms=timeout_server_ms,
         timeout_queue_ms=timeout_queue_ms,
         timeout_check_ms=_ms(spec.probe.timeout_s),

@@ -66,6 +66,8 @@ def managed_environment(
         "PIERHEAD_ACCESS_LOG_SAMPLE": f"{access_log.sample:.10g}",
         **memory.environment,
     }
+    if block.streams_requests:  # a body may take as long as its request
+        derived["PIERHEAD_BODY_TIMEOUT_S"] = variable_text(block.request_timeout_s)
     written = {
         name: variable_text(value)
         for name, key in variables().items()

@@ -212,6 +212,7 @@ def _service(
         access_log=log,
         request_timeout_s=block.request_timeout_s,
         body_timeout_s=block.body_timeout_s,
+        streams_requests=block.streams_requests,
         graceful_shutdown_wait_loop_s=block.graceful_shutdown_wait_loop_s,
         graceful_shutdown_timeout_s=drain_s,
         stop_grace_period_s=grace_s,

@@ -91,6 +91,7 @@ BACKEND_CHANGES: list[dict[str, Any]] = [
     {"backpressure": Backpressure(retry_after_s=7)},
     {"request_timeout_s": 7.0},
     {"body_timeout_s": 7.0},
+    {"streams_requests": True},
     {"probe": ProbeSpec(9100, "/other")},
     {"probe": ProbeSpec(9101, "/readyz")},
     {"probe": ProbeSpec(9100, "/readyz", haproxy_asks=False)},

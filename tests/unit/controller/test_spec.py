@@ -71,6 +71,8 @@ def test_settings_of_the_process_reach_it_in_its_environment() -> None:
     } <= set(spec.container["Env"])
     threaded = ranker({"run_user_code_in_separate_thread": True})
     assert "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD=true" in threaded.container["Env"]
+    streaming = ranker({"streams_requests": True, "request_timeout_s": 90.0})
+    assert "PIERHEAD_BODY_TIMEOUT_S=90" in streaming.container["Env"], "its bodies may take as long as its requests"
 
 
 def test_arguments_of_a_policy_reach_callers_as_json_and_need_no_new_container() -> None:

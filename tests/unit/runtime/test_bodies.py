@@ -110,6 +110,16 @@ async def test_a_body_that_the_application_does_not_take_is_not_the_client_s_fau
     client.writer.close()
 
 
+@each_kind
+async def test_a_body_that_may_take_as_long_as_the_request_has_no_bound_of_its_own(
+    cluster: Cluster, make: Make
+) -> None:
+    server = await cluster.start(make(asyncio.Event()), request_timeout_s=BOUND_S, body_timeout_s=BOUND_S)
+    client = await Client.post(server, 10, b"x")
+    assert (await asyncio.wait_for(client.reader.readline(), PATIENCE_S)).startswith(b"HTTP/1.1 504")
+    client.writer.close()
+
+
 @pytest.mark.parametrize("length", [2_000_000, None], ids=["announced", "in chunks"])
 async def test_an_asgi_application_gets_no_larger_body_than_the_service_takes(
     cluster: Cluster, length: int | None

@@ -42,6 +42,8 @@ def variables_of(words: Words) -> dict[str, str]:
     timeout_s = words.get("request_timeout_s")
     if isinstance(timeout_s, int | float):
         found.setdefault("PIERHEAD_DRAIN_TIMEOUT_S", str(timeout_s + DRAIN_MARGIN_S))
+    if words.get("streams_requests") is True:
+        found["PIERHEAD_BODY_TIMEOUT_S"] = found.get("PIERHEAD_REQUEST_TIMEOUT_S", str(Settings().request_timeout_s))
     return found
 
 

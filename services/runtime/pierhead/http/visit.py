@@ -129,8 +129,12 @@ class Visit:
         """End the request with BodyTimeout when its body has not arrived in time.
 
         `is_read()`: whether the server reads from the client. It pauses when the application reads slowly; that is not
-        the client's fault, and only the request's own deadline counts.
+        the client's fault, and only the request's own deadline counts. A body that may take as long as the request has
+        no bound of its own.
         """
+        bound = self.edge.settings.body_timeout_s
+        if bound >= self.edge.settings.request_timeout_s:
+            return
 
         def look() -> None:
             if not has_arrived():
@@ -139,7 +143,6 @@ class Visit:
                 else:
                     self._body = deadlines.add(time.monotonic() + min(1.0, bound), look)
 
-        bound = self.edge.settings.body_timeout_s
         self._body = deadlines.add(self.started + bound, look)
 
     def live_on(self) -> None:
