@@ -25,8 +25,10 @@ class EdgeLimits:
     """Calls that one HTTP/2 connection may have open (PIERHEAD_MAX_CONCURRENT_STREAMS)."""
     idle_websocket_s: int = 600
     """A WebSocket on which neither side sends anything is closed after this time (PIERHEAD_IDLE_WEBSOCKET_S)."""
-    client_connections: int = 0
-    """Open connections of one client address (PIERHEAD_CLIENT_CONNECTIONS)."""
+    client_connections: int = 2000
+    """Open connections of one client address (PIERHEAD_CLIENT_CONNECTIONS); left out, a fifth of `connections`."""
+    client_requests: int = 2000
+    """Requests of one client address in flight (PIERHEAD_CLIENT_REQUESTS); left out, likewise."""
     client_requests_per_s: int = 0
     """Requests of one client address, on average over 10 s (PIERHEAD_CLIENT_REQUESTS_PER_S)."""
     client_websockets: int = 0
@@ -95,14 +97,7 @@ class Settings:
             api_token=reader.token("PIERHEAD_API_TOKEN", is_needed=on_swarm),
             secrets_dir=Path(env.get("PIERHEAD_SECRETS_DIR") or "/run/secrets"),
             log_level=reader.choice("PIERHEAD_LOG_LEVEL", LOG_LEVELS, "INFO"),
-            edge=EdgeLimits(
-                connections=reader.integer("PIERHEAD_MAX_CONNECTIONS", 1, 30_000, 10_000),
-                concurrent_streams=reader.integer("PIERHEAD_MAX_CONCURRENT_STREAMS", 1, 10_000, 100),
-                idle_websocket_s=reader.integer("PIERHEAD_IDLE_WEBSOCKET_S", 1, 86_400, 600),
-                client_connections=reader.integer("PIERHEAD_CLIENT_CONNECTIONS", 0, 100_000, 0),
-                client_requests_per_s=reader.integer("PIERHEAD_CLIENT_REQUESTS_PER_S", 0, 100_000, 0),
-                client_websockets=reader.integer("PIERHEAD_CLIENT_WEBSOCKETS", 0, 100_000, 0),
-            ),
+            edge=_edge_limits(reader),
             haproxy_silence_s=reader.integer("PIERHEAD_HAPROXY_SILENCE_S", 1, 86_400, 10),
             on_swarm=on_swarm,
             is_manual=reader.choice("PIERHEAD_DEPLOY", ("AUTO", "MANUAL"), "AUTO") == "MANUAL",
@@ -159,3 +154,17 @@ class _Reader:
             self.problems.append(f"{name}: expected one of {', '.join(choices)}, found {value!r}")
             return default
         return value
+
+
+def _edge_limits(reader: _Reader) -> EdgeLimits:
+    connections = reader.integer("PIERHEAD_MAX_CONNECTIONS", 1, 30_000, 10_000)
+    a_fifth = max(1, connections // 5)
+    return EdgeLimits(
+        connections=connections,
+        concurrent_streams=reader.integer("PIERHEAD_MAX_CONCURRENT_STREAMS", 1, 10_000, 100),
+        idle_websocket_s=reader.integer("PIERHEAD_IDLE_WEBSOCKET_S", 1, 86_400, 600),
+        client_connections=reader.integer("PIERHEAD_CLIENT_CONNECTIONS", 0, 100_000, a_fifth),
+        client_requests=reader.integer("PIERHEAD_CLIENT_REQUESTS", 0, 1_000_000, a_fifth),
+        client_requests_per_s=reader.integer("PIERHEAD_CLIENT_REQUESTS_PER_S", 0, 100_000, 0),
+        client_websockets=reader.integer("PIERHEAD_CLIENT_WEBSOCKETS", 0, 100_000, 0),
+    )

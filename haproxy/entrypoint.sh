@@ -26,6 +26,13 @@ if [ ! -e "$config" ]; then
   mv -f "$config.new" "$config"
 fi
 
+# HAProxy takes as many connections as it may open files, two for each, whatever its frontends allow.
+most=$((($(ulimit -Hn) - 100) / 2))
+allowed=$(awk '$1 == "maxconn" {n += $2} END {print n + 0}' "$config")
+if [ "$most" -lt "$allowed" ]; then
+  echo "haproxy: it may open $(ulimit -Hn) files, enough for $most connections, not for the $allowed that are allowed (2 x PIERHEAD_MAX_CONNECTIONS). Raise the engine's limit of open files (nofile), or lower PIERHEAD_MAX_CONNECTIONS" >&2
+fi
+
 # -W: a master that starts workers; -S: its socket; -db: in the foreground. The master runs as root and only root may use
 # the sockets; the workers, which read from clients, run as user haproxy.
 set -- haproxy -W -db -S /run/haproxy/master.sock,user,root,group,root,mode,600 "$@" -f "$config"

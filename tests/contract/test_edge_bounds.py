@@ -17,7 +17,9 @@ from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_socket import RuntimeSocket
 from controller.routing.haproxy_state import info_facts
 from controller.settings import EdgeLimits
-from tests.harness.edge import Edge, error_of, service, until
+from tests.harness import http2
+from tests.harness.edge import Edge, Replica, error_of, service, until
+from tests.harness.haproxy_container import HAProxyContainer, docker
 from tests.harness.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.engine
@@ -139,6 +141,50 @@ async def test_connections_of_one_address_are_bounded_where_the_operator_says_so
 
     await until(sixth_is_refused, "one of six connections is closed without an answer")
     await until(partial(is_served_beside, 4), "five of them have room, once those before have left")
+
+
+async def test_one_address_cannot_take_the_connections_of_all_others(edge: Edge) -> None:
+    edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(connections=50, client_connections=10))
+    await edge.route(service("echo"))
+    await edge.serve("echo", "echo-1")
+    other = 'exec 3<>/dev/tcp/127.0.0.1/8000; printf "GET /echo HTTP/1.0\r\n\r\n" >&3; head -n 1 <&3'
+    async with contextlib.AsyncExitStack() as idle:
+        for _ in range(60):
+            with contextlib.suppress(ConnectionError):  # it has as many as it may
+                await idle.enter_async_context(slow_clients(edge, 1, b""))
+        answer = await asyncio.to_thread(docker, "exec", edge.container.name, "timeout", "20", "bash", "-c", other)
+        assert " 200 " in answer
+
+
+async def test_requests_of_one_address_in_flight_are_bounded(edge: Edge) -> None:
+    edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(client_requests=5))
+    await edge.route(service("echo"))
+    replica = await edge.serve("echo", "echo-1")
+    fields = {":method": "GET", ":scheme": "http", ":path": "/echo/hold", ":authority": "edge"}
+    requests = b"".join(http2.head(stream, fields, ends=True) for stream in range(1, 11, 2))
+    async with slow_clients(edge, 1, http2.PREFACE + requests) as clients:
+        await until(partial(_has_requests, replica, 5), "five requests on one connection are in flight")
+        status, error, headers = await error_of(edge, "/echo")
+        assert (status, error["code"], headers["retry-after"]) == (429, "client_limit", "10")
+        clients[0].writer.transport.abort()
+
+        async def is_served() -> bool:
+            async with edge.http.get("/echo") as answer:
+                return answer.status == 200
+
+        await until(is_served, "there is room once they have ended")
+
+
+async def _has_requests(replica: Replica, count: int) -> bool:
+    return replica.requests == count
+
+
+def test_haproxy_says_where_it_may_take_fewer_connections_than_its_frontends_allow(
+    haproxy_image: str, run_dir: Path
+) -> None:
+    with HAProxyContainer(run_dir, haproxy_image, "--ulimit", "nofile=5000:5000").running() as container:
+        said = docker("logs", container.name, with_errors=True)
+    assert "it may open 5000 files, enough for 2450 connections, not for the 20000 that are allowed" in said
 
 
 async def test_requests_of_one_address_are_bounded_where_the_operator_says_so(edge: Edge) -> None:

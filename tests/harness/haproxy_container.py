@@ -23,12 +23,12 @@ IMAGE = f"pierhead-test/haproxy:{os.getpid()}"
 LABEL = "pierhead.test=haproxy"
 
 
-def docker(*arguments: str, check: bool = True) -> str:
-    """Run one docker command; its output, or an error with what it said."""
+def docker(*arguments: str, check: bool = True, with_errors: bool = False) -> str:
+    """Run one docker command; its output (and what it wrote to standard error), or an error with what it said."""
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=300, check=False)
     if check and done.returncode:
         raise RuntimeError(f"docker {' '.join(arguments)}: {done.stdout}{done.stderr}")
-    return done.stdout.strip()
+    return (done.stdout + (done.stderr if with_errors else "")).strip()
 
 
 def build(image: str = IMAGE, *options: str) -> str:

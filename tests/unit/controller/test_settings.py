@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from controller.errors import SettingsError
-from controller.settings import Settings
+from controller.settings import DEFAULT_LIMITS, Settings
 
 
 def test_empty_means_default(tmp_path: Path) -> None:
@@ -26,6 +26,15 @@ def test_on_a_swarm_there_is_a_token_and_no_directory_of_the_project() -> None:
         Settings.from_env(on_swarm)
     settings = Settings.from_env(on_swarm | {"PIERHEAD_API_TOKEN": "a", "PIERHEAD_PROJECT_DIR": "/nowhere"})
     assert (settings.on_swarm, settings.project_dir, settings.secrets_dir) == (True, None, Path("/run/secrets"))
+
+
+def test_one_client_address_has_a_fifth_of_the_places_unless_the_operator_says_otherwise(tmp_path: Path) -> None:
+    env = {"COMPOSE_PROJECT_NAME": "p", "PIERHEAD_PROJECT_DIR": str(tmp_path), "PIERHEAD_CLIENT_CONNECTIONS": ""}
+    default = Settings.from_env(env).edge
+    assert (default.client_connections, default.client_requests) == (2000, 2000)
+    assert default == DEFAULT_LIMITS
+    smaller = Settings.from_env(env | {"PIERHEAD_MAX_CONNECTIONS": "50", "PIERHEAD_CLIENT_REQUESTS": "0"}).edge
+    assert (smaller.client_connections, smaller.client_requests) == (10, 0)
 
 
 def test_every_wrong_value_is_named() -> None:
