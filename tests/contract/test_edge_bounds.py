@@ -260,3 +260,24 @@ async def test_what_connections_may_be_open_fit_into_haproxys_memory(edge: Edge)
 async def allocated_mb(edge: Edge) -> float:
     facts = info_facts(await RuntimeSocket(edge.run_dir / "admin.sock").ask("show info"))
     return float(facts["PoolAlloc_MB"])
+
+
+def _head(path: str, length: int) -> bytes:
+    """The head of a request of so many bytes."""
+    start = f"GET {path} HTTP/1.1\r\nhost: edge\r\n".encode() + (b"x: " + b"x" * 7000 + b"\r\n") * (length // 7100)
+    start += b"x: "
+    return start + b"x" * (length - len(start) - 4) + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [(_head("/echo", 15_000), 200), (_head("/echo", 16_400), 400), (_head("/é", 100), 400), (b"\0\1\2\r\n\r\n", 400)],
+    ids=["a head of 15 kB", "a head of 16.4 kB", "raw bytes in the path", "no HTTP"],
+)
+async def test_what_haproxy_cannot_read_gets_its_built_in_page(edge: Edge, sent: bytes, status: int) -> None:
+    await edge.route(service("echo"))
+    await edge.serve("echo", "echo-1")
+    async with slow_clients(edge, 1, sent) as clients, asyncio.timeout(PATIENCE_S):
+        head = await clients[0].reader.readuntil(b"\r\n\r\n")
+    assert int(head.split()[1]) == status
+    assert (b"text/html" in head.lower()) is (status == 400)
