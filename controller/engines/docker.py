@@ -207,9 +207,24 @@ class DockerEngine:
                 f"`docker compose up -d {compose_service}` makes one"
             )
         for container in found:
+            if container["State"] == "running" and self._waits_for_cpu(container["Id"], compose_service):
+                raise EngineError(
+                    f"{compose_service} does not hang: it waits for CPU time or for the disk, and is not killed; "
+                    "see what keeps this machine busy"
+                )
             if container["State"] in ("running", "paused"):
                 self._client.kill(container["Id"], "SIGKILL")
             self._client.start(container["Id"])
+
+    def _waits_for_cpu(self, container_id: str, command: str) -> bool:
+        """Whether a thread of a program in the container could run (R), or waits for the disk (D): a program that hangs
+        sleeps or is stopped. (One that spins is ended by HAProxy's own watchdog.)
+        """
+        try:
+            threads: list[list[str]] = self._client.top(container_id, ps_args="-eLo pid,stat,comm")["Processes"] or []
+        except docker.errors.APIError:  # the engine's machine has no ps, or one without these columns
+            return False
+        return any(name == command and state[0] in "RD" for _, state, name in threads)
 
     def _signal(self, action: SignalContainer) -> None:
         """Send SIGKILL, or as `docker stop` the container's stop_signal, else its image's, else SIGTERM.

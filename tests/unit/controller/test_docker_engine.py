@@ -269,6 +269,7 @@ async def test_a_replica_gets_the_signal_that_it_listens_to(
 @pytest.mark.parametrize(("state", "kills"), [("running", 1), ("paused", 1), ("exited", 0)])
 async def test_haproxy_s_container_is_killed_and_started(daemon: Daemon, state: str, kills: int) -> None:
     daemon.answers[LIST] = (200, [{"Id": "h1", "State": state}])
+    daemon.answers["GET /containers/h1/top"] = (200, {"Processes": [["7", "Sl", "haproxy"], ["9", "Rs", "bash"]]})
     daemon.answers["POST /containers/h1/kill"] = (204, None)
     daemon.answers["POST /containers/h1/start"] = (204, None)
     async with engine(daemon) as docker:
@@ -280,6 +281,17 @@ async def test_haproxy_s_container_is_killed_and_started(daemon: Daemon, state: 
         "com.docker.compose.service=haproxy",
         "com.docker.compose.oneoff=False",
     ]
+
+
+@pytest.mark.parametrize("thread", ["R", "Rl", "D"])
+async def test_a_haproxy_that_only_waits_for_cpu_time_is_not_killed(daemon: Daemon, thread: str) -> None:
+    daemon.answers[LIST] = (200, [{"Id": "h1", "State": "running"}])
+    threads = [["7", "Ss", "haproxy"], ["8", "Sl", "haproxy"], ["8", thread, "haproxy"]]
+    daemon.answers["GET /containers/h1/top"] = (200, {"Titles": ["PID", "STAT", "COMMAND"], "Processes": threads})
+    async with engine(daemon) as docker:
+        with pytest.raises(EngineError, match="haproxy does not hang: it waits for CPU time or for the disk"):
+            await docker.perform(RestartRouter(target="haproxy"), "shop")
+    assert not any(call.startswith("POST ") for call in daemon.calls)
 
 
 async def test_a_haproxy_that_compose_did_not_make_is_not_restarted(daemon: Daemon) -> None:
