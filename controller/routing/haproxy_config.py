@@ -57,6 +57,8 @@ included, and at least one for each server (chash_server_is_eligible in its src/
 requests per server, a request whose server has one other request may go to the session's next choice. The session
 returns with the next request that finds its server free. No setting changes that: a factor that gives each server two
 places at any load is no bound, and without a factor (0) a busy session would queue at one server beside idle ones."""
+FAILURES_PER_S = 200
+"""Lines of failures in HAProxy's log that one client address can cause in a second."""
 HELD_MOST = 1000
 """The bound of held requests for a service that does not bound its queue. hold.lua bounds all services together."""
 
@@ -191,6 +193,7 @@ def _render(services: Collection[ServiceSpec], limits: EdgeLimits, *, is_remote:
         grpc_errors=_GRPC_ERRORS,
         held_again_ms=longest_held_ms,
         hold_server_id=_HOLD_SERVER_ID,
+        failures_per_s=FAILURES_PER_S,
         hard_stop_s=max(HARD_STOP_FLOOR_S, longest_call_s),
     )
 

@@ -262,6 +262,29 @@ async def allocated_mb(edge: Edge) -> float:
     return float(facts["PoolAlloc_MB"])
 
 
+async def test_requests_that_are_reset_by_the_thousand_do_not_fill_the_log(edge: Edge) -> None:
+    await edge.route(service("echo"))
+    await edge.serve("echo", "echo-1")
+    fields = {":method": "POST", ":scheme": "http", ":path": "/echo/body", ":authority": "edge"}
+    streams = range(1, 6001, 2)
+    sent = http2.PREFACE + b"".join(http2.head(stream, fields) + http2.reset(stream) for stream in streams)
+    async with slow_clients(edge, 1, sent):
+
+        async def all_have_come() -> bool:
+            facts = info_facts(await RuntimeSocket(edge.run_dir / "admin.sock").ask("show info"))
+            return int(facts["CumReq"]) >= len(streams)
+
+        await until(all_have_come, "HAProxy has read every request")
+    lines = await edge.logged(1)
+    assert len(lines) < len(streams) / 2
+
+    async def is_logged_again() -> bool:
+        await error_of(edge, "/nowhere")
+        return any(line["path"] == "/nowhere" for line in await edge.logged(1))
+
+    await until(is_logged_again, "other failures of the address have their lines, once the flood is over")
+
+
 def _head(path: str, length: int) -> bytes:
     """The head of a request of so many bytes."""
     start = f"GET {path} HTTP/1.1\r\nhost: edge\r\n".encode() + (b"x: " + b"x" * 7000 + b"\r\n") * (length // 7100)

@@ -5,7 +5,7 @@ from __future__ import annotations
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """What a client sends first, with settings that change nothing."""
 
-_DATA, _HEADERS = 0, 1
+_DATA, _HEADERS, _RST_STREAM = 0, 1, 3
 _END_STREAM, _END_HEADERS = 1, 4
 
 
@@ -25,3 +25,8 @@ def head(stream: int, fields: dict[str, str], *, ends: bool = False) -> bytes:
 def data(stream: int, content: bytes) -> bytes:
     """A part of its body, at most 16 kB, that does not end it."""
     return _frame(_DATA, 0, stream, content)
+
+
+def reset(stream: int) -> bytes:
+    """The client no longer wants the answer."""
+    return _frame(_RST_STREAM, 0, stream, b"\0\0\0\x08")
