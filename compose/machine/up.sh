@@ -46,12 +46,20 @@ start() {
     resolved_files | run_stack up || give_up "the stack was not started; the lines above say why."
     return
   fi
+  ! replaces_haproxy ||
+    say "This replaces HAProxy's container: new connections are refused until clients have closed theirs, for 11 seconds at most."
   step "Starting the stack" docker compose --progress plain up --detach --no-build && return
   refuse_taken_ports # by what was started at the same time
   while read -r image; do
     docker image inspect "$image" >/dev/null 2>&1 || missing="$missing $image"
   done < <(docker compose config --images | sort -u)
   give_up "the stack did not start; the lines above say why.${missing:+ Not on this machine:$missing. Check the names; for a private registry: docker login.}"
+}
+
+# Two containers cannot publish one port, so Compose stops the old one first.
+replaces_haproxy() {
+  [ -n "$(docker compose ps --quiet haproxy 2>/dev/null)" ] &&
+    docker compose --dry-run --progress plain up --no-build --detach 2>&1 | grep -q 'haproxy-1  *Recreate$'
 }
 
 replicated_services() {

@@ -438,6 +438,22 @@ def test_up_waits_until_every_service_serves_and_lists_the_address_of_every_rout
     assert not list(machine.directory.glob("pierhead.*"))
 
 
+@pytest.mark.parametrize("change", ["Recreate", "Running"])
+def test_up_says_before_it_replaces_haproxy_that_connections_are_refused(
+    machine: Machine, running: dict[str, str], change: str
+) -> None:
+    cases = (
+        f"*' --dry-run '*) echo ' DRY-RUN MODE -  Container shop-haproxy-1  {change}'",
+        "*'ps --quiet'*) echo 4f1d",
+    )
+    docker = (machine.programs / "docker").read_text()
+    machine.has("docker", docker.replace('case "$*" in', 'case "$*" in ' + " ;; ".join(cases) + " ;;"))
+    told = machine.run("up.sh", MINE="", WAITED="0", READY="all\n", **running).stdout.splitlines()
+    starts = told.index("Starting the stack ...")
+    words = "This replaces HAProxy's container: new connections are refused until clients have closed theirs"
+    assert any(line.startswith(words) for line in told[:starts]) is (change == "Recreate")
+
+
 @pytest.mark.parametrize(
     ("waited", "words", "has_status"),
     [
