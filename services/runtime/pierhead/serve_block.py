@@ -313,7 +313,7 @@ class ServeBlock(KeyBlock):
     backpressure: BackpressureBlock = field(default_factory=BackpressureBlock)
     request_timeout_s: Annotated[float, Between(0.001, 86_400), Variable("PIERHEAD_REQUEST_TIMEOUT_S")] = 60.0
     body_timeout_s: Annotated[float, Between(0.001, 86_400), Variable("PIERHEAD_BODY_TIMEOUT_S")] = 30.0
-    streams_requests: bool = False
+    streams_requests: Annotated[bool, NewContainer()] = False
     graceful_shutdown_wait_loop_s: Annotated[float, Between(0.25, 86_400)] | None = None
     graceful_shutdown_timeout_s: Annotated[float, Between(0, 86_460), Variable("PIERHEAD_DRAIN_TIMEOUT_S")] | None = (
         None
