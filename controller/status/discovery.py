@@ -18,11 +18,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 import grpc
-from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc, store_pb2_grpc
+from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 from pierhead.store.memory import MemoryStore, Store
+from pierhead.store.served import add_store
 
 from ..model.reports import Endpoint, ServiceEndpoints
-from .shared_store import StoreService
 
 logger = logging.getLogger(__name__)
 
@@ -215,9 +215,7 @@ class DiscoveryServer:
         """`store`: what callers share; None = an empty one."""
         self._server = grpc.aio.server(options=OPTIONS)
         discovery_pb2_grpc.add_DiscoveryServicer_to_server(DiscoveryService(board), self._server)
-        store_pb2_grpc.add_SharedStoreServicer_to_server(
-            StoreService(MemoryStore() if store is None else store), self._server
-        )
+        add_store(MemoryStore() if store is None else store, self._server)
         self.port = self._server.add_insecure_port(f"{host}:{port}")
 
     async def start(self) -> None:

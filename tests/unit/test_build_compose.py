@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pierhead import Service, endpoint
 from pierhead.__main__ import main
 from pierhead.compose_names import own_image
-from pierhead.dev.application import NoApplication
 from pierhead.dev.build import compose_text, yaml_flow
-from pierhead.dev.words import read_words
+from pierhead.runner.runner import NoApplication
+from pierhead.runner.words import read_words
 
 from controller.spec.parse import parse
 

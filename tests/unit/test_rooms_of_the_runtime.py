@@ -19,6 +19,7 @@ FLOORS = (
     {"testing"},
     {"dev"},
     {"rayserve"},
+    {"runner"},
     {"replica", "triton"},
     {"classes"},
     {"calls"},

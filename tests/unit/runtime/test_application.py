@@ -15,9 +15,10 @@ from pierhead import Backpressure, BadRequest, NoReplica, Service, batch, endpoi
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
 from pierhead.classes.handles import handle_on
-from pierhead.dev.application import NoApplication, RunningApplication
-from pierhead.dev.words import NoWords
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
+from pierhead.runner.in_loop import LoopRunner
+from pierhead.runner.runner import NoApplication
+from pierhead.runner.words import NoWords
 from pierhead.testing import LocalApplication, local
 
 from tests.unit.runtime.harness import echo, until
@@ -179,10 +180,10 @@ async def test_a_name_that_is_none_says_which_there_are(monkeypatch: pytest.Monk
 
 
 async def test_plain_grpc_reaches_every_service_by_one_port() -> None:
-    application = RunningApplication(door)  # type: ignore[arg-type]
-    await application.start()
+    application = LoopRunner(door)  # type: ignore[arg-type]
+    offer = await application.start()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{application.grpc_port}") as channel:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{offer.grpc_port}") as channel:
             name = Scorer.__contract__.service
             reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
             requests = [reflection_pb2.ServerReflectionRequest(list_services="")]
@@ -200,12 +201,12 @@ class TestBadGraphs:
         two: Any = Shop.bind(one)
         one.kwargs = {"shop": two}
         with pytest.raises(NoApplication, match="services use each other in a circle: shop -> scorer -> shop"):
-            RunningApplication(two)
+            LoopRunner(two)
 
     def test_two_services_of_one_name(self) -> None:
         two: Any = Door.bind(Scorer.bind(), Shop.bind(Scorer.bind()))
         with pytest.raises(NoApplication, match="two services are called scorer: bind Scorer once"):
-            RunningApplication(two)
+            LoopRunner(two)
 
     @pytest.mark.parametrize(
         ("x_serve", "words"),
@@ -246,11 +247,11 @@ class TestBadGraphs:
 
 
 async def test_in_flight_requests_end_before_their_callees() -> None:
-    application = RunningApplication(door)  # type: ignore[arg-type]
+    application = LoopRunner(door)  # type: ignore[arg-type]
     await application.start()
     found: Any = handle_on(Scorer, HandleChannel("scorer"))
     waiting = asyncio.create_task(found.wait())
-    replica = next(each for each in application._running if each.name == "scorer")
+    [replica] = application.services["scorer"].replicas.values()
     await until(lambda: replica.server.readiness().ongoing == 1, "it is in flight")
     stopping = asyncio.create_task(application.stop())
     await until(lambda: replica.server.state == "draining", "its callers have ended")

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession
-from pierhead.dev import processes
-from pierhead.dev.described import ServiceFacts
+from pierhead.runner import processes
+from pierhead.runner.processes import ProcessService, ServiceFacts, ports_of
 
 from tests.harness.waiting import PATIENCE_S
 
@@ -364,7 +364,7 @@ async def test_each_service_in_a_process_of_its_own(dev: Dev, client: ClientSess
 def test_no_two_processes_get_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every draw gives the same ports, as any draw may once the former ones were given back."""
     monkeypatch.setattr(processes, "free_ports", lambda count: range(9001, 9001 + count))
-    services = {name: ServiceFacts({}, {}, has_http=True, grpc_service="") for name in ("shop", "scorer", "ranker")}
-    drawn = processes.processes_of(services, {name: {} for name in services})
-    ports = [port for each in drawn for port in (each.http_port, each.grpc_port, each.admin_port)]
+    facts = ServiceFacts({}, {}, has_http=True, grpc_service="")
+    drawn = ports_of(ProcessService(name, facts, {}, "shop:shop") for name in ("shop", "scorer", "ranker"))
+    ports = [port for replicas in drawn.values() for replica in replicas for port in replica]
     assert sorted(ports) == list(range(9001, 9010))

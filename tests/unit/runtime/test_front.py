@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession, WSMsgType, web
-from pierhead.dev.front import Front, FrontLine, FrontRoute
+from pierhead.calls.listing import Listing
+from pierhead.calls.replica import Endpoint
+from pierhead.runner.front import Front
+from pierhead.runner.runner import FrontRoute
 
 from tests.unit.runtime.harness import until
 
@@ -51,12 +54,12 @@ class Site:
         body = await request.read()
         return web.json_response({"path": request.raw_path, "bytes": len(body)})
 
-    def route(self, path: str, **more: Any) -> FrontRoute:
-        line = FrontLine(
-            more.pop("max_ongoing", 100), more.pop("max_queued", -1), more.pop("timeout_s", 30.0),
-            more.pop("refusal_status", 503), more.pop("retry_after_s", 1.0),
-        )  # fmt: skip
-        return FrontRoute(path, more.pop("name", path.strip("/") or "root"), self.port, line, **more)
+    def route(self, path: str, *others: int, **more: Any) -> FrontRoute:
+        limit = more.pop("max_ongoing", 100)
+        ends = [Endpoint(str(port), f"127.0.0.1:{port}", max_ongoing_requests=limit) for port in (self.port, *others)]
+        listing = Listing(ends, max_queued_requests=more.pop("max_queued", -1))
+        name, timeout_s = more.pop("name", path.strip("/") or "root"), more.pop("timeout_s", 30.0)
+        return FrontRoute(path, name, listing, timeout_s, **more)
 
 
 @pytest.fixture
@@ -173,7 +176,7 @@ class TestBounds:
         route = site.route("/", max_ongoing=1, max_queued=1, refusal_status=429, retry_after_s=1.5)
         front.switch([route], None)
         asked = [asyncio.create_task(answer_of(client, f"{url}/wait")) for _ in range(2)]
-        await until(lambda: site.begun == 1 and route.line.waiting == 1, "one is in flight, one waits")
+        await until(lambda: site.begun == 1 and front.waiting("root") == 1, "one is in flight, one waits")
         status, body, headers = await answer_of(client, url)
         assert (status, body["error"]["code"], headers["Retry-After"]) == (429, "queue_full", "2")
         site.gate.set()

@@ -23,7 +23,7 @@ _HERE: Final = Listing([Endpoint(name="local", address="local")])
 
 
 class InProcess(Protocol):
-    """A replica in this process, see `pierhead.lanes.in_memory`."""
+    """A replica in this process, see `pierhead.lanes.in_memory`; or several, each of another address."""
 
     def connect(self, address: str, changed: Callable[[], None]) -> Connection:
         """As a transport does."""
@@ -77,8 +77,13 @@ class Clients:
         return before
 
     def place(self, service: str, placed: Placed) -> None:
-        """Send this loop's calls for `service` to a replica in this process."""
+        """Send this loop's calls for `service` to replicas in this process: these, or these from now on."""
+        known = self._placed.get(service)
         self._placed[service] = placed
+        if known is not None and known.replica is placed.replica:
+            if (pool := self._pools.get((service, placed.replica))) is not None:
+                pool.update(placed.listing)
+            return
         self._directory.names = frozenset(self._placed)
         self._forget(service)
 

@@ -17,10 +17,11 @@ from typing import Any, Final
 from pierhead.classes.service import Bound, serves_http
 from pierhead.classes.target import TARGET, TARGET_HELP, bound_at
 from pierhead.compose_names import RESERVED, own_image
-from pierhead.dev.application import NoApplication, check_routes, graph_of
-from pierhead.dev.words import check_kind, words_of
 from pierhead.files import replace_file
 from pierhead.rayserve.pickles import SECRET, write_secret
+from pierhead.runner.graph import check_routes, graph_of
+from pierhead.runner.runner import NoApplication
+from pierhead.runner.words import check_kind, words_of
 
 DOCKERFILE: Final = "Dockerfile"
 IGNORED: Final = ".dockerignore"

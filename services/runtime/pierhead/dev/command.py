@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from pierhead.classes.target import TARGET, TARGET_HELP
-from pierhead.dev.front import Front
-from pierhead.dev.processes import ProcessVersion
+from pierhead.dev.process_version import ProcessVersion
 from pierhead.dev.project import Project
 from pierhead.dev.server import DevServer, QuietPoller
 from pierhead.dev.version import THREAD, ThreadVersion, VersionSource
 from pierhead.edge import logs
+from pierhead.runner.front import Front
 from pierhead.settings import Settings
 
 HTTP_PORT: Final = 8000

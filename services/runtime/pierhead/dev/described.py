@@ -11,25 +11,14 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from pierhead.classes.service import serves_http
 from pierhead.classes.target import NoService, NoTarget, bound_at
-from pierhead.dev.application import NoApplication, graph_of
 from pierhead.dev.project import Project
+from pierhead.runner.graph import graph_of
+from pierhead.runner.processes import ServiceFacts, facts_of
+from pierhead.runner.runner import NoApplication, ProcessFailed
 from pierhead.tracebacks import user_traceback
-
-
-class ServiceFacts(NamedTuple):
-    """One service of the application."""
-
-    words: Mapping[str, Any]
-    """Its class's keywords."""
-    environment: Mapping[str, str]
-    """Variables that its class names."""
-    has_http: bool
-    grpc_service: str
-    """Full name; "" for a class without methods."""
 
 
 class Described(NamedTuple):
@@ -39,10 +28,6 @@ class Described(NamedTuple):
     """By name, callers before their callees."""
     files: Sequence[Path]
     """Of the project's modules that it imports."""
-
-
-class ProcessFailed(Exception):
-    """A process that has ended before it did what it was for; its own output says why."""
 
 
 _NO_TARGET: Final = 2
@@ -72,11 +57,7 @@ def describe(target: str) -> str:
     """The JSON. Raises NoService, NoApplication, and what the module raises."""
     with contextlib.redirect_stdout(sys.stderr):  # what the module prints is no part of it
         graph = graph_of(bound_at(target))
-    services = {}
-    for name, bound in graph.items():
-        contract = bound.cls.__contract__
-        grpc_service = contract.service if contract.methods else ""
-        services[name] = (bound.cls.__x_serve__, bound.cls.__environment__, serves_http(bound.cls), grpc_service)
+    services = {name: facts_of(bound) for name, bound in graph.items()}
     files = sorted(map(str, Project(Path.cwd()).imported_files()))
     try:
         return json.dumps({"services": services, "files": files})

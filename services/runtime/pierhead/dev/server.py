@@ -13,12 +13,11 @@ from pathlib import Path
 
 from pierhead.classes.shapes import CannotTravel
 from pierhead.classes.target import NoService, NoTarget
-from pierhead.dev.application import NoApplication
-from pierhead.dev.described import ProcessFailed
-from pierhead.dev.front import Front
 from pierhead.dev.saves import LOOK_S, Stamps, difference, named, saved, stamps
-from pierhead.dev.version import Offer, Version, VersionFailed, VersionSource
-from pierhead.dev.words import NoWords
+from pierhead.dev.version import Version, VersionFailed, VersionSource
+from pierhead.runner.front import Front
+from pierhead.runner.runner import Changed, NoApplication, Offer, ProcessFailed
+from pierhead.runner.words import NoWords
 from pierhead.tracebacks import user_traceback, where
 
 END_S = 12.0
@@ -33,7 +32,9 @@ Say = Callable[[str], object]
 class DevServer:
     """Serves the newest version that starts. Owned by one event loop; `run` ends on SIGINT and SIGTERM."""
 
-    def __init__(self, source: VersionSource, make: Callable[[VersionSource], Version], front: Front, say: Say) -> None:
+    def __init__(
+        self, source: VersionSource, make: Callable[[VersionSource, Changed], Version], front: Front, say: Say
+    ) -> None:
         self._source = source
         self._make = make
         self._front = front
@@ -72,7 +73,7 @@ class DevServer:
         """Load the application, and again whenever its files have changed. Raises NoTarget."""
         while True:
             before, everything = self._look(), stamps(self._source.project.all_files())
-            version, began = self._make(self._source), time.monotonic()
+            version, began = self._made(), time.monotonic()
             starting = asyncio.create_task(version.start())
             try:
                 if await self._outlives_saves(version, starting, before):
@@ -86,6 +87,16 @@ class DevServer:
                 await version.ended()
                 raise
             await self._changed({**(everything if self._failed else self._look()), **before})
+
+    def _made(self) -> Version:
+        """A version; requests go where its replicas are while it serves."""
+
+        def changed(offer: Offer) -> None:
+            if self._serving is version:
+                self._front.switch(offer.routes, offer.grpc_port)
+
+        version = self._make(self._source, changed)
+        return version
 
     async def _outlives_saves(self, version: Version, starting: asyncio.Task[Offer], before: Stamps) -> bool:
         """Wait for the outcome of a start; False if a file was saved meanwhile: the version is then stopped."""

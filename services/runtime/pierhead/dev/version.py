@@ -20,29 +20,19 @@ from typing import NamedTuple, Protocol
 from pierhead.calls.clients import Clients, close_handles
 from pierhead.classes.target import bound_at
 from pierhead.classes.threads import allow_threads
-from pierhead.dev.application import RunningApplication
-from pierhead.dev.front import FrontRoute
 from pierhead.dev.project import Project
-from pierhead.dev.words import Words, read_words
 from pierhead.metrics import RuntimeMetrics
 from pierhead.multiplex.multiplexed import close_models
 from pierhead.replica.watchdog import Watchdog
+from pierhead.runner.in_loop import LoopRunner
+from pierhead.runner.runner import Changed, Offer
+from pierhead.runner.words import Words, read_words
 from pierhead.settings import Settings
 
 logger = logging.getLogger("pierhead")
 
 THREAD = "pierhead-version"
 """The name of a version's thread."""
-
-
-class Offer(NamedTuple):
-    """What a version serves."""
-
-    routes: Sequence[FrontRoute]
-    grpc_port: int | None
-    """Of all methods; None = nothing speaks gRPC, or each service has a port of its own."""
-    grpc: Mapping[str, str]
-    """By gRPC service, its address where that is its own; "" = the front's."""
 
 
 class Version(Protocol):
@@ -80,8 +70,10 @@ class VersionSource(NamedTuple):
 class ThreadVersion:
     """A Version in this process. Created and used on one loop, its owner's."""
 
-    def __init__(self, source: VersionSource) -> None:
+    def __init__(self, source: VersionSource, changed: Changed) -> None:
+        """`changed`: told on the owner's loop."""
         self._source = source
+        self._changed = changed
         self._owner = asyncio.get_running_loop()
         self._offer: asyncio.Future[Offer] = self._owner.create_future()
         self._ended = asyncio.Event()
@@ -120,7 +112,9 @@ class ThreadVersion:
         forgotten: Mapping[str, ModuleType] = {}
         try:
             forgotten = self._source.project.forget()
-            application = RunningApplication(bound_at(self._source.target), self._source.words())
+            words = self._source.words()
+            changed: Changed = lambda offer: self._tell(self._changed, offer)  # noqa: E731
+            application = LoopRunner(bound_at(self._source.target), words, changed)
             asyncio.run(self._live(application))
         except BaseException as error:  # SystemExit, too: the owner reports it
             failure = error
@@ -131,7 +125,7 @@ class ThreadVersion:
         self._tell(self._failed, failure)
         self._tell(self._ended.set)
 
-    async def _live(self, application: RunningApplication) -> None:
+    async def _live(self, application: LoopRunner) -> None:
         loop = asyncio.get_running_loop()
         self._stop, self._now = asyncio.Event(), asyncio.Event()
         with self._lock:
@@ -146,9 +140,7 @@ class ThreadVersion:
         try:
             await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
-                await starting
-                grpc = dict.fromkeys(application.grpc_services, "")
-                offer = Offer(application.routes(), application.grpc_port, grpc)
+                offer = await starting
                 self._served = True
                 self._tell(self._serves, offer)
                 watchdog.start()
@@ -166,7 +158,7 @@ class ThreadVersion:
             if self._served:
                 self._tell(self._ended.set)  # what is left are threads of methods that block, and no one waits for them
 
-    async def _end(self, application: RunningApplication) -> None:
+    async def _end(self, application: LoopRunner) -> None:
         """Drain, until that is to end at once."""
         draining = asyncio.create_task(application.stop())
         now = asyncio.create_task(self._now.wait())

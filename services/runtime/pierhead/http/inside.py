@@ -3,7 +3,7 @@
 Nothing else in the runtime touches a private part of aiohttp. With any other version `server.py` uses aiohttp's public
 interface alone, which does the same, more slowly.
 
-    Runner, _Server          the gate stands around the whole application, its routing included
+    GateRunner, _Server      the gate stands around the whole application, its routing included
     ClientConnection         limits requests per turn during refusals (`intake.py`), writes short answers fast
     ShortResponses           writes short, whole responses at once
     DirectWriter             writes pieces of a stream without waiting
@@ -128,7 +128,7 @@ def _sees_responses(app: web.Application) -> bool:
     return bool(app.on_response_prepare) or any(_sees_responses(inner) for inner in app._subapps)
 
 
-class Runner(web.AppRunner):
+class GateRunner(web.AppRunner):
     """Runs an application behind a gate, with our own connections."""
 
     __slots__ = ("gate",)

@@ -30,7 +30,7 @@ def runner_for(app: web.Application, edge: Edge) -> tuple[Gate, web.AppRunner]:
         from pierhead.http import inside
 
         if inside.is_untouched():
-            runner = inside.Runner(app, edge)
+            runner = inside.GateRunner(app, edge)
             return runner.gate, runner
     gate = Gate(app, edge)
     gate.join()

@@ -91,6 +91,8 @@ class ReplicaServer:
         self.http_port: int | None = None
         self.admin_port: int | None = None
         self.ready = asyncio.Event()
+        self.ill = asyncio.Event()
+        """Set once the health watch has judged it unhealthy."""
         self._detail = "starting"
         parts = tuple(with_applications(parts))
         self._servicers = [part for part in parts if is_servicer(part)]
@@ -314,6 +316,7 @@ class ReplicaServer:
         if not why_ill:
             await self._say_ready()
         elif self.state != "draining":
+            self.ill.set()
             self._set_state("starting", why_ill)
             await self._set_grpc_health(health_pb2.HealthCheckResponse.NOT_SERVING)
 

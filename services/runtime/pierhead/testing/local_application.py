@@ -11,9 +11,10 @@ import aiohttp
 from pierhead.classes.handles import handle_to
 from pierhead.classes.service import Bound, Service
 from pierhead.classes.target import application_of
-from pierhead.dev.application import RunningApplication
-from pierhead.dev.front import Front
-from pierhead.dev.words import NoWords, check_keys
+from pierhead.runner.front import Front
+from pierhead.runner.in_loop import LoopRunner
+from pierhead.runner.runner import Offer
+from pierhead.runner.words import NoWords, check_keys
 
 ServiceT = TypeVar("ServiceT", bound=Service)
 
@@ -23,7 +24,7 @@ TIMEOUT_S = 60.0
 class LocalApplication:
     """An application that runs; see `local`."""
 
-    def __init__(self, application: RunningApplication, base_url: str, http: aiohttp.ClientSession) -> None:
+    def __init__(self, application: LoopRunner, base_url: str, http: aiohttp.ClientSession) -> None:
         self.base_url = base_url
         """Where its routes are, for any HTTP client."""
         self.http = http
@@ -50,23 +51,28 @@ async def local(
     - application: what `bind()` returned, or a service's class whose constructor needs no arguments, or what the `bind`
       of `pierhead.rayserve` returned.
     - x_serve: words that come over the classes' keywords, by service: `{"scorer": {"max_ongoing_requests": 1}}`.
-    Calls between services, errors, deadlines, admission and batches are as in containers, each service having one
-    replica. `override_handle` puts a fake in the place of one. Raises what a constructor or `check_health` raises,
-    NoApplication for a graph that cannot be served, and NoWords for words that no service of it can have.
+    Calls between services, errors, deadlines, admission, queues and batches are as in containers; each service has as
+    many replicas as its words say (`replicas`). `override_handle` puts a fake in the place of one. Raises what a
+    constructor or `check_health` raises, NoApplication for a graph that cannot be served, and NoWords for words that no
+    service of it can have.
     """
     found = application_of(application)
     bound = found.bind() if isinstance(found, type) and issubclass(found, Service) else found
     if not isinstance(bound, Bound):
         raise TypeError(f"local() takes a Service's class, or what its bind() returned, found {application!r:.60}")
-    running, front = RunningApplication(bound, x_serve), Front()
+    front = Front()
+
+    def changed(offer: Offer) -> None:
+        front.switch(offer.routes, offer.grpc_port)
+
+    running = LoopRunner(bound, x_serve, changed)
     for name, words in (x_serve or {}).items():
         if name not in running.graph:
             raise NoWords(f"x_serve: {name} is no service of this application; it has {', '.join(running.graph)}")
         check_keys(f"x_serve: {name}", words)
-    await running.start()
+    changed(await running.start())
     try:
         port = await front.listen("127.0.0.1", 0)
-        front.switch(running.routes(), running.grpc_port)
         base_url = f"http://127.0.0.1:{port}"
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         async with aiohttp.ClientSession(base_url, timeout=timeout) as http:

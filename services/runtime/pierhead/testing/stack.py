@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pierhead.compose_names import DEFAULT_NAMES
-from pierhead.dev.ports import free_ports
+from pierhead.runner.ports import free_ports
 
 PORTS = ("HTTP", "GRPC", "API", "STATS", "PROMETHEUS", "GRAFANA")
 """The stack's ports, as the variables PIERHEAD_<NAME>_PORT call them."""

@@ -1,6 +1,6 @@
 """The front of an application without HAProxy: finds the service of each request by its route, and passes bytes on.
 
-    client -> Front -> listener of the service that has the longest matching route
+    client -> Front -> queue of the service that has the longest matching route -> listener of a replica with room
 
 Each request has a connection to its service of its own, and is the last one on its client's: so the next one is routed
 anew, and bodies, streams and WebSockets need no code here.
@@ -10,64 +10,35 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
-from pierhead.dev.words import Words
+from pierhead.calls.lease import Lease
+from pierhead.calls.pool import Pool
+from pierhead.calls.replica import Replica
+from pierhead.calls.turn import LineFull, lease_in_turn
 from pierhead.edge import logs
+from pierhead.errors import PierheadError
 from pierhead.http.answers import CONTENT_TYPE
-from pierhead.request import REQUEST_ID_KEY, accept_id
-from pierhead.settings import Settings
+from pierhead.policies.registry import DEFAULT_POLICY
+from pierhead.policies.router import Ranks, Router
+from pierhead.request import MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, accept_id
+from pierhead.runner.runner import FrontRoute
 
 MOST_HEAD_BYTES: Final = 32 * 1024
 HEAD_S: Final = 30.0
 """How long a client may take to send the head of a request, as for HAProxy."""
 PIECE_BYTES: Final = 64 * 1024
 CONNECT_S: Final = 5.0
+TRIES: Final = 3
+"""How many replicas a request may meet that do not listen any more."""
 
 _OURS = frozenset(("connection", "keep-alive", "proxy-connection", "x-forwarded-prefix"))
 """Headers of clients that are not passed on."""
-
-
-@dataclass(slots=True)
-class FrontLine:
-    """The requests of one service: those that it works on, and those that wait."""
-
-    max_ongoing: int
-    max_queued: int
-    """-1 = no bound."""
-    timeout_s: float
-    refusal_status: int = 503
-    retry_after_s: float = 1.0
-    waiting: int = 0
-    places: asyncio.Semaphore = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.places = asyncio.Semaphore(self.max_ongoing)
-
-
-@dataclass(frozen=True, slots=True)
-class FrontRoute:
-    """A route of `x-serve`, and where its service listens."""
-
-    path: str
-    service: str
-    port: int
-    line: FrontLine
-    strip_prefix: bool = False
-
-    def takes(self, path: str) -> bool:
-        """Whether a path is this route's, or below it."""
-        return self.path in ("/", path) or path.startswith(f"{self.path}/")
-
-    def inner(self, path: str) -> str:
-        """The path as the service sees it."""
-        if not self.strip_prefix or self.path == "/":
-            return path
-        return f"/{path[len(self.path) :].removeprefix('/')}"
 
 
 class Refusal(Exception):
@@ -79,18 +50,6 @@ class Refusal(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
         self.more = more
-
-
-def route_of(service: str, words: Words, settings: Settings, port: int) -> FrontRoute:
-    """The route of a service that listens at a port of this machine. Only for words that have one."""
-    line = FrontLine(
-        settings.max_ongoing_requests,
-        words.get("max_queued_requests", -1),
-        settings.request_timeout_s,
-        settings.backpressure_status_code,
-        settings.backpressure_retry_after_s,
-    )
-    return FrontRoute(words["route"], service, port, line, words.get("strip_prefix", False))
 
 
 class Head:
@@ -128,12 +87,97 @@ class Head:
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
+class FrontRequest:
+    """A request as a policy sees it; a RankedCall."""
+
+    request = None
+    ranks: Ranks[Replica] | None = None
+
+    def __init__(self, path: str, head: Head) -> None:
+        self.path = path
+        self.session_id = head.header(SESSION_KEY)
+        self.model_id = head.header(MODEL_KEY)
+
+
+class _Listener:
+    """The way to a replica that listens for HTTP; a Connection, of which each request has its own."""
+
+    ready = True
+
+    def check(self) -> None:
+        """Does nothing: a request that cannot connect tries another replica."""
+
+    async def close(self) -> None:
+        """Does nothing: requests end by themselves."""
+
+
+class _Queue:
+    """The requests of one service: those that its replicas have, and those that wait."""
+
+    def __init__(self, route: FrontRoute) -> None:
+        self.route = route
+        self.router = Router(DEFAULT_POLICY, random.Random(), follows=True)  # noqa: S311 - spreads load
+        connect: Any = lambda address, changed: _Listener()  # noqa: E731
+        self.pool = Pool(route.service, connect)
+        self.pool.watch(self.router)
+        self.pool.update(route.listing)
+
+    def update(self, route: FrontRoute) -> None:
+        self.route = route
+        self.pool.update(route.listing)
+
+    async def connected(self, request: FrontRequest) -> tuple[Lease, asyncio.StreamReader, asyncio.StreamWriter]:
+        """A place at a replica, and a connection to it. Raises Refusal."""
+        tried: list[Replica] = []
+        while True:
+            lease = await self._lease(request, tried)
+            host, _, port = lease.replica.address.rpartition(":")
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    return (lease, *await asyncio.open_connection(host, int(port)))
+            except (OSError, TimeoutError):
+                self.pool.failed(lease, time.monotonic())
+                tried.append(lease.replica)
+                lease.end()
+                if len(tried) == TRIES:
+                    raise self._refusal("overloaded", "No replica of {} could be connected to.") from None
+            except BaseException:
+                lease.end()
+                raise
+
+    async def _lease(self, request: FrontRequest, tried: Sequence[Replica]) -> Lease:
+        route = self.route
+        most = route.listing.max_queued_requests
+        try:
+            return await lease_in_turn(
+                self.pool,
+                self.router,
+                request,
+                most_waiting=-1 if most is None else most,
+                wait_s=route.timeout_s,
+                tried=tried,
+            )
+        except LineFull:
+            words = "Every replica of {} is busy and its queue is full. Nothing was done; try again later."
+            raise self._refusal("queue_full", words) from None
+        except TimeoutError:
+            words = "No replica of {} took the request: all are busy. Nothing was done; try again."
+            raise self._refusal("overloaded", words) from None
+        except PierheadError as error:
+            raise Refusal(error.http_status, error.kind, error.message) from None
+
+    def _refusal(self, code: str, words: str) -> Refusal:
+        route = self.route
+        return Refusal(route.refusal_status, code, words.format(route.service), route.retry_after_s)
+
+
 class Front:
     """Listens for HTTP, and for gRPC, which it passes on unread. Owned by one event loop."""
 
     def __init__(self) -> None:
         self._routes: Sequence[FrontRoute] | None = None
         self._why = ""
+        self._queues: dict[str, _Queue] = {}
         self._grpc_port: int | None = None
         self._known = asyncio.Event()
         """Set once there are routes, or a reason why there are none."""
@@ -152,6 +196,9 @@ class Front:
         """Send requests here from now on; those in flight end where they are."""
         self._routes = sorted(routes, key=lambda route: len(route.path), reverse=True)
         self._grpc_port = grpc_port
+        for route in routes:
+            if route.service in self._queues:
+                self._queues[route.service].update(route)
         self._known.set()
 
     def fail(self, why: str) -> None:
@@ -167,6 +214,12 @@ class Front:
             task.cancel()
         if self._serving:
             await asyncio.wait(self._serving)
+        for queue in self._queues.values():
+            await queue.pool.close()
+
+    def waiting(self, service: str) -> int:
+        """Requests that wait for a replica of a service with room."""
+        return self._queues[service].pool.waiting if service in self._queues else 0
 
     async def _listen(self, serve: _Serve, host: str, port: int) -> int:
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -188,7 +241,9 @@ class Front:
     async def _grpc(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._known.wait()
         if self._grpc_port is not None:
-            await _join(reader, writer, self._grpc_port, b"")
+            async with asyncio.timeout(CONNECT_S):
+                inner = await asyncio.open_connection("127.0.0.1", self._grpc_port)
+            await _join(reader, writer, *inner)
 
     async def _http(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head: Head | None = None
@@ -202,13 +257,20 @@ class Front:
             await self._known.wait()
             route = self._route_of(head.path)
             client = str(writer.get_extra_info("peername")[0])
-            await _take_place(route)
+            lease, inner_reader, inner_writer = await self._queue_of(route).connected(FrontRequest(head.path, head))
             try:
-                await _join(reader, writer, route.port, head.to(route, client))
+                inner_writer.write(head.to(route, client))
+                await _join(reader, writer, inner_reader, inner_writer)
             finally:
-                route.line.places.release()
+                lease.end()
         except Refusal as refusal:
             await _answer(writer, refusal, head)
+
+    def _queue_of(self, route: FrontRoute) -> _Queue:
+        found = self._queues.get(route.service)
+        if found is None:
+            found = self._queues[route.service] = _Queue(route)
+        return found
 
     def _route_of(self, path: str) -> FrontRoute:
         if self._routes is None:
@@ -224,28 +286,13 @@ class Front:
 _Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
-async def _take_place(route: FrontRoute) -> None:
-    """Return once the service has room for a request, as HAProxy's queue does. Raises Refusal."""
-    line = route.line
-    if line.places.locked() and 0 <= line.max_queued <= line.waiting:
-        message = f"Every replica of {route.service} is busy and its queue is full. Nothing was done; try again later."
-        raise Refusal(line.refusal_status, "queue_full", message, line.retry_after_s)
-    line.waiting += 1
-    try:
-        async with asyncio.timeout(line.timeout_s):
-            await line.places.acquire()
-    except TimeoutError:
-        message = f"No replica of {route.service} took the request: all are busy. Nothing was done; try again."
-        raise Refusal(line.refusal_status, "overloaded", message, line.retry_after_s) from None
-    finally:
-        line.waiting -= 1
-
-
-async def _join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int, first: bytes) -> None:
+async def _join(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    inner_reader: asyncio.StreamReader,
+    inner_writer: asyncio.StreamWriter,
+) -> None:
     """Pass bytes on in both directions until one side closes. Raises OSError when a connection breaks."""
-    async with asyncio.timeout(CONNECT_S):
-        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
-    inner_writer.write(first)
     pipes = {
         asyncio.create_task(_pass_on(reader, inner_writer)),
         asyncio.create_task(_pass_on(inner_reader, writer)),

@@ -1,7 +1,7 @@
 """The gRPC side of the store that replicas and callers share (`pierhead.shared_store`); it serves nothing else.
 
-The store lives in this process's memory. It is not on the way of requests: a policy that uses it gets an error while
-the controller is away, and decides without it.
+The controller serves it, and so does the runner of an application's processes. It is not on the way of requests: a
+policy that uses it gets an error while the controller is away, and decides without it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 import grpc
+
 from pierhead.discovery.v1 import store_pb2, store_pb2_grpc
 from pierhead.errors import StoreUnavailable
 from pierhead.store.memory import Store
@@ -45,6 +46,11 @@ class StoreService(store_pb2_grpc.SharedStoreServicer):
         """Add to a whole number."""
         value = await _answer(context, self._store.incr(request.key, request.by, request.ttl_s))
         return store_pb2.IncrementResponse(value=value)
+
+
+def add_store(store: Store, server: grpc.aio.Server) -> None:
+    """Answer a server's requests from a store."""
+    store_pb2_grpc.add_SharedStoreServicer_to_server(StoreService(store), server)
 
 
 async def _answer(context: _Context[Any, Any], asked: Awaitable[T]) -> T:

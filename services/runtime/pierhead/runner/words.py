@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias, get_origin, get_type_hints
 
+from pierhead.calls.listing import Listing
+from pierhead.calls.replica import Endpoint
 from pierhead.classes.service import Bound
 from pierhead.errors import SettingsError
+from pierhead.runner.runner import FrontRoute
 from pierhead.serve_block import DRAIN_MARGIN_S, XServe, variable_text, variables
 from pierhead.settings import Settings
 
@@ -47,16 +51,52 @@ def variables_of(words: Words) -> dict[str, str]:
     return found
 
 
-def settings_of(name: str, words: Words) -> Settings:
+def replicas_of(words: Words) -> int:
+    """How many replicas there are without a controller, which would change their number: at least one."""
+    scaling = words.get("autoscale") or {}
+    return max(1, words.get("replicas") or scaling.get("initial") or scaling.get("min") or 1)
+
+
+def settings_of(name: str, words: Words, replica: str = "") -> Settings:
     """The settings of a replica on this machine, with ports that are free. Raises NoWords."""
     own = {name: value for name, value in os.environ.items() if name.startswith("PIERHEAD_MAX_BODY_BYTES")}
-    fixed = {"PIERHEAD_SERVICE": name, "PIERHEAD_REPLICA": name, "PIERHEAD_HOST": "127.0.0.1", "PIERHEAD_PORT": "0"}
+    fixed = {
+        "PIERHEAD_SERVICE": name,
+        "PIERHEAD_REPLICA": replica or name,
+        "PIERHEAD_HOST": "127.0.0.1",
+        "PIERHEAD_PORT": "0",
+    }
     try:
         return Settings.from_env({**own, **variables_of(words), **fixed})
     except SettingsError as error:
         key_of = {variable: key.path for variable, key in variables().items()}
         lines = [_said(key_of, *line.partition(":")[::2]) for line in str(error).splitlines()]
         raise NoWords("\n".join(f"{name}: x-serve.{line}" for line in lines)) from None
+
+
+def listing_of(words: Words, endpoints: Sequence[Endpoint]) -> Listing:
+    """What Discovery would report of a service with these replicas."""
+    router = words.get("router", {})
+    kwargs = router.get("policy_kwargs")
+    return Listing(
+        endpoints,
+        max_queued_requests=words.get("max_queued_requests"),
+        policy=router.get("policy"),
+        policy_kwargs=json.dumps(kwargs) if kwargs else "",
+    )
+
+
+def route_of(service: str, words: Words, settings: Settings, endpoints: Sequence[Endpoint]) -> FrontRoute:
+    """The route of a service, `endpoints` being where its replicas listen for HTTP. Only for words that have one."""
+    return FrontRoute(
+        words["route"],
+        service,
+        listing_of(words, endpoints),
+        settings.request_timeout_s,
+        settings.backpressure_status_code,
+        settings.backpressure_retry_after_s,
+        words.get("strip_prefix", False),
+    )
 
 
 def read_words(files: Iterable[Path]) -> dict[str, Words]:
