@@ -20,21 +20,15 @@ SLOW = {"backpressure", "cancel", "http_backpressure", "unhealthy"}
 
 IN_ONE_PROCESS = {
     "async_generator_http": "a replica puts the request's id on every response",
-    "autoscaling": "counts its replicas: as a service it has one",
     "bad_reconfigure": "uses serve.run itself",
-    "backpressure": "the bound of a line comes from Discovery",
-    "custom_router": "counts its replicas: as a service it has one",
     "failed_deployment": "uses serve.run itself",
-    "handle_uses": "the process that gets handles by name is no replica",
     "http_backpressure": "HAProxy keeps the line",
-    "health_check": "check_health has a period of ten seconds",
-    "many_replicas": "counts its replicas: as a service it has one",
+    "many_replicas": "a handle calls one replica, so there is no broadcast",
     "redeployed": "uses serve.run itself",
     "root_path": "HAProxy answers what no route takes",
     "plain_prefix": "HAProxy answers what no route takes",
     "timeout_header": "a deadline is 504 for a service",
     "two_applications": "uses serve.run itself",
-    "unhealthy": "the controller replaces a replica",
 }
 """Applications whose answers as services need a stack, and why."""
 

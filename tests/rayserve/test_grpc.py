@@ -29,6 +29,12 @@ def add_EchoServicer_to_server(servicer: Any, server: Any) -> None:
     server.add_registered_method_handlers("test.Echo", handlers)
 
 
+def add_OlderServicer_to_server(servicer: Any, server: Any) -> None:
+    """As generated code of a grpcio before 1.65 does it: by one of the two methods alone."""
+    handlers = {"One": grpc.unary_unary_rpc_method_handler(servicer.One, *CODEC)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Older", handlers),))
+
+
 @serve.deployment
 class Echo:
     def One(self, request: Any, grpc_context: Any) -> Any:
@@ -66,7 +72,7 @@ def channel() -> Iterator[grpc.Channel]:
         http_options={"port": http},
         grpc_options={
             "port": port,
-            "grpc_servicer_functions": [f"{__name__}.add_EchoServicer_to_server"],
+            "grpc_servicer_functions": [f"{__name__}.add_{name}Servicer_to_server" for name in ("Echo", "Older")],
             "request_timeout_s": 2,
         },
     )
@@ -95,6 +101,11 @@ def test_a_method_answers_and_the_client_gets_the_requests_id(channel: grpc.Chan
     made = call(channel, "id")
     assert made == ("OK", made[1], {"request_id": made[1]})
     assert made[1]
+
+
+def test_a_service_that_older_generated_code_registers_is_served(channel: grpc.Channel) -> None:
+    ask = channel.unary_unary("/test.Older/One", CODEC[1], CODEC[0])
+    assert ask(StringValue(value="hi"), timeout=20).value == "hi None ipv4:"
 
 
 @pytest.mark.parametrize(

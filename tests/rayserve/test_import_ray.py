@@ -16,7 +16,7 @@ from pierhead import rayserve as serve
 from pierhead.rayserve import import_ray
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.import_ray import compose_of
-from pierhead.rayserve.services import APPLICATION, bound_of
+from pierhead.rayserve.services import APPLICATION, PREFIXED, bound_of
 from pydantic import BaseModel
 
 from controller.spec.parse import parse
@@ -65,7 +65,12 @@ def test_a_configuration_becomes_a_compose_file() -> None:
     command = ["python", "-m", "pierhead", "serve", "shop:app"]
     common = {"image": "${COMPOSE_PROJECT_NAME}-shop", "command": command, "scale": 0}
     secret = "${PIERHEAD_PICKLE_SECRET:?write a secret of 32 characters into .env}"
-    environment = {"PIERHEAD_ALLOW_PICKLE": "true", "PIERHEAD_PICKLE_SECRET": secret, "MODEL": "a$$b"}
+    environment = {
+        "PIERHEAD_ALLOW_PICKLE": "true",
+        "PIERHEAD_PICKLE_SECRET": secret,
+        "MODEL": "a$$b",
+        "PIERHEAD_RAY_APPLICATION": "shop",
+    }
     logging = {"log_level": "warning", "encoding": "json"}
     assert services == {
         "ranker": {
@@ -118,7 +123,8 @@ applications:
 """
     services = yaml.safe_load(compose_of(config, lambda _: APP)[0])["services"]
     assert list(services) == ["ranker", "shop", "deployment2nd-shop-ranker", "deployment2nd-shop-shop"]
-    monkeypatch.setenv("PIERHEAD_RAY_APPLICATION", services["deployment2nd-shop-shop"]["environment"][APPLICATION])
+    for variable in (APPLICATION, PREFIXED):
+        monkeypatch.setenv(variable, services["deployment2nd-shop-shop"]["environment"][variable])
     bound = bound_of(APP)
     assert set(bound.graph()) == {"deployment2nd-shop-ranker", "deployment2nd-shop-shop"}
     assert bound.cls.__application__.name == "2nd shop"
@@ -126,14 +132,36 @@ applications:
         compose_of(config + '- {name: 2nd shop, route_prefix: /third, import_path: "shop:app"}', lambda _: APP)
 
 
-def test_without_the_module_the_last_deployment_gets_the_requests() -> None:
-    def missing(_: str) -> Any:
-        raise ModuleNotFoundError("No module named 'shop'")
+def test_the_name_in_the_file_is_that_of_the_application_in_its_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = yaml.safe_load(compose_of(CONFIG, lambda _: APP)[0])["services"]["shop"]
+    for name, value in shop["environment"].items():
+        if name.startswith("PIERHEAD_RAY"):
+            monkeypatch.setenv(name, value)
+    bound = bound_of(APP)
+    assert (bound.cls.__application__.name, set(bound.graph())) == ("shop", {"ranker", "shop"})
 
-    text, notes = compose_of(CONFIG, missing)
-    services = yaml.safe_load(text)["services"]
-    assert [name for name, service in services.items() if "route" in service["x-serve"]] == ["gone"]
-    assert any("could not be imported" in note for note in notes)
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            ModuleNotFoundError("No module named 'starlette'", name="starlette"),
+            r"applications\.shop: shop:app could not be imported: there is no module starlette in .*uv run pierhead",
+        ),
+        (ValueError("no weights"), "could not be imported: ValueError: no weights"),
+    ],
+)
+def test_what_cannot_be_imported_is_an_error_that_says_what_to_do(error: Exception, words: str) -> None:
+    def missing(_: str) -> Any:
+        raise error
+
+    with pytest.raises(RayServeException, match=words):
+        compose_of(CONFIG, missing)
+
+
+def test_applications_of_ray_itself_are_an_error() -> None:
+    with pytest.raises(RayServeException, match=r"it is Ray's own; docs/how-to/from-ray-serve\.md says what"):
+        compose_of("applications: [{import_path: 'ray.serve.llm:build_openai_app'}]")
 
 
 def test_the_image_serves_what_a_function_builds_of_the_arguments() -> None:
@@ -191,11 +219,17 @@ def test_the_command_writes_a_file_and_names_what_is_left_out(
     monkeypatch.chdir(tmp_path)
     parser = argparse.ArgumentParser()
     import_ray.add(parser.add_subparsers())
-    (tmp_path / "serve.yaml").write_text("applications: [{import_path: nowhere_at_all.app, deployments: [{name: A}]}]")
     given = parser.parse_args(["import-ray", "serve.yaml", "-o", "compose.yaml"])
+    (tmp_path / "serve.yaml").write_text("applications: [{import_path: nowhere_at_all.app, deployments: [{name: A}]}]")
+    with pytest.raises(SystemExit) as ended:
+        given.run(given)
+    assert (ended.value.code, (tmp_path / "compose.yaml").exists()) == (2, False)
+    assert "nowhere_at_all:app could not be imported: nowhere_at_all:app: there is no module" in capsys.readouterr().err
+    path = f"{__name__}:APP"
+    (tmp_path / "serve.yaml").write_text(f"applications: [{{import_path: {path}, host: h, deployments: []}}]")
     given.run(given)
-    assert "nowhere_at_all:app could not be imported" in capsys.readouterr().err
-    assert list(yaml.safe_load((tmp_path / "compose.yaml").read_text())["services"]) == ["a"]
+    assert "applications.default.host: there is no counterpart" in capsys.readouterr().err
+    assert list(yaml.safe_load((tmp_path / "compose.yaml").read_text())["services"]) == ["ranker", "shop"]
     secret = (tmp_path / ".env").read_text()
     assert re.fullmatch("PIERHEAD_PICKLE_SECRET=[0-9a-f]{32}\n", secret)
     (tmp_path / "compose.yaml").write_text("mine")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -20,6 +21,15 @@ def allow_threads(settings: Settings) -> None:
     """Let the running loop have a thread for each request. A thread is started when none is idle."""
     most = max(_LEAST, settings.max_ongoing_requests)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(most, "pierhead-method"))
+    allow_more_threads(settings.max_ongoing_requests)
+
+
+def allow_more_threads(more: int) -> None:
+    """Let the running loop have more threads for `def` endpoints of Starlette and FastAPI (40, by anyio's default)."""
+    if "anyio" in sys.modules:
+        from anyio.to_thread import current_default_thread_limiter
+
+        current_default_thread_limiter().total_tokens += more
 
 
 async def in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

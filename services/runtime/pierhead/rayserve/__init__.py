@@ -6,6 +6,8 @@
 service written as a class. docs/how-to/from-ray-serve.md says what differs.
 """
 
+from contextlib import suppress
+
 from pierhead.rayserve import (
     batching,
     config,
@@ -39,6 +41,11 @@ from pierhead.rayserve.context import get_multiplexed_model_id, get_replica_cont
 from pierhead.rayserve.deployment import Application, Deployment, deployment, ingress
 from pierhead.rayserve.multiplex import multiplexed
 from pierhead.rayserve.schema import TracingConfig
+
+with suppress(ImportError):  # after this import, as after Ray Serve's, `import starlette` alone gives these modules
+    import starlette.requests
+    import starlette.responses
+    import starlette.websockets  # noqa: F401
 
 __all__ = [
     "Application",

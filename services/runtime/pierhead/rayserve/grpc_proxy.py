@@ -7,7 +7,7 @@ import importlib
 import inspect
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -48,9 +48,7 @@ class RayServeGrpc:
             add = getattr(importlib.import_module(module), name)
             recorder = _Recorder()
             add(_Anything(), recorder)
-            for service, handlers in recorder.services.items():
-                served = {method: self._handler(method, handler) for method, handler in handlers.items()}
-                server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, served),))
+            server.add_generic_rpc_handlers([_Answered(each, self._handler) for each in recorder.handlers])
         host = f"[{self._host}]" if ":" in self._host else self._host
         server.add_insecure_port(f"{host}:{self._options.port}")
         await server.start()
@@ -187,13 +185,27 @@ class _Recorder:
     """Stands in for a server while generated code registers a servicer."""
 
     def __init__(self) -> None:
-        self.services: dict[str, Mapping[str, Any]] = {}
+        self.handlers: list[Any] = []
 
-    def add_generic_rpc_handlers(self, _: object) -> None:
-        """Does nothing: the other method gets the same handlers with their names."""
+    def add_generic_rpc_handlers(self, handlers: Iterable[Any]) -> None:
+        self.handlers += handlers
 
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        self.services[service] = handlers
+    def add_registered_method_handlers(self, *_: object) -> None:
+        """Does nothing: the other method gets the same handlers, and from older code it alone does."""
+
+
+class _Answered(grpc.GenericRpcHandler):
+    """A service's methods, each answered by `answering(name, handler)` in the place of its handler."""
+
+    def __init__(self, registered: Any, answering: Callable[[str, Any], Any]) -> None:
+        self._registered = registered
+        self._answering = answering
+
+    def service(self, handler_call_details: Any) -> Any:
+        """See GenericRpcHandler."""
+        handler = self._registered.service(handler_call_details)
+        name = handler_call_details.method.rpartition("/")[2]
+        return None if handler is None else self._answering(name, handler)
 
 
 class _Anything:

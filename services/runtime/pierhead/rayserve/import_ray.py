@@ -16,11 +16,12 @@ from pierhead.classes.service import Bound
 from pierhead.classes.target import NoService, arguments_of, built_by, imported
 from pierhead.compose_names import own_image
 from pierhead.files import replace_file
+from pierhead.rayserve.context import DEFAULT_APPLICATION
 from pierhead.rayserve.deployment import Application
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.options import DEFAULT, DeploymentOptions
 from pierhead.rayserve.pickles import SECRET, write_secret
-from pierhead.rayserve.services import APPLICATION, RayDeployment, bound_of, service_name
+from pierhead.rayserve.services import APPLICATION, PREFIXED, RayDeployment, bound_of, service_name
 
 _TOP: Final[Mapping[str, str]] = {
     "proxy_location": "HAProxy stands before all replicas",
@@ -157,9 +158,11 @@ class _Translation:
         self._leave_out(where, config)
         environment = self._environment(where, config.get("runtime_env") or {})
         options = {each["name"]: each for each in config.get("deployments") or () if isinstance(each, Mapping)}
-        served, graph = self._graph(where, target, options, config.get("args") or {})
-        if any(service in others for service, *_ in graph.values()):
+        served, graph = self._graph(where, target, config.get("args") or {})
+        if name != DEFAULT_APPLICATION:
             environment |= {APPLICATION: name}
+        if any(service in others for service, *_ in graph.values()):
+            environment |= {APPLICATION: name, PREFIXED: "true"}
             graph = {each: (service_name(each, name), first, own) for each, (_, first, own) in graph.items()}
         prefix = config.get("route_prefix", "/")
         found = {}
@@ -197,11 +200,11 @@ class _Translation:
         return {str(key): str(value).replace("$", "$$") for key, value in (runtime_env.get("env_vars") or {}).items()}
 
     def _graph(
-        self, where: str, target: str, options: Mapping[str, Any], args: Mapping[str, Any]
+        self, where: str, target: str, args: Mapping[str, Any]
     ) -> tuple[str, dict[str, tuple[str, bool, DeploymentOptions]]]:
         """What the image serves; of each deployment its service, whether it is the first, its options in the code.
 
-        Raises RayServeException for arguments that no target can have.
+        Raises RayServeException for arguments that no target can have, and for a target that cannot be imported.
         """
         for name, value in args.items():
             _check_argument(where, name, value)
@@ -211,16 +214,9 @@ class _Translation:
             if callable(found) and not isinstance(found, Application):
                 found = built_by(found, args)
                 target = called
-            bound: Bound = bound_of(found, "")
+            bound: Bound = bound_of(found)
         except Exception as error:
-            self._note(
-                where,
-                f"{target} could not be imported ({error!r}), so options in the code are not known, and the last "
-                "deployment of the list is taken for the one that gets the requests",
-            )
-            names = list(options)
-            unknown = {each: (service_name(each), each == names[-1], DeploymentOptions()) for each in names}
-            return called if args else target, unknown
+            raise RayServeException(f"{where}: {target} could not be imported: {_why(target, error)}") from error
         cls: Any = bound.cls
         services: Mapping[str, Bound] = cls.__application__.services
         return target, {each: (child.name, child is bound, _options(child.cls)) for each, child in services.items()}
@@ -250,6 +246,19 @@ class _Translation:
         if self._request_timeout_s and "request_timeout_s" not in block:
             block["request_timeout_s"] = float(self._request_timeout_s)
         return block, _resources(options)
+
+
+def _why(target: str, error: Exception) -> str:
+    """Why a target cannot be imported, and what to do."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if target.startswith("ray."):
+        return "it is Ray's own; docs/how-to/from-ray-serve.md says what stands in its place"
+    if missing is None:
+        return str(error) if isinstance(error, NoService) else f"{type(error).__name__}: {error}"
+    return (
+        f"there is no module {missing} in {sys.executable}: run the command in the project's environment, which has it "
+        "(`uv run pierhead import ray ...`), or by that environment's Python (`python -m pierhead import-ray ...`)"
+    )
 
 
 def _check_argument(where: str, name: object, value: object) -> None:

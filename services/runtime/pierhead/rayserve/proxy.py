@@ -59,8 +59,7 @@ class RayServeProxy:
 
         path = scope["path"].removeprefix(self._options.root_path)
         if scope["type"] == "http" and path in ("/-/healthz", "/-/routes"):
-            routes = {each.route_prefix: each.name for each in self._applications.values() if each.route_prefix}
-            await _send_all(messages_of("success" if path == "/-/healthz" else routes), stamped)
+            await _send_all(self._about(path), stamped)
             return
         application = self._match(path)
         if application is None:
@@ -68,6 +67,13 @@ class RayServeProxy:
             await _send_all(messages_of(text, 404), stamped)
             return
         await self._serve(application, request_id.decode("latin-1"), scope, receive, stamped)
+
+    def _about(self, path: str) -> list[dict[str, Any]]:
+        """Health, or the routes."""
+        routes = {each.route_prefix: each.name for each in self._applications.values() if each.route_prefix}
+        if not self._applications:
+            return messages_of("Route table is not populated yet.", 503)
+        return messages_of("success" if path == "/-/healthz" else routes)
 
     def _match(self, path: str) -> EngineApplication | None:
         """The application with the longest prefix of the path."""

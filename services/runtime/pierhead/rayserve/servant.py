@@ -16,7 +16,7 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Final
 
-from pierhead.classes.threads import called
+from pierhead.classes.threads import allow_more_threads, called
 from pierhead.raised import as_holdable, is_answerable
 from pierhead.rayserve.context import (
     ReplicaContext,
@@ -136,6 +136,8 @@ class Servant:
         else:
             app = getattr(definition, ASGI)
             self.app = app() if inspect.isfunction(app) else app
+        if self._shares_process:  # else the process has allowed them
+            allow_more_threads(self.built.options.max_ongoing_requests)
         self._lifespan = Lifespan(self.app)
         await self._lifespan.start()
 
@@ -153,6 +155,8 @@ class Servant:
     async def _close(self) -> None:
         if self._lifespan is not None:
             await self._lifespan.stop()
+            if self._shares_process:
+                allow_more_threads(-self.built.options.max_ongoing_requests)
         end = getattr(self._object, "__del__", None)
         if end is not None and not inspect.isfunction(self._object):
             try:

@@ -46,8 +46,11 @@ logger = logging.getLogger("ray.serve")
 _CALL, _REPLY = "call", "reply"
 
 APPLICATION: Final = "PIERHEAD_RAY_APPLICATION"
-"""The name of the application, where its services' names begin with it: another one of the project has deployments of
-the same names.
+"""The name of the application."""
+
+PREFIXED: Final = "PIERHEAD_RAY_PREFIXED"
+"""true: the names of its services begin with the application's, as another one of the project has deployments of the
+same names.
 """
 
 
@@ -295,15 +298,15 @@ class AppGraph:
         self.services: dict[str, Bound] = {}
 
 
-def bound_of(app: Application, name: str | None = None) -> Bound:
+def bound_of(app: Application) -> Bound:
     """The application's first deployment as a bound service, the others beneath it.
 
-    `name`: the application's, which the names of its services begin with; "" = they do not; default: APPLICATION's.
-    Raises RayServeException for deployments whose names make one service's name.
+    APPLICATION and PREFIXED say how it is called. Raises RayServeException for deployments whose names make one
+    service's name.
     """
-    name = os.environ.get(APPLICATION, "") if name is None else name
     built = BuiltApplication(app)
-    graph = AppGraph(name or DEFAULT_APPLICATION)
+    graph = AppGraph(os.environ.get(APPLICATION) or DEFAULT_APPLICATION)
+    name = graph.name if os.environ.get(PREFIXED) == "true" else ""
     classes: dict[str, str] = {}
     for deployment in built.deployments.values():
         cls = _class_of(deployment, name, is_ingress=deployment.name == built.ingress)

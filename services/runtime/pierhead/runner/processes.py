@@ -242,10 +242,11 @@ class ProcessRunner:
         """See Runner."""
         await self._discovery.start()
         secret = secrets.token_hex(16)
-        where = {"PIERHEAD_DISCOVERY": f"127.0.0.1:{self._discovery.port}"}
+        where = {"PIERHEAD_DISCOVERY": self.discovery}
         ports, starts = ports_of(self.services.values()), []
         for name, service in self.services.items():
-            own = {key: secret if "${" in value else value for key, value in service.facts.environment.items()}
+            given = service.facts.environment.items()
+            own = {key: os.environ.get(key, secret) if "${" in value else value for key, value in given}
             start = service.start(ports[name], {**own, **where}, partial(self._show, service))
             starts.append(asyncio.create_task(start))
         try:
@@ -256,6 +257,11 @@ class ProcessRunner:
             raise
         self._has_started = True
         return self._offer()
+
+    @property
+    def discovery(self) -> str:
+        """Where the replicas are told, for callers from outside; once it has started."""
+        return f"127.0.0.1:{self._discovery.port}"
 
     async def stop(self, *, at_once: bool = False) -> None:
         """See Runner."""
