@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 import threading
@@ -74,11 +75,43 @@ def test_after_the_import_starlette_has_its_modules(module: str) -> None:
     assert (done.stdout.strip(), done.stderr) == (f"starlette.{module}", "")
 
 
+def test_a_call_that_never_returns_does_not_keep_the_process() -> None:
+    program = """
+import threading
+from pierhead import rayserve as serve
+
+begun = threading.Event()
+
+@serve.deployment(graceful_shutdown_timeout_s=0)
+class Endless:
+    def __call__(self):
+        begun.set()
+        threading.Event().wait()
+
+serve.start(proxy_location="Disabled")
+response = serve.run(Endless.bind()).remote()
+begun.wait()
+serve.shutdown()
+print("shut down")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=40)
+    assert (done.returncode, done.stdout) == (0, "shut down\n"), done.stderr
+
+
 def test_def_endpoints_of_fastapi_run_at_once_as_many_as_the_deployment_allows(port: int) -> None:
     serve.run(Blocking.bind())  # type: ignore[attr-defined]
     with ThreadPoolExecutor(AT_ONCE) as threads:
         answers = list(threads.map(lambda _: get(port, "/meet")[0], range(AT_ONCE)))
     assert answers == [200] * AT_ONCE
+
+
+def test_without_a_proxy_no_port_is_opened() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        serve.start(proxy_location="Disabled", http_options={"port": taken.getsockname()[1]})
+        try:
+            assert serve.run(Endless.bind()).deployment_name == "Endless"  # type: ignore[attr-defined]
+        finally:
+            serve.shutdown()
 
 
 def test_without_applications_nothing_is_healthy(port: int) -> None:

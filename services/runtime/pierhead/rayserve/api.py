@@ -39,6 +39,8 @@ class Instance:
     def __init__(self) -> None:
         self.http = HTTPOptions()
         self.grpc = gRPCOptions(grpc_servicer_functions=())
+        self.listens = True
+        """Whether there is to be an HTTP server: `proxy_location` says so."""
         self.applications: dict[str, EngineApplication] = {}
         self._apart: list[EngineApplication] = []
         self.engine: EngineThread | None = None
@@ -52,7 +54,7 @@ class Instance:
             if self.engine is None:
                 write_logs()
                 self.engine = EngineThread()
-            if listen and self._listener is None:
+            if listen and self.listens and self._listener is None:
                 self.engine.run(self._listen())
             if self.grpc.grpc_servicer_functions and self._grpc_server is None:
                 self.engine.run(self._listen_grpc())
@@ -136,6 +138,7 @@ class Instance:
                 engine.run(self.close())
                 engine.close()
             self.http, self.grpc = HTTPOptions(), gRPCOptions(grpc_servicer_functions=())
+            self.listens = True
 
 
 INSTANCE: Final = Instance()
@@ -162,8 +165,8 @@ def start(
         grpc = made(gRPCOptions, grpc_options, "grpc_options")
         INSTANCE.http = http or HTTPOptions()
         INSTANCE.grpc = grpc or gRPCOptions()
-    location = getattr(proxy_location, "value", proxy_location)
-    INSTANCE.start(listen=location not in ("Disabled", "NoServer"))
+        INSTANCE.listens = getattr(proxy_location, "value", proxy_location) not in ("Disabled", "NoServer")
+    INSTANCE.start(listen=True)
 
 
 def run(

@@ -10,13 +10,12 @@ import inspect
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, closing
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Final
 
-from pierhead.classes.threads import allow_more_threads, called
+from pierhead.classes.threads import DaemonThreads, allow_more_threads, called
 from pierhead.raised import as_holdable, is_answerable
 from pierhead.rayserve.context import (
     ReplicaContext,
@@ -97,7 +96,7 @@ class Servant:
         self._requests: set[asyncio.Task[Any]] = set()
         # One more than requests: those of slow readers do not hold up `check_health`.
         most = min(_MOST_THREADS, built.options.max_ongoing_requests + 1)
-        self._threads = ThreadPoolExecutor(most, f"rayserve-{built.name}")
+        self._threads = DaemonThreads(most, f"rayserve-{built.name}")
 
     @property
     def held_models(self) -> set[str]:
@@ -150,7 +149,7 @@ class Servant:
             await self._inside(self._close)
         finally:
             self._forget()
-            self._threads.shutdown(wait=False)
+            self._threads.close()
 
     async def _close(self) -> None:
         if self._lifespan is not None:
