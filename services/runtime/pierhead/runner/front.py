@@ -24,10 +24,10 @@ from pierhead.calls.turn import LineFull, lease_in_turn
 from pierhead.edge import logs
 from pierhead.errors import PierheadError
 from pierhead.http.answers import CONTENT_TYPE
-from pierhead.policies.registry import DEFAULT_POLICY
 from pierhead.policies.router import Ranks, Router
 from pierhead.request import MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, accept_id
 from pierhead.runner.runner import FrontRoute
+from pierhead.serve_block import DEFAULT_POLICY
 
 MOST_HEAD_BYTES: Final = 32 * 1024
 HEAD_S: Final = 30.0
