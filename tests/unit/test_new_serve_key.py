@@ -46,7 +46,7 @@ from docs.generate import serve_block, settings as settings_page
 from pathlib import Path
 from pierhead import Service, Settings
 from pierhead.dev.build import compose_text
-from pierhead.dev.words import settings_of, words_of
+from pierhead.runner.words import settings_of, words_of
 
 
 class Scorer(Service, linger_s=2.5):
