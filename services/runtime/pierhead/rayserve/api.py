@@ -99,7 +99,7 @@ class Instance:
         self.applications[target.name] = application  # in any case: its status says what failed
         try:
             if former is not None:
-                await former.close()
+                await former.close(in_turn=True)
             failed = await application.start()
         except BaseException as error:
             if not is_answerable(error):

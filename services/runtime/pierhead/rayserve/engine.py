@@ -69,9 +69,16 @@ class EngineApplication:
             raise
         return {name: end for name, end in zip(self.deployments, ends, strict=True) if end is not None}
 
-    async def close(self) -> None:
-        """End every deployment, all at the same time as in Ray Serve: none waits for the time that another one has."""
-        await asyncio.gather(*(deployment.close() for deployment in self.deployments.values()))
+    async def close(self, *, in_turn: bool = False) -> None:
+        """End every deployment, all at the same time as in Ray Serve: none waits for the time that another one has.
+
+        `in_turn`: callers first, so that their requests in flight end where they are while another version comes.
+        """
+        if in_turn:
+            for deployment in reversed(self.deployments.values()):
+                await deployment.close()
+        else:
+            await asyncio.gather(*(deployment.close() for deployment in self.deployments.values()))
         if self._is_known:
             for deployment in self.deployments.values():
                 forget_dispatcher(deployment.id, deployment)
