@@ -21,6 +21,7 @@ SLOW = {"backpressure", "cancel", "http_backpressure", "unhealthy"}
 IN_ONE_PROCESS = {
     "async_generator_http": "a replica puts the request's id on every response",
     "bad_reconfigure": "uses serve.run itself",
+    "custom_router": "its router counts the replicas that the handle has met by then",
     "failed_deployment": "uses serve.run itself",
     "http_backpressure": "HAProxy keeps the line",
     "many_replicas": "a handle calls one replica, so there is no broadcast",
