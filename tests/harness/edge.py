@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import csv
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -162,6 +163,12 @@ class Edge:
 
     async def sessions(self, name: str) -> int:
         return (await self.server(name)).sessions
+
+    async def sessions_so_far(self, service: str, name: str) -> int:
+        """Those that have ended are counted too."""
+        rows = await RuntimeSocket(self.run_dir / "admin.sock").ask(f"show stat {backend_name(service)} 4 -1")
+        found = csv.DictReader(rows.removeprefix("# ").splitlines())
+        return next(int(row["stot"]) for row in found if row["svname"] == name)
 
     async def is_up(self, name: str) -> bool:
         return (await self.server(name)).up
