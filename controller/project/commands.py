@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from .down import down as remove
 from .programs import ThisMachine
 from .project import FILES, Project, check, engine_of, find, own_files, settle
 from .stack import Stack
+from .steps import interrupts_wait
 
 
 def up(*, watch: bool = False) -> None:
@@ -64,14 +64,8 @@ def _watch(project: Project, environment: Mapping[str, str]) -> None:
 
 def _call(words: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a program that ends by itself at Ctrl-C, and return its exit status. Raises KeyboardInterrupt once it has."""
-    interrupts: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
-    try:
+    with interrupts_wait() as interrupts:
         status = subprocess.call(words, env=environment)
-    finally:
-        signal.signal(signal.SIGINT, before)
     if interrupts:
         raise KeyboardInterrupt
     return status

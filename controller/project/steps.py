@@ -49,7 +49,7 @@ def _run(
     except OSError as error:
         os.write(log, f"{words[0]}: {error.strerror}\n".encode())
         return 127
-    with process, _interrupts_wait() as interrupts:
+    with process, interrupts_wait() as interrupts:
         while True:
             try:
                 status = process.wait(LOOK_S)
@@ -64,7 +64,7 @@ def _run(
 
 
 @contextlib.contextmanager
-def _interrupts_wait() -> Iterator[list[int]]:
+def interrupts_wait() -> Iterator[list[int]]:
     """Ctrl-C reaches the program as well, which ends by itself; what it does at its end is waited for."""
     interrupts: list[int] = []
     before = signal.getsignal(signal.SIGINT)
