@@ -18,8 +18,8 @@ from services.llm.gateway.app import make_app
 from services.llm.gateway.metrics import GatewayMetrics
 from services.llm.gateway.models.model_map import VARIABLE, read_models
 from services.llm.gateway.settings import GatewaySettings
+from services.llm.mock.engine import MockEngine
 from services.llm.server.engine import LLMEngine
-from services.llm.server.engines.mock.engine import MockEngine
 from services.llm.server.service import LLMServer
 from tests.unit.runtime.harness import Cluster, address, until
 

@@ -11,7 +11,7 @@ from services.llm.server.engine import LLMEngine
 from services.llm.server.errors import LLMStartError
 
 ENGINES = {
-    "mock": "services.llm.server.engines.mock.engine:MockEngine",
+    "mock": "services.llm.mock.engine:MockEngine",
     "openai": "services.llm.server.engines.openai.engine:OpenAIEngine",
     "vllm": "services.llm.server.engines.vllm.engine:VLLMEngine",
 }

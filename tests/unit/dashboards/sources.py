@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from controller.status.metrics import ControllerMetrics
 from services.llm.gateway.metrics import GatewayMetrics
+from services.llm.mock.engine import MockEngine
 from services.llm.server.engine import EngineLoad
-from services.llm.server.engines.mock.engine import MockEngine
 from services.llm.server.exposition import show
 from tests.unit.dashboards.promql import exported_names
 

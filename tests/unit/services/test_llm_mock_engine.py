@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from typing import Any
@@ -13,11 +12,10 @@ from hypothesis import strategies as st
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 from pierhead.llm_config import LLMConfig, ModelLoading
 
-from services.llm.server.engines.mock import text as mock_text
-from services.llm.server.engines.mock.cache import BlockCache, chain_of
-from services.llm.server.engines.mock.engine import MockEngine
-from services.llm.server.engines.mock.schedule import Pace, Schedule, Sequence
-from services.llm.server.errors import LLMRequestError
+from services.llm.mock.arguments import MockArguments
+from services.llm.mock.cache import BlockCache, chain_of
+from services.llm.mock.engine import MockEngine
+from services.llm.mock.schedule import Schedule, Sequence
 
 pytestmark = pytest.mark.virtual_time
 
@@ -49,7 +47,8 @@ def test_all_get_what_they_asked_for_and_never_faster_than_the_rate(
 ) -> None:
     rate = 100.0
     cache = BlockCache(blocks)
-    world = Schedule(Pace(rate, math.inf, 0.01, prefill, seqs, 4, 0.01), cache)
+    pace: dict[str, Any] = {"tokens_per_s": rate, "ttft_s": 0.01, "prefill_tokens_per_s": prefill, "step_s": 0.01}
+    world = Schedule(MockArguments.model_construct(**pace, max_num_seqs=seqs, block_size=4), cache)
     sequences = {number: Sequence(number, each[1], (), each[2]) for number, each in enumerate(wanted)}
     events = [(each[0], "add", number) for number, each in enumerate(wanted)]
     events += [(each[0] + each[3], "drop", number) for number, each in enumerate(wanted) if each[3] is not None]
@@ -81,46 +80,23 @@ def test_all_get_what_they_asked_for_and_never_faster_than_the_rate(
 # ------------------------------------------------------------------------------------------------------------- cache
 
 
-def tokens(text: str) -> list[bytes]:
-    return [each.encode() for each in text]
-
-
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.text("ab", min_size=1, max_size=12), st.integers(0, 3), st.booleans()), max_size=40))
 def test_blocks_are_never_lost(steps: list[tuple[str, int, bool]]) -> None:
     cache = BlockCache(6)
-    leases = []
+    taken = []
     for text, more, give in steps:
-        chain = chain_of(tokens(text), 2, 0)
+        chain = chain_of(text, 2, 0)
         total = math.ceil(len(text) / 2) + more
-        lease = cache.take(chain, total)
-        if lease is not None:
-            assert lease.own == total - len(chain)
-            leases.append(lease)
+        if cache.take(chain, total) is not None:
+            taken.append((chain, total))
         assert 0 <= cache.use <= 1
-        if give and leases:
-            cache.give(leases.pop(0))
-    for lease in leases:
-        cache.give(lease)
+        if give and taken:
+            cache.give(*taken.pop(0))
+    for chain, total in taken:
+        cache.give(chain, total)
     assert cache.use == 0
     assert cache.take((), 6) is not None, "all of it can be had again"
-
-
-# --------------------------------------------------------------------------------------------------------------- text
-
-
-@given(st.text())
-def test_the_tokeniser_can_be_undone(text: str) -> None:
-    raw = text.encode(errors="surrogatepass")
-    ids = mock_text.ids_of(mock_text.tokenise(text))
-    assert b"".join(mock_text.tokens_of(ids, "tokens")) == raw
-    assert len(ids) == math.ceil(len(raw) / 4)
-
-
-@pytest.mark.parametrize("bad", [0, -1, True, "a", 1 << 32 | 256, 5 << 32, 1 << 40, None])
-def test_numbers_that_are_no_tokens_are_refused(bad: Any) -> None:
-    with pytest.raises(LLMRequestError, match=r"tokens\[0\]: there is no token"):
-        mock_text.tokens_of([bad], "tokens")
 
 
 # ------------------------------------------------------------------------------------------------------------ together
@@ -167,15 +143,3 @@ async def test_a_scripted_answer_takes_the_place_of_made_up_tokens() -> None:
     assert told["finish_reason"] == "tool_calls"
     assert told["message"]["tool_calls"][0]["function"] == {"name": "look_up", "arguments": '{"city": "Rome"}'}
     assert len((await choice("Else?"))["message"]["content"]) == 4 * 16, "no entry fits"
-
-
-async def test_prefill_and_decode_of_one_request_by_two_engines() -> None:
-    prefill, decode = await started(), await started(prefill_tokens_per_s=1.0)
-    turns = [{"role": "user", "content": "Tell me of the sea."}]
-    read = await chat(prefill, turns, max_tokens=1, kv_transfer_params={"do_remote_decode": True})
-    told = json.loads(read.data)["kv_transfer_params"]
-    assert told["do_remote_prefill"] is True
-    assert told["remote_block_ids"]
-    async with asyncio.timeout(5):  # to read it here would take ten seconds and more
-        reply = await chat(decode, turns, kv_transfer_params=told)
-    assert reply.usage.completion_tokens == 16

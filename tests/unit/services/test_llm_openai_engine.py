@@ -17,7 +17,7 @@ from pierhead import Unavailable
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 from pierhead.llm_config import LLMConfig, ModelLoading
 
-from services.llm.server.engines.mock.engine import MockEngine
+from services.llm.mock.engine import MockEngine
 from services.llm.server.engines.openai import engine as openai_engine
 from services.llm.server.engines.openai.engine import OpenAIEngine
 from services.llm.server.engines.openai.events import Splitter

@@ -19,9 +19,9 @@ from pierhead.llm_config import LLMConfig, Lora, ModelLoading
 from pierhead.metrics import RuntimeMetrics
 from pierhead.replica.server import ReplicaServer
 
+from services.llm.mock.engine import MockEngine
 from services.llm.server import service
 from services.llm.server.engine import LLMEngine
-from services.llm.server.engines.mock.engine import MockEngine
 from services.llm.server.errors import EngineDiedError, LLMStartError, SourceNotFoundError
 from services.llm.server.service import LLMServer
 from tests.harness.waiting import PATIENCE_S

@@ -17,9 +17,9 @@ from pierhead.llm_config import ENGINE_EXPECTED, ENGINE_NAMES, LLMConfig, Lora, 
 from pierhead.metrics import RuntimeMetrics
 from pydantic import ValidationError
 
+from services.llm.mock.engine import MockEngine
 from services.llm.server import bodies
 from services.llm.server.engine import EngineLoad
-from services.llm.server.engines.mock.engine import MockEngine
 from services.llm.server.errors import EngineStalledError, LLMRequestError, LLMStartError, SourceNotFoundError
 from services.llm.server.models.adapters import Adapters
 from services.llm.server.registry import ENGINES, engine_class
@@ -244,7 +244,7 @@ HANGS = """
 import sys, time
 from pathlib import Path
 from pierhead import serve
-from services.llm.server.engines.mock.engine import MockEngine
+from services.llm.mock.engine import MockEngine
 from services.llm.server.service import LLMServer
 from services.llm.server.settings import ServerSettings
 

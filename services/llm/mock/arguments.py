@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.llm.server.engine import checked_kwargs
-from services.llm.server.engines.mock.schedule import Pace
 from services.llm.server.errors import LLMStartError
 
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
@@ -37,10 +36,10 @@ class MockArguments(BaseModel):
     """From the end of the prefill to the first token."""
     tokens_per_s: Rate = 2000.0
     """Of the whole engine; the requests that run share it."""
-    request_tokens_per_s: Rate | None = None
-    """The most that one request gets; None = no bound of its own."""
-    prefill_tokens_per_s: Rate | None = None
-    """Tokens of prompts that are read in a second, one prompt after another; None = no time."""
+    request_tokens_per_s: Rate = math.inf
+    """The most that one request gets."""
+    prefill_tokens_per_s: Rate = math.inf
+    """Tokens of prompts that are read in a second, one prompt after another, without those in the cache."""
     max_num_seqs: Annotated[int, Field(ge=1, le=100_000)] = 256
     """Answers that run at a time; others wait."""
     max_model_len: Annotated[int, Field(ge=2, le=10_000_000)] = 32_768
@@ -64,18 +63,6 @@ class MockArguments(BaseModel):
     """After so many tokens in all it makes no more; check_health still passes."""
     ill: str | None = None
     """check_health fails with this message once the engine has started."""
-
-    def pace(self) -> Pace:
-        """For the schedule."""
-        return Pace(
-            tokens_per_s=self.tokens_per_s,
-            request_tokens_per_s=self.request_tokens_per_s or math.inf,
-            ttft_s=self.ttft_s,
-            prefill_tokens_per_s=self.prefill_tokens_per_s or math.inf,
-            max_num_seqs=self.max_num_seqs,
-            block_size=self.block_size,
-            step_s=self.step_s,
-        )
 
 
 def read_arguments(engine_kwargs: dict[str, Any]) -> MockArguments:

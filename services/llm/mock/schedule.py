@@ -9,80 +9,41 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from services.llm.server.engines.mock.cache import BlockCache, Chain, Lease
+from services.llm.mock.arguments import MockArguments
+from services.llm.mock.cache import BlockCache, Chain
 
 NEARLY = 1e-6
 """Tolerance for rounding, as a share of a token or of a step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How fast the engine is."""
-
-    tokens_per_s: float
-    """Of the engine, shared by the sequences that run."""
-    request_tokens_per_s: float
-    """The most that one sequence gets."""
-    ttft_s: float
-    """From the end of the prefill to the first token."""
-    prefill_tokens_per_s: float
-    """Tokens of prompts that are read in a second, without those in the cache; inf = no time."""
-    max_num_seqs: int
-    block_size: int
-    step_s: float
-
-
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One answer in the making."""
 
-    __slots__ = (
-        "cached",
-        "chain",
-        "given",
-        "grown",
-        "lease",
-        "owner",
-        "progress",
-        "prompt",
-        "total",
-        "unread",
-        "wait_s",
-    )
-
-    def __init__(
-        self,
-        owner: Any,
-        prompt: int,
-        chain: Chain,
-        total: int,
-        *,
-        read: bool = False,
-        grown: Callable[[], Chain] = tuple,
-    ) -> None:
-        """`read`: another engine has read the prompt."""
-        self.owner = owner
-        """What the caller knows the sequence by."""
-        self.prompt = prompt
-        """Tokens."""
-        self.chain = chain
-        self.total = total
-        """Tokens to be made, at least 1."""
-        self.grown = grown
-        """Returns, once all tokens are made, the hashes of the blocks that the answer has filled."""
-        self.given = 0
-        """Tokens that `advance` has returned."""
-        self.progress = 0.0
-        """Tokens made, with the part of the next one."""
-        self.cached = prompt if read else 0
-        """Tokens of the prompt that need not be read."""
-        self.unread = 0.0
-        self.wait_s = 0.0
-        """Until the first token, once the prompt is read."""
-        self.lease: Lease | None = None
+    owner: Any
+    """What the caller knows the sequence by."""
+    prompt: int
+    """Tokens to be read."""
+    chain: Chain
+    """Of the prompt."""
+    total: int
+    """Tokens to be made, at least 1."""
+    grown: Chain = ()
+    """The hashes of the blocks that the answer fills."""
+    cached: int = 0
+    """Tokens of the prompt that were in the cache."""
+    given: int = 0
+    """Tokens that `advance` has returned."""
+    progress: float = 0.0
+    """Tokens made, with the part of the next one."""
+    unread: float = 0.0
+    wait_s: float = 0.0
+    """Until the first token, once the prompt is read."""
+    blocks: int = 0
+    """Blocks that it holds; 0 = it has no slot."""
 
     @property
     def done(self) -> bool:
@@ -93,7 +54,7 @@ class Sequence:
 class Schedule:
     """All sequences of one engine. Its owner calls `advance` when `next_at` says so, or later."""
 
-    def __init__(self, pace: Pace, cache: BlockCache) -> None:
+    def __init__(self, pace: MockArguments, cache: BlockCache) -> None:
         self._pace = pace
         self._cache = cache
         self._at = 0.0
@@ -103,10 +64,10 @@ class Schedule:
         self._running: dict[Sequence, None] = {}
         self.running = 0
         """Sequences that have a slot."""
-        self.tokens = 0
-        """Read and made since the start."""
+        self.read = 0
+        """Tokens of prompts, since the start."""
         self.made = 0
-        """Of those: made."""
+        """Tokens of answers, since the start."""
 
     @property
     def waiting(self) -> int:
@@ -125,10 +86,9 @@ class Schedule:
 
     def drop(self, sequence: Sequence) -> None:
         """Forget a sequence, whatever its state."""
-        if sequence in self._waiting:
-            self._waiting.remove(sequence)
-        elif sequence in self._prefill:
-            self._prefill.remove(sequence)
+        for queue in (self._waiting, self._prefill):
+            if sequence in queue:
+                queue.remove(sequence)
         self._release(sequence)
 
     def next_at(self) -> float:
@@ -150,19 +110,18 @@ class Schedule:
         return new_tokens
 
     def _admit(self) -> None:
-        pace = self._pace
-        while self._waiting and self.running < pace.max_num_seqs:
+        size = self._pace.block_size
+        while self._waiting and self.running < self._pace.max_num_seqs:
             sequence = self._waiting[0]
-            blocks = math.ceil((sequence.prompt + sequence.total) / pace.block_size)
-            lease = self._cache.take(sequence.chain, blocks)
-            if lease is None:
+            blocks = math.ceil((sequence.prompt + sequence.total) / size)
+            hits = self._cache.take(sequence.chain, blocks)
+            if hits is None:
                 return
             self._waiting.popleft()
             self.running += 1
-            sequence.lease = lease
+            sequence.blocks = blocks
             # The last token is always computed: its result is the first one of the answer.
-            hits = min(lease.hits, (sequence.prompt - 1) // pace.block_size)
-            sequence.cached = max(sequence.cached, hits * pace.block_size)
+            sequence.cached = min(hits, (sequence.prompt - 1) // size) * size
             sequence.unread = sequence.prompt - sequence.cached
             self._prefill.append(sequence)
 
@@ -176,7 +135,7 @@ class Schedule:
             if sequence.unread > NEARLY:
                 return
             self._prefill.popleft()
-            self.tokens += sequence.prompt
+            self.read += sequence.prompt
             self._start(sequence)
 
     def _start(self, sequence: Sequence) -> None:
@@ -201,15 +160,14 @@ class Schedule:
                 sequence.given += new
                 new_tokens[sequence] = new_tokens.get(sequence, 0) + new
                 self.made += new
-                self.tokens += new
             if sequence.done:
                 self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         """The sequence no longer needs its slot and its blocks."""
         self._running.pop(sequence, None)
-        if sequence.lease is not None:
-            self._cache.give(sequence.lease, sequence.grown() if sequence.done else ())
-            sequence.lease = None
+        if sequence.blocks:
+            self._cache.give(sequence.chain, sequence.blocks, sequence.grown if sequence.done else ())
+            sequence.blocks = 0
             self.running -= 1
         self._admit()

@@ -1,0 +1,162 @@
+"""The mock engine's answer to a request: made as a whole when the request is read, written as OpenAI's JSON at once
+or token by token. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pierhead.llm.v1.llm_pb2 import LLMReply, Usage
+from pierhead.request import new_request_id
+
+from services.llm.mock import text
+from services.llm.mock.arguments import MockArguments
+from services.llm.server import bodies
+from services.llm.server.errors import LLMRequestError
+
+MOST_CHOICES = 128
+_MARK, _MARKED = "\x00", b"\\u0000"
+"""Stands where the token goes while a choice's event is made once for all of its tokens; and what JSON makes of it."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """One continuation of a prompt."""
+
+    prompt: list[str]
+    tokens: list[str]
+    finish: str
+    tool: str | None = None
+    """The function that it calls; the tokens are then the arguments."""
+    sent: int = 0
+    """Tokens that were streamed."""
+
+
+class MockAnswer:
+    """To one request of chat or completions. Raises LLMRequestError for one that cannot be."""
+
+    def __init__(self, body: bodies.Body, arguments: MockArguments, *, chat: bool) -> None:
+        bodies.number(body, "temperature", 0, 2)
+        bodies.integer(body, "top_logprobs", None, 0, 20)
+        self._chat = chat
+        self.stream = bodies.boolean(body, "stream")
+        if body.get("stream_options") is not None and not self.stream:
+            raise LLMRequestError("stream_options: expected stream to be true as well", param="stream_options")
+        self._include_usage = bodies.boolean(bodies.mapping(body, "stream_options"), "include_usage")
+        self.n = bodies.integer(body, "n", 1, 1, MOST_CHOICES) or 1
+        """Choices of each prompt."""
+        self.choices = _choices(body, arguments, self.n, chat=chat)
+        self._id = f"{'chatcmpl' if chat else 'cmpl'}-{new_request_id()}"
+        self._frame = {"id": self._id, "created": int(time.time()), "model": body["model"]}
+        self._templates: list[tuple[bytes, bytes, list[bytes]]] = []
+        """Of each choice: what stands before and behind a token, and its tokens as JSON. Made where it is streamed."""
+
+    def events(self, given: Iterable[int]) -> LLMReply:
+        """The events of the new tokens. `given`: how many tokens each choice has now."""
+        if not self._templates:
+            self._templates = [self._template(number, choice) for number, choice in enumerate(self.choices)]
+        data, count = b"", 0
+        for number, (choice, end) in enumerate(zip(self.choices, given, strict=True)):
+            if end == choice.sent:
+                continue
+            if self._chat and not choice.sent:
+                data += self._event(number, {"delta": self._message(number, "")})
+            before, behind, tokens = self._templates[number]
+            data += before + (behind + before).join(tokens[choice.sent : end]) + behind
+            count += end - choice.sent
+            choice.sent = end
+            if end == len(choice.tokens):
+                data += self._event(number, {"delta": {}} if self._chat else {"text": ""}, choice.finish)
+        return LLMReply(data=data, tokens=count)
+
+    def end(self, usage: Usage) -> bytes:
+        """The last bytes of a stream."""
+        last = self._line({"choices": [], "usage": _usage(usage)}) if self._include_usage else b""
+        return last + b"data: [DONE]\n\n"
+
+    def whole(self, usage: Usage) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+        choices = []
+        for number, choice in enumerate(self.choices):
+            said = "".join(choice.tokens)
+            content = {"message": self._message(number, said)} if self._chat else {"text": said}
+            choices.append(_choice(number, content, choice.finish))
+        kind = "chat.completion" if self._chat else "text_completion"
+        return self._frame | {"object": kind, "choices": choices, "usage": _usage(usage)}
+
+    def _message(self, number: int, said: str) -> dict[str, Any]:
+        """A whole message, or with "" the first part of a streamed one."""
+        tool = self.choices[number].tool
+        if tool is None:
+            return {"role": "assistant", "content": said, "refusal": None}
+        call = {"index": 0, "id": f"call_{self._id.rpartition('-')[2]}{number}", "type": "function"}
+        calls = [call | {"function": {"name": tool, "arguments": said}}]
+        return {"role": "assistant", "content": None, "refusal": None, "tool_calls": calls}
+
+    def _template(self, number: int, choice: Choice) -> tuple[bytes, bytes, list[bytes]]:
+        delta: dict[str, Any] = {"content": _MARK}
+        if choice.tool is not None:
+            delta = {"tool_calls": [{"index": 0, "function": {"arguments": _MARK}}]}
+        before, _, behind = self._event(number, {"delta": delta} if self._chat else {"text": _MARK}).partition(_MARKED)
+        return before, behind, [json.dumps(token)[1:-1].encode() for token in choice.tokens]
+
+    def _event(self, number: int, content: dict[str, Any], finish: str | None = None) -> bytes:
+        return self._line({"choices": [_choice(number, content, finish)]})
+
+    def _line(self, members: dict[str, Any]) -> bytes:
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return b"data: %b\n\n" % json.dumps(self._frame | {"object": kind} | members).encode()
+
+
+def check_length(prompt: int, wanted: int, arguments: MockArguments) -> None:
+    """Raises LLMRequestError for what does not fit the context."""
+    if prompt + wanted > arguments.max_model_len:
+        raise LLMRequestError(
+            f"This model's maximum context length is {arguments.max_model_len} tokens. However, you requested "
+            f"{prompt + wanted} tokens ({prompt} in the prompt, {wanted} in the completion). Please reduce the length "
+            "of the prompt or of the completion.",
+            code="context_length_exceeded", param="messages",
+        )  # fmt: skip
+
+
+def _choices(body: bodies.Body, arguments: MockArguments, n: int, *, chat: bool) -> list[Choice]:
+    prompts = [text.conversation(body)] if chat else text.prompts(body, "prompt")
+    limit = bodies.integer(body, "max_tokens", None, 1)
+    if chat:
+        limit = bodies.integer(body, "max_completion_tokens", limit, 1)
+    stops = bodies.strings(body, "stop")
+    said = text.content_of(body["messages"][-1]) if chat else str(body["prompt"])
+    scripted = next((each for each in arguments.script if each.when in said), None)
+    choices = []
+    for prompt in prompts:
+        check_length(len(prompt), limit or 1, arguments)
+        most = min(arguments.max_model_len - len(prompt), limit or arguments.max_model_len)
+        for number in range(n):
+            if scripted is not None:
+                tokens, finish = text.cut(scripted.text) or [""], "tool_calls" if scripted.tool else "stop"
+            else:
+                made = text.answer(prompt, number, limit or arguments.answer_tokens)
+                tokens, finish = made, "length" if limit else "stop"
+            if len(tokens) > most:
+                tokens, finish = tokens[:most], "length"
+            if (kept := text.until_stop(tokens, stops)) is not None:
+                tokens, finish = kept, "stop"
+            choices.append(Choice(prompt, tokens, finish, scripted.tool if scripted is not None else None))
+    return choices
+
+
+def _choice(number: int, content: dict[str, Any], finish: str | None) -> dict[str, Any]:
+    return {"index": number, **content, "logprobs": None, "finish_reason": finish}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
