@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 import uvloop
 from aiohttp import web
 
-from . import log, one_machine
-from .api import Gatekeeper
-from .assembly import Controller, World, assemble
-from .boundaries import Boundaries
+from .daemon import log, one_machine
+from .daemon.api import Gatekeeper
+from .daemon.assembly import Controller, World, assemble
+from .daemon.boundaries import Boundaries
+from .daemon.down import is_going_down, remove_replicas
 from .desired.measurements import Prometheus
-from .down import is_going_down, remove_replicas
 from .errors import ControllerError, EngineUnreachable, SettingsError
 from .observe.probe import HttpProbe
 from .settings import Settings

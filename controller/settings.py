@@ -81,7 +81,7 @@ class Settings:
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
         """Read the settings; raises SettingsError with every problem found, one a line."""
-        reader = _Reader(env)
+        reader = _EnvironmentReader(env)
         on_swarm = reader.choice("PIERHEAD_ENGINE", ENGINES, "DOCKER") == "SWARM"
         settings = cls(
             project=reader.matching("COMPOSE_PROJECT_NAME", PROJECT_NAME, "a Compose project name", None),
@@ -107,7 +107,7 @@ class Settings:
         return settings
 
 
-class _Reader:
+class _EnvironmentReader:
     """Typed reads that collect all problems, so that one error names them all."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
@@ -156,7 +156,7 @@ class _Reader:
         return value
 
 
-def _edge_limits(reader: _Reader) -> EdgeLimits:
+def _edge_limits(reader: _EnvironmentReader) -> EdgeLimits:
     connections = reader.integer("PIERHEAD_MAX_CONNECTIONS", 1, 30_000, 10_000)
     a_fifth = max(1, connections // 5)
     return EdgeLimits(

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Removes a stack on a Swarm: down-on-swarm.sh [VOLUMES] [FORCE]. controller/project/down.py does it on one machine.
+# Removes a stack on a Swarm: down-on-swarm.sh [VOLUMES] [FORCE]. controller/tool/project/down.py does it on one machine.
 set -euo pipefail
 
 # shellcheck source=compose/machine/stack.sh

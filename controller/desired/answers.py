@@ -12,25 +12,25 @@ from dataclasses import dataclass, field
 
 from ..model.observed import Observed
 from ..model.world import ReplicaContainer
-from .rollout import Tally
+from .rollout import AnswerTally
 
 ENOUGH = 20
 """With fewer answers of the former version since the rollout began, its answers from before count as well."""
 
 
 @dataclass(slots=True)
-class _Replica:
+class _AskedReplica:
     version: str
     reports: bool
     """The replica reports its own count. HAProxy's count is then never used: it restarts at 0 with every reload."""
-    before: Tally
+    before: AnswerTally
     """Its count when the rollout began."""
-    last: Tally
-    gained: Tally = field(default_factory=Tally)
+    last: AnswerTally
+    gained: AnswerTally = field(default_factory=AnswerTally)
     """Its answers since then. A count that went down was reset (a new worker process, a reload of HAProxy), so it is
     added whole."""
 
-    def note(self, now: Tally) -> None:
+    def note(self, now: AnswerTally) -> None:
         begun_anew = now.answered < self.last.answered or now.errors < self.last.errors
         self.gained += now if begun_anew else now - self.last
         self.last = now
@@ -42,7 +42,7 @@ class Answers:
     def __init__(self, to: str, begun_at: float) -> None:
         self.to = to
         self.begun_at = begun_at
-        self._replicas: dict[str, _Replica] = {}
+        self._replicas: dict[str, _AskedReplica] = {}
 
     def look(self, containers: Iterable[ReplicaContainer], observed: Observed) -> None:
         """Record the replicas' current counts."""
@@ -55,15 +55,15 @@ class Answers:
             if known is None:
                 # A replica of an earlier rollout to the same version: its answers were judged in that rollout.
                 is_new = container.version == self.to and container.created_at >= self.begun_at
-                before = Tally() if is_new else now
-                known = _Replica(container.version, own is not None, before, before)
+                before = AnswerTally() if is_new else now
+                known = _AskedReplica(container.version, own is not None, before, before)
                 self._replicas[container.id] = known
             known.note(now)
 
-    def of(self, version: str) -> Tally:
+    def of(self, version: str) -> AnswerTally:
         """Answers of a version since the rollout began; for the former version see ENOUGH."""
         mine = [replica for replica in self._replicas.values() if replica.version == version]
-        gained = sum((replica.gained for replica in mine), Tally())
+        gained = sum((replica.gained for replica in mine), AnswerTally())
         if version == self.to or gained.answered >= ENOUGH:
             return gained
         return sum((replica.before for replica in mine), gained)
@@ -73,14 +73,14 @@ class Answers:
         return frozenset(replica.version for replica in self._replicas.values())
 
 
-def own_count(container: ReplicaContainer) -> Tally | None:
+def own_count(container: ReplicaContainer) -> AnswerTally | None:
     """The count that a replica reports since its start; None where it reports none."""
     if container.answered is None or container.errors is None:
         return None
-    return Tally(container.answered, container.errors)
+    return AnswerTally(container.answered, container.errors)
 
 
-def edge_count(container: ReplicaContainer, observed: Observed) -> Tally | None:
+def edge_count(container: ReplicaContainer, observed: Observed) -> AnswerTally | None:
     """HAProxy's count of a replica's answers; None where HAProxy has no server for it."""
     server = observed.routing.server_of(container.service, container.name) if observed.routing else None
-    return Tally(server.answered, server.errors) if server else None
+    return AnswerTally(server.answered, server.errors) if server else None

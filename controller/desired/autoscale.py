@@ -32,7 +32,7 @@ MIN_GAP_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ServiceLoad:
     """The load of one service at one moment: requests, each counted once."""
 
     running: float = 0.0
@@ -52,9 +52,9 @@ class LoadHistory:
     """The load of one service in the last `keep_s` seconds. A sample holds until the next one."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, Load]] = deque()
+        self._samples: deque[tuple[float, ServiceLoad]] = deque()
 
-    def add(self, now: float, load: Load, keep_s: float) -> None:
+    def add(self, now: float, load: ServiceLoad, keep_s: float) -> None:
         """Add a sample. `now` never goes back."""
         samples = self._samples
         if samples and now - samples[-1][0] < MIN_GAP_S:
@@ -65,13 +65,15 @@ class LoadHistory:
         while len(samples) > 1 and samples[1][0] <= now - keep_s:
             samples.popleft()
 
-    def over(self, window_s: float, now: float, aggregation: Aggregation = "mean", since: float = -math.inf) -> Load:
+    def over(
+        self, window_s: float, now: float, aggregation: Aggregation = "mean", since: float = -math.inf
+    ) -> ServiceLoad:
         """The load over the window that ends `now`, or over the part of it that has samples; no samples = no load.
 
         Samples from before `since` do not count, even for the time between them and the next sample.
         """
         begin = now - window_s
-        spans: list[tuple[float, Load]] = []
+        spans: list[tuple[float, ServiceLoad]] = []
         end = now
         for at, load in reversed(self._samples):
             if at < since:
@@ -81,14 +83,14 @@ class LoadHistory:
             if at <= begin:
                 break
         if not spans:
-            return Load()
+            return ServiceLoad()
         if aggregation != "mean":
             choose = max if aggregation == "max" else min
             return choose((load for _, load in spans), key=lambda load: load.total)
         length = sum(seconds for seconds, _ in spans)
         if length <= 0:
             return spans[0][1]
-        return Load(
+        return ServiceLoad(
             sum(seconds * load.running for seconds, load in spans) / length,
             sum(seconds * load.waiting for seconds, load in spans) / length,
         )
@@ -114,11 +116,11 @@ class Situation:
     """The input of a decision, and of a user's policy."""
 
     spec: AutoscaleSpec
-    load: Load
+    load: ServiceLoad
     """Over `look_back_period_s`."""
-    recent: Load
+    recent: ServiceLoad
     """Over `panic_window_s`."""
-    latest: Load
+    latest: ServiceLoad
     """At the latest tick."""
     running: int
     """Replicas that are ready."""
@@ -137,7 +139,7 @@ its result. `running` is 0 while no replica is ready: any load starts the first 
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PolicyAnswer:
     """A policy's result for one situation."""
 
     wanted: int
@@ -145,14 +147,14 @@ class Answer:
     """The reason, in words with numbers."""
 
 
-def by_load(situation: Situation) -> Answer:
+def by_load(situation: Situation) -> PolicyAnswer:
     """The default policy's answer."""
     spec = situation.spec
     because = (
         f"{_load_words(situation.load)} over {spec.look_back_period_s:g} s ({spec.aggregation_function}), "
         f"{spec.target_ongoing_requests:g} per replica wanted"
     )
-    return Answer(wanted_replicas(situation), because)
+    return PolicyAnswer(wanted_replicas(situation), because)
 
 
 def wanted_replicas(situation: Situation) -> int:
@@ -179,7 +181,7 @@ def smoothed(spec: AutoscaleSpec, running: int, wanted: float) -> int:
     return spec.clamp(replicas)
 
 
-def decide(decided: Decided, situation: Situation, answer: Answer | None = None) -> tuple[Decided, str]:
+def decide(decided: Decided, situation: Situation, answer: PolicyAnswer | None = None) -> tuple[Decided, str]:
     """The next state, and why the target changed: one sentence with its numbers, "" when it did not change.
 
     Pure. `answer` is the policy's result; None = the default policy's. A `decided.target` outside the bounds (after an
@@ -282,7 +284,7 @@ def _burst_words(situation: Situation) -> str:
     )
 
 
-def _load_words(load: Load) -> str:
+def _load_words(load: ServiceLoad) -> str:
     return f"{load.total:.1f} requests ({load.running:.1f} in work, {load.waiting:.1f} waiting)"
 
 

@@ -21,12 +21,12 @@ from ..model.reports import RolloutStatus
 from ..model.spec import ServiceSpec, Spec
 from ..model.world import FailureKey, FailureRecord, current_version
 from ..storage.events import EventLog
-from ..storage.store import Store
+from ..storage.store import StateStore
 from . import rollout as machine
 from .answers import Answers
 from .contracts import ContractOf, Contracts
 from .revisions import differences, made_as, recorded, state_of, state_text, written
-from .rollout import Count, Facts, Rules, rollout_words
+from .rollout import Count, RolloutFacts, Rules, rollout_words
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Deployer:
     """Owns the rollout states of all services. The loop's thread only."""
 
     def __init__(
-        self, store: Store, events: EventLog, callers: Callers, contract_of: ContractOf, *, is_manual: bool = False
+        self, store: StateStore, events: EventLog, callers: Callers, contract_of: ContractOf, *, is_manual: bool = False
     ) -> None:
         """`is_manual`: new versions wait for `deploy`."""
         self._store = store
@@ -153,12 +153,12 @@ class Deployer:
     def _rules(self, service: ServiceSpec) -> Rules:
         return Rules(service.rollout, service.startup_deadline_s, is_manual=self._is_manual)
 
-    def _facts(self, name: str, look: _Look) -> Facts:
+    def _facts(self, name: str, look: _Look) -> RolloutFacts:
         state = self.state(name)
         counts = look.counts[name]
         contracts, is_reading = self._contracts(look.spec.services[name], state, look)
         unread = "the contract of its image is being read" if is_reading else ""
-        return Facts(
+        return RolloutFacts(
             target=look.targets.get(name, look.spec.services[name].replicas),
             offered=self._offered[name],
             counts=counts,
@@ -196,7 +196,7 @@ class Deployer:
             return True
         return len(keys) > 1 and not counts.get(state.stable or "", Count()).present
 
-    def _tallies(self, name: str, state: ServiceRollout, observed: Observed) -> Mapping[str, machine.Tally]:
+    def _tallies(self, name: str, state: ServiceRollout, observed: Observed) -> Mapping[str, machine.AnswerTally]:
         rollout = state.rollout
         if rollout is None or rollout.phase not in machine.ROLLING_FORWARD:
             self._answers.pop(name, None)
@@ -282,7 +282,7 @@ class Deployer:
         revision = self._store.revisions.get((service.name, version or ""))
         return made_as(service, revision) if revision else None
 
-    def _row(self, name: str, state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> RolloutStatus:
+    def _row(self, name: str, state: ServiceRollout, facts: RolloutFacts, rules: Rules, now: float) -> RolloutStatus:
         version, _ = machine.goal_version(state, facts.offered)
         return RolloutStatus(
             version=version or "",

@@ -12,7 +12,7 @@ from ..model.plan import PendingReplica, Refusal
 from ..model.spec import ServiceSpec, Spec
 from ..model.world import FailureKey
 from ..storage.events import EventLog
-from ..storage.store import Override, Store
+from ..storage.store import Override, StateStore
 from .deployer import Deployer
 from .edge import edge_spec
 from .functions import FunctionCalls
@@ -34,7 +34,7 @@ class Desirer:
 
     def __init__(
         self,
-        store: Store,
+        store: StateStore,
         events: EventLog,
         scaler: Scaler,
         deployer: Deployer,

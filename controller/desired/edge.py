@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ..model.observed import Observed
 from ..model.spec import ProbeSpec, ServiceSpec
-from ..model.world import Health, ReplicaContainer
+from ..model.world import ReplicaContainer, ReplicaHealth
 
 
 def edge_spec(spec: ServiceSpec, observed: Observed, made: Mapping[str, ServiceSpec]) -> ServiceSpec:
@@ -27,7 +27,9 @@ def edge_spec(spec: ServiceSpec, observed: Observed, made: Mapping[str, ServiceS
     serving = [
         container
         for container in observed.containers_of(spec.name)
-        if container.state.is_up and container.health is Health.READY and container.id not in observed.retirements
+        if container.state.is_up
+        and container.health is ReplicaHealth.READY
+        and container.id not in observed.retirements
     ]
     if not serving:
         return spec

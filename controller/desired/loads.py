@@ -11,14 +11,14 @@ from collections.abc import Collection, Mapping
 from ..model.observed import Observed
 from ..model.spec import backend_name
 from ..model.world import ReplicaContainer
-from .autoscale import Load
+from .autoscale import ServiceLoad
 
 
-def loads(services: Collection[str], observed: Observed) -> Mapping[str, Load]:
+def loads(services: Collection[str], observed: Observed) -> Mapping[str, ServiceLoad]:
     """Return the load of each of these services now."""
     up = [container for container in observed.containers if container.state.is_up]
     return {
-        name: Load(
+        name: ServiceLoad(
             running=sum(
                 _in_work(container, observed)
                 for container in observed.containers_of(name)

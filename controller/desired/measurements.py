@@ -38,7 +38,7 @@ Query = Callable[[str, PrometheusPolicy], Awaitable[float]]
 
 
 @dataclass(slots=True)
-class _Watch:
+class _QueryWatch:
     """One query's task and its last result. Times are the loop's."""
 
     policy: PrometheusPolicy
@@ -63,7 +63,7 @@ class Measurements:
         self._query = query
         self._spawn = spawn
         self._clock = clock
-        self._watches: dict[str, _Watch] = {}
+        self._watches: dict[str, _QueryWatch] = {}
 
     def sync(self, services: Mapping[str, ServiceSpec]) -> None:
         """Read exactly these services' values from now on."""
@@ -80,7 +80,7 @@ class Measurements:
         for name, policy in policies.items():
             if name not in self._watches:
                 now = self._clock()
-                watch = self._watches[name] = _Watch(policy, now, now)
+                watch = self._watches[name] = _QueryWatch(policy, now, now)
                 asking = partial(self._ask_forever, name, watch)
                 watch.task = self._spawn(outlive(f"asking for {name}'s value", asking, tell=partial(_fail, watch)))
 
@@ -105,7 +105,7 @@ class Measurements:
             raise PolicyError(error)
         raise PolicyError(f"its last value ({watch.value:.4g}) is {now - watch.read_at:.0f} s old; {error}")
 
-    async def _ask_forever(self, service: str, watch: _Watch) -> None:
+    async def _ask_forever(self, service: str, watch: _QueryWatch) -> None:
         while True:
             try:
                 async with asyncio.timeout(watch.policy.timeout_s):
@@ -119,7 +119,7 @@ class Measurements:
             await asyncio.sleep(min(watch.policy.period_s, AGAIN_S) if watch.error else watch.policy.period_s)
 
 
-def _fail(watch: _Watch, words: str) -> None:
+def _fail(watch: _QueryWatch, words: str) -> None:
     watch.error = words
 
 

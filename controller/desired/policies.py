@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 from ..errors import PolicyError
 from ..model.spec import FunctionPolicy, PrometheusPolicy
-from .autoscale import Answer, Situation, by_load, smoothed, wanted_replicas
+from .autoscale import PolicyAnswer, Situation, by_load, smoothed, wanted_replicas
 from .functions import MOST_WANTED
 
 LONGEST_QUERY = 80
 
-Ask = Callable[[str, Situation], Answer]
+Ask = Callable[[str, Situation], PolicyAnswer]
 """Returns the answer for a service (its name) in a situation; raises PolicyError."""
 Wanted = Callable[[str, FunctionPolicy, Situation], int | None]
 """Returns the number that a service's function wants; None while it has not answered yet. Raises PolicyError."""
@@ -33,7 +33,7 @@ class Policies:
         self._wanted = wanted
         self._value = value
 
-    def ask(self, service: str, situation: Situation) -> Answer:
+    def ask(self, service: str, situation: Situation) -> PolicyAnswer:
         """How many replicas the service's policy wants. Raises PolicyError."""
         match situation.spec.policy:
             case FunctionPolicy() as policy:
@@ -43,26 +43,26 @@ class Policies:
             case None:
                 return by_load(situation)
 
-    def _asked(self, service: str, policy: FunctionPolicy, situation: Situation) -> Answer:
+    def _asked(self, service: str, policy: FunctionPolicy, situation: Situation) -> PolicyAnswer:
         wanted = self._wanted(service, policy, situation)
         if wanted is None:
-            return Answer(situation.target, f"{policy.path} has not answered yet")
+            return PolicyAnswer(situation.target, f"{policy.path} has not answered yet")
         # Without a running replica there is nothing to smooth from.
         goal = smoothed(situation.spec, situation.running, wanted) if situation.running else wanted
-        return Answer(_keeps_the_last(situation, goal), f"{policy.path} asks for {wanted}")
+        return PolicyAnswer(_keeps_the_last(situation, goal), f"{policy.path} asks for {wanted}")
 
-    def _measured(self, service: str, policy: PrometheusPolicy, situation: Situation) -> Answer:
+    def _measured(self, service: str, policy: PrometheusPolicy, situation: Situation) -> PolicyAnswer:
         if situation.running == 0:
-            return Answer(wanted_replicas(situation), "no replica is ready, so the load decides")
+            return PolicyAnswer(wanted_replicas(situation), "no replica is ready, so the load decides")
         value = self._value(service, policy, situation.now)
         name = query_words(policy.query)
         if value is None:
-            return Answer(situation.target, f"{name} gives nothing yet")
+            return PolicyAnswer(situation.target, f"{name} gives nothing yet")
         goal = situation.running * value / policy.target
         if not abs(goal) <= MOST_WANTED:  # also false for NaN
             raise PolicyError(f"{name} = {value:.4g} with a target of {policy.target:g} gives no number of replicas")
         wanted = smoothed(situation.spec, situation.running, goal)
-        return Answer(_keeps_the_last(situation, wanted), f"{name} = {value:.4g}, {policy.target:g} wanted")
+        return PolicyAnswer(_keeps_the_last(situation, wanted), f"{name} = {value:.4g}, {policy.target:g} wanted")
 
 
 def _keeps_the_last(situation: Situation, wanted: int) -> int:

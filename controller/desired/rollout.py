@@ -54,7 +54,7 @@ SERVES_NEW = frozenset({RolloutPhase.BAKING, RolloutPhase.ROLLING, RolloutPhase.
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class AnswerTally:
     """Answers of the replicas of one version since a rollout began."""
 
     answered: int = 0
@@ -65,11 +65,11 @@ class Tally:
         """Errors among the answers, 0 to 1."""
         return self.errors / self.answered if self.answered else 0.0
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(self.answered + other.answered, self.errors + other.errors)
+    def __add__(self, other: AnswerTally) -> AnswerTally:
+        return AnswerTally(self.answered + other.answered, self.errors + other.errors)
 
-    def __sub__(self, other: Tally) -> Tally:
-        return Tally(self.answered - other.answered, self.errors - other.errors)
+    def __sub__(self, other: AnswerTally) -> AnswerTally:
+        return AnswerTally(self.answered - other.answered, self.errors - other.errors)
 
     def __str__(self) -> str:
         return f"{self.errors} of {self.answered} requests ({100 * self.share:.1f} %)"
@@ -86,7 +86,7 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RolloutFacts:
     """The observed state of one service at one moment."""
 
     target: int
@@ -96,7 +96,7 @@ class Facts:
     """By version."""
     failures: Mapping[str, FailureRecord] = field(default_factory=dict)
     """By version: failures in a row, since that version's rollout began."""
-    tallies: Mapping[str, Tally] = field(default_factory=dict)
+    tallies: Mapping[str, AnswerTally] = field(default_factory=dict)
     waits_for: str = ""
     """Why a rollout may not begin yet, in words: a callee of the service changes first."""
     no_place: str = ""
@@ -147,7 +147,9 @@ class Note:
     outcome: EventOutcome = "info"
 
 
-def advance(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, tuple[Note, ...]]:
+def advance(
+    state: ServiceRollout, facts: RolloutFacts, rules: Rules, now: float
+) -> tuple[ServiceRollout, tuple[Note, ...]]:
     """The next state, and the events on the way there."""
     notes: list[Note] = []
     # Each step enters another phase, and a second rollout may follow the first; more steps would be a cycle.
@@ -221,7 +223,7 @@ def promoted(state: ServiceRollout, now: float) -> ServiceRollout | None:
 # ---------------------------------------------------------------------------------------------------------- contracts
 
 
-def barred(state: ServiceRollout, facts: Facts, rules: Rules) -> Mapping[str, str]:
+def barred(state: ServiceRollout, facts: RolloutFacts, rules: Rules) -> Mapping[str, str]:
     """The versions whose replicas must not get a request, and why."""
     found: dict[str, str] = {}
     if rules.spec.incompatible == "allow":
@@ -241,7 +243,9 @@ def barred(state: ServiceRollout, facts: Facts, rules: Rules) -> Mapping[str, st
 UNCOMPARED = "its contract was not compared yet with that of the version that serves"
 
 
-def _refused(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, Note] | None:
+def _refused(
+    state: ServiceRollout, facts: RolloutFacts, rules: Rules, now: float
+) -> tuple[ServiceRollout, Note] | None:
     """The state after a version that does not serve yet turned out not to be able to meet those that do."""
     rollout = state.rollout
     if rollout is None or rollout.phase not in BEFORE_IT_SERVES or rules.spec.incompatible == "allow":
@@ -257,7 +261,7 @@ def _refused(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> t
     return _back(state, why, now, is_refused=True), note
 
 
-def _may_follow(rejection: Rejection, facts: Facts, rules: Rules) -> bool:
+def _may_follow(rejection: Rejection, facts: RolloutFacts, rules: Rules) -> bool:
     """Whether nothing is left of what a version was refused for."""
     if not rejection.is_refused:
         return False
@@ -268,7 +272,7 @@ def _may_follow(rejection: Rejection, facts: Facts, rules: Rules) -> bool:
 # -------------------------------------------------------------------------------------------------------------- steps
 
 
-def _step(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, Note | None]:
+def _step(state: ServiceRollout, facts: RolloutFacts, rules: Rules, now: float) -> tuple[ServiceRollout, Note | None]:
     if state.is_unproven and facts.ready(state.stable):
         state = replace(state, is_unproven=False, tried_since=None)
     if state.rollout is None:
@@ -292,7 +296,7 @@ def _step(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tupl
     return _forward(state, rollout, facts, rules, now)
 
 
-def _timed(rollout: Rollout, facts: Facts, now: float) -> Rollout:
+def _timed(rollout: Rollout, facts: RolloutFacts, now: float) -> Rollout:
     """Record since when the rollout is stuck: a replica has no place, or HAProxy does not send to a ready one."""
     unreached = rollout.phase is RolloutPhase.ROLLING and facts.counts.get(rollout.to, Count()).unreached
     if rollout.phase not in STARTS_NEW or not (facts.no_place or unreached):
@@ -300,7 +304,7 @@ def _timed(rollout: Rollout, facts: Facts, now: float) -> Rollout:
     return rollout if rollout.stuck_since is not None else replace(rollout, stuck_since=now)
 
 
-def _excused(rollout: Rollout, stable: str | None, facts: Facts) -> Rollout:
+def _excused(rollout: Rollout, stable: str | None, facts: RolloutFacts) -> Rollout:
     """Record how many failures of the new version do not count because other replicas failed with it."""
     count = _failed(rollout, facts)
     # If the former version has failed as well since the rollout began, the cause is elsewhere.
@@ -308,7 +312,9 @@ def _excused(rollout: Rollout, stable: str | None, facts: Facts) -> Rollout:
     return replace(rollout, excused=count if shared else min(rollout.excused, count))
 
 
-def _at_rest(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, Note | None]:
+def _at_rest(
+    state: ServiceRollout, facts: RolloutFacts, rules: Rules, now: float
+) -> tuple[ServiceRollout, Note | None]:
     offered = facts.offered
     if state.is_unproven:
         state = _tried(state, facts, now)
@@ -339,7 +345,7 @@ def _at_rest(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> t
     return replace(state, rollout=rollout, rejected=None), None
 
 
-def _first(state: ServiceRollout, facts: Facts, offered: str) -> tuple[ServiceRollout, Note | None]:
+def _first(state: ServiceRollout, facts: RolloutFacts, offered: str) -> tuple[ServiceRollout, Note | None]:
     """No version has proven itself yet, or its record was lost: a version with ready replicas counts as proven."""
     if facts.ready(offered):
         return replace(state, stable=offered), None
@@ -348,7 +354,7 @@ def _first(state: ServiceRollout, facts: Facts, offered: str) -> tuple[ServiceRo
 
 
 def _superseded(
-    state: ServiceRollout, rollout: Rollout, facts: Facts, rules: Rules, now: float
+    state: ServiceRollout, rollout: Rollout, facts: RolloutFacts, rules: Rules, now: float
 ) -> tuple[ServiceRollout, Note | None] | None:
     """The state after the files changed again during a rollout; None where they did not."""
     offered = facts.offered
@@ -368,7 +374,7 @@ def _superseded(
 
 
 def _rolling_back(
-    state: ServiceRollout, rollout: Rollout, facts: Facts, rules: Rules, now: float
+    state: ServiceRollout, rollout: Rollout, facts: RolloutFacts, rules: Rules, now: float
 ) -> tuple[ServiceRollout, Note | None]:
     if state.is_unproven:
         state = _tried(state, facts, now)
@@ -384,7 +390,7 @@ def _rolling_back(
 
 
 def _forward(
-    state: ServiceRollout, rollout: Rollout, facts: Facts, rules: Rules, now: float
+    state: ServiceRollout, rollout: Rollout, facts: RolloutFacts, rules: Rules, now: float
 ) -> tuple[ServiceRollout, Note | None]:
     target, to = facts.target, rollout.to
     bake_s = _bake_s(state, rollout, rules)
@@ -419,12 +425,12 @@ def _bake_s(state: ServiceRollout, rollout: Rollout, rules: Rules) -> float:
     return 0.0 if rollout.is_return or rollout.to == state.unwatched else rules.spec.bake_s
 
 
-def _held_out(facts: Facts, version: str) -> str:
-    tally = facts.tallies.get(version, Tally())
+def _held_out(facts: RolloutFacts, version: str) -> str:
+    tally = facts.tallies.get(version, AnswerTally())
     return f"answered {tally.answered} requests with {tally.errors} errors" if tally.answered else "is ready"
 
 
-def _done(state: ServiceRollout, version: str, facts: Facts) -> ServiceRollout:
+def _done(state: ServiceRollout, version: str, facts: RolloutFacts) -> ServiceRollout:
     is_proven = state.stable and not state.is_unproven  # a rollback goes only to a version that has worked
     former = [state.stable] if state.stable and is_proven and state.stable != version else []
     kept = [name for name in state.previous if name not in (version, *former)]
@@ -436,14 +442,16 @@ def _done(state: ServiceRollout, version: str, facts: Facts) -> ServiceRollout:
     )
 
 
-def _tried(state: ServiceRollout, facts: Facts, now: float) -> ServiceRollout:
+def _tried(state: ServiceRollout, facts: RolloutFacts, now: float) -> ServiceRollout:
     """Record since when an unproven version has been tried."""
     if not facts.target:
         return replace(state, tried_since=None)
     return state if state.tried_since is not None else replace(state, tried_since=now)
 
 
-def _proved(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> tuple[ServiceRollout, Note | None] | None:
+def _proved(
+    state: ServiceRollout, facts: RolloutFacts, rules: Rules, now: float
+) -> tuple[ServiceRollout, Note | None] | None:
     """Judge the first replicas of a version that was taken while no replica ran: on failure the previous version comes
     back. A rejection of the files' version stays as it was.
     """
@@ -482,7 +490,7 @@ def _back(
 # ------------------------------------------------------------------------------------------------------------ verdicts
 
 
-def trouble_of(state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> str:
+def trouble_of(state: ServiceRollout, facts: RolloutFacts, rules: Rules, now: float) -> str:
     """Why the new version must be rolled back; "" when there is no reason, or no rollout."""
     rollout = state.rollout
     if rollout is None or rollout.phase not in ROLLING_FORWARD:
@@ -504,16 +512,16 @@ def trouble_of(state: ServiceRollout, facts: Facts, rules: Rules, now: float) ->
         return f"it is ready, and {for_s} HAProxy has not sent to all of it"
     if rollout.phase not in SERVES_NEW:
         return ""
-    return worse(facts.tallies.get(rollout.to, Tally()), facts.tallies.get(state.stable or "", Tally()))
+    return worse(facts.tallies.get(rollout.to, AnswerTally()), facts.tallies.get(state.stable or "", AnswerTally()))
 
 
-def _failure(version: str | None, rollout: Rollout, facts: Facts) -> FailureRecord | None:
+def _failure(version: str | None, rollout: Rollout, facts: RolloutFacts) -> FailureRecord | None:
     """A version's failures since the rollout began; those of an earlier rollout do not count."""
     failure = facts.failures.get(version or "")
     return failure if failure and failure.last_at >= rollout.begun_at else None
 
 
-def _failed(rollout: Rollout, facts: Facts) -> int:
+def _failed(rollout: Rollout, facts: RolloutFacts) -> int:
     """The new version's failures in a row."""
     failure = _failure(rollout.to, rollout, facts)
     return failure.count if failure else 0
@@ -523,7 +531,7 @@ def _times(count: int) -> str:
     return "1 try" if count == 1 else f"{count} tries"
 
 
-def worse(new: Tally, old: Tally) -> str:
+def worse(new: AnswerTally, old: AnswerTally) -> str:
     """Why the new version's errors are not chance; "" when they may be, or are about as many as the old version's."""
     if new.share - old.share < WORSE_BY:
         return ""
@@ -534,7 +542,7 @@ def worse(new: Tally, old: Tally) -> str:
     return f"it fails {new}, the former version {old}; by chance that is so once in {odds} rollouts"
 
 
-def chance_of(new: Tally, old: Tally) -> float:
+def chance_of(new: AnswerTally, old: AnswerTally) -> float:
     """Probability of at least `new.errors` errors in the new version's answers if both versions fail equally often."""
     errors, total = new.errors + old.errors, new.answered + old.answered
     whole = _log_choose(total, errors)
@@ -555,7 +563,7 @@ def _log_choose(whole: int, part: int) -> float:
 # The state of a rollout in one sentence.
 
 
-def rollout_words(name: str, state: ServiceRollout, facts: Facts, rules: Rules, now: float) -> str:
+def rollout_words(name: str, state: ServiceRollout, facts: RolloutFacts, rules: Rules, now: float) -> str:
     """A service's rollout in one sentence; "" when there is nothing to say."""
     rollout = state.rollout
     if rollout is None:
@@ -580,13 +588,13 @@ def rollout_words(name: str, state: ServiceRollout, facts: Facts, rules: Rules, 
             return f"{rollout.source} is rolled back to {state.stable}: {rollout.cause}"
 
 
-def _errors(state: ServiceRollout, facts: Facts) -> str:
-    new = facts.tallies.get(state.rollout.to if state.rollout else "", Tally())
-    old = facts.tallies.get(state.stable or "", Tally())
+def _errors(state: ServiceRollout, facts: RolloutFacts) -> str:
+    new = facts.tallies.get(state.rollout.to if state.rollout else "", AnswerTally())
+    old = facts.tallies.get(state.stable or "", AnswerTally())
     return f"it fails {new}, the former version {old}"
 
 
-def _rest_words(name: str, state: ServiceRollout, facts: Facts, rules: Rules) -> str:
+def _rest_words(name: str, state: ServiceRollout, facts: RolloutFacts, rules: Rules) -> str:
     rejected = state.rejection_of(facts.offered)
     if rejected is not None and rejected.is_refused:
         return f"version {rejected.version} is refused, {state.stable} runs: {rejected.reason}"

@@ -12,8 +12,8 @@ from ..model.reports import AutoscaleStatus
 from ..model.spec import AutoscaleSpec, ServiceSpec
 from ..model.world import ReplicaContainer
 from ..storage.events import EventLog
-from ..storage.store import Store
-from .autoscale import Answer, Decided, LoadHistory, Situation, decide, due_in_s, longest_window_s, situation_of
+from ..storage.store import StateStore
+from .autoscale import Decided, LoadHistory, PolicyAnswer, Situation, decide, due_in_s, longest_window_s, situation_of
 from .loads import loads
 from .policies import Ask
 
@@ -26,7 +26,7 @@ CALM_S = 60.0
 class Scaler:
     """Decides for every service with an `autoscale` block, unless an operator has set its number."""
 
-    def __init__(self, store: Store, events: EventLog, ask: Ask) -> None:
+    def __init__(self, store: StateStore, events: EventLog, ask: Ask) -> None:
         self._store = store
         self._events = events
         self._ask = ask
@@ -116,7 +116,7 @@ class Scaler:
             self._settle(name, Decided(spec.clamp(first)))
         return self._decided[name]
 
-    def _answer(self, name: str, situation: Situation) -> tuple[Answer, str]:
+    def _answer(self, name: str, situation: Situation) -> tuple[PolicyAnswer, str]:
         """The policy's answer; or the present target, and why the policy has none."""
         failed_at = self._failed_at.get(name)
         try:
@@ -128,7 +128,7 @@ class Scaler:
                 )
                 self._events.record("policy_failed", message, service=name, outcome="warning")
             self._failed_at[name] = situation.now
-            return Answer(situation.target, "held"), str(error)
+            return PolicyAnswer(situation.target, "held"), str(error)
         if failed_at is not None and not 0 <= situation.now - failed_at < CALM_S:
             del self._failed_at[name]
             self._events.record(
@@ -136,7 +136,7 @@ class Scaler:
             )
         return answer, ""
 
-    def _decide(self, name: str, before: Decided, situation: Situation, answer: Answer) -> None:
+    def _decide(self, name: str, before: Decided, situation: Situation, answer: PolicyAnswer) -> None:
         decided, why = decide(before, situation, answer)
         if why:
             message = f"{name}: {before.target} -> {decided.target} replicas: {why}"
@@ -147,7 +147,9 @@ class Scaler:
         self._decided[name] = decided
         self._store.note_autoscaled(name, decided.target)
 
-    def _row(self, name: str, situation: Situation, answer: Answer, problem: str, *, paused: bool) -> AutoscaleStatus:
+    def _row(
+        self, name: str, situation: Situation, answer: PolicyAnswer, problem: str, *, paused: bool
+    ) -> AutoscaleStatus:
         spec = situation.spec
         return AutoscaleStatus(
             spec.min,

@@ -58,7 +58,7 @@ class _Details:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _KnownContainer:
     """Details, and the key that they are cached under."""
 
     state: str
@@ -124,7 +124,7 @@ class EngineReader:
         self._images = images
         self._machine = DockerMachine(client)
         self._lock = threading.Lock()
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownContainer] = {}
         self._replicas: dict[str, ReplicaContainer] = {}
         """What the last read returned, by id."""
         self._news = _News()
@@ -233,7 +233,7 @@ class EngineReader:
         except docker.errors.NotFound:
             return None
         if state in _TEXTED:
-            self._known[container_id] = _Known(state, text, news, details)
+            self._known[container_id] = _KnownContainer(state, text, news, details)
         return details
 
     # ---------------------------------------------------------------------------------------------- GPUs and images

@@ -15,8 +15,8 @@ from .world import (
     FailureRecord,
     Gpu,
     GpuReading,
-    Health,
     ReplicaContainer,
+    ReplicaHealth,
     Retirement,
     RouterSilence,
     RoutingState,
@@ -88,7 +88,7 @@ class Observed:
             if name == service
             and not any(
                 container.version == version
-                and container.health is Health.READY
+                and container.health is ReplicaHealth.READY
                 and container.created_at >= failure.last_at
                 for container in self.containers_of(service)
             )
@@ -118,8 +118,8 @@ class Sight:
         if not barred:
             return self
         containers = tuple(
-            replace(one, health=Health.UNKNOWN, health_detail=barred[one.service, one.version])
-            if one.health is Health.READY and (one.service, one.version) in barred
+            replace(one, health=ReplicaHealth.UNKNOWN, health_detail=barred[one.service, one.version])
+            if one.health is ReplicaHealth.READY and (one.service, one.version) in barred
             else one
             for one in self.observed.containers
         )

@@ -6,7 +6,7 @@ import enum
 
 from .observed import Observed
 from .spec import ServiceSpec
-from .world import ContainerState, Health, ReplicaContainer, Retirement, RoutingState, ServerState
+from .world import ContainerState, ReplicaContainer, ReplicaHealth, Retirement, RoutingState, ServerState
 
 DEFAULT_STARTUP_DEADLINE_S = 1800.0
 
@@ -49,7 +49,7 @@ def phase_of(
     why = container.gpu_fault or _failure_words(container, spec, now)
     if why:
         return Phase.FAILED, why
-    return (Phase.RUNNING if container.health is Health.READY else Phase.STARTING), ""
+    return (Phase.RUNNING if container.health is ReplicaHealth.READY else Phase.STARTING), ""
 
 
 def is_ready(container: ReplicaContainer, phase: Phase) -> bool:
@@ -80,11 +80,11 @@ def staying(spec: ServiceSpec, observed: Observed, now: float) -> list[tuple[Rep
 def _failure_words(container: ReplicaContainer, spec: ServiceSpec | None, now: float) -> str:
     """Why a replica that is up has failed; "" when it has not."""
     match container.health:
-        case Health.READY:
+        case ReplicaHealth.READY:
             return _stalled_words(container, spec, now)
-        case Health.FAILED:
+        case ReplicaHealth.FAILED:
             return f"its readiness probe failed: {container.health_detail}"
-        case Health.UNKNOWN:
+        case ReplicaHealth.UNKNOWN:
             return _late_words(container, spec, now)
 
 

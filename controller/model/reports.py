@@ -14,7 +14,7 @@ EventOutcome = Literal["ok", "failed", "info", "warning"]
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ReplicaEndpoint:
     """One replica in Discovery's answer to callers."""
 
     replica: str
@@ -31,7 +31,7 @@ class Endpoint:
 class ServiceEndpoints:
     """Discovery's answer to callers about one service."""
 
-    replicas: tuple[Endpoint, ...] = ()
+    replicas: tuple[ReplicaEndpoint, ...] = ()
     max_queued_requests: int = -1
     """How many calls may wait at each caller; -1 = no bound."""
     policy: str = DEFAULT_POLICY

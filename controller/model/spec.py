@@ -105,7 +105,7 @@ class GpuRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Backpressure:
+class BackpressureAnswer:
     """The answer to an HTTP client when the queue is full."""
 
     status_code: Literal[503, 429] = 503
@@ -234,7 +234,7 @@ class ServiceSpec:
     """The arguments of that policy: a JSON object; "" = none."""
     replica_header: bool = False
     """Whether requests from outside may name their replica in a header."""
-    backpressure: Backpressure = Backpressure()
+    backpressure: BackpressureAnswer = BackpressureAnswer()
     access_log: AccessLog = AccessLog()
     request_timeout_s: float = 60.0
     body_timeout_s: float = 30.0

@@ -35,7 +35,7 @@ class ContainerState(enum.StrEnum):
         return self in (ContainerState.REMOVING, ContainerState.EXITED, ContainerState.DEAD)
 
 
-class Health(enum.StrEnum):
+class ReplicaHealth(enum.StrEnum):
     """Verdict of the controller's own probe."""
 
     UNKNOWN = "unknown"  # not asked yet, or not ready yet since it started
@@ -99,7 +99,7 @@ class ReplicaContainer:
     """That the engine has moved or replaced it by itself, from where and why, in words; "" = it has not."""
     is_half_started: bool = False
     """Whether its start is under way, or was interrupted: a start that is repeated completes it."""
-    health: Health = Health.UNKNOWN
+    health: ReplicaHealth = ReplicaHealth.UNKNOWN
     health_detail: str = ""
     """The last probe's outcome in words: "503 from /readyz", "no answer within 2 s"."""
     reported_draining: bool = False
@@ -221,7 +221,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldRequests:
     """Requests that HAProxy holds for a service without a server, and how earlier ones ended, since its last start."""
 
     now: int = 0
@@ -248,7 +248,7 @@ class RoutingState:
     """Names of the backends that the running configuration has."""
     queued: Mapping[str, int] = field(default_factory=dict)
     """By backend: requests that wait for any of its servers; `Server.queued` counts those for one server."""
-    held: Mapping[str, Held] = field(default_factory=dict)
+    held: Mapping[str, HeldRequests] = field(default_factory=dict)
     """By backend, for backends that have ever held a request."""
     closed: frozenset[str] = frozenset()
     """Backends whose waiting room is closed: without a server their requests are refused at once."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ..model.observed import Observed
-from ..model.world import FailureKey, GpuFault, Health, ReplicaContainer
+from ..model.world import FailureKey, GpuFault, ReplicaContainer, ReplicaHealth
 
 GONE_AFTER_S = 60.0
 """A GPU must be missing for so long: the list is read every half minute, and CDI files are rewritten in place."""
@@ -141,7 +141,7 @@ class GpuWatch:
         """
         well: dict[FailureKey, set[str]] = {}
         for container in observed.containers:
-            if container.health is Health.READY:
+            if container.health is ReplicaHealth.READY:
                 well.setdefault((container.service, container.version), set()).update(container.gpus)
         present = {(container.service, container.version) for container in observed.containers} | set(observed.failures)
         self._strikes = {

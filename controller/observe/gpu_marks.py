@@ -10,7 +10,7 @@ from ..model.actions import Action, RemoveContainer
 from ..model.observed import Observed
 from ..model.world import GpuFault, ReplicaContainer
 from ..storage.events import EventLog
-from ..storage.store import Store
+from ..storage.store import StateStore
 from .gpu_faults import GpuWatch, Mark, Unmark
 
 
@@ -22,7 +22,7 @@ class GpuMarks:
 
     def __init__(
         self,
-        store: Store,
+        store: StateStore,
         events: EventLog,
         proven: Callable[[], Mapping[str, str]],
         wake: Callable[[], None],

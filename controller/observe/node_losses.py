@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..model.nodes import Node
-from ..model.world import Health, ReplicaContainer, RoutingState
+from ..model.world import ReplicaContainer, ReplicaHealth, RoutingState
 
 DOWN_S = 300.0
 """For how long it counts that a node went down."""
@@ -76,10 +76,14 @@ class NodeLosses:
 
 def _silent(replicas: Iterable[ReplicaContainer]) -> set[str]:
     """The nodes on which replicas were ready, and none answers now. One that starts may have nothing to answer yet."""
-    up = [one for one in replicas if one.state.is_up and (one.health is not Health.UNKNOWN or one.ongoing is not None)]
+    up = [
+        one
+        for one in replicas
+        if one.state.is_up and (one.health is not ReplicaHealth.UNKNOWN or one.ongoing is not None)
+    ]
     return {one.node for one in up if _has_failed(one)} - {one.node for one in up if not _has_failed(one)}
 
 
 def _has_failed(replica: ReplicaContainer) -> bool:
     """Whether it runs, was ready and does not answer any more."""
-    return replica.state.is_up and replica.health is Health.FAILED and not replica.broken
+    return replica.state.is_up and replica.health is ReplicaHealth.FAILED and not replica.broken

@@ -30,7 +30,7 @@ import aiohttp
 from ..errors import ReplicaError
 from ..model.spec import ProbeSpec, ServiceSpec
 from ..model.text import storable, told
-from ..model.world import NO_STATS, Health, PublishedStats, ReplicaContainer, UserConfigReport
+from ..model.world import NO_STATS, PublishedStats, ReplicaContainer, ReplicaHealth, UserConfigReport
 from ..outlive import outlive
 
 EAGER_S = 0.25
@@ -56,7 +56,7 @@ MANAGED_PROBE = ProbeSpec(port=9100, path="/readyz")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ProbeReading:
     """The answer to one question. `detail` is in words; the numbers are None where the replica does not report them."""
 
     ok: bool
@@ -80,19 +80,19 @@ class Reading:
     lasting: int | None = None
 
 
-NOT_ASKED = Reading(ok=False, detail="not asked yet")
-NO_ADDRESS = Reading(ok=False, detail="it has no network address")
+NOT_ASKED = ProbeReading(ok=False, detail="not asked yet")
+NO_ADDRESS = ProbeReading(ok=False, detail="it has no network address")
 """The reading of a replica without a network: it is not probed, as another container may have its address now."""
 CONTRACT_UNREAD = "it is ready, and has not told its contract yet"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProbeVerdict:
     """A replica's last reading, and the conclusion from all readings so far."""
 
-    health: Health = Health.UNKNOWN
+    health: ReplicaHealth = ReplicaHealth.UNKNOWN
     detail: str = NOT_ASKED.detail
-    reading: Reading = NOT_ASKED
+    reading: ProbeReading = NOT_ASKED
     progressed_at: float | None = None
     stalled_since: float | None = None
     read_at: float | None = None
@@ -127,7 +127,7 @@ class Verdict:
         )
 
 
-class Judge:
+class ProbeJudge:
     """One replica's verdict, from its readings. Times are seconds of the caller's clock."""
 
     def __init__(
@@ -149,30 +149,30 @@ class Judge:
         self._bad_at = since
         """When the last bad answer was counted."""
         self._progress: int | None = None
-        self.verdict = Verdict(progressed_at=since)
+        self.verdict = ProbeVerdict(progressed_at=since)
         if was_ready:
             before = "was ready when last asked"
-            self.verdict = replace(self.verdict, health=Health.READY, detail=before, ready_since=since)
+            self.verdict = replace(self.verdict, health=ReplicaHealth.READY, detail=before, ready_since=since)
 
-    def record(self, reading: Reading, now: float) -> bool:
+    def record(self, reading: ProbeReading, now: float) -> bool:
         """Record one reading; return whether the verdict changed in a way that the loop waits for."""
         before = self.verdict
         health = self._health_after(reading, now)
         detail = reading.detail
-        if health is Health.FAILED and reading.broken:
+        if health is ReplicaHealth.FAILED and reading.broken:
             detail = f"the replica gives itself up: {reading.reason or reading.detail}"
-        elif health is Health.FAILED:
+        elif health is ReplicaHealth.FAILED:
             detail = f"{self._bad_in_a_row} bad answers in a row, the last: {reading.detail}"
         progressed_at = self._progressed_at(reading, now)
-        ready_since = before.ready_since if before.health is Health.READY else now
-        self.verdict = Verdict(
+        ready_since = before.ready_since if before.health is ReplicaHealth.READY else now
+        self.verdict = ProbeVerdict(
             health=health,
             detail=detail,
             reading=reading,
             progressed_at=progressed_at,
             stalled_since=self._stalled_since(reading, progressed_at, now),
             read_at=now,
-            ready_since=ready_since if health is Health.READY else None,
+            ready_since=ready_since if health is ReplicaHealth.READY else None,
             user_config=reading.user_config or before.user_config,
             contract=self.contract,
         )
@@ -191,7 +191,7 @@ class Judge:
         pause_s = EAGER_S if now - self._since < EAGER_FOR_S else PATIENT_S
         return min(pause_s, self.spec.period_s)
 
-    def _progressed_at(self, reading: Reading, now: float) -> float | None:
+    def _progressed_at(self, reading: ProbeReading, now: float) -> float | None:
         """When its progress last changed. The first reading does not count against the replica."""
         if not self._reports_progress and reading.progress is None:
             return None
@@ -200,34 +200,34 @@ class Judge:
         self._progress = reading.progress
         return now
 
-    def _stalled_since(self, reading: Reading, progressed_at: float | None, now: float) -> float | None:
+    def _stalled_since(self, reading: ProbeReading, progressed_at: float | None, now: float) -> float | None:
         """Since when it has had work without progress. Calls that wait for another service do not count."""
         if not (reading.ok and reading.ongoing) or reading.queued or reading.progress is None or progressed_at == now:
             return None
         before = self.verdict.stalled_since
         return now if before is None else before
 
-    def _health_after(self, reading: Reading, now: float) -> Health:
+    def _health_after(self, reading: ProbeReading, now: float) -> ReplicaHealth:
         """The health after one more reading. Only about one bad reading a period counts: a draining replica is asked
         more often, and may fail for as long as any other.
         """
         if reading.ok:
             self._bad_in_a_row = 0
             self._was_ready = True
-            return Health.READY
+            return ReplicaHealth.READY
         if reading.draining:
             self._bad_in_a_row = 0
             return self.verdict.health
         if reading.broken:
             self._bad_in_a_row, self._bad_at = max(self._bad_in_a_row + 1, self.spec.failures), now
-            return Health.FAILED
+            return ReplicaHealth.FAILED
         if self._bad_in_a_row and now - self._bad_at < EARLY * self.spec.period_s:
             return self.verdict.health
         self._bad_in_a_row += 1
         self._bad_at = now
         if not self._was_ready:
-            return Health.UNKNOWN
-        return Health.FAILED if self._bad_in_a_row >= self.spec.failures else self.verdict.health
+            return ReplicaHealth.UNKNOWN
+        return ReplicaHealth.FAILED if self._bad_in_a_row >= self.spec.failures else self.verdict.health
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,17 +252,17 @@ class Subject:
         return other is not None and (self.container_id, self.started_at) == (other.container_id, other.started_at)
 
 
-class _Watch:
+class _SubjectWatch:
     """One subject's task, and the state that it shares with the prober."""
 
-    def __init__(self, subject: Subject, judge: Judge) -> None:
+    def __init__(self, subject: Subject, judge: ProbeJudge) -> None:
         self.subject = subject
         self.judge = judge
         self.retiring = False
         self.nudge = asyncio.Event()
         self.asked = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
-        self._judged: tuple[ReplicaContainer, Verdict, ReplicaContainer] | None = None
+        self._judged: tuple[ReplicaContainer, ProbeVerdict, ReplicaContainer] | None = None
         """The last container, the verdict on it, and the container with the verdict filled in."""
 
     def judged(self, container: ReplicaContainer) -> ReplicaContainer:
@@ -287,7 +287,7 @@ class Prober:
 
     def __init__(
         self,
-        ask: Callable[[Subject], Awaitable[Reading]],
+        ask: Callable[[Subject], Awaitable[ProbeReading]],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         changed: Callable[[], None],
         was_ready: Callable[[str, float], bool] = lambda container_id, started_at: False,
@@ -306,7 +306,7 @@ class Prober:
         self._note_ready = note_ready
         self._clock = clock
         self._ask_contract = ask_contract
-        self._watches: dict[str, _Watch] = {}
+        self._watches: dict[str, _SubjectWatch] = {}
 
     def sync(
         self,
@@ -371,10 +371,10 @@ class Prober:
         except TimeoutError:
             return  # a replica that has not answered stays UNKNOWN, and the planner leaves it alone
 
-    def _start(self, subject: Subject) -> _Watch:
+    def _start(self, subject: Subject) -> _SubjectWatch:
         was_ready = self._was_ready(subject.container_id, subject.started_at)
-        judge = Judge(subject.spec, self._clock(), was_ready=was_ready, reports_progress=subject.managed)
-        watch = _Watch(subject, judge)
+        judge = ProbeJudge(subject.spec, self._clock(), was_ready=was_ready, reports_progress=subject.managed)
+        watch = _SubjectWatch(subject, judge)
         self._watches[subject.container_id] = watch
         # The verdict stays while the task is started again: a defect of the controller is no fault of the replica.
         watch.task = self._spawn(outlive("asking a replica", partial(self._ask_forever, watch)))
@@ -385,7 +385,7 @@ class Prober:
         if watch.task is not None:
             watch.task.cancel()
 
-    async def _ask_forever(self, watch: _Watch) -> None:
+    async def _ask_forever(self, watch: _SubjectWatch) -> None:
         while True:
             reading = await self._reading_of(watch) if watch.subject.ip else NO_ADDRESS
             now = self._clock()
@@ -398,26 +398,26 @@ class Prober:
                 self._changed()
             await self._pause(watch, watch.judge.pause_s(now, retiring=watch.retiring))
 
-    async def _reading_of(self, watch: _Watch) -> Reading:
+    async def _reading_of(self, watch: _SubjectWatch) -> ProbeReading:
         """Ask a replica, and for its contract where it is ready and has not told it yet."""
         subject, judge = watch.subject, watch.judge
         reading = await self._ask(subject)
         if not (reading.ok and judge.contract is None):
             return reading
         judge.contract = await self._ask_contract(subject) if subject.managed else b""
-        if judge.contract is None and judge.verdict.health is Health.UNKNOWN:
+        if judge.contract is None and judge.verdict.health is ReplicaHealth.UNKNOWN:
             return replace(reading, ok=False, detail=CONTRACT_UNREAD, reason=CONTRACT_UNREAD)
         return reading
 
     @staticmethod
-    async def _pause(watch: _Watch, pause_s: float) -> None:
+    async def _pause(watch: _SubjectWatch, pause_s: float) -> None:
         with contextlib.suppress(TimeoutError):  # no nudge came: the usual case
             async with asyncio.timeout(pause_s):
                 await watch.nudge.wait()
         watch.nudge.clear()
 
 
-def _is_awaited(before: Verdict, watch: _Watch) -> bool:
+def _is_awaited(before: ProbeVerdict, watch: _SubjectWatch) -> bool:
     """Whether the last reading has another value that the loop waits for."""
     now = watch.judge.verdict
     return before.user_config != now.user_config or (watch.retiring and before.reading.ongoing != now.reading.ongoing)
@@ -455,7 +455,7 @@ class HttpProbe:
         """Close the connections."""
         await self._session.close()
 
-    async def __call__(self, subject: Subject) -> Reading:
+    async def __call__(self, subject: Subject) -> ProbeReading:
         """Probe one replica once. Never raises, whatever the replica answers."""
         spec = subject.spec
         where = f":{spec.port}{spec.path}"
@@ -463,11 +463,13 @@ class HttpProbe:
             async with asyncio.timeout(spec.timeout_s):
                 status, body = await self._answer(subject) if subject.managed else (await _status(subject), b"")
         except TimeoutError:
-            return Reading(ok=False, detail=f"no answer from {where} within {spec.timeout_s:g} s")
+            return ProbeReading(ok=False, detail=f"no answer from {where} within {spec.timeout_s:g} s")
         except _NoConnection as error:
-            return Reading(ok=False, detail=f"no connection to {where}: {error}")
+            return ProbeReading(ok=False, detail=f"no connection to {where}: {error}")
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return Reading(ok=False, detail=f"no valid answer from {where}: {told(str(error)) or type(error).__name__}")
+            return ProbeReading(
+                ok=False, detail=f"no valid answer from {where}: {told(str(error)) or type(error).__name__}"
+            )
         return _reading(status, where, _report(body))
 
     async def _answer(self, subject: Subject) -> tuple[int, bytes]:
@@ -546,13 +548,13 @@ async def _body(response: aiohttp.ClientResponse, limit: int = BODY_LIMIT) -> by
     return body
 
 
-def _reading(status: int, where: str, report: Mapping[str, Any]) -> Reading:
+def _reading(status: int, where: str, report: Mapping[str, Any]) -> ProbeReading:
     ok = 200 <= status < 300
     written = report.get("detail")
     reason = told(written) if isinstance(written, str) else ""
     detail = f"{status} from {where}" + (f": {reason}" if reason else "")
     draining = not ok and report.get("state") == "draining"
-    return Reading(
+    return ProbeReading(
         ok,
         detail,
         draining,

@@ -20,8 +20,8 @@ from ..model.plan import Plan
 from ..model.spec import Spec
 from ..model.world import (
     GpuFault,
-    Health,
     ReplicaContainer,
+    ReplicaHealth,
     Retirement,
     RoutingState,
     ServerState,
@@ -31,14 +31,14 @@ from ..model.world import (
 )
 from ..routing.base import Router, RoutingAction
 from ..storage.clock import ContainerTimes
-from ..storage.store import Store
+from ..storage.store import StateStore
 from .gpu_faults import struck
 from .gpu_marks import GpuMarks
 from .gpu_memory import GpuMemoryWatch
 from .node_losses import NodeLosses
 from .probe import Prober
 from .router_silence import SilenceWatch
-from .watch import Reading, Watch
+from .watch import Watch, WatchReading
 
 RELIABLE_S = 10.0
 """Oldest engine snapshot to plan from while its event stream is open: images and foreign containers send no events."""
@@ -57,7 +57,7 @@ class EngineSeen(NamedTuple):
     """Ids of the containers that the store had rows for when the reading began."""
 
 
-EngineReading = Reading[Spec, EngineSeen]
+EngineReading = WatchReading[Spec, EngineSeen]
 
 
 class Observer:
@@ -68,7 +68,7 @@ class Observer:
         engine: ClusterEngine,
         router: Router,
         prober: Prober,
-        store: Store,
+        store: StateStore,
         gpu_memory: GpuMemoryWatch,
         gpu_marks: GpuMarks,
         wake: Callable[[], None],
@@ -236,12 +236,12 @@ def second_opinion(container: ReplicaContainer, routing: RoutingState | None) ->
     where its check only connects (controller/desired/edge.py), because a replica that hangs accepts connections too,
     and not for a replica that reports that it is broken, because HAProxy's result may be older.
     """
-    if container.health is not Health.FAILED or container.broken or routing is None:
+    if container.health is not ReplicaHealth.FAILED or container.broken or routing is None:
         return container
     server = routing.server_of(container.service, container.name)
     if server is not None and server.up and server.is_asked and server.state is ServerState.READY:
         detail = f"{container.health_detail}; HAProxy's own check passes"
-        return replace(container, health=Health.READY, health_detail=detail)
+        return replace(container, health=ReplicaHealth.READY, health_detail=detail)
     return container
 
 

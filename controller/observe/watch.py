@@ -35,7 +35,7 @@ A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading(Generic[S, T]):
+class WatchReading(Generic[S, T]):
     """One result, with its times and its subject."""
 
     value: T
@@ -84,7 +84,7 @@ class Watch(Generic[S, T, A]):
         self._stale_s = stale_s
         self._took = took
         self._clock = clock
-        self.reading: Reading[S, T] | None = None
+        self.reading: WatchReading[S, T] | None = None
         """The last one that succeeded."""
         self._failure = ""
         self._defect: tuple[Exception, TracebackType | None] | None = None
@@ -103,7 +103,7 @@ class Watch(Generic[S, T, A]):
         self._ended = asyncio.Event()
         """Set, and replaced, when a reading ends."""
         self._looks = 0
-        self._taken: Reading[S, T] | None = None
+        self._taken: WatchReading[S, T] | None = None
         """The reading that the last look took."""
 
     @property
@@ -247,7 +247,7 @@ class Watch(Generic[S, T, A]):
         except Exception as error:  # a defect: the next look raises it
             self._defect = error, error.__traceback__
         else:
-            self.reading = Reading(value, self._begun_at, subject, changes)
+            self.reading = WatchReading(value, self._begun_at, subject, changes)
             self._unseen = [(count, action) for count, action in self._unseen if count > changes]
             self._unseen_since = self._begun_at if self._changes > changes else None
         finally:

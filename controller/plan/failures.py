@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ..model.desired import Desired, goal_of
 from ..model.observed import Observed
-from ..model.world import FailureKey, FailureRecord, Health, is_another_try
+from ..model.world import FailureKey, FailureRecord, ReplicaHealth, is_another_try
 from .draft import Draft
 
 BACKOFF_MAX_S = 60.0
@@ -82,7 +82,7 @@ def _has_recovered(
     times = [
         (container.version, since)
         for container in replicas
-        if container.health is Health.READY and (since := ready_since(container.id)) is not None
+        if container.health is ReplicaHealth.READY and (since := ready_since(container.id)) is not None
     ]
     if any(made_as == version and since >= failure.last_at and now - since >= STEADY_S for made_as, since in times):
         return True

@@ -7,7 +7,7 @@ from typing import Literal
 from ..model.actions import RemoveContainer, SignalContainer
 from ..model.phases import Phase
 from ..model.spec import ServiceSpec
-from ..model.world import ContainerState, Health, ReplicaContainer, Retirement, Server, ServerState
+from ..model.world import ContainerState, ReplicaContainer, ReplicaHealth, Retirement, Server, ServerState
 from .draft import Draft
 from .outlook import ReplicaOutlook, ServiceOutlook
 
@@ -77,7 +77,9 @@ def _drained(
     limit_s = _drain_s(outlook, container)
     if waited_s >= limit_s:
         return f"still busy after {limit_s:g} s (graceful_shutdown_timeout_s)"
-    if container.health is not Health.READY and (retirement.failed or not _may_be_at_work(draft, outlook, replica)):
+    if container.health is not ReplicaHealth.READY and (
+        retirement.failed or not _may_be_at_work(draft, outlook, replica)
+    ):
         return "it is not ready, so it has no requests"
     if retirement.failed and container.stalled_since is not None:
         return "it makes no progress"
@@ -117,7 +119,7 @@ def _may_be_at_work(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlo
     container = replica.container
     if container.ongoing:
         return True
-    if container.health is Health.UNKNOWN or outlook.spec is None or not outlook.spec.is_routed:
+    if container.health is ReplicaHealth.UNKNOWN or outlook.spec is None or not outlook.spec.is_routed:
         return False
     server = draft.server_of(outlook.name, replica.name)
     return not draft.routing_usable or (server is not None and bool(server.sessions or server.queued))
@@ -137,7 +139,7 @@ def grace_of(
     now_s = spec.stop_grace_period_s if spec else None
     is_wanted = container.version == wanted_version
     grace_s = _patience_s(is_wanted, now_s, container.stop_grace_period_s, USUAL_GRACE_S)
-    never_served = container.health is Health.UNKNOWN and not container.reported_draining
+    never_served = container.health is ReplicaHealth.UNKNOWN and not container.reported_draining
     return min(grace_s, FAILED_GRACE_S) if retirement.failed or never_served else grace_s
 
 
@@ -173,7 +175,7 @@ def _missed_its_signal(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOu
     received the signal reports that it drains. The signal is repeated for a limited time.
     """
     container = replica.container
-    has_stopped_serving = container.health is not Health.READY or container.reported_draining
+    has_stopped_serving = container.health is not ReplicaHealth.READY or container.reported_draining
     managed = outlook.spec is not None and outlook.spec.managed
     return managed and not has_stopped_serving and FAILED_GRACE_S <= draft.now - told_at < 2 * FAILED_GRACE_S
 

@@ -15,7 +15,7 @@ from ..model.actions import CreateContainer
 from ..model.machine import Footprint, Machine
 from ..model.observed import Observed
 from ..model.spec import ServiceSpec, size_words
-from ..model.world import ContainerState, Health, ReplicaContainer
+from ..model.world import ContainerState, ReplicaContainer, ReplicaHealth
 from .placement import Shortage
 
 KEPT_PART = 20
@@ -147,7 +147,7 @@ class MachineLedger:
 
 def _is_coming(one: ReplicaContainer, observed: Observed) -> bool:
     """Whether a replica is not ready yet."""
-    is_new = one.state is ContainerState.CREATED or (one.state.is_up and one.health is Health.UNKNOWN)
+    is_new = one.state is ContainerState.CREATED or (one.state.is_up and one.health is ReplicaHealth.UNKNOWN)
     return is_new and one.id not in observed.retirements
 
 

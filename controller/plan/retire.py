@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ..model.actions import BeginRetirement
 from ..model.phases import Phase
 from ..model.spec import ServiceSpec
-from ..model.world import Health, ServerState
+from ..model.world import ReplicaHealth, ServerState
 from .draft import Draft
 from .leave import DRAIN_LOOK_S, remove
 from .outlook import ReplicaOutlook, ServiceOutlook, bounds_of, open_nodes, places_left
@@ -34,7 +34,7 @@ def retire(draft: Draft, outlook: ServiceOutlook) -> None:
 def _serves_in_spite(replica: ReplicaOutlook) -> bool:
     """Whether a replica answers although the engine does not list its GPU: the list may be wrong."""
     container = replica.container
-    return bool(container.gpu_fault) and container.health is Health.READY
+    return bool(container.gpu_fault) and container.health is ReplicaHealth.READY
 
 
 def _has_gpu_elsewhere(draft: Draft, outlook: ServiceOutlook) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..errors import RoutingError
-from ..model.world import Held, RoutingState, Server, ServerState
+from ..model.world import HeldRequests, RoutingState, Server, ServerState
 from .haproxy_text import BACKEND_PREFIX, HOLD_SERVER
 
 QUESTIONS = ("show info", "get var proc.pierhead_routing", "show servers state", "show stat -1 6 -1", "show held")
@@ -51,7 +51,8 @@ def routing_state(info: str, routing: str, servers_state: str, stat: str, held: 
             backends=frozenset(backends),
             queued=backends,
             held={
-                row["backend"]: Held(int(row["held"]), **{end: int(row[end]) for end in _HOLDS_END}) for row in rooms
+                row["backend"]: HeldRequests(int(row["held"]), **{end: int(row[end]) for end in _HOLDS_END})
+                for row in rooms
             },
             closed=frozenset(row["backend"] for row in rooms if row["closed"] == "1"),
         )
@@ -78,7 +79,7 @@ def number(text: str) -> int:
     return int(found.group(1)) if found else 0
 
 
-class Traffic(NamedTuple):
+class StatRow(NamedTuple):
     """A server's, or a backend's, row of `show stat`."""
 
     sessions: int = 0
@@ -94,10 +95,10 @@ class Traffic(NamedTuple):
     """Requests that a server may have at a time; 0 = without a limit."""
 
 
-_NOTHING = Traffic()
+_NOTHING = StatRow()
 
 
-def traffic(stat: str) -> Mapping[tuple[str, str], Traffic]:
+def traffic(stat: str) -> Mapping[tuple[str, str], StatRow]:
     """`show stat` by (backend, server). The row of a backend itself has the server name BACKEND."""
     # Of a worker that is just ending the master gives an empty line, or an error.
     lines = [line for line in stat.removeprefix("# ").splitlines() if line]
@@ -112,7 +113,7 @@ def traffic(stat: str) -> Mapping[tuple[str, str], Traffic]:
         backend, server, check, *numbers = pick(row.split(",", most))
         sessions, queued, limit, *responses = (int(number or 0) for number in numbers)
         is_asked = check.removeprefix(_CHECK_GOES_ON) != _CONNECTED
-        found[backend, server] = Traffic(sessions, queued, sum(responses), responses[-1], is_asked, limit)
+        found[backend, server] = StatRow(sessions, queued, sum(responses), responses[-1], is_asked, limit)
     return found
 
 
@@ -122,7 +123,7 @@ def _waiting_rooms(held: str) -> list[dict[str, str]]:
     return [dict(zip(columns, line.split(), strict=True)) for line in lines]
 
 
-def servers(servers_state: str, found: Mapping[tuple[str, str], Traffic]) -> list[tuple[Server, int]]:
+def servers(servers_state: str, found: Mapping[tuple[str, str], StatRow]) -> list[tuple[Server, int]]:
     """Servers of services' backends with their ids, ordered by backend and name."""
     _format, header, *lines = servers_state.splitlines()
     columns = {name: number for number, name in enumerate(header.removeprefix("# ").split())}

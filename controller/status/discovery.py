@@ -3,7 +3,7 @@
     Board     the numbered state of each service, and the watchers
     Watcher   the services whose state has changed since it was sent to one caller
 
-The numbers that replicas publish for policies (`Endpoint.stats`) change constantly. A change of these numbers alone is
+The numbers that replicas publish for policies (`ReplicaEndpoint.stats`) change constantly. A change of these numbers alone is
 sent STATS_PERIOD_S after the last state of that service, or earlier together with another change.
 
 Nothing is sent before the loop's first complete observation: a caller keeps the replicas that an earlier controller
@@ -22,7 +22,7 @@ from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 from pierhead.store.memory import MemoryStore, Store
 from pierhead.store.served import add_store
 
-from ..model.reports import Endpoint, ServiceEndpoints
+from ..model.reports import ReplicaEndpoint, ServiceEndpoints
 
 logger = logging.getLogger(__name__)
 
@@ -256,7 +256,7 @@ def _without_stats(state: discovery_pb2.ServiceEndpoints) -> discovery_pb2.Servi
     return bare
 
 
-def _message(endpoint: Endpoint) -> discovery_pb2.Endpoint:
+def _message(endpoint: ReplicaEndpoint) -> discovery_pb2.Endpoint:
     return discovery_pb2.Endpoint(
         replica=endpoint.replica,
         address=endpoint.address,

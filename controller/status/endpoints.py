@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 from ..model.desired import Desired, VersionGoal, goal_of
 from ..model.observed import Observed
-from ..model.reports import Endpoint, ServiceEndpoints
+from ..model.reports import ReplicaEndpoint, ServiceEndpoints
 from ..model.spec import ServiceSpec, socket_address
-from ..model.world import Health, ReplicaContainer, service_address
+from ..model.world import ReplicaContainer, ReplicaHealth, service_address
 from ..plan.shares import weights
 from .records.answers import Target
 
@@ -22,7 +22,7 @@ def endpoints(
 
     `overrides`: the numbers of replicas that `pierhead scale` has set, by service.
     """
-    found: dict[str, list[Endpoint]] = {name: [] for name in desired.services}
+    found: dict[str, list[ReplicaEndpoint]] = {name: [] for name in desired.services}
     for container in sorted(observed.containers, key=lambda container: container.name):
         spec = desired.services.get(container.service)
         if spec is None:
@@ -54,7 +54,7 @@ def _made(container: ReplicaContainer, goal: VersionGoal) -> ServiceSpec | None:
     return goal.keep_spec if container.version == goal.keep else None
 
 
-def _weighed(listed: list[Endpoint], goal: VersionGoal) -> list[Endpoint]:
+def _weighed(listed: list[ReplicaEndpoint], goal: VersionGoal) -> list[ReplicaEndpoint]:
     """Set each endpoint's weight while a canary version receives a share of the calls."""
     if goal.keep is None or goal.weight is None:
         return listed
@@ -98,15 +98,15 @@ def scrape_targets(desired: Desired, observed: Observed) -> tuple[Target, ...]:
 # ------------------------------------------------------------------------------------------------------------ addresses
 
 
-def _endpoint(container: ReplicaContainer, spec: ServiceSpec, *, retiring: bool) -> Endpoint | None:
+def _endpoint(container: ReplicaContainer, spec: ServiceSpec, *, retiring: bool) -> ReplicaEndpoint | None:
     address = service_address(container, spec)
     if address is None or not container.state.is_up:
         return None
-    serving = container.health is Health.READY
-    finishing = container.reported_draining or (retiring and container.health is not Health.UNKNOWN)
+    serving = container.health is ReplicaHealth.READY
+    finishing = container.reported_draining or (retiring and container.health is not ReplicaHealth.UNKNOWN)
     if not serving and not finishing:
         return None
-    return Endpoint(
+    return ReplicaEndpoint(
         replica=container.name,
         address=address,
         draining=retiring or container.reported_draining,

@@ -15,7 +15,7 @@ from ..model.actions import action_name
 from ..model.nodes import Quorum
 from ..model.plan import Outcome
 from ..model.spec import backend_name
-from ..model.world import Held
+from ..model.world import HeldRequests
 from .view import View
 
 TICK_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -140,7 +140,7 @@ def _held(view: View | None) -> Iterator[Metric]:
     routing = view.observed.routing if view and view.observed else None
     specs = view.desired.services if view and view.desired and routing else {}
     for name in sorted(name for name, spec in specs.items() if spec.is_routed):
-        found = routing.held.get(backend_name(name), Held()) if routing else Held()
+        found = routing.held.get(backend_name(name), HeldRequests()) if routing else HeldRequests()
         held.add_metric([name], found.now)
         for ending in ("served", "expired", "left", "refused"):
             ended.add_metric([name, ending], getattr(found, ending))

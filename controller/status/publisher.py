@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from ..desired.deployer import Deployer
 from ..desired.scaler import Scaler
+from ..files.watch import SpecWatch
 from ..model.desired import Desired
 from ..model.observed import Sight
 from ..model.plan import Plan, Refusal
 from ..observe.gpu_memory import GpuMemoryWatch
 from ..plan.user_config import remembered
-from ..spec.watch import SpecWatch
 from ..storage.events import EventLog
-from ..storage.store import Store
+from ..storage.store import StateStore
 from .discovery import Board
 from .endpoints import endpoints, scrape_targets
 from .metrics import ControllerMetrics
@@ -36,7 +36,7 @@ class Publisher:
     def __init__(
         self,
         project: str,
-        store: Store,
+        store: StateStore,
         events: EventLog,
         specs: SpecWatch,
         scaler: Scaler,

@@ -16,7 +16,7 @@ from typing import Literal
 from ..model.reports import Event
 from ..model.text import storable
 from .rows import EVENTS_KEPT, StoredEvent
-from .store import Store
+from .store import StateStore
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class _Burst:
 class EventLog:
     """The list of events. Each event, and each repetition, is also one line of the JSON log."""
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: StateStore, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._clock = clock
         self._latest: dict[tuple[str, str, str], int] = {}  # (kind, service, target) -> seq of its newest event

@@ -83,7 +83,7 @@ class Rows(Protocol):
         ...
 
 
-class Kind(Generic[K, V]):
+class RowKind(Generic[K, V]):
     """All rows of one kind, in memory and where they are kept. `of` decodes a row's JSON, `plain` encodes a value."""
 
     def __init__(self, rows: Rows, kind: str, of: Callable[[Any], V], plain: Callable[[V], Any]) -> None:

@@ -20,7 +20,7 @@ from ..model.desired import Revision
 from ..model.reports import Event
 from ..model.text import storable
 from ..model.world import FailureKey, FailureRecord, GpuFault, Retirement, is_another_try
-from .rows import EVENTS_KEPT, Kind, Rows, StoredEvent
+from .rows import EVENTS_KEPT, RowKind, Rows, StoredEvent
 
 V = TypeVar("V")
 
@@ -37,22 +37,24 @@ def _same(value: V) -> V:
     return value
 
 
-class Store:
+class StateStore:
     """The state in memory, and the rows that keep it. One owner: the loop's thread."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._overrides: Kind[str, Override] = Kind(rows, "override", lambda row: Override(**row), asdict)
-        self._retirements: Kind[str, Retirement] = Kind(rows, "retirement", lambda row: Retirement(**row), asdict)
-        self._failures: Kind[FailureKey, FailureRecord] = Kind(
+        self._overrides: RowKind[str, Override] = RowKind(rows, "override", lambda row: Override(**row), asdict)
+        self._retirements: RowKind[str, Retirement] = RowKind(rows, "retirement", lambda row: Retirement(**row), asdict)
+        self._failures: RowKind[FailureKey, FailureRecord] = RowKind(
             rows, "failure", lambda row: FailureRecord(**row), asdict
         )
-        self._rollouts: Kind[str, str] = Kind(rows, "rollout", str, _same)
-        self._revisions: Kind[tuple[str, str], Revision] = Kind(rows, "revision", lambda row: Revision(**row), asdict)
-        self._autoscaled: Kind[str, int] = Kind(rows, "autoscaled", int, _same)
-        self._gpu_faults: Kind[str, GpuFault] = Kind(rows, "gpu_fault", lambda row: GpuFault(**row), asdict)
-        self._restarts: Kind[str, str] = Kind(rows, "restart", str, _same)
-        self._seen_ready: Kind[str, float] = Kind(rows, "seen_ready", float, _same)
+        self._rollouts: RowKind[str, str] = RowKind(rows, "rollout", str, _same)
+        self._revisions: RowKind[tuple[str, str], Revision] = RowKind(
+            rows, "revision", lambda row: Revision(**row), asdict
+        )
+        self._autoscaled: RowKind[str, int] = RowKind(rows, "autoscaled", int, _same)
+        self._gpu_faults: RowKind[str, GpuFault] = RowKind(rows, "gpu_fault", lambda row: GpuFault(**row), asdict)
+        self._restarts: RowKind[str, str] = RowKind(rows, "restart", str, _same)
+        self._seen_ready: RowKind[str, float] = RowKind(rows, "seen_ready", float, _same)
         self._last_seq = rows.last_seq
         self._events = {stored.seq: stored for stored in rows.events()}
         self._of_service = Counter(stored.event.service for stored in self._events.values())

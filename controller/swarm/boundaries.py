@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..api import Gatekeeper
-from ..boundaries import Boundaries, connected
+from ..daemon.api import Gatekeeper
+from ..daemon.boundaries import Boundaries, connected
 from ..settings import Settings
-from ..storage.store import Store
+from ..storage.store import StateStore
 from . import certificates
 from .edges.offer import PORT
 from .edges.router import EdgesRouter, over_tls
@@ -25,7 +25,7 @@ from .engine.engine import SwarmEngine
 from .files.kept import KeptProject
 from .node_commands import SwarmNodeCommands
 from .state.configs import SwarmConfigs, compose_files_of, state_of
-from .state.holder import Holder, state_lease
+from .state.holder import StateHolder, state_lease
 from .state.text import KeptText
 
 STATE_TIMEOUT_S = 5
@@ -39,7 +39,7 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
     async with contextlib.AsyncExitStack() as ends:
         configs = await _configs(stop, ends)
         engine = await _engine(stop, ends) if configs else None
-        holder = Holder(state_of(configs, settings.project)) if configs else None
+        holder = StateHolder(state_of(configs, settings.project)) if configs else None
         if configs is None or engine is None or holder is None or not await holder.take(stop):
             yield None
             return
@@ -48,7 +48,7 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
             engine=engine,
             router=await _router(settings, engine, tls, holder.epoch, ends),
             source=KeptProject(settings.project, KeptText(compose_files_of(configs, settings.project))),
-            store=Store(holder.rows),
+            store=StateStore(holder.rows),
             clock=holder.controller_clock,
             gatekeeper=Gatekeeper(settings.api_token, gateways=None),
             acts=holder.acts,

@@ -11,12 +11,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ..daemon.nodes import NodeParts
 from ..errors import ControllerError, InvalidRequest, NotYet
 from ..model.actions import UpdateNode
 from ..model.nodes import LEAVING, LEAVING_AT_ONCE, LEAVING_LABEL, Availability, Node
 from ..model.observed import NOT_LOOKED_YET
 from ..model.plan import Outcome
-from ..nodes import NodeParts
 from ..plan.drain import unmet_constraint, without_room
 
 Labels = tuple[tuple[str, str | None], ...]

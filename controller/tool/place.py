@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import ControllerError, InvalidRequest
-from ..project import handover, stack_files
-from ..project.commands import script
-from ..project.programs import Programs, ThisMachine
-from ..project.project import NoProject, Project, engine_of, find
-from ..project.stack import OWN_SERVICES, PROMETHEUS_PORT, Controller, Stack, started_from
+from .project import handover, stack_files
+from .project.commands import script
+from .project.programs import Programs, ThisMachine
+from .project.project import NoProject, Project, engine_of, find
+from .project.stack import OWN_SERVICES, PROMETHEUS_PORT, ControllerContainer, ProjectStack, started_from
 
 HERE = ("new", "init", "up", "down", "completion", "schema", "simulate", "--help", "-h")
 WITHOUT_A_STACK = ("validate", "llm build")
@@ -97,7 +97,7 @@ def decide(
         return Here()
     if asks and project.is_clone and not stack_files.is_from(project.root):
         return Here({"PIERHEAD_API_URL": _NOWHERE})
-    return _in_project(words, Stack(project, environment, programs), warn, asks=asks, needs_none=needs_none)
+    return _in_project(words, ProjectStack(project, environment, programs), warn, asks=asks, needs_none=needs_none)
 
 
 _OF_THE_TOOL = {"PIERHEAD_PROGRAM": sys.executable}
@@ -106,7 +106,7 @@ _NOWHERE = "http://127.0.0.1:9"
 
 
 def _in_project(
-    words: Sequence[str], stack: Stack, warn: Callable[[str], None], *, asks: bool, needs_none: bool
+    words: Sequence[str], stack: ProjectStack, warn: Callable[[str], None], *, asks: bool, needs_none: bool
 ) -> Here | There:
     command, project = words[0] if words else "--help", stack.project
     if " ".join(words[:2]) in OF_THE_MACHINE:
@@ -155,7 +155,9 @@ def _tell_another_build(project: Project, warn: Callable[[str], None]) -> bool:
     return written == installed
 
 
-def _addresses(stack: Stack, controller: Controller | None, *, asks: bool, command: str) -> Mapping[str, str]:
+def _addresses(
+    stack: ProjectStack, controller: ControllerContainer | None, *, asks: bool, command: str
+) -> Mapping[str, str]:
     """Where the API and Prometheus are. Raises NoStack where no controller is to be seen."""
     api = controller.api if controller else ""
     if not api and not asks and is_known(command):
@@ -179,7 +181,9 @@ def _addresses(stack: Stack, controller: Controller | None, *, asks: bool, comma
     }
 
 
-def _cover_what_runs(words: Sequence[str], stack: Stack, controller: Controller, warn: Callable[[str], None]) -> int:
+def _cover_what_runs(
+    words: Sequence[str], stack: ProjectStack, controller: ControllerContainer, warn: Callable[[str], None]
+) -> int:
     """A deployment, or a check of all files, says where the running stack's files are others than those that are named;
     a check then reads the running stack's as well. Returns the exit status of that check.
     """
@@ -203,7 +207,7 @@ def _by_script(project: Project, name: str, arguments: Sequence[str]) -> There:
     return There(tuple(words), variables)
 
 
-def _refuse_missing_names(words: Sequence[str], stack: Stack) -> None:
+def _refuse_missing_names(words: Sequence[str], stack: ProjectStack) -> None:
     """Raises InvalidRequest for the empty words that make hands over for what was not given."""
     command = words[0] if words else ""
     if command not in EXAMPLES or "" not in words[1:3]:
@@ -216,13 +220,13 @@ def is_known(command: str) -> bool:
     """Whether the command line has this command: a word that it does not have gets its answer."""
     from typer.main import get_command
 
-    from ..cli.app import app
+    from .app import app
 
     return command in getattr(get_command(app), "commands", ())
 
 
 def _here(status: int) -> None:
-    from ..cli.app import main as run
+    from .app import main as run
 
     try:
         run()

@@ -9,8 +9,8 @@ from typing import Any
 
 import typer.main
 
-from controller.cli.app import app
-from controller.cli.errors import EXIT_CODES
+from controller.tool.app import app
+from controller.tool.errors import EXIT_CODES
 from docs.generate.markdown import cell, escape
 
 ABOUT = """\

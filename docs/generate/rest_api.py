@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from controller.api import Api
+from controller.daemon.api import Api
 from controller.status import openapi
 from docs.generate.markdown import cell, escape
 

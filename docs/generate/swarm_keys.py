@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from controller.files.problems import Problems, ServiceSource
 from controller.model.spec import GpuRequest, GpuSlot
-from controller.spec.problems import Problems, ServiceSource
 from controller.swarm.files.checks import NOT_ON_SWARM, check_swarm
 from docs.generate.markdown import cell
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from controller.apply import PARALLEL_ACTIONS
+from controller.daemon.apply import PARALLEL_ACTIONS
 from controller.engines.docker_reader import timestamp
 from controller.observe.watch import PATIENCE_S
 from tests.bench import controller_at_rest

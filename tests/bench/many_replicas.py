@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from controller.model.spec import GpuRequest, ProbeSpec, ServiceSpec
-from controller.observe.probe import Reading, Subject
+from controller.observe.probe import ProbeReading, Subject
 from tests.bench.many_nodes import Edges, ListedSwarm, ManyEdges
 from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.fakes.fake_router import FakeRouter
@@ -47,15 +47,15 @@ class Many(Control):
     calls: Counter[str] = field(default_factory=Counter)
     """On nodes: what was asked of the manager and of edges, and bytes of the manager's answers."""
 
-    async def ask(self, subject: Subject) -> Reading:
+    async def ask(self, subject: Subject) -> ProbeReading:
         """Answer a probe the way an idle replica would."""
         await asyncio.sleep(0)
         one = self.engine.containers.get(subject.container_id)
         if one is None or one.started_at is None or not one.state.is_up:
-            return Reading(ok=False, detail="no answer from :9100/readyz within 2 s")
+            return ProbeReading(ok=False, detail="no answer from :9100/readyz within 2 s")
         if self.engine.clock() < one.started_at + START_S:
-            return Reading(ok=False, detail="503 from :9100/readyz: loading", ongoing=0, queued=0)
-        return Reading(ok=True, detail="200 from :9100/readyz", ongoing=0, queued=0, answered=0, errors=0)
+            return ProbeReading(ok=False, detail="503 from :9100/readyz: loading", ongoing=0, queued=0)
+        return ProbeReading(ok=True, detail="200 from :9100/readyz", ongoing=0, queued=0, answered=0, errors=0)
 
 
 def main() -> None:

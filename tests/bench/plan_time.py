@@ -22,8 +22,8 @@ from controller.model.world import (
     ContainerState,
     Gpu,
     GpuReading,
-    Health,
     ReplicaContainer,
+    ReplicaHealth,
     RoutingState,
     Server,
     ServerState,
@@ -123,7 +123,7 @@ def started(world: Observed, made: Plan) -> Observed:
             gpus=tuple(gpu.uuid for gpu in create.gpus),
             gpu_slot=create.gpu_slot,
             started_at=NOW - 100,
-            health=Health.READY,
+            health=ReplicaHealth.READY,
             ongoing=0,
             ongoing_at=NOW,
         )

@@ -12,11 +12,11 @@ import pytest
 
 from controller.engines.labels import create_body
 from controller.errors import SpecError
+from controller.files.compose import ComposeProject
+from controller.files.parse import parse
+from controller.files.yaml import load_resolved
 from controller.model.spec import GpuRequest, GpuSlot, Spec
 from controller.model.world import current_version
-from controller.spec.compose import ComposeProject
-from controller.spec.parse import parse
-from controller.spec.yaml import load_resolved
 from controller.swarm.engine.service_spec import not_carried
 from controller.swarm.files.dialect import DIALECTS
 from controller.swarm.up.stack_file import Given, stack_file

@@ -14,8 +14,8 @@ import pytest
 from docker import APIClient
 
 from controller.engines.labels import create_body
+from controller.files.compose import ComposeProject
 from controller.model.actions import replica_name
-from controller.spec.compose import ComposeProject
 from tests.debian_image import debian_image
 
 pytestmark = pytest.mark.engine

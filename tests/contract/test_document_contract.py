@@ -12,10 +12,10 @@ from docker import APIClient
 
 from controller.engines.docker import open_client
 from controller.errors import EngineUnreachable, StateChanged, StateTooLarge, StateUnreachable, StoreError
-from controller.storage.store import Override, Store
+from controller.storage.store import Override, StateStore
 from controller.swarm.state.configs import DOCUMENT, LIMIT, Configs, SwarmConfigs, SwarmDocument
-from controller.swarm.state.document import Document, Head
-from controller.swarm.state.holder import Holder, prepare
+from controller.swarm.state.document import DocumentHead, RemoteDocument
+from controller.swarm.state.holder import StateHolder, prepare
 from controller.swarm.state.lease import RENEW_S, TAKE_S
 from controller.swarm.state.text import KeptText
 from tests.debian_image import debian_image
@@ -59,7 +59,7 @@ def document(configs: Configs, name: str) -> SwarmDocument:
     return SwarmDocument(configs, name)
 
 
-async def head_of(document: Document) -> Head:
+async def head_of(document: RemoteDocument) -> DocumentHead:
     head = await document.head()
     assert head is not None
     return head
@@ -180,10 +180,10 @@ async def test_a_text_is_replaced_and_read_by_others(configs: Configs, name: str
 
 async def test_the_state_goes_from_one_controller_to_the_next(configs: Configs, document: SwarmDocument) -> None:
     await prepare(document)
-    first, second = Holder(document), Holder(SwarmDocument(configs, document.name))
+    first, second = StateHolder(document), StateHolder(SwarmDocument(configs, document.name))
     assert await first.take(asyncio.Event())
     renewal = asyncio.create_task(first.run())
-    store = Store(first.rows)
+    store = StateStore(first.rows)
     store.set_override("web", Override(4, 2))
     await store.stored()
     waiting = asyncio.create_task(second.take(asyncio.Event()))
@@ -196,7 +196,7 @@ async def test_the_state_goes_from_one_controller_to_the_next(configs: Configs, 
         assert await waiting
     assert (first.acts(), second.acts()) == (False, True)
     assert second.epoch > first.epoch
-    assert dict(Store(second.rows).overrides) == {"web": Override(4, 2)}
+    assert dict(StateStore(second.rows).overrides) == {"web": Override(4, 2)}
 
 
 @pytest.mark.engine

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import ClientSession, TCPConnector
 
 from controller.model.actions import AddServer
-from controller.model.spec import AccessLog, Backpressure, ProbeSpec
+from controller.model.spec import AccessLog, BackpressureAnswer, ProbeSpec
 from controller.routing import haproxy_config
 from controller.routing.haproxy import HAProxyRouter
 from tests.harness.edge import Edge, GrpcReplica, error_of, metadata_of, refusal, service, until, with_probe_port
@@ -100,10 +100,11 @@ async def test_a_request_that_a_replica_has_begun_is_not_repeated(edge: Edge, mo
 
 
 @pytest.mark.parametrize(
-    ("backpressure", "status", "retry_after"), [(Backpressure(), 503, "1"), (Backpressure(429, 2.5), 429, "3")]
+    ("backpressure", "status", "retry_after"),
+    [(BackpressureAnswer(), 503, "1"), (BackpressureAnswer(429, 2.5), 429, "3")],
 )
 async def test_a_full_queue_refuses_while_those_before_wait(
-    edge: Edge, backpressure: Backpressure, status: int, retry_after: str
+    edge: Edge, backpressure: BackpressureAnswer, status: int, retry_after: str
 ) -> None:
     """And what waits too long is refused."""
     limits = {"max_ongoing_requests": 1, "max_queued_requests": 1, "request_timeout_s": 5.0}
@@ -277,7 +278,9 @@ async def test_haproxy_logs_failures_slow_requests_the_sample_and_where_all_are_
         service("foreign", managed=False, access_log=log),
         service("foreign-all", managed=False, access_log=every),
         service("off", access_log=AccessLog("off")),
-        service("full", max_ongoing_requests=1, max_queued_requests=0, backpressure=Backpressure(429), access_log=log),
+        service(
+            "full", max_ongoing_requests=1, max_queued_requests=0, backpressure=BackpressureAnswer(429), access_log=log
+        ),
     )
     for name in edge.specs:
         await edge.serve(name, f"{name}-1")

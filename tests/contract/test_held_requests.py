@@ -16,7 +16,7 @@ from aiohttp import ClientSession, ServerDisconnectedError, TCPConnector, WSMsgT
 
 from controller.model.actions import DeleteServer, SetServerState, SetWaitingRoom
 from controller.model.spec import AccessLog, AutoscaleSpec, ServiceSpec, backend_name
-from controller.model.world import Held, ServerState
+from controller.model.world import HeldRequests, ServerState
 from controller.routing import haproxy_config
 from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_config import TEMPLATE
@@ -43,8 +43,8 @@ def sleeping(name: str = "echo", **changes: Any) -> ServiceSpec:
     return service(name, autoscale=TO_ZERO, access_log=AccessLog(sample=1), **changes)
 
 
-async def held(edge: Edge, name: str = "echo") -> Held:
-    return (await edge.state()).held.get(backend_name(name), Held())
+async def held(edge: Edge, name: str = "echo") -> HeldRequests:
+    return (await edge.state()).held.get(backend_name(name), HeldRequests())
 
 
 async def until_held(edge: Edge, count: int, name: str = "echo") -> None:
@@ -80,7 +80,7 @@ async def test_a_hundred_at_once_wait_for_the_first_server_and_all_succeed(edge:
         assert replica.requests == 100
         for _ in range(20):
             assert (await outcome(session))[0] == 200
-    assert await held(edge) == Held(served=100), "the later requests did not enter the waiting room"
+    assert await held(edge) == HeldRequests(served=100), "the later requests did not enter the waiting room"
     assert (await edge.state()).pid == before
 
 
@@ -126,7 +126,7 @@ async def test_large_bodies_and_heads_are_held_like_small_ones(edge: Edge) -> No
         replica = await edge.serve("echo", "echo-1")
         assert [status for status, _, _ in await asyncio.gather(*requests)] == [200] * 4
     assert replica.requests == 4
-    assert await held(edge) == Held(served=4)
+    assert await held(edge) == HeldRequests(served=4)
 
 
 async def dies(edge: Edge, replica: Replica, death: str) -> None:
@@ -262,7 +262,7 @@ async def test_nobody_waits_where_the_room_is_closed_and_all_do_again_when_it_is
             "echo is scaled to 0 replicas, and no request wakes it: `pierhead scale echo 1` does. Nothing was done."
         )
         assert headers["retry-after"] == "10"
-        assert await held(edge) == Held(refused=1), "the second never came in"
+        assert await held(edge) == HeldRequests(refused=1), "the second never came in"
         await set_waiting_room(edge, is_open=True)
         request = asyncio.ensure_future(outcome(session))
         await until_held(edge, 1)
@@ -284,7 +284,7 @@ async def test_no_more_are_held_than_may_wait(edge: Edge) -> None:
             "No replica of echo is ready, and as many requests as may wait for one do already. "
             "Nothing was done; try again later."
         )
-        assert await held(edge) == Held(now=5, refused=1)
+        assert await held(edge) == HeldRequests(now=5, refused=1)
         await edge.serve("echo", "echo-1")
         answers = await asyncio.gather(*requests)
     assert [status for status, _, _ in answers] == [200] * 5, "whom the waiting room took, the queue takes"
@@ -304,7 +304,7 @@ async def test_all_services_together_hold_no_more_than_there_is_room(edge: Edge)
         requests.append(asyncio.ensure_future(outcome(session, "/other")))
         await until_held(edge, 1, "other")
         assert (await outcome(session, "/other"))[0] == 503
-        assert await held(edge, "other") == Held(now=1, refused=1)
+        assert await held(edge, "other") == HeldRequests(now=1, refused=1)
         requests.pop(0).cancel()
         await until_held(edge, 1)
         requests.append(asyncio.ensure_future(outcome(session, "/other")))
@@ -501,7 +501,7 @@ async def test_what_grpc_calls_that_cannot_be_held_or_were_held_in_vain_get(edge
             "No replica of echo is ready, and as many calls as may wait for one do already. Try again later."
         )
         assert metadata_of(too_many)["pierhead-refused"] == "overloaded"
-        assert await held(edge) == Held(now=1, refused=1)
+        assert await held(edge) == HeldRequests(now=1, refused=1)
         first.cancel()
         await until_held(edge, 0)
         await edge.route(replace(spec, request_timeout_s=1.0))

@@ -175,7 +175,7 @@ def test_another_machines_controller_is_reached_by_its_address(stack: Stack) -> 
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "controller.cli", *arguments],
+            [sys.executable, "-m", "controller.tool.command", *arguments],
             cwd=ROOT,
             env=environment,
             capture_output=True,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from controller.project.programs import READ_S, Done
+from controller.tool.project.programs import READ_S, Done
 
 
 @dataclass

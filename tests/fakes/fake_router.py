@@ -19,7 +19,7 @@ from controller.model.actions import (
     WriteRouting,
 )
 from controller.model.spec import ServiceSpec, backend_name
-from controller.model.world import Held, RoutingState, Server, ServerState
+from controller.model.world import HeldRequests, RoutingState, Server, ServerState
 from controller.routing.base import RoutingAction
 
 
@@ -42,7 +42,7 @@ class FakeRouter:
     failing: dict[type[RoutingAction], RoutingError] = field(default_factory=dict)
     answers: Callable[[str], bool] = lambda name: True
     """Whether the replica of that name passes HAProxy's own check: asked when it is added, and until it does."""
-    held: dict[str, Held] = field(default_factory=dict)
+    held: dict[str, HeldRequests] = field(default_factory=dict)
     """By backend. With the first server that takes traffic nothing is held any more."""
     closed: set[str] = field(default_factory=set)
     away: frozenset[str] = frozenset()
@@ -61,7 +61,7 @@ class FakeRouter:
         self._check()
         servers = tuple(self.servers.values())
         taking = {server.backend for server in servers if server.state is ServerState.READY and server.up}
-        held = {backend: Held() if backend in taking else held for backend, held in self.held.items()}
+        held = {backend: HeldRequests() if backend in taking else held for backend, held in self.held.items()}
         pid, closed = self.pid, frozenset(self.closed)
         return RoutingState(
             pid, float(pid), "3.0.11", self.hash, servers, self.backends, held=held, closed=closed, away=self.away

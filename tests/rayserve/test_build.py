@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pierhead.__main__ import main
 
-from controller.spec.parse import parse
+from controller.files.parse import parse
 
 BUILDER = """
 from pydantic import BaseModel

@@ -19,7 +19,7 @@ from pierhead.rayserve.import_ray import compose_of
 from pierhead.rayserve.services import APPLICATION, PREFIXED, bound_of
 from pydantic import BaseModel
 
-from controller.spec.parse import parse
+from controller.files.parse import parse
 
 
 @serve.deployment(num_replicas=2, max_ongoing_requests=9)

@@ -14,10 +14,10 @@ from pierhead import Service, endpoint
 from pierhead.__main__ import main
 from pierhead.compose_names import own_image
 from pierhead.dev.build import compose_text, yaml_flow
+from pierhead.runner.options import read_words
 from pierhead.runner.runner import NoApplication
-from pierhead.runner.words import read_words
 
-from controller.spec.parse import parse
+from controller.files.parse import parse
 
 WORDS: dict[str, Any] = {
     "replicas": 3,
@@ -123,7 +123,7 @@ class TestComposeFile:
 
 
 def parse_user_config(config: object) -> str:
-    from controller.spec.serve_block import user_config_text
+    from controller.files.serve_block import user_config_text
 
     assert isinstance(config, dict)
     return user_config_text(config)

@@ -14,7 +14,7 @@ import pierhead
 import pytest
 import yaml
 
-from controller.spec.parse import parse
+from controller.files.parse import parse
 from docs.generate import serve_block, settings
 
 ROOT = Path(__file__).parents[2]

@@ -50,7 +50,7 @@ ANNEX_GROUND = {"swarm.names", "swarm.certificates"}
 """Modules that every room of the annex may import."""
 ANNEX_TOP = {"swarm.boundaries", "swarm.node_commands"}
 """Modules of the annex that know the top floor: they are what the daemon is given."""
-COMPOSITION = {"controller.__main__", "controller.cli.commands.offline"}
+COMPOSITION = {"controller.__main__", "controller.tool.commands.offline"}
 """Modules that choose between one machine and the annex: the daemon, and what reads the files of either."""
 PURE_ROOMS = ("model", "plan")
 PURE_MODULES = (
@@ -122,7 +122,7 @@ def test_decisions_do_no_io(module: str) -> None:
 
 
 def test_only_two_modules_know_the_real_boundaries() -> None:
-    knows = {"controller.boundaries", "controller.one_machine"}
+    knows = {"controller.daemon.boundaries", "controller.daemon.one_machine"}
     for module, path in CONTROLLER.items():
         if room_of(module) in {"engines", "routing"} or module in knows or within({module}, ANNEX):
             continue
@@ -131,7 +131,7 @@ def test_only_two_modules_know_the_real_boundaries() -> None:
         assert real - known <= {"controller.engines", "controller.routing"}, module
 
 
-COMMAND = ("controller.cli", "controller.project", "controller.tool")
+COMMAND = ("controller.cli", "controller.tool.project", "controller.tool")
 DAEMON = {module: path for module, path in CONTROLLER.items() if not module.startswith(COMMAND)}
 
 
@@ -147,13 +147,13 @@ def test_what_a_part_never_imports(modules: dict[str, Path], forbidden: tuple[st
 
 def test_the_command_starts_without_the_rooms_of_the_daemon() -> None:
     program = (
-        "import sys, controller.cli.app; print(*sorted(name for name in sys.modules if name.startswith('controller')))"
+        "import sys, controller.tool.app; print(*sorted(name for name in sys.modules if name.startswith('controller')))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {name for name in done.stdout.split() if not name.startswith("controller.cli")} == {
         "controller",
         "controller.build",
-        "controller.interrupt",
+        "controller.tool.interrupt",
         "controller.model",
         "controller.model.text",
     }

@@ -40,13 +40,13 @@ USE = '''
 import json
 
 from controller.errors import SpecError
-from controller.spec.parse import parse
-from controller.spec.schema import compose_schema, REFERENCE
+from controller.files.parse import parse
+from controller.files.schema import compose_schema, REFERENCE
 from docs.generate import serve_block, settings as settings_page
 from pathlib import Path
 from pierhead import Service, Settings
 from pierhead.dev.build import compose_text
-from pierhead.runner.words import settings_of, words_of
+from pierhead.runner.options import settings_of, words_of
 
 
 class Scorer(Service, linger_s=2.5):

@@ -28,7 +28,7 @@ from ...routing import haproxy_text as text
 from ...routing.haproxy_file import ConfigFile
 from ...routing.haproxy_socket import MasterSocket, RuntimeSocket
 from ..certificates import DOMAIN, context
-from .offer import EPOCH_HEADER, PORT, WAIT_S, Known, Offer, judge, question
+from .offer import EPOCH_HEADER, PORT, WAIT_S, EdgeOffer, Known, judge, question
 
 _log = logging.getLogger("edge")
 
@@ -44,7 +44,7 @@ REFRESH_S = 1.0
 """Between looks at the servers that the file has to list."""
 
 
-class _Connection(http.client.HTTPSConnection):
+class _ControllerConnection(http.client.HTTPSConnection):
     """To a controller, whose certificate has the name of its role."""
 
     def connect(self) -> None:
@@ -118,15 +118,15 @@ class Agent:
                 await self._file.refresh()
             await asyncio.sleep(REFRESH_S)
 
-    def _fetch(self, path: str) -> Offer:
-        connection = _Connection(self._host, self._port, timeout=WAIT_S + 10, context=self._tls)
+    def _fetch(self, path: str) -> EdgeOffer:
+        connection = _ControllerConnection(self._host, self._port, timeout=WAIT_S + 10, context=self._tls)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
             body = answer.read()
             if answer.status not in (200, 204):
                 raise OSError(f"{answer.status} {body[:200].decode(errors='replace')}")
-            return Offer(int(answer.headers.get(EPOCH_HEADER) or 0), body.decode())
+            return EdgeOffer(int(answer.headers.get(EPOCH_HEADER) or 0), body.decode())
         finally:
             connection.close()
 

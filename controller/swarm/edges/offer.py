@@ -30,7 +30,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class EdgeOffer:
     """A controller's answer; `config` = "": nothing else than what the edge has."""
 
     epoch: int
@@ -40,7 +40,7 @@ class Offer:
 Verdict = Literal["older", "nothing", "load"]
 
 
-def judge(known: Known, offer: Offer) -> Verdict:
+def judge(known: Known, offer: EdgeOffer) -> Verdict:
     """What to do with an answer."""
     if offer.epoch < known.epoch:
         return "older"

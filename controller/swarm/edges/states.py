@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 
-from ...model.world import Held, RoutingState, Server, ServerState
+from ...model.world import HeldRequests, RoutingState, Server, ServerState
 
 DISAGREE = 0
 """The weight of a server that has several: no server is given it."""
@@ -101,13 +101,13 @@ def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-def _held(states: Iterable[RoutingState]) -> dict[str, Held]:
-    total: dict[str, Held] = {}
+def _held(states: Iterable[RoutingState]) -> dict[str, HeldRequests]:
+    total: dict[str, HeldRequests] = {}
     for state in states:
         for backend, held in state.held.items():
-            before = total.get(backend, Held())
-            sums = {one.name: getattr(before, one.name) + getattr(held, one.name) for one in fields(Held)}
-            total[backend] = Held(**sums)
+            before = total.get(backend, HeldRequests())
+            sums = {one.name: getattr(before, one.name) + getattr(held, one.name) for one in fields(HeldRequests)}
+            total[backend] = HeldRequests(**sums)
     return total
 
 

@@ -42,7 +42,7 @@ from ..names import STACK_LABEL
 from .lists import Lists
 from .nodes import change_node, holds_replicas, node_changes, nodes
 from .placing import EVERY_NODE, has_node, is_undecided, narrowing
-from .reader import Listing, changes, edges, gpus, has_forgotten, left_alone, replicas, start_of, strays
+from .reader import SwarmListing, changes, edges, gpus, has_forgotten, left_alone, replicas, start_of, strays
 from .service_spec import LIMIT_LABEL, NARROWED_LABEL, STOPPED_LABEL, not_carried, service_spec
 
 EDGE_SERVICE, EDGE_NETWORK = "haproxy", "edges"
@@ -67,7 +67,7 @@ class SwarmEngine:
     def __init__(self, client: APIClient, lists: Lists | None = None) -> None:
         self._client = client
         self._lists = lists or Lists(client)
-        self._seen: tuple[Listing, Seen] | None = None
+        self._seen: tuple[SwarmListing, Seen] | None = None
         """The last listing, and what it says."""
         self._images = Images(client)
         self._files = ImageFiles(client)
@@ -171,21 +171,21 @@ class SwarmEngine:
     async def _look(self, project: str) -> Seen:
         return (await self._calls.look("event stream", partial(self._read, project)))[1]
 
-    def _read(self, project: str) -> tuple[Listing, Seen]:
+    def _read(self, project: str) -> tuple[SwarmListing, Seen]:
         """The lists and what they say, which is computed again only when they have changed."""
         listing, last = self._list(project), self._seen
         if last is None or not last[0].is_same(listing):
             last = self._seen = listing, (replicas(listing, project), nodes(listing.nodes))
         return last
 
-    def _list(self, project: str) -> Listing:
+    def _list(self, project: str) -> SwarmListing:
         nodes = self._lists.get("nodes")
         has_gpus = any((node["Description"].get("Resources") or {}).get("GenericResources") for node in nodes)
         ours = {"label": f"pierhead.project={project}"}
         # Tasks of others matter only for the GPUs that they hold. Tasks before services: a service that is removed in
         # between would look as if it had lost its task.
         tasks = self._lists.get("tasks", **({} if has_gpus else ours))
-        return Listing(self._lists.get("services", **ours), tasks, nodes)
+        return SwarmListing(self._lists.get("services", **ours), tasks, nodes)
 
     def _stack(self, project: str) -> list[Any]:
         return self._lists.get("services", label=f"{STACK_LABEL}={project}")
@@ -380,7 +380,7 @@ class SwarmEngine:
         return self._client.inspect_service(service)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def _spec_of(name: str, listing: Listing) -> Spec:
+def _spec_of(name: str, listing: SwarmListing) -> Spec:
     """Of a replica's service; {} = it is gone."""
     return next((one["Spec"] for one in listing.services if one["Spec"]["Name"] == name), {})
 

@@ -26,7 +26,7 @@ class Lists:
 
     def __init__(self, client: APIClient) -> None:
         self._client = client
-        self._idle: list[_Connection] = []
+        self._idle: list[_DockerConnection] = []
         self._last: dict[str, tuple[bytes, list[Any]]] = {}
 
     def get(self, kind: str, **filters: str) -> list[Any]:
@@ -44,7 +44,7 @@ class Lists:
         while (kept := self._taken()) is not None:
             kept.close()
 
-    def _taken(self) -> _Connection | None:
+    def _taken(self) -> _DockerConnection | None:
         """A connection that is not in use. Another thread may take the last one at any moment."""
         with contextlib.suppress(IndexError):
             return self._idle.pop()
@@ -65,11 +65,11 @@ class Lists:
                     return self._asked_over(kept, path)  # the engine may have ended it, as after a restart
             kept.close()
         try:
-            return self._asked_over(_Connection(file, self._client.timeout), path)
+            return self._asked_over(_DockerConnection(file, self._client.timeout), path)
         except http.client.HTTPException as error:
             raise requests.ConnectionError(str(error)) from error
 
-    def _asked_over(self, connection: _Connection, path: str) -> tuple[int, bytes]:
+    def _asked_over(self, connection: _DockerConnection, path: str) -> tuple[int, bytes]:
         try:
             answer = connection.get(path)
         except BaseException:
@@ -79,7 +79,7 @@ class Lists:
         return answer
 
 
-class _Connection(http.client.HTTPConnection):
+class _DockerConnection(http.client.HTTPConnection):
     """To the socket in that file."""
 
     def __init__(self, file: str, timeout_s: float) -> None:

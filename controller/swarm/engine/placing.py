@@ -16,7 +16,7 @@ from ...model.nodes import Node
 from ...model.text import whole_number
 from ..names import Json
 from .nodes import nodes
-from .reader import ENDED, Listing, gpus_of
+from .reader import ENDED, SwarmListing, gpus_of
 from .service_spec import LIMIT_LABEL
 
 _RUNS = ("ready", "running")
@@ -36,7 +36,7 @@ class Narrowing:
 EVERY_NODE = Narrowing()
 
 
-def narrowing(spec: Json, listing: Listing) -> Narrowing:
+def narrowing(spec: Json, listing: SwarmListing) -> Narrowing:
     """The constraints for a replica that is to be started, by the spec of its service."""
     task = spec["TaskTemplate"]
     placement = task.get("Placement") or {}
@@ -51,7 +51,7 @@ def narrowing(spec: Json, listing: Listing) -> Narrowing:
     return Narrowing(_against(full), _against(node.id for node in room if node.id not in best))
 
 
-def is_undecided(spec: Json, listing: Listing) -> bool:
+def is_undecided(spec: Json, listing: SwarmListing) -> bool:
     """Whether Swarm still looks for the node of another replica of the service: it counts where that one goes."""
     ours = {one["ID"] for one in listing.services if _is_wanted(one) and _own(one["Spec"]) == _own(spec)}
     return any(has_node([task for task in listing.tasks if task["ServiceID"] == one]) is None for one in ours)

@@ -29,14 +29,14 @@ reports the ends of its former tasks long after their successors were made."""
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class SwarmListing:
     """What a manager lists. `services` are those with our label."""
 
     services: Sequence[Json]
     tasks: Sequence[Json]
     nodes: Sequence[Json]
 
-    def is_same(self, other: Listing) -> bool:
+    def is_same(self, other: SwarmListing) -> bool:
         """Whether the other one has the very same lists."""
         return self.services is other.services and self.tasks is other.tasks and self.nodes is other.nodes
 
@@ -56,15 +56,15 @@ def has_forgotten(tasks: Iterable[Json]) -> bool:
     return not any(task["DesiredState"] == "remove" and task["Status"]["State"] in ENDED for task in tasks)
 
 
-def replicas(listing: Listing, project: str) -> tuple[ReplicaContainer, ...]:
+def replicas(listing: SwarmListing, project: str) -> tuple[ReplicaContainer, ...]:
     """The replicas of a project, by name."""
-    nodes = {node["ID"]: _Node.of(node) for node in listing.nodes}
+    nodes = {node["ID"]: _SwarmNode.of(node) for node in listing.nodes}
     tasks = _by_service(listing.tasks)
     found = (_replica(service, tasks.get(service["ID"], ()), nodes, project) for service in listing.services)
     return tuple(sorted((one for one in found if one is not None), key=lambda one: one.name))
 
 
-def left_alone(listing: Listing, project: str) -> dict[str, str]:
+def left_alone(listing: SwarmListing, project: str) -> dict[str, str]:
     """What has the project's label and is no replica: by its name, why it is not touched."""
     names = [str(one["Spec"]["Name"]) for one in listing.services if _labels_of(one, project) is None]
     return {name: why_left_alone("service", name, project, "docker service rm") for name in names}
@@ -81,12 +81,12 @@ def strays(stack: Iterable[Json], project: str, service_names: Collection[str]) 
     return tuple(sorted(found, key=lambda one: one.name))
 
 
-def gpus(listing: Listing, ours: Iterable[ReplicaContainer]) -> tuple[tuple[Gpu, ...], dict[str, str]]:
+def gpus(listing: SwarmListing, ours: Iterable[ReplicaContainer]) -> tuple[tuple[Gpu, ...], dict[str, str]]:
     """The GPUs of all nodes, and what holds those that no replica of ours has: by the GPU, its name.
 
     The GPUs of a node that takes no tasks are listed, too, as held by the node: they are not gone for ever.
     """
-    nodes = sorted((_Node.of(node) for node in listing.nodes), key=lambda node: node.name)
+    nodes = sorted((_SwarmNode.of(node) for node in listing.nodes), key=lambda node: node.name)
     listed = tuple(Gpu(uuid, "nvidia", node=node.name) for node in nodes for uuid in node.gpus)
     holders = {uuid: f"{node.name} ({node.condition})" for node in nodes if node.condition for uuid in node.gpus}
     taken = {*holders, *(uuid for one in ours for uuid in one.gpus)}
@@ -100,7 +100,7 @@ def edges(tasks: Iterable[Json], nodes: Iterable[Json], network: str) -> dict[st
 
     What a node had that is down is listed as running for a day.
     """
-    known = {node["ID"]: _Node.of(node) for node in nodes}
+    known = {node["ID"]: _SwarmNode.of(node) for node in nodes}
     found = {}
     for task in sorted(tasks, key=_is_to_stay):  # a successor counts
         node, stays = known.get(task.get("NodeID", "")), _is_to_stay(task)
@@ -148,7 +148,7 @@ _CONDITIONS = {"drain": "drained", "pause": "paused"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class _SwarmNode:
     name: str
     condition: str
     """Why it takes no tasks; "" = it takes some. A node that is unknown keeps its tasks, and takes none for now."""
@@ -156,7 +156,7 @@ class _Node:
     raw: Json
 
     @classmethod
-    def of(cls, node: Json) -> _Node:
+    def of(cls, node: Json) -> _SwarmNode:
         description = node.get("Description") or {}
         availability = (node.get("Spec") or {}).get("Availability", "active")
         is_down = (node.get("Status") or {}).get("State") == "down"
@@ -194,7 +194,9 @@ class _Standing:
     words: str = ""
 
 
-def _replica(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _Node], project: str) -> ReplicaContainer | None:
+def _replica(
+    service: Json, tasks: Sequence[Json], nodes: Mapping[str, _SwarmNode], project: str
+) -> ReplicaContainer | None:
     read = _labels_of(service, project)
     if read is None:
         return None
@@ -250,7 +252,7 @@ def _began(task: Json) -> str:
     return max((made, told), key=lambda at: timestamp(at) or 0.0)
 
 
-def _standing(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _Node]) -> _Standing:
+def _standing(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _SwarmNode]) -> _Standing:
     if _wanted(service) == 0:
         return _not_wanted(service, tasks, nodes)
     if not tasks:
@@ -267,7 +269,7 @@ def _standing(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _Node]) 
     return _Standing(ContainerState.PENDING, newest, _waits(newest, before, nodes))
 
 
-def _not_wanted(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _Node]) -> _Standing:
+def _not_wanted(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _SwarmNode]) -> _Standing:
     """It was never started, or was sent its stop signal: Swarm forgets its task soon after the end. On a node that is
     down it is listed as running for a day.
     """
@@ -279,12 +281,12 @@ def _not_wanted(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _Node]
     return _Standing(ContainerState.CREATED)
 
 
-def _is_lost(task: Json, nodes: Mapping[str, _Node]) -> bool:
+def _is_lost(task: Json, nodes: Mapping[str, _SwarmNode]) -> bool:
     node = nodes.get(task.get("NodeID", ""))
     return node is None or node.condition == "down"
 
 
-def _ended(task: Json, nodes: Mapping[str, _Node]) -> _Standing:
+def _ended(task: Json, nodes: Mapping[str, _SwarmNode]) -> _Standing:
     error = str(task["Status"].get("Err") or "")
     if not error or error.startswith(_ONLY_A_CODE):
         return _Standing(ContainerState.EXITED, task)
@@ -304,7 +306,7 @@ def _ended_by_itself(task: Json, successor: Json) -> bool:
     return noted <= made + _SAME_STEP_S
 
 
-def _waits(task: Json, before: Json | None, nodes: Mapping[str, _Node]) -> str:
+def _waits(task: Json, before: Json | None, nodes: Mapping[str, _SwarmNode]) -> str:
     """Why a task does not run yet."""
     lost = nodes.get(before.get("NodeID", "")) if before else None
     moved = f"{lost.name} is {lost.condition}; " if lost and lost.condition else ""
@@ -314,7 +316,7 @@ def _waits(task: Json, before: Json | None, nodes: Mapping[str, _Node]) -> str:
     return f"{moved}{node.name}: {status.get('Message', '')}" if node else f"{moved}{status.get('Message', '')}"
 
 
-def _moved(tasks: Sequence[Json], nodes: Mapping[str, _Node]) -> str:
+def _moved(tasks: Sequence[Json], nodes: Mapping[str, _SwarmNode]) -> str:
     """Where a running replica comes from and why, in words; "" where its last task has ended by itself, or was none."""
     if len(tasks) < 2 or _ended_by_itself(tasks[-2], tasks[-1]):
         return ""

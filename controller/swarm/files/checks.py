@@ -11,9 +11,9 @@ from typing import Any
 
 from pierhead.serve_block import ServeBlock
 
+from ...files.problems import Problems, ServiceSource, at
 from ...model.spec import GpuRequest
 from ...model.text import shown
-from ...spec.problems import Problems, ServiceSource, at
 
 _CPUS = "write deploy.resources.limits.cpus"
 _MEMORY = "write deploy.resources.limits.memory"

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from ...spec.attachments import FILE_DIRECTORIES, attached
-from ...spec.dialect import Dialect
-from ...spec.problems import Problems, ServiceSource, at
-from ...spec.translate import cpus, labels, put_into
+from ...files.attachments import FILE_DIRECTORIES, attached
+from ...files.dialect import Dialect
+from ...files.problems import Problems, ServiceSource, at
+from ...files.translate import cpus, labels, put_into
 from .checks import check_swarm
 
 _NODE_LABEL = re.compile(r"node\.labels\.[A-Za-z0-9][A-Za-z0-9._-]*")

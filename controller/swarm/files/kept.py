@@ -8,9 +8,9 @@ from typing import Protocol
 import yaml
 
 from ...errors import ControllerError, SpecError
+from ...files.parse import parse
+from ...files.yaml import load_resolved
 from ...model.spec import Spec
-from ...spec.parse import parse
-from ...spec.yaml import load_resolved
 from .dialect import DIALECTS
 
 

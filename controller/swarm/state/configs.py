@@ -23,7 +23,7 @@ import requests
 from ... import docker_http
 from ...errors import StateChanged, StateTooLarge, StateUnreachable, StoreError
 from ..names import LONGEST_NAME
-from .document import Head
+from .document import DocumentHead
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -166,15 +166,15 @@ class SwarmDocument:
         self._configs = configs
         self.name = name
 
-    async def head(self) -> Head | None:
+    async def head(self) -> DocumentHead | None:
         """See `Document.head`."""
         config = await self._configs.inspect(self.name)
         if config is None:
             return None
         labels = dict(config.labels)
-        return Head(config.version, labels.pop(CONTENT, ""), labels)
+        return DocumentHead(config.version, labels.pop(CONTENT, ""), labels)
 
-    async def content(self, head: Head) -> bytes | None:
+    async def content(self, head: DocumentHead) -> bytes | None:
         """See `Document.content`."""
         config = await self._configs.inspect(head.content) if head.content else None
         return None if config is None else config.data
@@ -183,7 +183,7 @@ class SwarmDocument:
         """See `Document.create`."""
         await self._configs.create(self.name, labels, b"{}")  # Swarm refuses a config without data
 
-    async def replace(self, head: Head, labels: Mapping[str, str], content: bytes | None = None) -> None:
+    async def replace(self, head: DocumentHead, labels: Mapping[str, str], content: bytes | None = None) -> None:
         """See `Document.replace`."""
         if content is None:
             await self._point(head, labels, head.content)
@@ -200,7 +200,7 @@ class SwarmDocument:
         if head.content:
             await self._try_to_remove(head.content)
 
-    async def sweep(self, head: Head) -> None:
+    async def sweep(self, head: DocumentHead) -> None:
         """See `Document.sweep`."""
         for config in await self._configs.labelled(DOCUMENT, self.name):
             if config.version < head.version and config.name != head.content:
@@ -218,7 +218,7 @@ class SwarmDocument:
         for config in await self._configs.labelled(DOCUMENT, self.name):
             await self._configs.remove(config.name)
 
-    async def _point(self, head: Head, labels: Mapping[str, str], content: str) -> None:
+    async def _point(self, head: DocumentHead, labels: Mapping[str, str], content: str) -> None:
         await self._configs.update(self.name, head.version, {**labels, CONTENT: content} if content else labels)
 
     async def _try_to_remove(self, content: str) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class DocumentHead:
     """What a document's head said when it was read."""
 
     version: int
@@ -18,17 +18,17 @@ class Head:
     labels: Mapping[str, str]
 
 
-class Document(Protocol):
+class RemoteDocument(Protocol):
     """Every call may raise StateUnreachable; a write that raised it may have been carried out, now or later."""
 
     limit: int
     """Most bytes of a content."""
 
-    async def head(self) -> Head | None:
+    async def head(self) -> DocumentHead | None:
         """Read the head; None if there is no document."""
         ...
 
-    async def content(self, head: Head) -> bytes | None:
+    async def content(self, head: DocumentHead) -> bytes | None:
         """Read the content that a head names; None if it has been replaced since, or was removed by hand."""
         ...
 
@@ -36,14 +36,14 @@ class Document(Protocol):
         """Create the document without content. Raises StateChanged if there is one."""
         ...
 
-    async def replace(self, head: Head, labels: Mapping[str, str], content: bytes | None = None) -> None:
+    async def replace(self, head: DocumentHead, labels: Mapping[str, str], content: bytes | None = None) -> None:
         """Replace the labels, and the content if one is given, if nothing was written since `head` was read.
 
         Raises StateChanged; StateTooLarge above the limit.
         """
         ...
 
-    async def sweep(self, head: Head) -> None:
+    async def sweep(self, head: DocumentHead) -> None:
         """Remove contents that are older than `head` and not named by it: no write can name them any more."""
         ...
 

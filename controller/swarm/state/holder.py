@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable
 
 from ...errors import AnotherController, StateChanged, StateTooLarge, StoreError
 from ...storage.clock import SteadyClock
-from .document import Document, Head
-from .lease import HOLDER, LOOK_S, NOBODY, RENEW_S, UNKNOWN, Claim, Lease
+from .document import DocumentHead, RemoteDocument
+from .lease import HOLDER, LOOK_S, NOBODY, RENEW_S, UNKNOWN, Claim, StateLease
 from .state_document import StateDocument
 
 logger = logging.getLogger(__name__)
@@ -31,25 +31,25 @@ def boot_time() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-async def prepare(document: Document) -> None:
+async def prepare(document: RemoteDocument) -> None:
     """Create the state of a project that is new, so that its first controller takes the lease at once."""
     with contextlib.suppress(StateChanged):
         await document.create(Claim(NOBODY, 0, 0).labels())
 
 
-class Holder:
+class StateHolder:
     """One controller's hold on the state. `clock` measures the lease; it is compared with no other machine's."""
 
     def __init__(
         self,
-        document: Document,
+        document: RemoteDocument,
         *,
         clock: Callable[[], float] = boot_time,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._document = document
-        self._lease = Lease(f"{socket.gethostname()}/{secrets.token_hex(4)}")
+        self._lease = StateLease(f"{socket.gethostname()}/{secrets.token_hex(4)}")
         self._clock = clock
         self._wall, self._monotonic = wall, monotonic
         self._wake = asyncio.Event()
@@ -160,7 +160,7 @@ class Holder:
         self.rows.went(trouble)
         return True
 
-    async def _head(self) -> Head:
+    async def _head(self) -> DocumentHead:
         head = await self._document.head()
         if head is None and self.epoch:
             self._lease.give_up()
@@ -170,7 +170,7 @@ class Holder:
             raise StateChanged("created the head")
         return head
 
-    async def _load(self, head: Head) -> None:
+    async def _load(self, head: DocumentHead) -> None:
         """Read the state that the last controller left."""
         content = await self._document.content(head)
         if content is not None:
@@ -185,7 +185,7 @@ class Holder:
             self.controller_clock = SteadyClock(0.0, lambda: left_at, self._monotonic)
         self._is_loaded = True
 
-    def _labels(self, claim: Claim, head: Head) -> dict[str, str]:
+    def _labels(self, claim: Claim, head: DocumentHead) -> dict[str, str]:
         at = f"{self.controller_clock():.3f}" if self._is_loaded else head.labels.get(CLOCK, "")
         return {**claim.labels(), CLOCK: at}
 
@@ -204,7 +204,7 @@ def _number(text: str) -> float | None:
 
 
 @contextlib.asynccontextmanager
-async def state_lease(holder: Holder) -> AsyncIterator[None]:
+async def state_lease(holder: StateHolder) -> AsyncIterator[None]:
     """Renew the lease while the body runs, then give it back. The body is cancelled when the lease is lost.
 
     Raises AnotherController then, in place of the body's CancelledError.

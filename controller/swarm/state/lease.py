@@ -59,7 +59,7 @@ class Claim:
         return {HOLDER: self.holder, EPOCH: str(self.epoch), BEAT: str(self.beat)}
 
 
-class Lease:
+class StateLease:
     """One controller's view of the lease. `me` is unique to the process."""
 
     def __init__(self, me: str) -> None:

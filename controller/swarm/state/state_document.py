@@ -26,7 +26,7 @@ STORED_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class PendingWrite:
     """What is to be written, and the number of the last change in it."""
 
     content: bytes
@@ -133,11 +133,11 @@ class StateDocument:
         pause_s = ASKED_S if self._asked > self._written else OBSERVED_S
         return max(0.0, self._written_at + pause_s - now)
 
-    def draft(self, now: float) -> Draft | None:
+    def draft(self, now: float) -> PendingWrite | None:
         """The document, if a write is due; without the oldest events if they do not fit. Raises StateTooLarge."""
-        return None if self.due_in_s(now) > 0 else Draft(self._encoded(), self._change)
+        return None if self.due_in_s(now) > 0 else PendingWrite(self._encoded(), self._change)
 
-    def written(self, draft: Draft, now: float) -> None:
+    def written(self, draft: PendingWrite, now: float) -> None:
         """The draft is kept."""
         self._written, self._written_at = draft.change, now
 

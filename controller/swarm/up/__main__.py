@@ -15,7 +15,7 @@ import requests
 from docker import APIClient
 
 from ...errors import ControllerError, EngineError, InvalidRequest
-from ...spec.yaml import load_resolved
+from ...files.yaml import load_resolved
 from .down import down
 from .settings import StackSettings
 from .swarm_calls import Swarm

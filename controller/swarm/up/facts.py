@@ -27,7 +27,7 @@ _One = TypeVar("_One")
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class SwarmFacts:
     """What was seen. Nodes, services, tasks and networks as the API lists them."""
 
     project: str
@@ -59,22 +59,22 @@ class Facts:
 
 def gather(
     client: APIClient, project: str, ports: tuple[int, ...], registry: Callable[[], str], *, is_own: bool
-) -> Facts:
+) -> SwarmFacts:
     """Look at everything. `registry` gives host:port[/path]; `is_own`: the stack starts it. Raises DockerException."""
     info: Json = client.info()
     if not info.get("Swarm", {}).get("ControlAvailable"):
-        return Facts(project, ports, info)
+        return SwarmFacts(project, ports, info)
     try:
         nodes, swarm = client.nodes(), client.inspect_swarm()
     except docker.errors.APIError as error:
-        return Facts(project, ports, info, no_answer=str(error.explanation or error))
+        return SwarmFacts(project, ports, info, no_answer=str(error.explanation or error))
     me = info["Swarm"].get("NodeID")
     host = registry().partition("/")[0]
     wanted = (*ports, OWN_REGISTRY_PORT) if is_own else ports
     others = [node for node in nodes if node["ID"] != me and node["Status"]["State"] == "ready"]
     doors = {(node_address(node), GOSSIP_PORT) for node in others}
     doors |= {(node_address(node), MANAGER_PORT) for node in others if node["Spec"].get("Role") == "manager"}
-    return Facts(
+    return SwarmFacts(
         project,
         ports,
         info,

@@ -21,7 +21,7 @@ OWN_REGISTRY_PORT = 5000
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class ComposeImage:
     """An image as the compose files name it."""
 
     name: str
@@ -29,12 +29,12 @@ class Image:
     """Whether Compose builds it."""
 
 
-def images_of(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Image]:
+def images_of(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, ComposeImage]:
     """The images of these services."""
     found = {}
     for name in names:
         definition = config["services"][name]
-        found[name] = Image(image_name(config["name"], name, definition), definition.get("build") is not None)
+        found[name] = ComposeImage(image_name(config["name"], name, definition), definition.get("build") is not None)
     return found
 
 
@@ -79,16 +79,16 @@ class Pusher:
     def __init__(self, client: APIClient, registry: str) -> None:
         self._client = client
         self._registry = registry
-        self._done: dict[Image, str] = {}
+        self._done: dict[ComposeImage, str] = {}
 
-    def digests(self, images: Mapping[str, Image]) -> dict[str, str]:
+    def digests(self, images: Mapping[str, ComposeImage]) -> dict[str, str]:
         """By service, the image's name with its digest. Raises SpecError before anything is pushed; EngineError."""
         local = {name: image for name, image in images.items() if not self._is_elsewhere(image)}
         if local and not self._registry:
             raise SpecError([no_registry(name, image.name) for name, image in sorted(local.items())])
         return {name: self._digest(image, name in local) for name, image in images.items()}
 
-    def _is_elsewhere(self, image: Image) -> bool:
+    def _is_elsewhere(self, image: ComposeImage) -> bool:
         """Whether nodes can pull it where it came from."""
         return "@sha256:" in image.name or (not image.is_built and bool(self._pulled_from(image.name)))
 
@@ -113,7 +113,7 @@ class Pusher:
             ) from error
         return str(told["Descriptor"]["digest"])
 
-    def _digest(self, image: Image, is_local: bool) -> str:
+    def _digest(self, image: ComposeImage, is_local: bool) -> str:
         if "@sha256:" in image.name:
             return image.name
         if image not in self._done:

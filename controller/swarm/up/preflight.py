@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ..names import STACK_LABEL, Json, node_address, node_name
-from .facts import GOSSIP_PORT, MANAGER_PORT, Facts
+from .facts import GOSSIP_PORT, MANAGER_PORT, SwarmFacts
 from .images import OWN_REGISTRY_PORT
 
 LONGEST_PROJECT = 34
@@ -34,7 +34,7 @@ class Findings:
     """What was not seen."""
 
 
-def check(facts: Facts) -> Findings:
+def check(facts: SwarmFacts) -> Findings:
     """Everything that the facts say. Where this machine is no manager of a Swarm that answers, only that."""
     if membership := tuple(_membership(facts)):
         return Findings(membership, ())
@@ -46,7 +46,7 @@ def check(facts: Facts) -> Findings:
 # --------------------------------------------------------------------------------------------------------- this machine
 
 
-def _membership(facts: Facts) -> Iterator[str]:
+def _membership(facts: SwarmFacts) -> Iterator[str]:
     swarm = facts.info.get("Swarm") or {}
     state, managers = swarm.get("LocalNodeState"), [one["Addr"] for one in swarm.get("RemoteManagers") or ()]
     if state in ("inactive", "", None):
@@ -68,7 +68,7 @@ def _membership(facts: Facts) -> Iterator[str]:
         )
 
 
-def _settings(facts: Facts) -> Iterator[str]:
+def _settings(facts: SwarmFacts) -> Iterator[str]:
     if facts.info.get("LiveRestoreEnabled"):
         yield (
             "live-restore is on in this engine, which a Swarm does not allow: the engine would not come up after "
@@ -100,7 +100,7 @@ def _managers(nodes: Sequence[Json]) -> Iterator[str]:
         yield f"{away} is not reachable: when one more of the managers ({names}) is lost, nothing can be changed"
 
 
-def _names(facts: Facts) -> Iterator[str]:
+def _names(facts: SwarmFacts) -> Iterator[str]:
     """Edges, events and the status tell nodes apart by their hostnames."""
     by_name: dict[str, list[Json]] = {}
     for node in facts.nodes:
@@ -122,7 +122,7 @@ def _absent(nodes: Sequence[Json]) -> Iterator[str]:
         yield f"{name} is down: it gets no replicas and takes no requests until it is back"
 
 
-def _closed(facts: Facts) -> Iterator[str]:
+def _closed(facts: SwarmFacts) -> Iterator[str]:
     for node in facts.nodes:
         name, address = node_name(node), node_address(node)
         manages = node["Spec"].get("Role") == "manager"
@@ -138,7 +138,7 @@ def _closed(facts: Facts) -> Iterator[str]:
             )
 
 
-def _unseen(facts: Facts) -> Iterator[str]:
+def _unseen(facts: SwarmFacts) -> Iterator[str]:
     """Told before the first `up` of a stack, when ports are the likeliest reason of what follows."""
     is_there = any((one["Spec"].get("Labels") or {}).get(STACK_LABEL) == facts.project for one in facts.services)
     if len(facts.nodes) > 1 and not is_there:
@@ -173,7 +173,7 @@ def clocks(nodes: Sequence[Json], tasks: Iterable[Json]) -> Iterator[str]:
 # ----------------------------------------------------------------------------------------------------- networks, ports
 
 
-def _networks(facts: Facts) -> Iterator[str]:
+def _networks(facts: SwarmFacts) -> Iterator[str]:
     """Overlay networks that are there. Swarm's ingress network is not used."""
     for network in facts.networks:
         subnets = [
@@ -188,7 +188,7 @@ def _networks(facts: Facts) -> Iterator[str]:
                 )
 
 
-def _pools(facts: Facts) -> Iterator[str]:
+def _pools(facts: SwarmFacts) -> Iterator[str]:
     for pool in facts.pools:
         if places := sorted(set(_overlapping(pool, facts))):
             yield (
@@ -197,7 +197,7 @@ def _pools(facts: Facts) -> Iterator[str]:
             )
 
 
-def _overlapping(subnet: str, facts: Facts) -> Iterator[str]:
+def _overlapping(subnet: str, facts: SwarmFacts) -> Iterator[str]:
     """What a range of addresses would hide: networks of this machine, other nodes."""
     whole = ipaddress.ip_network(subnet, strict=False)
     own = [ipaddress.ip_network(network) for network in facts.own_networks]
@@ -208,7 +208,7 @@ def _overlapping(subnet: str, facts: Facts) -> Iterator[str]:
             yield f"{node_name(node)}'s address {address}"
 
 
-def _ports(facts: Facts) -> Iterator[str]:
+def _ports(facts: SwarmFacts) -> Iterator[str]:
     """Ports that something else has: services on any node, containers and programs on this one."""
     others = [one for one in facts.containers if TASK_LABEL not in (one.get("Labels") or {})]
     used = [*map(_publishes, facts.services), *map(_container, others)]
@@ -243,7 +243,7 @@ def _container(container: Json) -> _Holder:
 # ------------------------------------------------------------------------------------------------------------- registry
 
 
-def _registry(facts: Facts) -> Iterator[str]:
+def _registry(facts: SwarmFacts) -> Iterator[str]:
     host, says = facts.registry, facts.registry_says
     if host and says not in ("", "https", "http"):
         yield (
@@ -265,7 +265,7 @@ def _registry(facts: Facts) -> Iterator[str]:
         )
 
 
-def _has_own_registry(facts: Facts) -> bool:
+def _has_own_registry(facts: SwarmFacts) -> bool:
     return any(one["Spec"]["Name"] == f"{facts.project}_registry" for one in facts.services)
 
 

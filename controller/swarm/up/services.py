@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...spec.problems import Problems, ServiceSource, at
+from ...files.problems import Problems, ServiceSource, at
 from ..files.checks import NOT_ON_SWARM, check_swarm
 
 OWN = ("haproxy", "controller", "prometheus", "registry")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import SpecError
-from ...spec.problems import Problems, ServiceSource
+from ...files.problems import Problems, ServiceSource
 from ..files.dialect import SWARM
 from .services import stack_service
 

@@ -14,7 +14,7 @@ from typing import Any
 from docker import APIClient
 
 from ...errors import EngineError, InvalidRequest, SpecError
-from ...spec.parse import parse
+from ...files.parse import parse
 from ..files.dialect import DIALECTS
 from ..files.places import KINDS, Place, in_swarm
 from ..names import node_address
@@ -22,7 +22,7 @@ from ..state.configs import SwarmConfigs, compose_files_of, state_of
 from ..state.holder import prepare
 from ..state.text import KeptText
 from .facts import gather
-from .images import OWN_REGISTRY_PORT, Image, Pusher, images_of, logins, no_registry, with_digests
+from .images import OWN_REGISTRY_PORT, ComposeImage, Pusher, images_of, logins, no_registry, with_digests
 from .preflight import Findings, check, clocks
 from .secrets import PROJECT_LABEL, Kept, Set, kept, steps
 from .services import CLONE_LABEL
@@ -140,7 +140,7 @@ class Up:
         with self._step(f"Pushing {len({*images.values()})} images"):
             return own | Pusher(self._client, self._registry()).digests(images)
 
-    def _images(self) -> dict[str, Image]:
+    def _images(self) -> dict[str, ComposeImage]:
         names = [name for name, one in self._config["services"].items() if "x-serve" in one or name in self._names]
         return images_of(self._config, names)
 

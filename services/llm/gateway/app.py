@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from pierhead import http_errors
 
-from services.llm.gateway.endpoints import POSTS, Endpoint
+from services.llm.gateway.endpoints import POSTS, RequestKind
 from services.llm.gateway.errors import runtime_error_body
-from services.llm.gateway.exchange import Exchange
+from services.llm.gateway.exchange import ClientExchange
 from services.llm.gateway.gateway import Gateway
 from services.llm.gateway.keys.limits import Clock
 from services.llm.gateway.metrics import GatewayMetrics
@@ -39,8 +39,8 @@ def make_app(
     return app
 
 
-def _handler(gateway: Gateway, endpoint: Endpoint) -> Handler:
+def _handler(gateway: Gateway, endpoint: RequestKind) -> Handler:
     async def handle(request: web.Request) -> web.StreamResponse:
-        return await Exchange(gateway, request, endpoint).answer()
+        return await ClientExchange(gateway, request, endpoint).answer()
 
     return handle

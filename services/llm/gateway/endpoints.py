@@ -8,7 +8,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class RequestKind:
     """One kind of request."""
 
     rpc: str
@@ -21,21 +21,21 @@ class Endpoint:
     """Whether it generates tokens after a prompt, which a prefill service may read."""
 
 
-SCORE: Final = Endpoint("Score", "/v1/score")
-TOKENIZE: Final = Endpoint("Tokenize", "/tokenize")
-DETOKENIZE: Final = Endpoint("Detokenize", "/detokenize")
+SCORE: Final = RequestKind("Score", "/v1/score")
+TOKENIZE: Final = RequestKind("Tokenize", "/tokenize")
+DETOKENIZE: Final = RequestKind("Detokenize", "/detokenize")
 
 POSTS: Final = {
-    "/v1/chat/completions": Endpoint("Chat", "/v1/chat/completions", messages=True, generates=True),
-    "/v1/completions": Endpoint("Completions", "/v1/completions", generates=True),
-    "/v1/embeddings": Endpoint("Embeddings", "/v1/embeddings"),
+    "/v1/chat/completions": RequestKind("Chat", "/v1/chat/completions", messages=True, generates=True),
+    "/v1/completions": RequestKind("Completions", "/v1/completions", generates=True),
+    "/v1/embeddings": RequestKind("Embeddings", "/v1/embeddings"),
     "/v1/score": SCORE,
     "/score": SCORE,
     "/tokenize": TOKENIZE,
     "/v1/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
     "/v1/detokenize": DETOKENIZE,
-    "/v1/{path:.+}": Endpoint("PassThrough", ""),
+    "/v1/{path:.+}": RequestKind("PassThrough", ""),
 }
 
 _PATH = re.compile(r"/v1(/[A-Za-z0-9_~:@-][A-Za-z0-9._~:@-]*)+")

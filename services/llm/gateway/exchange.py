@@ -16,17 +16,17 @@ from pierhead import has_replica, http_errors, on_request_end, set_model_id, sse
 from pierhead.errors import Backpressure, NoReplica, PierheadError, Unavailable
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 
-from services.llm.gateway.body.body import Asked, read_body
-from services.llm.gateway.endpoints import Endpoint, is_path
+from services.llm.gateway.body.body import RequestParts, read_body
+from services.llm.gateway.endpoints import RequestKind, is_path
 from services.llm.gateway.errors import JSON, ApiError, answer_error, error_event, unknown_model, unknown_path
 from services.llm.gateway.keys.limits import duration
 from services.llm.gateway.meter import Meter
-from services.llm.gateway.models.model_map import Route
+from services.llm.gateway.models.model_map import ModelRoute
 from services.llm.gateway.models.prefill import decode_overrides, prefill_overrides
 
 if TYPE_CHECKING:
     from services.llm.gateway.gateway import Gateway
-    from services.llm.gateway.keys.key_file import Holder
+    from services.llm.gateway.keys.key_file import KeyHolder
 
 EVENTS = "text/event-stream"
 
@@ -34,20 +34,20 @@ GAVE_UP = ("499", "504")
 """Statuses of requests that the client ended: it left, or its deadline passed."""
 
 
-class Exchange:
+class ClientExchange:
     """One request of a client."""
 
     __slots__ = ("_asked", "_endpoint", "_gateway", "_headers", "_holder", "_meter", "_request", "_room", "_route")
 
-    def __init__(self, gateway: Gateway, request: web.Request, endpoint: Endpoint) -> None:
+    def __init__(self, gateway: Gateway, request: web.Request, endpoint: RequestKind) -> None:
         self._gateway = gateway
         self._request = request
         self._endpoint = endpoint
         self._meter = Meter(time.monotonic())
-        self._holder: Holder | None = None
-        self._asked: Asked | None = None
+        self._holder: KeyHolder | None = None
+        self._asked: RequestParts | None = None
         """Set once the request was admitted."""
-        self._route: Route | None = None
+        self._route: ModelRoute | None = None
         self._headers: dict[str, str] = {}
         """Of every answer."""
         self._room = 0
@@ -132,7 +132,7 @@ class Exchange:
         self._gateway.body_bytes -= self._room
         self._room = 0
 
-    def _find(self, name: str) -> Route:
+    def _find(self, name: str) -> ModelRoute:
         """The model's route, if this client may use it."""
         route = self._gateway.models.find(name)
         if route is None:
@@ -144,7 +144,7 @@ class Exchange:
             raise ApiError(403, message, code="model_not_allowed", param="model")
         return route
 
-    def _admit(self, asked: Asked) -> None:
+    def _admit(self, asked: RequestParts) -> None:
         """Count the request against the limits of its key."""
         if self._holder is None:
             self._asked = asked
@@ -172,7 +172,7 @@ class Exchange:
         return getattr(self._gateway.stubs[service], self._endpoint.rpc)(message)
 
     async def _prefill(
-        self, message: LLMRequest, service: str, asked: Asked, route: Route
+        self, message: LLMRequest, service: str, asked: RequestParts, route: ModelRoute
     ) -> web.StreamResponse | None:
         """Let `service` read the prompt, and add the result to `message`. Returns the service's answer on an error."""
         outcome = "error"
@@ -204,7 +204,7 @@ class Exchange:
 
     # ---- the answer
 
-    async def _relay(self, call: Any, asked: Asked) -> web.StreamResponse:
+    async def _relay(self, call: Any, asked: RequestParts) -> web.StreamResponse:
         """Pass on the service's answer."""
         first: LLMReply | None = await anext(call, None)
         self._free_room()

@@ -13,7 +13,7 @@ from pierhead import handle, has_replica
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 
 from services.llm.gateway.errors import ApiError, answer_error, unknown_model
-from services.llm.gateway.keys.key_file import Holder, KeyFile
+from services.llm.gateway.keys.key_file import KeyFile, KeyHolder
 from services.llm.gateway.keys.limits import Clock
 from services.llm.gateway.metrics import GatewayMetrics
 from services.llm.gateway.models.cards import ModelCards
@@ -54,7 +54,7 @@ class Gateway:
             with suppress(asyncio.CancelledError):
                 await task
 
-    def identify(self, request: web.Request) -> Holder | None:
+    def identify(self, request: web.Request) -> KeyHolder | None:
         """The holder of the request's key; None where there are no keys. Raises ApiError 401."""
         if self._keys is None:
             return None
@@ -87,7 +87,7 @@ class Gateway:
         """`GET /v1/models/{id}`: one of them."""
         asked = request.match_info["id"]
 
-        def find(holder: Holder | None) -> dict[str, object]:
+        def find(holder: KeyHolder | None) -> dict[str, object]:
             found = [entry for entry in self._models_of(holder) if entry["id"] == asked]
             if not found:
                 raise unknown_model(asked)
@@ -95,11 +95,11 @@ class Gateway:
 
         return self._document(request, find)
 
-    def _models_of(self, holder: Holder | None) -> list[dict[str, object]]:
+    def _models_of(self, holder: KeyHolder | None) -> list[dict[str, object]]:
         return [entry for names, entry in self._list.entries() if holder is None or holder.key.may_use(names)]
 
     def _document(
-        self, request: web.Request, make: Callable[[Holder | None], Mapping[str, object]]
+        self, request: web.Request, make: Callable[[KeyHolder | None], Mapping[str, object]]
     ) -> web.StreamResponse:
         """What `make` makes for the holder of the request's key, as JSON; an ApiError as a response."""
         try:

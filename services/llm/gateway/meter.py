@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from pierhead.llm.v1.llm_pb2 import LLMReply
 
-from services.llm.gateway.body.body import Asked
+from services.llm.gateway.body.body import RequestParts
 from services.llm.gateway.metrics import GatewayMetrics, finish_label
-from services.llm.gateway.models.model_map import Route
+from services.llm.gateway.models.model_map import ModelRoute
 
 
 class Used(NamedTuple):
@@ -46,7 +46,7 @@ class Meter:
             self._counted += tokens
             self._last_at = now
 
-    def used(self, asked: Asked | None, *, gave_up: bool = False) -> Used:
+    def used(self, asked: RequestParts | None, *, gave_up: bool = False) -> Used:
         """The tokens used: the engine's count, else an estimate. `gave_up`: the client left before the end. Its prompt
         counts nevertheless: else clients that leave at once would use nothing of their limits.
         """
@@ -56,7 +56,9 @@ class Meter:
             return Used(usage.prompt_tokens, usage.completion_tokens or self._counted, usage.cached_tokens)
         return Used(0 if asked is None or not (self.begun or gave_up) else asked.prompt.tokens, self._counted)
 
-    def count(self, metrics: GatewayMetrics, route: Route | None, key: str, code: str, used: Used, now: float) -> None:
+    def count(
+        self, metrics: GatewayMetrics, route: ModelRoute | None, key: str, code: str, used: Used, now: float
+    ) -> None:
         """Count the request. `code`: the HTTP status that it ended with."""
         reason = finish_label("" if self._last is None else self._last.usage.finish_reason)
         if route is None:

@@ -31,7 +31,7 @@ from services.llm.mock.arguments import read_arguments
 from services.llm.mock.cache import BlockCache, chain_of
 from services.llm.server import bodies
 from services.llm.server.answers import reply_to
-from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
+from services.llm.server.engine import EngineStats, LLMEngine, Replies, Report
 from services.llm.server.errors import LLMRequestError, LLMStartError, unknown_model
 
 VECTOR_SIZE = 64
@@ -117,10 +117,10 @@ class MockEngine(LLMEngine):
             created=self._created,
         )
 
-    def load(self) -> EngineLoad:
+    def load(self) -> EngineStats:
         """Counts each choice of a request."""
         plan = self._schedule
-        return EngineLoad(plan.running, plan.waiting, self._cache.use, plan.read + plan.made)
+        return EngineStats(plan.running, plan.waiting, self._cache.use, plan.read + plan.made)
 
     async def check_health(self) -> None:
         """Raises RuntimeError where engine_kwargs.ill says so."""

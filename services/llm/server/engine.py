@@ -31,7 +31,7 @@ Report = Callable[[str, float | None, float], None]
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLoad:
+class EngineStats:
     """The load of an engine; read often, so cheap to make."""
 
     running: int = 0
@@ -93,7 +93,7 @@ class LLMEngine(ABC):
         """The model and its adapters."""
 
     @abstractmethod
-    def load(self) -> EngineLoad:
+    def load(self) -> EngineStats:
         """How busy it is."""
 
     @abstractmethod

@@ -8,9 +8,9 @@ from pierhead.metrics import ReadGauge, RuntimeMetrics
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from services.llm.server.engine import EngineLoad
+from services.llm.server.engine import EngineStats
 
-Load = Callable[[], EngineLoad]
+Load = Callable[[], EngineStats]
 
 
 class _Gauges(Collector):

@@ -25,7 +25,7 @@ from pierhead.routing_stats import publish
 from services.llm.server import bodies
 from services.llm.server.answers import not_supported, reply_to
 from services.llm.server.background import in_background
-from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
+from services.llm.server.engine import EngineStats, LLMEngine, Replies, Report
 from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, unknown_model
 from services.llm.server.exposition import show
 from services.llm.server.models import loading
@@ -275,7 +275,7 @@ class LLMServer(LLMServerServicer):
         if load.running + load.waiting == 0 and now - self._last_token >= IDLE_TOKEN_S:
             await self._generate_one(engine)
 
-    def _look(self, engine: LLMEngine) -> EngineLoad:
+    def _look(self, engine: LLMEngine) -> EngineStats:
         """Raises EngineStalledError."""
         load = engine.load()
         _tell_callers(load)
@@ -355,8 +355,8 @@ class LLMServer(LLMServerServicer):
 
     # ---- its numbers
 
-    def _load(self) -> EngineLoad:
-        return EngineLoad() if self._engine is None or not self._started else self._engine.load()
+    def _load(self) -> EngineStats:
+        return EngineStats() if self._engine is None or not self._started else self._engine.load()
 
     def _expose(self) -> bytes:
         """The engine's own metrics; empty if reading them fails, so that the replica's are still shown."""
@@ -369,7 +369,7 @@ class LLMServer(LLMServerServicer):
             return b""
 
 
-def _tell_callers(load: EngineLoad) -> None:
+def _tell_callers(load: EngineStats) -> None:
     """Publish the load to callers. Cheap: the numbers go with replies that are sent anyway."""
     publish(running=load.running, waiting=load.waiting, kv_use=load.kv_use)
 

@@ -6,7 +6,7 @@ request will free. Only missing tokens show that.
 
 from __future__ import annotations
 
-from services.llm.server.engine import EngineLoad
+from services.llm.server.engine import EngineStats
 from services.llm.server.errors import EngineStalledError
 
 
@@ -22,7 +22,7 @@ class TokenWatchdog:
         """A request came to an idle engine: the time before it does not count as a stall."""
         self._since = now
 
-    def look(self, load: EngineLoad, now: float) -> None:
+    def look(self, load: EngineStats, now: float) -> None:
         """Raises EngineStalledError once the engine has had requests for `stall_timeout_s` without a token."""
         if load.tokens != self._tokens or load.running + load.waiting == 0:
             self._tokens, self._since = load.tokens, now

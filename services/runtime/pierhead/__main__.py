@@ -33,7 +33,7 @@ COMMANDS = {
 replica, which is `serve`, does without the others' memory."""
 
 
-class _Parser(argparse.ArgumentParser):
+class _UsageParser(argparse.ArgumentParser):
     """Tells a usage error in one line, as the other commands of `pierhead` do."""
 
     def error(self, message: str) -> NoReturn:
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         words[:2] = ["import-ray"]
     elif words[:1] == ["import"]:
         words[:] = ["import-ray", "--help"] if "--help" in words else ["import-ray"]
-    parser = _Parser(prog="pierhead", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = _UsageParser(prog="pierhead", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
         importlib.import_module(COMMANDS[name]).add(commands)

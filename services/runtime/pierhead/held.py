@@ -19,7 +19,7 @@ MAX_TEXT = 4096
 """Characters of an announcement. gRPC accepts 8 KiB of metadata by default, which other keys share."""
 
 
-class Held:
+class HeldModels:
     """The ids of the models that every multiplexed function of this process holds or loads, and their text."""
 
     __slots__ = ("_counts", "text", "version")
@@ -59,7 +59,7 @@ class Held:
         self.version += 1
 
 
-HELD = Held()
+HELD = HeldModels()
 """This process's."""
 
 

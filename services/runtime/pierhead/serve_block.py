@@ -3,14 +3,14 @@
 compose/reference.yaml explains each key. A new plain key is one line in a block here (a top-level one has a second line
 in `XServe`, which editors need), its comment in compose/reference.yaml, and its use. These read the declaration:
 
-- the controller: its checks and messages (controller/spec/serve_block.py), a replica's environment, the JSON schema;
+- the controller: its checks and messages (controller/files/serve_block.py), a replica's environment, the JSON schema;
 - the runtime: `Settings.x_serve` from that environment, the keywords of a service's class, `dev`;
 - docs/generate: the pages of `x-serve` and of settings.
 
 It needs only the standard library, since replicas import it and have no pydantic. The controller imports the runtime,
 whose wheel is in its image; services never import the controller.
 
-Null means "derived": the rule is a property of the block, or in `controller/spec/parse.py`, and in the reference.
+Null means "derived": the rule is a property of the block, or in `controller/files/parse.py`, and in the reference.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """A value with a syntax of its own, which controller/spec/serve_block.py checks."""
+    """A value with a syntax of its own, which controller/files/serve_block.py checks."""
 
     name: str
 

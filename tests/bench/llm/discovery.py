@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from controller.model.reports import Endpoint, ServiceEndpoints
+from controller.model.reports import ReplicaEndpoint, ServiceEndpoints
 from controller.status.discovery import Board, DiscoveryServer
 
 
@@ -13,7 +13,7 @@ async def serve(port: int, service: str, policy: str, addresses: list[str], most
     """Tell whoever asks, until it is ended."""
     board = Board()
     replicas = tuple(
-        Endpoint(f"{service}-{number}", address, draining=False, max_ongoing_requests=most, version="1")
+        ReplicaEndpoint(f"{service}-{number}", address, draining=False, max_ongoing_requests=most, version="1")
         for number, address in enumerate(addresses)
     )
     board.publish({service: ServiceEndpoints(replicas, policy=policy)})

@@ -7,7 +7,6 @@ from typing import Any
 
 from aiohttp import web
 
-from controller.cli.output import json_text
 from controller.status.reasons import explained
 from controller.status.records.answers import EventDocument
 from controller.status.records.services import (
@@ -19,6 +18,7 @@ from controller.status.records.services import (
     Service,
     Services,
 )
+from controller.tool.output import json_text
 
 AT = 1_800_000_000.0
 UUID = "GPU-3f2c1b0a-4d5e-6f70-8192-a3b4c5d6e7f8"

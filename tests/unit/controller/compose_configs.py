@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from controller.errors import SpecError
+from controller.files.parse import parse
 from controller.model.spec import ServiceSpec, Spec
-from controller.spec.parse import parse
 from controller.swarm.files.dialect import DIALECTS
 
 PROJECT = "shop"

@@ -9,20 +9,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from controller.assembly import Controller, World, assemble
+from controller.daemon.assembly import Controller, World, assemble
+from controller.daemon.nodes import NoNodes
 from controller.desired.measurements import Query
 from controller.errors import PolicyError, ReplicaError
 from controller.model.reports import Event
 from controller.model.spec import NO_USER_CONFIG, PrometheusPolicy, ServiceSpec, Spec, digest
 from controller.model.world import UserConfigReport, current_version
-from controller.nodes import NoNodes
-from controller.observe.probe import Reading, Subject
+from controller.observe.probe import ProbeReading, Subject
 from controller.status.view import View
 from controller.storage.file import StateFile
-from controller.storage.store import Store
+from controller.storage.store import StateStore
 from controller.swarm.node_commands import SwarmNodeCommands
 from controller.swarm.state.configs import SwarmDocument
-from controller.swarm.state.holder import Holder
+from controller.swarm.state.holder import StateHolder
 from tests.fakes.fake_engine import FakeContainer, FakeEngine
 from tests.fakes.fake_router import FakeRouter
 from tests.fakes.fake_swarm_configs import FakeConfigs, FakeSwarm
@@ -148,7 +148,7 @@ class Control:
     controller: Controller = field(init=False)
     manager: FakeConfigs = field(init=False)
     file: StateFile = field(init=False)
-    store: Store = field(init=False)
+    store: StateStore = field(init=False)
 
     @classmethod
     def of(cls, directory: Path, *services: ServiceSpec, engine: FakeEngine | None = None) -> Self:
@@ -184,7 +184,7 @@ class Control:
             self.user_configs[container.id] = wanted
         return UserConfigReport(digest(wanted), digest(self.user_configs.get(container.id, NO_USER_CONFIG)), error)
 
-    async def ask(self, subject: Subject) -> Reading:
+    async def ask(self, subject: Subject) -> ProbeReading:
         """Answer a probe the way the fake engine's container would."""
         await asyncio.sleep(0)
         container = self.engine.containers.get(subject.container_id)
@@ -198,17 +198,17 @@ class Control:
         container = self.engine.containers.get(subject.container_id)
         return self.contracts.get(container.version, b"") if container else None
 
-    def _reading(self, container: FakeContainer | None) -> Reading:
+    def _reading(self, container: FakeContainer | None) -> ProbeReading:
         name = container.name if container else ""
         state = "silent" if name in self.silent else self.engine.readiness(name)
         match state:
             case "ready" if name in self.stuck:
-                return Reading(ok=True, detail="200 from :9100/readyz", ongoing=2, queued=0, progress=5)
+                return ProbeReading(ok=True, detail="200 from :9100/readyz", ongoing=2, queued=0, progress=5)
             case "ready":
                 service = name.removeprefix(f"{PROJECT}-").rsplit("-", 2)[0]
                 waiting = self.waiting.get(service, {})
                 answered, errors = self.answers.get(container.version if container else "", (0, 0))
-                return Reading(
+                return ProbeReading(
                     ok=True,
                     detail="200 from :9100/readyz",
                     ongoing=self._share(service, name),
@@ -218,13 +218,15 @@ class Control:
                     errors=errors,
                 )
             case "draining":
-                return Reading(ok=False, detail="503 from :9100/readyz: draining", draining=True, ongoing=0, queued=0)
+                return ProbeReading(
+                    ok=False, detail="503 from :9100/readyz: draining", draining=True, ongoing=0, queued=0
+                )
             case "starting":
                 progress, told = self.starts.get(container.service if container else "", (None, ""))
                 detail, stage = f"503 from :9100/readyz: {told or 'loading'}", told.partition(",")[0]
-                return Reading(False, detail, ongoing=0, queued=0, progress=progress, reason=told, stage=stage)
+                return ProbeReading(False, detail, ongoing=0, queued=0, progress=progress, reason=told, stage=stage)
             case _:
-                return Reading(ok=False, detail="no answer from :9100/readyz within 2 s")
+                return ProbeReading(ok=False, detail="no answer from :9100/readyz within 2 s")
 
     def _share(self, service: str, replica: str) -> int:
         names = sorted(c.name for c in self.engine.containers.values() if c.service == service)
@@ -241,7 +243,7 @@ class Control:
 
         holder = await self._holder() if self.swarm else None
         self.file = StateFile(self.directory)
-        self.store = Store(holder.rows if holder else self.file)
+        self.store = StateStore(holder.rows if holder else self.file)
         try:
             async with asyncio.TaskGroup() as tasks:
                 if holder:
@@ -276,12 +278,12 @@ class Control:
         finally:
             self.store.close()
 
-    async def _holder(self) -> Holder:
+    async def _holder(self) -> StateHolder:
         """The hold of a controller on the state in Swarm, once it has the lease."""
         assert self.swarm is not None
         self.manager = self.swarm.manager()
         document = SwarmDocument(self.manager, f"{PROJECT}_pierhead-state")
-        holder = Holder(document, clock=self.clock, wall=self.wall, monotonic=self.clock)
+        holder = StateHolder(document, clock=self.clock, wall=self.wall, monotonic=self.clock)
         await holder.take(asyncio.Event())
         return holder
 

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 
-from controller.api import Gatekeeper, deployment_in, fault_in, nothing_in, replicas_in, version_in
+from controller.daemon.api import Gatekeeper, deployment_in, fault_in, nothing_in, replicas_in, version_in
 from controller.errors import InvalidRequest, RoutingError, SpecError
 from controller.model.actions import AddServer
 from controller.model.spec import Spec
@@ -232,7 +232,7 @@ async def test_unknown_paths_and_methods(control: Control) -> None:
 async def test_a_defect_is_a_500_without_its_inside(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(control) as client:
         await control.settled("web", 2)
-        monkeypatch.setattr("controller.api.Services", lambda **members: 1 / 0)
+        monkeypatch.setattr("controller.daemon.api.Services", lambda **members: 1 / 0)
         status, code, message = await error_of(await client.get("/api/v1/services"))
         assert (status, code) == (500, "internal")
         assert "ZeroDivisionError" in message

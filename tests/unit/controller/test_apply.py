@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.apply import PARALLEL_ACTIONS, Executor, RetryGate
+from controller.daemon.apply import PARALLEL_ACTIONS, Executor, RetryGate
 from controller.errors import EngineError
 from controller.model.actions import (
     Action,
@@ -133,7 +133,7 @@ async def test_a_failed_action_is_retried_after_its_pause_and_not_before() -> No
 
 
 async def test_an_action_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controller.apply.TIMEOUT_S", {CreateContainer: 0.02})
+    monkeypatch.setattr("controller.daemon.apply.TIMEOUT_S", {CreateContainer: 0.02})
     world = World()
     world.held = {"a"}
     async with world.executor() as executor:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from controller.desired.autoscale import (
     Decided,
-    Load,
     LoadHistory,
+    ServiceLoad,
     Situation,
     decide,
     due_in_s,
@@ -24,7 +24,7 @@ SPEC = AutoscaleSpec(min=1, max=10, target_ongoing_requests=10)
 
 
 def situation(spec: AutoscaleSpec = SPEC, *, load: float, running: int, target: int | None = None) -> Situation:
-    found = Load(running=load)
+    found = ServiceLoad(running=load)
     return Situation(spec, found, found, found, running, running if target is None else target, now=1000.0)
 
 
@@ -75,7 +75,7 @@ class Service:
         """Let time pass, a tick a second; new replicas run `starts_in_s` after they were decided."""
         for _ in range(int(seconds)):
             self.now += 1.0
-            self.history.add(self.now, Load(load, waiting + held, held), 60.0)
+            self.history.add(self.now, ServiceLoad(load, waiting + held, held), 60.0)
             at = self.changes[-1][0] if self.changes else 0.0
             if self.now >= at + starts_in_s:
                 self.running = self.decided.target
@@ -213,7 +213,7 @@ class TestHistory:
     def test_a_sample_holds_until_the_next(self, window_s: float, how: Aggregation, total: float) -> None:
         history = LoadHistory()
         for at, waiting in [(0.0, 5), (10.0, 40), (20.0, 5)]:
-            history.add(at, Load(waiting=waiting), 60)
+            history.add(at, ServiceLoad(waiting=waiting), 60)
         assert history.over(window_s, 30, how).total == pytest.approx(total)
 
     @given(
@@ -224,7 +224,7 @@ class TestHistory:
         history, now, seen = LoadHistory(), 0.0, []
         for gap, total in steps:
             now += gap
-            history.add(now, Load(running=total), 60)
+            history.add(now, ServiceLoad(running=total), 60)
             seen.append(total)
         low, mean, high = (history.over(window, now + 1.0, how).total for how in ("min", "mean", "max"))
         assert min(seen) <= low <= high <= max(seen)
@@ -253,7 +253,7 @@ def test_a_target_is_within_its_bounds_and_every_change_has_words(
     history, decided, now = LoadHistory(), Decided(target), 0.0
     for tick, load in enumerate(loads):
         now += 7.3
-        history.add(now, Load(running=load), 60)
+        history.add(now, ServiceLoad(running=load), 60)
         seen = situation_of(spec, history, running[tick % len(running)], decided.target, now, decided.measured_from)
         before = decided
         decided, why = decide(before, seen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.api import Gatekeeper, default_gateways
+from controller.daemon.api import Gatekeeper, default_gateways
 from controller.errors import Forbidden
 
 ROUTES = """Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT

@@ -23,14 +23,14 @@ from aiohttp import web
 from aiohttp.test_utils import unused_port
 from typer.main import get_command
 
-from controller.api import Gatekeeper
-from controller.cli.app import app
-from controller.cli.completion import SHELLS, script
-from controller.cli.errors import EXIT_CODES
-from controller.cli.help import GROUPS
+from controller.daemon.api import Gatekeeper
 from controller.errors import SpecError
 from controller.status.documents import plan_words
 from controller.status.view import View
+from controller.tool.app import app
+from controller.tool.completion import SHELLS, script
+from controller.tool.errors import EXIT_CODES
+from controller.tool.help import GROUPS
 from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.fakes.fake_swarm_engine import FakeSwarmEngine
 from tests.harness.virtual_time import wall_clock
@@ -38,7 +38,7 @@ from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpus, service
 
 ROOT = Path(__file__).resolve().parents[3]
-COMMAND = ("env", "--default-signal=INT", sys.executable, "-m", "controller.cli")
+COMMAND = ("env", "--default-signal=INT", sys.executable, "-m", "controller.tool.command")
 """A test run in the background hands on that Ctrl-C is ignored; the command is typed in a terminal. No function of ours
 between fork and exec says so: where other tests have left threads of gRPC's, the new process would abort."""
 
@@ -204,7 +204,7 @@ async def test_a_closed_pipe_is_no_error(control: Control, arguments: tuple[str,
         read, write = os.pipe()
         os.close(read)
         try:
-            command = [sys.executable, "-m", "controller.cli", *arguments]
+            command = [sys.executable, "-m", "controller.tool.command", *arguments]
             process = await asyncio.create_subprocess_exec(
                 *command, stdout=write, stderr=PIPE, env=pierhead.environment(), cwd=control.directory
             )
@@ -318,7 +318,7 @@ def test_the_help_is_coloured_on_a_terminal(no_colour: str, is_coloured: bool) -
     ours, theirs = pty.openpty()
     environment = {**os.environ, "NO_COLOR": no_colour, "TERM": "xterm"}
     try:
-        command = [sys.executable, "-m", "controller.cli", "--help"]
+        command = [sys.executable, "-m", "controller.tool.command", "--help"]
         subprocess.run(command, stdout=theirs, env=environment, check=True, timeout=60)
         shown = os.read(ours, 100_000).decode()
     finally:

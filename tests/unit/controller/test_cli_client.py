@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from controller.cli import patience, prometheus
-from controller.cli.client import Client, service_path
-from controller.cli.errors import BadInput, CommandError, NotYet, Unreachable
+from controller.tool import patience, prometheus
+from controller.tool.client import ControllerClient, service_path
+from controller.tool.errors import BadInput, CommandError, NotYet, Unreachable
 from tests.harness.http_answers import sends, serving
 
 
@@ -28,7 +28,7 @@ def test_what_is_asked_for_and_with_what() -> None:
         sends(handler, 200, b'{"a": 1}')
 
     with serving(answer) as url:
-        client = Client(f"{url}/", "secret")
+        client = ControllerClient(f"{url}/", "secret")
         assert client.get(service_path("a/b c", "logs"), {"tail": "1"}) == {"a": 1}
     assert seen == [("/api/v1/services/a%2Fb%20c/logs?tail=1", "Bearer secret")]
 
@@ -45,7 +45,7 @@ def test_what_is_asked_for_and_with_what() -> None:
 )
 def test_refusals(status: int, body: bytes, kind: type[CommandError], words: str) -> None:
     with serving(lambda handler: sends(handler, status, body)) as url, pytest.raises(CommandError) as caught:
-        Client(url).get("/")
+        ControllerClient(url).get("/")
     assert type(caught.value) is kind
     assert words in str(caught.value)
 
@@ -57,19 +57,19 @@ def test_a_controller_that_has_just_started_is_asked_again(monkeypatch: pytest.M
         (200, b"{}", {}),
     ]
     with serving(lambda handler: sends(handler, *answers.pop(0))) as url:
-        assert patience.patiently(lambda: Client(url).get("/")) == {}
+        assert patience.patiently(lambda: ControllerClient(url).get("/")) == {}
     with serving(lambda handler: sends(handler, 503, refusal("the engine is away"))) as url:
         with pytest.raises(CommandError, match="the engine is away") as caught:
-            patience.patiently(lambda: Client(url).get("/"))
+            patience.patiently(lambda: ControllerClient(url).get("/"))
         assert not isinstance(caught.value, NotYet), "nobody said that it passes"
 
 
 def test_a_controller_that_takes_the_place_of_a_lost_one_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A change too: it was not sent, so it cannot have been taken."""
-    monkeypatch.setattr("controller.cli.client.POLL_S", 0.01)
+    monkeypatch.setattr("controller.tool.client.POLL_S", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
-    client = Client(f"http://127.0.0.1:{address[1]}", patience_s=30.0)
+    client = ControllerClient(f"http://127.0.0.1:{address[1]}", patience_s=30.0)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.put, "/", {})
         with pytest.raises(TimeoutError):
@@ -82,26 +82,26 @@ def test_an_address_that_nothing_answers_at_takes_seconds_and_not_as_long_as_an_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The network drops what is sent to a node that was lost, as the kernel does where a backlog is full."""
-    monkeypatch.setattr("controller.cli.client.CONNECT_S", 0.1)
+    monkeypatch.setattr("controller.tool.client.CONNECT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
         address = server.getsockname()
         with socket.create_connection(address), pytest.raises(Unreachable, match="timed out"):
-            Client(f"http://127.0.0.1:{address[1]}", timeout_s=3600).get("/services")
+            ControllerClient(f"http://127.0.0.1:{address[1]}", timeout_s=3600).get("/services")
 
 
 def test_a_change_that_is_not_answered_may_have_been_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"
         with pytest.raises(Unreachable, match=r"does not answer at .*start the stack with `pierhead up`"):
-            Client(url, timeout_s=0.1).get("/")
-        for ask in (Client(url, change_timeout_s=0.2).post, Client(url, change_timeout_s=0.2).put):
+            ControllerClient(url, timeout_s=0.1).get("/")
+        for ask in (ControllerClient(url, change_timeout_s=0.2).post, ControllerClient(url, change_timeout_s=0.2).put):
             with pytest.raises(Unreachable, match=r"not answered within 0.2 s: it may have accepted the") as late:
                 ask("/api/v1/deploy", {})
             assert "pierhead up" not in str(late.value), "it runs"
     with pytest.raises(Unreachable, match="start the stack with `pierhead up`"):
-        Client(url).post("/api/v1/deploy", {})
+        ControllerClient(url).post("/api/v1/deploy", {})
     with serving(lambda handler: None) as url, pytest.raises(Unreachable, match=r"\(.*\): it may have accepted the"):
-        Client(url).post("/api/v1/deploy", {})
+        ControllerClient(url).post("/api/v1/deploy", {})
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_change_that_is_not_answered_may_have_been_taken() -> None:
 )
 def test_an_address_that_is_none(url: str) -> None:
     with pytest.raises(BadInput) as caught:
-        Client(url).get("/")
+        ControllerClient(url).get("/")
     assert str(caught.value) == f"PIERHEAD_API_URL: expected http://host:port, found {url!r}"
     assert prometheus.read(url).problem == f"PIERHEAD_PROMETHEUS_URL: expected http://host:port, found {url!r}"
 
@@ -120,5 +120,5 @@ def test_an_address_that_is_none(url: str) -> None:
 )
 def test_a_token_that_no_header_can_carry(token: str, found: str) -> None:
     with pytest.raises(BadInput, match=f"PIERHEAD_API_TOKEN: .*found {re.escape(found)}") as caught:
-        Client("http://127.0.0.1:1", token).get("/")
+        ControllerClient("http://127.0.0.1:1", token).get("/")
     assert "secret" not in str(caught.value)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.cli.errors import BadInput
-from controller.cli.feeds import chosen, event_line, last_failure, leaves_a_gap, new_lines, readable, since_time
+from controller.tool.errors import BadInput
+from controller.tool.feeds import chosen, event_line, last_failure, leaves_a_gap, new_lines, readable, since_time
 from tests.unit.controller.cli_documents import AT, event
 
 

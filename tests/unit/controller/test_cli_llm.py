@@ -19,7 +19,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def run(*arguments: str, code: int = 0, cwd: Path = ROOT, project: Path | None = None) -> str:
     named = {} if project is None else {"PIERHEAD_PROJECT_DIR": str(project)}
     done = subprocess.run(
-        [sys.executable, "-m", "controller.cli", "llm", "build", *arguments],
+        [sys.executable, "-m", "controller.tool.command", "llm", "build", *arguments],
         cwd=cwd,
         env={"PYTHONPATH": f"{ROOT}:{ROOT}/services/runtime", "PATH": "/usr/bin:/bin", **named},
         capture_output=True,

@@ -18,8 +18,8 @@ from pierhead.llm.v1.llm_pb2 import LLMRequest, Operation, OperationDone
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerServicer
 from pierhead.llm_config import LLMConfig, ModelLoading
 
-from controller.cli.llm_replicas import Answer, operate
 from controller.status.records.services import ReplicaStatus
+from controller.tool.llm_replicas import ReplicaAnswer, operate
 from services.llm.server.service import LLMServer
 from tests.harness.ports import free_port
 from tests.unit.controller.cli_documents import answered, replica, row
@@ -115,7 +115,7 @@ async def test_replicas_that_do_not_answer_say_why(cluster: Cluster) -> None:
     held.set()
     assert not gone.done
     assert gone.message.endswith(f"({nowhere} is reached from the controller's container: run the command there)")
-    assert late == Answer(
+    assert late == ReplicaAnswer(
         "p-llm-2", slow, False, "no answer within --timeout; the replica continues the operation", late=True
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pierhead.serve_block import ServeBlock, names_of
 
-from controller.spec.schema import REFERENCE, compose_schema, schema_text
+from controller.files.schema import REFERENCE, compose_schema, schema_text
 
 ROOT = Path(__file__).resolve().parents[3]
 GOOD = """
@@ -53,7 +53,7 @@ class Project:
             "PIERHEAD_PROJECT_DIR": str(self.directory),
             "PIERHEAD_API_URL": "http://127.0.0.1:1",
         }
-        command = [sys.executable, "-P", "-m", "controller.cli", *arguments]
+        command = [sys.executable, "-P", "-m", "controller.tool.command", *arguments]
         return subprocess.run(
             command, cwd=self.directory, env=env, capture_output=True, text=True, timeout=60, check=False
         )
@@ -133,7 +133,7 @@ def test_the_schema_is_printed(project: Project) -> None:
 def test_the_committed_schema_is_the_models() -> None:
     committed = (ROOT / "compose" / "x-serve.schema.json").read_text(encoding="utf-8")
     assert committed == schema_text(), (
-        "make it anew: .venv/bin/python -m controller.cli schema >compose/x-serve.schema.json"
+        "make it anew: .venv/bin/python -m controller.tool.command schema >compose/x-serve.schema.json"
     )
 
 

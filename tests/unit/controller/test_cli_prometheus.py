@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from controller.cli.prometheus import Traffic, address, expression, read
+from controller.tool.prometheus import ServiceTraffic, address, expression, read
 from tests.harness.http_answers import sends, serving
 
 ANSWER = {
@@ -35,9 +35,9 @@ def test_one_query_gives_everything() -> None:
 
     with serving(answer) as url:
         reading = read(url, "1m")
-    assert reading.of("web") == Traffic(812.4, None, 0.0093)
-    assert reading.of("idle") == Traffic(0.0, None, None), "no traffic has no quantiles"
-    assert reading.of("nobody") == Traffic()
+    assert reading.of("web") == ServiceTraffic(812.4, None, 0.0093)
+    assert reading.of("idle") == ServiceTraffic(0.0, None, None), "no traffic has no quantiles"
+    assert reading.of("nobody") == ServiceTraffic()
     assert reading.problem == ""
     (path,) = asked
     assert urlsplit(path).path == "/api/v1/query"

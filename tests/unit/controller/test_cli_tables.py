@@ -12,12 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import RenderableType
 
-from controller.cli import tables, top
-from controller.cli.output import plain
-from controller.cli.prometheus import Reading, Traffic
-from controller.cli.rows import rate, seconds
-from controller.cli.why import Case
-from controller.cli.why import page as why_page
 from controller.model.reports import AutoscaleStatus
 from controller.model.text import age
 from controller.model.world import Server, ServerState
@@ -33,11 +27,17 @@ from controller.status.records.answers import (
     StepDocument,
 )
 from controller.status.records.services import Failure, GpuSlotUse, RefusedAction, RejectionDocument, Service
+from controller.tool import tables, top
+from controller.tool.output import plain
+from controller.tool.prometheus import QueryResult, ServiceTraffic
+from controller.tool.rows import rate, seconds
+from controller.tool.why import Case
+from controller.tool.why import page as why_page
 from tests.unit.controller.cli_documents import AT, UUID, document, event, gpu, node, replica, rolling, row, settled
 
 SHORTAGE = "it asks for 1 GPU and 0 of 1 are free: 1 held by ranker"
-NOTHING = Reading()
-TRAFFIC = Reading({"web": Traffic(812.4, 0.0012, 0.0093), "ranker": Traffic(1204.0, 0.0102, 1.31)})
+NOTHING = QueryResult()
+TRAFFIC = QueryResult({"web": ServiceTraffic(812.4, 0.0012, 0.0093), "ranker": ServiceTraffic(1204.0, 0.0102, 1.31)})
 CRASHED = RejectionDocument("9f8e7d6c", "it crashed", AT, False, False, "9f8e7d6c@0")
 
 
@@ -265,7 +265,7 @@ def test_top_shows_traffic_and_without_prometheus_the_rest() -> None:
         """)
         in text
     )
-    text = shown(top.page(document(row()), Reading(problem="Prometheus does not answer"), 80), 80)
+    text = shown(top.page(document(row()), QueryResult(problem="Prometheus does not answer"), 80), 80)
     assert "web      HEALTHY  2/2    0          0        -      -    -" in text
     assert "no rates and quantiles: Prometheus does not answer" in text
 

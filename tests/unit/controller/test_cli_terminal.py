@@ -18,12 +18,12 @@ from typing import IO, cast
 
 import pytest
 
-from controller.cli import patience
-from controller.cli.errors import TimedOut
-from controller.cli.output import Console
-from controller.cli.progress import Progress
-from controller.cli.wait import Part, Verdict
 from controller.status.records.services import Obstacle
+from controller.tool import patience
+from controller.tool.errors import TimedOut
+from controller.tool.output import Console
+from controller.tool.progress import Progress
+from controller.tool.wait import Part, WaitVerdict
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.test_cli import COMMAND, Command, served
@@ -110,13 +110,13 @@ async def test_what_a_replica_writes_does_nothing_to_the_terminal(control: Contr
 def test_bars_write_nothing_that_a_replica_says_to_the_terminal_as_it_is() -> None:
     screen = io.StringIO()
     with Progress(Console(file=screen, force_terminal=True, width=80, color_system=None)) as progress:
-        progress.show(Verdict("", parts=(Part("web", 1, 3, f"stage {OWNED}"),)))
+        progress.show(WaitVerdict("", parts=(Part("web", 1, 3, f"stage {OWNED}"),)))
     assert "stage" in screen.getvalue()
     assert [each for each in ACTS if each in screen.getvalue()] == []
 
 
 def test_the_command_writes_at_one_place() -> None:
-    """`controller/cli/output.py` makes text harmless; what writes elsewhere would not."""
+    """`controller/tool/output.py` makes text harmless; what writes elsewhere would not."""
     writers = re.compile(r"std(out|err)\.write|(?<!\.)\bprint\(|typer\.echo|from rich\.console import .*\bConsole\b")
     rooms = [CLI, CLI / "commands"]
     assert [path.name for room in rooms for path in room.glob("*.py") if writers.search(path.read_text())] == [
@@ -128,10 +128,10 @@ def test_bars_for_each_service_and_nothing_stays() -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=80, color_system=None)
     with Progress(console) as progress:
-        progress.show(Verdict("the controller reads the compose files"))
-        progress.show(Verdict("", parts=(Part("web", 1, 3, "2 starting"), Part("api", 0, None))))
-        progress.show(Verdict("", parts=(Part("web", 0, 0), Part("api", 2, 2))))
-        progress.show(Verdict("", parts=(Part("web", 1, 3, "a long story " * 20), Part("api", 2, 2))))
+        progress.show(WaitVerdict("the controller reads the compose files"))
+        progress.show(WaitVerdict("", parts=(Part("web", 1, 3, "2 starting"), Part("api", 0, None))))
+        progress.show(WaitVerdict("", parts=(Part("web", 0, 0), Part("api", 2, 2))))
+        progress.show(WaitVerdict("", parts=(Part("web", 1, 3, "a long story " * 20), Part("api", 2, 2))))
     written = screen.getvalue()
     assert "1/3" in written
     assert "2/2" in written
@@ -144,15 +144,15 @@ def test_elsewhere_a_line_for_each_change() -> None:
     with Progress(Console(file=log, force_terminal=False, width=20)) as progress:
         for left_s, ready, state in ((3, 1, "UPDATING"), (2, 1, "UPDATING"), (0, 3, "UPDATING"), (0, 3, "HEALTHY")):
             message = f"web: {ready} of 3 ready; next try in {left_s} s"
-            progress.show(Verdict(message, parts=(Part("web", ready, 3, key=(state,)),)))
+            progress.show(WaitVerdict(message, parts=(Part("web", ready, 3, key=(state,)),)))
     assert log.getvalue() == "web: 1 of 3 ready; next try in 3 s\nweb: 3 of 3 ready; next try in 0 s\n"
 
 
-def verdict(retry_in_s: int) -> Verdict:
+def verdict(retry_in_s: int) -> WaitVerdict:
     reason = Obstacle(
         f"could not start p-web-1, next try in {retry_in_s} s: no space left", ("refusal", "start p-web-1")
     )
-    return Verdict("web: 0 of 1 ready", parts=(Part("web", 0, 1, reasons=(reason,)), Part("api", 1, 1)))
+    return WaitVerdict("web: 0 of 1 ready", parts=(Part("web", 0, 1, reasons=(reason,)), Part("api", 1, 1)))
 
 
 @pytest.mark.parametrize("quiet", [False, True])

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from controller.build import build_of
-from controller.cli.stale import stale_words
-from controller.cli.versions import mismatch
+from controller.tool.stale import stale_words
+from controller.tool.versions import mismatch
 from tests.harness.http_answers import sends, serving
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -55,7 +55,7 @@ def test_the_command_warns_once_and_goes_on() -> None:
     answer = json.dumps({"at": 0.0, "nodes": [], "engine_reachable": True}).encode()
     with serving(lambda handler: sends(handler, 200, answer, {"X-Pierhead-Build": "0123456789ab"})) as url:
         environment = {**os.environ, "PIERHEAD_API_URL": url, "PYTHONPATH": str(ROOT), "PIERHEAD_OWN_STACK": "clone"}
-        command = [sys.executable, "-m", "controller.cli", "nodes"]
+        command = [sys.executable, "-m", "controller.tool.command", "nodes"]
         done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=True)
     assert done.stdout
     assert done.stderr.count("\n") == 1
@@ -70,7 +70,7 @@ FORMER = {"project": "p", "at": 1.0, "services": [], "gpus": [], "nodes": [], "g
 def test_a_controller_of_another_build_is_named(info: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(lambda handler: sends(handler, 200, json.dumps({"info": info, **FORMER}).encode())) as url:
         environment = {**os.environ, "PIERHEAD_API_URL": url, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "controller.cli", "status"]
+        command = [sys.executable, "-m", "controller.tool.command", "status"]
         done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr == (

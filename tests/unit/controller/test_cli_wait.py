@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from controller.cli.wait import RolloutWait, ScaleWait, TargetMovedError, Verdict, judge_all
 from controller.status.records.services import Failure, Service
+from controller.tool.wait import RolloutWait, ScaleWait, TargetMovedError, WaitVerdict, judge_all
 from tests.unit.controller.cli_documents import AT, REJECTED, document, rolling, row, settled
 
 
@@ -185,7 +185,7 @@ def test_what_was_there_before_the_engine_went_away_ends_no_wait(reachable: bool
 BEFORE = document(settled(version="1a2b3c4d"))
 
 
-def views(wait: RolloutWait, *rows: Service) -> list[Verdict]:
+def views(wait: RolloutWait, *rows: Service) -> list[WaitVerdict]:
     """What is said of views of one service, each a second later."""
     return [wait.judge(document(row, at=AT + number)) for number, row in enumerate(rows)]
 

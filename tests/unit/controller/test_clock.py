@@ -13,7 +13,7 @@ from controller.model.spec import AutoscaleSpec
 from controller.model.world import ContainerState
 from controller.storage.clock import ContainerTimes, SteadyClock, steady_time
 from controller.storage.file import StateFile
-from controller.storage.store import Store
+from controller.storage.store import StateStore
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import replica, service
@@ -35,7 +35,7 @@ def test_a_clock_that_is_set_moves_nothing() -> None:
 
 
 def test_a_controller_never_begins_before_what_the_state_speaks_of(tmp_path: Path) -> None:
-    store = Store(StateFile(tmp_path))
+    store = StateStore(StateFile(tmp_path))
     store.failure(("web", "v1"), 5000.0, "exited")
     clock = SteadyClock(store.latest_at, lambda: 2000.0, lambda: 3.0)
     store.close()

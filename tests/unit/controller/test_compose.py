@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from controller.errors import ControllerError, SpecError
-from controller.spec.compose import ComposeProject
-from controller.spec.files import Fingerprint, ProjectFiles, compose_files
-from controller.spec.messages import Setting, explain, explain_warning, split_output
-from controller.spec.yaml import load_resolved
+from controller.files.compose import ComposeProject
+from controller.files.messages import MessageContext, explain, explain_warning, split_output
+from controller.files.project_files import Fingerprint, ProjectFiles, compose_files
+from controller.files.yaml import load_resolved
 from controller.swarm.files.kept import KeptProject
 from controller.swarm.state.configs import compose_files_of
 from controller.swarm.state.text import KeptText
@@ -22,7 +22,7 @@ from tests.fakes.fake_swarm_configs import FakeSwarm
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import until
 
-SETTING = Setting(Path("/shop"), (Path("/shop/compose.yaml"),))
+SETTING = MessageContext(Path("/shop"), (Path("/shop/compose.yaml"),))
 VARIABLES = (
     "the controller takes variables from /shop/.env and from its own environment, not from the shell that ran "
     "`docker compose up`"
@@ -65,7 +65,7 @@ def test_broken_yaml_is_found_in_the_right_file(tmp_path: Path) -> None:
     good, bad = tmp_path / "a.yaml", tmp_path / "b.yaml"
     good.write_text("services: {a: {image: !override x}, b: &b {image: y}, c: {<<: *b, command: [=]}}")
     bad.write_text("services:\n  a:\n    image: b\n  c: [\n")
-    told = explain("yaml: line 4: did not find expected node content", Setting(tmp_path, (good, bad)))
+    told = explain("yaml: line 4: did not find expected node content", MessageContext(tmp_path, (good, bad)))
     assert told == f"{bad}: not valid YAML: line 5, column 1: did not find expected node content"
 
 

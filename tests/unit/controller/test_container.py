@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.engines.labels import create_body
+from controller.files.parse import parse
+from controller.files.translate import IGNORED
 from controller.model.actions import replica_name
 from controller.model.spec import AccessLog, GpuSlot, ServiceSpec
 from controller.model.world import Gpu
-from controller.spec.parse import parse
-from controller.spec.translate import IGNORED
 from tests.unit.controller.compose_configs import PROJECT, config, problems, problems_of, ranker, service
 
 FOREIGN = {"protocol": "http", "health": {"probe": {"path": "/"}}}

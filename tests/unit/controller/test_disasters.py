@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.assembly import Controller
+from controller.daemon.assembly import Controller
 from controller.engines.docker_errors import refusal
 from controller.errors import AnotherController, EngineError, StoreError
 from controller.model.actions import CreateContainer

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 
-from controller.model.reports import Endpoint, ServiceEndpoints
+from controller.model.reports import ReplicaEndpoint, ServiceEndpoints
 from controller.model.world import PublishedStats
 from controller.status.discovery import MOST_IN_ALL, MOST_OF_A_CALLER, Board, DiscoveryServer
 from tests.harness.waiting import PATIENCE_S
@@ -23,11 +23,11 @@ from tests.unit.controller.control import until
 READY, DRAINING = discovery_pb2.Endpoint.READY, discovery_pb2.Endpoint.DRAINING
 
 
-def endpoint(number: int, *, draining: bool = False) -> Endpoint:
-    return Endpoint(f"p-web-v-{number}", f"10.0.0.{number}:50051", draining, 100, "v", f"node-{number}")
+def endpoint(number: int, *, draining: bool = False) -> ReplicaEndpoint:
+    return ReplicaEndpoint(f"p-web-v-{number}", f"10.0.0.{number}:50051", draining, 100, "v", f"node-{number}")
 
 
-def of(*replicas: Endpoint, line: int = -1) -> ServiceEndpoints:
+def of(*replicas: ReplicaEndpoint, line: int = -1) -> ServiceEndpoints:
     return ServiceEndpoints(replicas, line)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controller.down import is_going_down, remove_replicas
+from controller.daemon.down import is_going_down, remove_replicas
 from controller.engines.base import EngineState
 from controller.errors import EngineSocketGone, EngineUnreachable
 from controller.model.world import ReplicaContainer

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from controller.errors import InvalidRequest
-from controller.project.down import NotRemoved, down
-from controller.project.programs import Done
-from controller.project.project import Project
-from controller.project.stack import Stack
+from controller.tool.project.down import NotRemoved, down
+from controller.tool.project.programs import Done
+from controller.tool.project.project import Project
+from controller.tool.project.stack import ProjectStack
 from tests.fakes.fake_programs import FakePrograms
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,7 +23,7 @@ OF_THE_PROJECT = "--filter label=com.docker.compose.project=pierhead"
 def removed(docker: Mapping[str, Done | str], **options: bool) -> tuple[FakePrograms, list[str]]:
     """What was called of docker, and the warnings."""
     programs, warnings = FakePrograms({**docker, **FINE}), list[str]()
-    stack = Stack(Project(ROOT), {"COMPOSE_PROJECT_NAME": "pierhead", "COMPOSE_FILE": "a.yaml"}, programs)
+    stack = ProjectStack(Project(ROOT), {"COMPOSE_PROJECT_NAME": "pierhead", "COMPOSE_FILE": "a.yaml"}, programs)
     down(stack, warnings.append, **{"volumes": False, "force": False, "images": False, **options})
     return programs, warnings
 

@@ -13,7 +13,7 @@ from controller.desired.edge import edge_spec
 from controller.model.actions import WriteRouting
 from controller.model.observed import Observed
 from controller.model.spec import ProbeSpec, RolloutSpec, ServiceSpec, backend_name
-from controller.model.world import Health, ReplicaContainer, RoutingState, ServerState
+from controller.model.world import ReplicaContainer, ReplicaHealth, RoutingState, ServerState
 from controller.observe.snapshot import second_opinion
 from controller.routing.base import RoutingAction
 from tests.fakes.fake_router import FakeRouter
@@ -31,14 +31,14 @@ def asked(*containers: object, **changes: object) -> ProbeSpec:
 
 def test_haproxy_uses_the_probe_that_all_serving_replicas_answer() -> None:
     old, new = replica(SPEC, 1, probe=(9100, "/readyz")), replica(SPEC, 2, probe=(81, "/"))
-    assert asked(old, replace(new, health=Health.UNKNOWN)) == OLD
+    assert asked(old, replace(new, health=ReplicaHealth.UNKNOWN)) == OLD
     assert asked(new) == NEW
     assert not asked(old, new).haproxy_asks
     assert asked(old, new, retirements=retirement(old)) == NEW
     assert asked(old, new, retirements=retirement(new)) == OLD
     assert asked(new, replace(new, name="as the files say", probe=None)) == NEW
     # Replicas that do not serve, do not say their probe, or are of another service do not count.
-    assert asked(replace(old, health=Health.FAILED)) == NEW
+    assert asked(replace(old, health=ReplicaHealth.FAILED)) == NEW
     assert asked(old, retirements=retirement(old)) == NEW
     assert asked(replica(SPEC, 1)) == NEW
     assert asked(replica(service("other"), 1, probe=(9100, "/readyz"))) == NEW
@@ -50,11 +50,11 @@ def test_haproxy_uses_the_probe_that_all_serving_replicas_answer() -> None:
 
 @pytest.mark.parametrize(
     ("broken", "is_asked", "health"),
-    [(False, True, Health.READY), (False, False, Health.FAILED), (True, True, Health.FAILED)],
+    [(False, True, ReplicaHealth.READY), (False, False, ReplicaHealth.FAILED), (True, True, ReplicaHealth.FAILED)],
     ids=["HAProxy's check passes", "HAProxy asks nothing", "the replica has given itself up"],
 )
-def test_when_haproxys_check_counts_as_a_second_opinion(broken: bool, is_asked: bool, health: Health) -> None:
-    silent = replica(SPEC, 1, health=Health.FAILED, broken=broken)
+def test_when_haproxys_check_counts_as_a_second_opinion(broken: bool, is_asked: bool, health: ReplicaHealth) -> None:
+    silent = replica(SPEC, 1, health=ReplicaHealth.FAILED, broken=broken)
     assert second_opinion(silent, routing(server(silent, is_asked=is_asked))).health is health
 
 
@@ -69,7 +69,7 @@ def test_haproxy_uses_the_limits_that_every_serving_replica_can_keep() -> None:
         return found.max_ongoing_requests, found.request_timeout_s
 
     assert limits() == (100, 1.0)
-    assert limits(old) == limits(old, replace(new, health=Health.UNKNOWN)) == (10, 300.0)
+    assert limits(old) == limits(old, replace(new, health=ReplicaHealth.UNKNOWN)) == (10, 300.0)
     assert limits(old, new) == (10, 300.0)
     assert limits(old, new, retirements=retirement(old)) == (100, 1.0)
     assert limits(replace(old, version="without a record")) == (100, 1.0)

@@ -19,7 +19,7 @@ from controller.routing.haproxy_text import ServerLine, epoch_of, hash_of, with_
 from controller.swarm.certificates import ROLE_NAMES
 from controller.swarm.edges import agent as edge_agent
 from controller.swarm.edges import leave as edge_leave
-from controller.swarm.edges.offer import LONGEST_WHY, Known, Offer, judge, question
+from controller.swarm.edges.offer import LONGEST_WHY, EdgeOffer, Known, judge, question
 from controller.swarm.edges.routes import PublishedRoutes
 from tests.harness.edge import service
 from tests.harness.waiting import PATIENCE_S
@@ -31,19 +31,19 @@ HASH = hash_of(CONFIG)
 @pytest.mark.parametrize(
     ("known", "offer", "verdict"),
     [
-        (Known(), Offer(1, CONFIG), "load"),
-        (Known("other", epoch=7), Offer(7, CONFIG), "load"),
-        (Known("other", epoch=7), Offer(8, CONFIG), "load"),
-        (Known("other", epoch=7), Offer(6, CONFIG), "older"),
-        (Known("other", epoch=7), Offer(6), "older"),
-        (Known(HASH), Offer(1, CONFIG), "nothing"),
-        (Known("other", refused=HASH), Offer(1, CONFIG), "nothing"),
-        (Known("other", refused="another"), Offer(1, CONFIG), "load"),
-        (Known(), Offer(1, "no configuration"), "nothing"),
-        (Known(), Offer(1), "nothing"),
+        (Known(), EdgeOffer(1, CONFIG), "load"),
+        (Known("other", epoch=7), EdgeOffer(7, CONFIG), "load"),
+        (Known("other", epoch=7), EdgeOffer(8, CONFIG), "load"),
+        (Known("other", epoch=7), EdgeOffer(6, CONFIG), "older"),
+        (Known("other", epoch=7), EdgeOffer(6), "older"),
+        (Known(HASH), EdgeOffer(1, CONFIG), "nothing"),
+        (Known("other", refused=HASH), EdgeOffer(1, CONFIG), "nothing"),
+        (Known("other", refused="another"), EdgeOffer(1, CONFIG), "load"),
+        (Known(), EdgeOffer(1, "no configuration"), "nothing"),
+        (Known(), EdgeOffer(1), "nothing"),
     ],
 )
-def test_what_an_edge_does_with_an_answer(known: Known, offer: Offer, verdict: str) -> None:
+def test_what_an_edge_does_with_an_answer(known: Known, offer: EdgeOffer, verdict: str) -> None:
     assert judge(known, offer) == verdict
 
 
@@ -58,9 +58,9 @@ async def test_refused_routes_are_tried_again_after_the_next_answer(
 ) -> None:
     """With what was refused in a question, the controller answers only when it waited in vain for other routes."""
     agent = edge_agent.Agent("n1", tmp_path, "controller", 1, ssl.create_default_context())
-    asked, offers = list[str](), [Offer(7, CONFIG), Offer(7), Offer(7, CONFIG)]
+    asked, offers = list[str](), [EdgeOffer(7, CONFIG), EdgeOffer(7), EdgeOffer(7, CONFIG)]
 
-    def fetch(path: str) -> Offer:
+    def fetch(path: str) -> EdgeOffer:
         asked.append("".join(parse_qs(urlsplit(path).query).get("refused", [])))
         return offers.pop(0)
 

@@ -11,7 +11,7 @@ from controller.engines.base import EngineAction
 from controller.errors import InvalidRequest
 from controller.model.actions import RemoveContainer
 from controller.model.observed import Observed
-from controller.model.world import Gpu, GpuFault, Health, ReplicaContainer
+from controller.model.world import Gpu, GpuFault, ReplicaContainer, ReplicaHealth
 from controller.observe.gpu_faults import GONE_AFTER_S, STRIKES, GpuWatch, Mark, Unmark, struck
 from controller.plan import plan
 from tests.fakes.fake_engine import Behaviour, FakeEngine
@@ -81,7 +81,7 @@ def after_failures(gpu: str, times: int = STRIKES) -> GpuWatch:
     return watch
 
 
-DEAD = on("GPU-0", health=Health.UNKNOWN)
+DEAD = on("GPU-0", health=ReplicaHealth.UNKNOWN)
 
 
 class TestFailing:
@@ -137,8 +137,8 @@ class TestPlan:
         assert "GPU-0" not in self.planned(listed=2)
         assert "not used because of a fault: GPU-0" in self.planned(listed=1)
 
-    @pytest.mark.parametrize(("health", "leaves"), [(Health.READY, False), (Health.FAILED, True)])
-    def test_without_a_free_gpu_it_stays_for_as_long_as_it_answers(self, health: Health, leaves: bool) -> None:
+    @pytest.mark.parametrize(("health", "leaves"), [(ReplicaHealth.READY, False), (ReplicaHealth.FAILED, True)])
+    def test_without_a_free_gpu_it_stays_for_as_long_as_it_answers(self, health: ReplicaHealth, leaves: bool) -> None:
         lost = self.on_the_marked(health=health)
         assert (lost.name in self.planned(lost, listed=1)) is leaves
 

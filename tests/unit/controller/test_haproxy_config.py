@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.errors import RoutingError
-from controller.model.spec import AccessLog, AutoscaleSpec, Backpressure, ProbeSpec, RolloutSpec, ServiceSpec
+from controller.model.spec import AccessLog, AutoscaleSpec, BackpressureAnswer, ProbeSpec, RolloutSpec, ServiceSpec
 from controller.routing import haproxy_config as config
 from controller.routing import haproxy_text as text_of
 from controller.routing.haproxy_text import ServerLine, hash_of, with_servers
@@ -87,8 +87,8 @@ BACKEND_CHANGES: list[dict[str, Any]] = [
     {"strip_prefix": True},
     {"max_ongoing_requests": 7},
     {"max_queued_requests": 7},
-    {"backpressure": Backpressure(429)},
-    {"backpressure": Backpressure(retry_after_s=7)},
+    {"backpressure": BackpressureAnswer(429)},
+    {"backpressure": BackpressureAnswer(retry_after_s=7)},
     {"request_timeout_s": 7.0},
     {"body_timeout_s": 7.0},
     {"streams_requests": True},
@@ -167,7 +167,7 @@ def test_a_percent_sign_in_a_probe_path_is_no_log_format() -> None:
 
 
 def test_a_service_without_a_replica_is_answered_503_whatever_its_backpressure_says() -> None:
-    backend = section(config.render([replace(WEB, backpressure=Backpressure(429, 1.5))]), "backend svc_web")
+    backend = section(config.render([replace(WEB, backpressure=BackpressureAnswer(429, 1.5))]), "backend svc_web")
     (no_replica,) = [line for line in backend if "no-replica.json" in line]
     assert no_replica.startswith("http-request return status 503 ")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.errors import RoutingError
-from controller.model.world import Held, RoutingState, Server, ServerState
+from controller.model.world import HeldRequests, RoutingState, Server, ServerState
 from controller.routing import haproxy_state as state
 
 INFO = "Name: HAProxy\nVersion: 3.0.11-1+deb13u5\nPid: 11\nUptime: 0d 0h00m01s\nStart_time_sec: 1795251360\n"
@@ -61,7 +61,10 @@ def test_a_snapshot() -> None:
         ),
         backends=frozenset({"svc_echo", "svc_new"}),
         queued={"svc_echo": 4, "svc_new": 0},
-        held={"svc_new": Held(now=12, served=100, expired=1, left=2, refused=3), "svc_echo": Held(now=1)},
+        held={
+            "svc_new": HeldRequests(now=12, served=100, expired=1, left=2, refused=3),
+            "svc_echo": HeldRequests(now=1),
+        },
         closed=frozenset({"svc_new"}),
     )
 

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from controller.apply import _gist
-from controller.cli.feeds import readable
+from controller.daemon.apply import _gist
 from controller.engines.docker import DockerEngine
 from controller.engines.gpu_discovery import GpuSources
 from controller.engines.labels import read_labels
 from controller.errors import ReplicaError
 from controller.model.spec import ProbeSpec
-from controller.observe.probe import HttpProbe, Reading, Subject
+from controller.observe.probe import HttpProbe, ProbeReading, Subject
 from controller.status.documents import timed_lines
 from controller.swarm.engine.placing import EVERY_NODE, narrowing
-from controller.swarm.engine.reader import Listing, left_alone, replicas
+from controller.swarm.engine.reader import SwarmListing, left_alone, replicas
 from controller.swarm.engine.service_spec import LIMIT_LABEL, NARROWED_LABEL, STOPPED_LABEL
 from controller.swarm.state.lease import Claim
+from controller.tool.feeds import readable
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller import test_swarm_reader as swarm
 from tests.unit.controller.docker_daemon import Daemon, client_of
@@ -86,7 +86,7 @@ async def test_a_container_that_cannot_be_understood_is_left_alone(value: str, t
 @by_value
 def test_a_service_of_a_swarm_that_cannot_be_understood_is_left_alone(value: str) -> None:
     ours, strange = swarm.service(1), swarm.service(1, (), **{"pierhead.number": value})
-    listing = Listing([ours, strange], [], swarm.READY)
+    listing = SwarmListing([ours, strange], [], swarm.READY)
     assert [one.name for one in replicas(listing, "shop")] == [swarm.NAME]
     assert set(left_alone(listing, "shop")) == {swarm.NAME}
 
@@ -96,7 +96,7 @@ def test_the_labels_of_a_swarm_are_read_or_count_as_none(value: str) -> None:
     claim = Claim.of({"pierhead.epoch": value, "pierhead.beat": value})
     assert claim == Claim("unknown", *([int(value)] * 2 if value == "99999" else (0, 0)))
     one = swarm.service(0, (), **{STOPPED_LABEL: value, LIMIT_LABEL: value, NARROWED_LABEL: value})
-    listing = Listing([one], [], swarm.READY)
+    listing = SwarmListing([one], [], swarm.READY)
     assert [found.started_at for found in replicas(listing, "shop")] == [None]
     assert narrowing(one["Spec"], listing) == EVERY_NODE
 
@@ -151,10 +151,10 @@ async def test_any_answer_of_a_replica_is_a_reading(value: str) -> None:
         for answer in [*(ok + body for body in _reports(value)), *_heads(value)]:
             async with raw_replica(answer) as subject:
                 reading = await probe(subject)
-                assert isinstance(reading, Reading)
+                assert isinstance(reading, ProbeReading)
                 told = (reading.detail, reading.reason, reading.stage, *_config_texts(reading))
                 assert all(len(text) <= 2000 and text.isprintable() for text in told)
-                assert isinstance(await probe(_foreign(subject)), Reading)
+                assert isinstance(await probe(_foreign(subject)), ProbeReading)
                 assert isinstance(await probe.contract(subject), bytes | None)
                 with contextlib.suppress(ReplicaError):
                     await probe.give(f"127.0.0.1:{subject.spec.port}", "{}")
@@ -166,7 +166,7 @@ def _foreign(subject: Subject) -> Subject:
     return Subject(subject.container_id, 0.0, subject.ip, subject.spec, managed=False)
 
 
-def _config_texts(reading: Reading) -> tuple[str, ...]:
+def _config_texts(reading: ProbeReading) -> tuple[str, ...]:
     config = reading.user_config
     return () if config is None else (config.wanted, config.applied, config.error)
 

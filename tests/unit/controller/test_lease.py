@@ -16,7 +16,7 @@ import pytest
 from controller.errors import AnotherController, StoreError
 from controller.storage.lock import LOCK_NAME, state_lock
 from controller.swarm.state.configs import Config, SwarmDocument
-from controller.swarm.state.holder import Holder, state_lease
+from controller.swarm.state.holder import StateHolder, state_lease
 from controller.swarm.state.lease import NOBODY, Claim
 from tests.fakes.fake_swarm_configs import FakeSwarm
 
@@ -100,7 +100,7 @@ async def test_a_state_directory_that_cannot_be_written_is_named(tmp_path: Path)
 async def test_a_lease_that_is_lost_ends_the_work_and_one_that_is_given_back_is_taken_at_once() -> None:
     swarm = FakeSwarm()
     managers = [swarm.manager() for _ in range(2)]
-    first, second = (Holder(SwarmDocument(manager, "shop_pierhead-state")) for manager in managers)
+    first, second = (StateHolder(SwarmDocument(manager, "shop_pierhead-state")) for manager in managers)
     swarm.configs["shop_pierhead-state"] = Config("shop_pierhead-state", 1, Claim(NOBODY, 0, 0).labels(), b"{}")
 
     async def overtaken() -> None:

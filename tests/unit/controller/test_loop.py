@@ -15,7 +15,7 @@ from controller.model.machine import Machine
 from controller.model.plan import Plan
 from controller.model.spec import ProbeSpec
 from controller.model.world import Gpu
-from controller.observe.probe import Reading, Subject
+from controller.observe.probe import ProbeReading, Subject
 from controller.observe.watch import Watch
 from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.unit.controller.control import Control, until
@@ -73,7 +73,7 @@ async def test_a_failed_replica_whose_log_cannot_be_read_is_replaced_all_the_sam
         raise EngineError("logs failed: configured logging driver does not support reading")
 
     monkeypatch.setattr(FakeEngine, "logs", logs)
-    monkeypatch.setattr("controller.apply.LOG_LIMIT_S", 0.05)
+    monkeypatch.setattr("controller.daemon.apply.LOG_LIMIT_S", 0.05)
     async with control.running():
         await control.settled("web", 2)
         control.engine.crash(control.router.ready("web")[0], code=3)
@@ -351,7 +351,7 @@ async def test_a_defect_in_the_planner_is_an_event_and_ends_nothing(control: Con
 async def test_a_defect_in_asking_one_replica_ends_nothing(control: Control, caplog: pytest.LogCaptureFixture) -> None:
     ask = control.ask
 
-    async def asked(subject: Subject) -> Reading:
+    async def asked(subject: Subject) -> ProbeReading:
         if subject.spec.port == 9101:
             raise KeyError("state")
         return await ask(subject)

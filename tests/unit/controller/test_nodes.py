@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.api import Gatekeeper
-from controller.cli.wait import DrainWait, TargetMovedError
+from controller.daemon.api import Gatekeeper
 from controller.model.actions import (
     Action,
     BeginRetirement,
@@ -34,8 +33,8 @@ from controller.model.spec import RolloutSpec, ServiceSpec
 from controller.model.world import (
     ContainerState,
     Gpu,
-    Health,
     ReplicaContainer,
+    ReplicaHealth,
     RoutingState,
     ServerState,
     current_version,
@@ -43,6 +42,7 @@ from controller.model.world import (
 from controller.observe.node_losses import DOWN_S, FOUND_OUT_S, SILENT_S, NodeLosses
 from controller.plan import plan
 from controller.status.records.services import Nodes, NodeStatus
+from controller.tool.wait import DrainWait, TargetMovedError
 from tests.fakes.fake_swarm_engine import FakeSwarmEngine
 from tests.harness.virtual_time import wall_clock
 from tests.unit.controller.cli_documents import node
@@ -179,7 +179,7 @@ def test_a_replica_that_stays_for_want_of_room_is_not_one_that_is_missing() -> N
     assert [pending.replaces for pending in found] == ["", "n3"], "one at a time, as in a rolling update"
 
 
-FAILED = {"health": Health.FAILED, "health_detail": "no answer within 2 s"}
+FAILED = {"health": ReplicaHealth.FAILED, "health_detail": "no answer within 2 s"}
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_what_cannot_be_known_is_left_as_it_is(changes: Any) -> None:
 
 
 def test_the_server_of_what_a_lost_node_had_stays_while_it_answers() -> None:
-    moved = replace(TWO, state=ContainerState.PENDING, ip=None, node="", health=Health.UNKNOWN)
+    moved = replace(TWO, state=ContainerState.PENDING, ip=None, node="", health=ReplicaHealth.UNKNOWN)
     for up, lost in ((True, "down"), (False, "down"), (True, "ready")):
         servers = routing(server(ONE), server(TWO, up=up))
         world = observed(ONE, moved, specs=(WEB,), routing=servers, nodes=nodes(n3={"state": lost}))
@@ -210,7 +210,7 @@ def test_the_server_of_what_a_lost_node_had_stays_while_it_answers() -> None:
 def test_half_of_the_nodes_at_once_are_not_believed_for_a_while() -> None:
     losses = NodeLosses()
     silent = [replica(WEB, number, node=name, **FAILED) for number, name in enumerate(NAMES, start=1)]
-    well = [replace(one, health=Health.READY) for one in silent]
+    well = [replace(one, health=ReplicaHealth.READY) for one in silent]
     down = {"state": "down"}
     assert losses.look(nodes(), well, 0) == ""
     assert losses.look(nodes(), [well[0], silent[1], well[2]], 1) == "", "one of three"
@@ -226,7 +226,7 @@ def test_half_of_the_nodes_at_once_are_not_believed_for_a_while() -> None:
 def test_what_nothing_reaches_is_left_as_it_is_until_all_of_it_is_known_to_answer_again() -> None:
     losses, away = NodeLosses(), replace(routing(), away=frozenset({"n3"}))
     failed = [replica(WEB, 1, node="n3", **FAILED), replica(WEB, 2, node="n3", **FAILED)]
-    well = [replace(one, health=Health.READY) for one in failed]
+    well = [replace(one, health=ReplicaHealth.READY) for one in failed]
 
     def unreached(replicas: Sequence[ReplicaContainer], seen: RoutingState | None, now: float) -> set[str]:
         return set(losses.unreached(nodes(), replicas, seen, now))
@@ -234,7 +234,7 @@ def test_what_nothing_reaches_is_left_as_it_is_until_all_of_it_is_known_to_answe
     assert unreached([failed[0], well[1]], routing(), 0) == set(), "one that hangs"
     assert unreached([failed[0], well[1]], away, 1) == {"n3"}, "the others may be found out later"
     assert unreached([failed[0], well[1]], away, 1 + 2 * FOUND_OUT_S) == set(), "the other one answers"
-    starts = replace(failed[1], health=Health.UNKNOWN, ongoing=None)
+    starts = replace(failed[1], health=ReplicaHealth.UNKNOWN, ongoing=None)
     assert unreached([failed[0], replace(starts, ongoing=0)], away, 2 + 2 * FOUND_OUT_S) == set(), (
         "it says that it loads"
     )
@@ -487,7 +487,7 @@ class Cluster(World):
                     ended = one.id in self.retirements
                     away: dict[str, Any] = {"node": ""} if not ended else {}
                     state = ContainerState.EXITED if ended else ContainerState.PENDING
-                    self.change(one.name, state=state, ip=None, started_at=None, health=Health.UNKNOWN, **away)
+                    self.change(one.name, state=state, ip=None, started_at=None, health=ReplicaHealth.UNKNOWN, **away)
             case "back" | "unknown" if op == "back" or node.state == "ready":
                 self.nodes[node.name] = replace(node, state="ready" if op == "back" else "unknown")
             case "brake":

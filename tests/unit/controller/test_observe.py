@@ -14,11 +14,11 @@ from controller.model.spec import Spec
 from controller.model.world import Retirement
 from controller.observe.gpu_marks import GpuMarks
 from controller.observe.gpu_memory import GpuMemoryWatch
-from controller.observe.probe import Prober, Reading
+from controller.observe.probe import Prober, ProbeReading
 from controller.observe.snapshot import Observer
 from controller.storage.events import EventLog
 from controller.storage.file import StateFile
-from controller.storage.store import Store
+from controller.storage.store import StateStore
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_router import FakeRouter
 
@@ -31,7 +31,7 @@ class NotingProber(Prober):
     """Notes which replicas retire in each list that it gets."""
 
     def __init__(self) -> None:
-        async def ask(subject: object) -> Reading:
+        async def ask(subject: object) -> ProbeReading:
             raise AssertionError(f"there are no replicas: {subject}")
 
         super().__init__(ask, asyncio.create_task, lambda: None)
@@ -48,7 +48,7 @@ class Bench:
     def __init__(self, directory: Path) -> None:
         clock = asyncio.get_running_loop().time
         self.engine, self.router = FakeEngine(clock), FakeRouter()
-        self.store, self.prober = Store(StateFile(directory)), NotingProber()
+        self.store, self.prober = StateStore(StateFile(directory)), NotingProber()
         memory = GpuMemoryWatch(self.engine, asyncio.create_task, lambda: None, clock)
         marks = GpuMarks(self.store, EventLog(self.store, clock), dict, lambda: None)
         self.observer = Observer(

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import ClientResponse
 from pydantic import TypeAdapter
 
-from controller.api import Api, Gatekeeper
+from controller.daemon.api import Api, Gatekeeper
 from controller.status import openapi
 from controller.status.openapi import OPERATIONS
 from controller.status.records.answers import Error

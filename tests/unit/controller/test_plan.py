@@ -12,7 +12,14 @@ from controller.model.desired import Desired
 from controller.model.machine import Footprint, Machine
 from controller.model.observed import Observed
 from controller.model.spec import GpuRequest, ServiceSpec
-from controller.model.world import ContainerState, FailureRecord, Health, ReplicaContainer, ServerState, StrayContainer
+from controller.model.world import (
+    ContainerState,
+    FailureRecord,
+    ReplicaContainer,
+    ReplicaHealth,
+    ServerState,
+    StrayContainer,
+)
 from controller.plan import plan
 from controller.plan.failures import backoff_s
 from tests.unit.controller.worlds import (
@@ -73,7 +80,10 @@ def first_of(spec: ServiceSpec) -> Desired:
 # ------------------------------------------------------------------------------------------- replicas and their servers
 
 
-UNREADY, NEVER_STARTED = {"health": Health.UNKNOWN}, {"health": Health.UNKNOWN, "started_at": None, "ip": None}
+UNREADY, NEVER_STARTED = (
+    {"health": ReplicaHealth.UNKNOWN},
+    {"health": ReplicaHealth.UNKNOWN, "started_at": None, "ip": None},
+)
 SERVER = f"server svc_web/p-web-{V}"
 WHY_ONE_LESS = "2 replicas, 1 wanted"
 NO_REPLICA = "0 of 2 replicas exist"
@@ -180,8 +190,8 @@ def test_the_server_of_a_replica_that_moved_is_replaced() -> None:
     )
 
 
-@pytest.mark.parametrize("health", [Health.READY, Health.UNKNOWN], ids=["ready", "not ready yet"])
-def test_calls_at_what_a_replica_replaced_have_a_moment_to_end(health: Health) -> None:
+@pytest.mark.parametrize("health", [ReplicaHealth.READY, ReplicaHealth.UNKNOWN], ids=["ready", "not ready yet"])
+def test_calls_at_what_a_replica_replaced_have_a_moment_to_end(health: ReplicaHealth) -> None:
     """The engine has given up its node, and the edges reach it: it gets no call any more, and then it goes."""
     moved, name = replica(WEB, 1, ip="10.0.0.77", health=health), f"svc_web/p-web-{V}-1"
     first = text(first_of(WEB), seen(moved, routing=routing(server(ONE, sessions=2))))
@@ -196,8 +206,8 @@ def test_calls_at_what_a_replica_replaced_have_a_moment_to_end(health: Health) -
 @pytest.mark.parametrize(
     "successor",
     [
-        replica(WEB, 1, health=Health.UNKNOWN),
-        replica(WEB, 1, state=ContainerState.CREATED, health=Health.UNKNOWN, started_at=None, ip=None),
+        replica(WEB, 1, health=ReplicaHealth.UNKNOWN),
+        replica(WEB, 1, state=ContainerState.CREATED, health=ReplicaHealth.UNKNOWN, started_at=None, ip=None),
     ],
     ids=["running", "created"],
 )
@@ -227,7 +237,7 @@ LEAVING: dict[str, tuple[ServiceSpec, Observed, str]] = {
     "counted before the wait was over": (PATIENT, leaving(PATIENT, 5, ongoing_at=NOW - 0.1), NOTHING),
     "the wait is over": (PATIENT, leaving(PATIENT, 5), QUIET),
     "the wait is over and it has a call": (PATIENT, leaving(PATIENT, 5, ongoing=1), NOTHING),
-    "not ready": (PATIENT, leaving(PATIENT, health=Health.UNKNOWN), "not ready, so it has no requests"),
+    "not ready": (PATIENT, leaving(PATIENT, health=ReplicaHealth.UNKNOWN), "not ready, so it has no requests"),
     "foreign, drains for 2 s": (FOREIGN, leaving(FOREIGN, 1.9, ongoing=None), NOTHING),
     "foreign": (FOREIGN, leaving(FOREIGN, 2.1, ongoing=None), "HAProxy counts nothing in flight"),
     "foreign, inside": (UNROUTED, leaving(UNROUTED, 2.1, ongoing=None), "it has drained for 2 s"),
@@ -235,10 +245,10 @@ LEAVING: dict[str, tuple[ServiceSpec, Observed, str]] = {
     "HAProxy cannot be asked": (WEB, replace(leaving(WEB), routing=None), NOTHING),
     "in its grace": (WEB, leaving(WEB, stopping_since=NOW - 29, reported_draining=True), NOTHING),
     "its grace is over": (WEB, leaving(WEB, stopping_since=NOW - 31), "send SIGKILL"),
-    "never ready": (WEB, leaving(WEB, 6, health=Health.UNKNOWN, stopping_since=NOW - 6), "SIGKILL"),
+    "never ready": (WEB, leaving(WEB, 6, health=ReplicaHealth.UNKNOWN, stopping_since=NOW - 6), "SIGKILL"),
     # A controller that has just started has never seen it ready.
     "not ready, and drains": (
-        *(WEB, leaving(WEB, 6, health=Health.UNKNOWN, stopping_since=NOW - 6, reported_draining=True), NOTHING),
+        *(WEB, leaving(WEB, 6, health=ReplicaHealth.UNKNOWN, stopping_since=NOW - 6, reported_draining=True), NOTHING),
     ),
     "missed SIGTERM, sent again": (WEB, leaving(WEB, 6, stopping_since=NOW - 6), "send SIGTERM"),
     "not sent a third time": (WEB, leaving(WEB, 11, stopping_since=NOW - 11), NOTHING),
@@ -272,14 +282,14 @@ def test_a_replica_that_leaves_is_drained_stopped_and_removed(
         ({"queued": 1}, True),
         ({"ongoing": 3, "ongoing_at": NOW}, True),
         ({}, False),
-        ({"sessions": 7, "health": Health.UNKNOWN}, False),
+        ({"sessions": 7, "health": ReplicaHealth.UNKNOWN}, False),
     ],
     ids=["sessions", "queued", "in flight", "idle", "never ready"],
 )
 def test_a_replica_that_stops_answering_while_it_drains_may_finish_its_requests(
     work: dict[str, Any], is_waited_for: bool
 ) -> None:
-    silent = {"health": Health.FAILED, "ongoing": None, "ongoing_at": None, **work}
+    silent = {"health": ReplicaHealth.FAILED, "ongoing": None, "ongoing_at": None, **work}
     assert (text(first_of(WEB), leaving(WEB, 5, **silent)) == NOTHING) is is_waited_for
     assert "send SIGTERM" in text(first_of(WEB), leaving(WEB, 5, failed=True, **silent)), (
         "it goes because it has failed"
@@ -336,7 +346,7 @@ def test_a_failed_replica_is_replaced() -> None:
         f"#2 after #1 create p-ranker-{RV}-1 on GPU-0: 1 of 2 replicas exist",
         f"#3 after #2 start p-ranker-{RV}-1: 1 of 2 replicas exist",
     ), "another one on the same GPU"
-    hangs = replica(WEB, 1, health=Health.FAILED, health_detail="no answer within 2 s")
+    hangs = replica(WEB, 1, health=ReplicaHealth.FAILED, health_detail="no answer within 2 s")
     assert text(desired(WEB), seen(hangs, TWO, routing=routing(server(ONE), server(TWO)))) == lines(
         f"#1 set {SERVER}-1 to maint: its readiness probe failed: no answer within 2 s",
         f"#2 drain p-web-{V}-1: its readiness probe failed: no answer within 2 s",
@@ -425,7 +435,7 @@ def test_no_replica_leaves_for_one_that_would_find_no_memory_even_then(reserved:
 
 def test_no_more_are_started_while_those_before_do_not_become_ready() -> None:
     """As where the kernel's table of neighbours is full: they run, and nothing reaches them."""
-    late = [replica(WEB, number, health=Health.UNKNOWN, started_at=NOW - 300) for number in range(3, 11)]
+    late = [replica(WEB, number, health=ReplicaHealth.UNKNOWN, started_at=NOW - 300) for number in range(3, 11)]
     found = plan(desired(WEB, web=1000), seen(ONE, TWO, *late, machine=SMALL), NOW)
     assert not [step for step in found.steps if isinstance(step.action, CreateContainer)]
     assert {one.reason for one in found.pending} == {
@@ -443,7 +453,7 @@ def test_without_time_one_replica_starts_where_there_is_none_or_one_is_replaced(
     assert sum(isinstance(action, CreateContainer) for action in started) == 1
     rolls = plan(desired(NEW, web=2), seen(ONE, TWO, machine=busy), NOW)
     assert sum(isinstance(step.action, CreateContainer) for step in rolls.steps) == 1
-    coming = replica(NEW, 3, health=Health.UNKNOWN, started_at=NOW - 5)
+    coming = replica(NEW, 3, health=ReplicaHealth.UNKNOWN, started_at=NOW - 5)
     assert not plan(desired(NEW, web=2), seen(ONE, TWO, coming, machine=busy), NOW).steps
 
 

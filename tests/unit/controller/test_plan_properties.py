@@ -37,8 +37,8 @@ from controller.model.world import (
     FailureKey,
     FailureRecord,
     Gpu,
-    Health,
     ReplicaContainer,
+    ReplicaHealth,
     Retirement,
     RoutingState,
     Server,
@@ -164,7 +164,7 @@ class World:
             case SignalContainer(signal="SIGTERM"):
                 mark = self.retirements[action.container_id]
                 self.retirements[action.container_id] = replace(mark, stopping_since=self.now)
-                if self.containers[action.target].health is Health.READY:
+                if self.containers[action.target].health is ReplicaHealth.READY:
                     self.change(action.target, state=ContainerState.EXITED, exit_code=0)
             case SignalContainer():
                 self.change(action.target, state=ContainerState.EXITED, exit_code=137)
@@ -213,25 +213,25 @@ class World:
     def let_time_pass(self) -> None:
         self.now += TICK_S
         for name, container in list(self.containers.items()):
-            if container.state.is_up and container.health is Health.READY:
+            if container.state.is_up and container.health is ReplicaHealth.READY:
                 self.change(name, ongoing_at=self.now)
             age = self.now - (container.started_at or self.now)
-            if container.state.is_up and container.health is Health.UNKNOWN and age >= READY_AFTER_S:
-                self.change(name, health=Health.READY, ongoing=0, ongoing_at=self.now)
+            if container.state.is_up and container.health is ReplicaHealth.UNKNOWN and age >= READY_AFTER_S:
+                self.change(name, health=ReplicaHealth.READY, ongoing=0, ongoing_at=self.now)
 
     def disturb(self, op: str, pick: int) -> None:  # noqa: C901 - one branch an operation
         names, services = sorted(self.containers), sorted(self.specs)
         name, service_name = names[pick % len(names)] if names else "", services[pick % len(services)]
         spec = self.specs[service_name]
         up = bool(names) and self.containers[name].state.is_up
-        ready = up and self.containers[name].health is Health.READY
+        ready = up and self.containers[name].health is ReplicaHealth.READY
         match op:
-            case "ready" if up and self.containers[name].health is Health.UNKNOWN:
-                self.change(name, health=Health.READY, ongoing=0, ongoing_at=self.now)
+            case "ready" if up and self.containers[name].health is ReplicaHealth.UNKNOWN:
+                self.change(name, health=ReplicaHealth.READY, ongoing=0, ongoing_at=self.now)
             case "hang" if ready:
-                self.change(name, health=Health.FAILED, ongoing=None)
+                self.change(name, health=ReplicaHealth.FAILED, ongoing=None)
             case "crash" if up:
-                self.change(name, state=ContainerState.EXITED, exit_code=1, health=Health.UNKNOWN)
+                self.change(name, state=ContainerState.EXITED, exit_code=1, health=ReplicaHealth.UNKNOWN)
             case "busy" | "idle" if ready:
                 requests = 5 if op == "busy" else 0
                 self.change(name, ongoing=requests)
@@ -302,8 +302,8 @@ def check_drained(world: World, action: SignalContainer) -> None:
     if mark.stopping_since is not None:  # it was drained when it got its first SIGTERM
         assert spec.managed, "a foreign process ends at a second SIGTERM, whatever it does"
         return
-    if container.health is not Health.READY:
-        is_slow = container.health is Health.FAILED and not mark.failed
+    if container.health is not ReplicaHealth.READY:
+        is_slow = container.health is ReplicaHealth.FAILED and not mark.failed
         assert not (is_slow and server and server.sessions), "a replica that is slow while it drains may finish"
         return
     assert container.ongoing == 0
@@ -448,7 +448,9 @@ def test_no_more_is_started_than_the_machine_has_memory_and_time_for(ops: list[t
 
 def check_room(world: World, result: Plan) -> None:
     starts = sum(isinstance(step.action, CreateContainer) for step in result.steps)
-    coming = [c for c in world.containers.values() if c.health is Health.UNKNOWN and world.phase(c).serves_or_will]
+    coming = [
+        c for c in world.containers.values() if c.health is ReplicaHealth.UNKNOWN and world.phase(c).serves_or_will
+    ]
     running = sum(c.state.is_up for c in world.containers.values())
     if starts:
         assert running + starts <= (world.memory or 0), "there is memory for all"

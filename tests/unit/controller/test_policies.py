@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.desired.autoscale import Load, Situation
+from controller.desired.autoscale import ServiceLoad, Situation
 from controller.desired.policies import Policies
 from controller.model.spec import AutoscaleSpec, FunctionPolicy, PrometheusPolicy
 
@@ -18,7 +18,7 @@ FUNCTION = FunctionPolicy("any:one")
 
 
 def situation(spec: AutoscaleSpec = SPEC, *, load: float = 0.0, running: int = 2, target: int = 2) -> Situation:
-    found = Load(running=load)
+    found = ServiceLoad(running=load)
     return Situation(spec, found, found, found, running, target, now=1000.0)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from controller.swarm.up import facts
-from controller.swarm.up.facts import Facts, own_networks, registry_says
+from controller.swarm.up.facts import SwarmFacts, own_networks, registry_says
 from controller.swarm.up.preflight import check
 from tests.harness.http_answers import sends, serving
 
@@ -35,7 +35,7 @@ WORKER = {"Spec": {"Role": "worker", "Availability": "active"}, "ManagerStatus":
 DOWN = {"Status": {"State": "down", "Addr": "192.0.2.3"}, "ManagerStatus": {"Reachability": "unreachable"}}
 MANAGES = {"LocalNodeState": "active", "ControlAvailable": True, "RemoteManagers": [{"Addr": "192.0.2.1:2377"}]}
 INFO = {"Name": "n1", "Swarm": MANAGES, "LiveRestoreEnabled": False, "RegistryConfig": {"IndexConfigs": {}}}
-FINE = Facts(
+FINE = SwarmFacts(
     PROJECT,
     (8000, 9000),
     INFO,
@@ -47,8 +47,8 @@ FINE = Facts(
 )
 
 
-def swarm(**changes: Any) -> Facts:
-    return Facts(PROJECT, (8000,), INFO | {"Swarm": MANAGES | {"ControlAvailable": False} | changes})
+def swarm(**changes: Any) -> SwarmFacts:
+    return SwarmFacts(PROJECT, (8000,), INFO | {"Swarm": MANAGES | {"ControlAvailable": False} | changes})
 
 
 def publishing(project: str, service: str = "web", port: int = 8000) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def publishing(project: str, service: str = "web", port: int = 8000) -> dict[str
     return {"Spec": {"Name": f"{project}_{service}", "Labels": labels, "EndpointSpec": {"Ports": ports}}}
 
 
-def own_registry(*services: dict[str, Any]) -> Facts:
+def own_registry(*services: dict[str, Any]) -> SwarmFacts:
     """PIERHEAD_REGISTRY=here, while something listens at its port."""
     trusted: dict[str, Any] = {"IndexConfigs": {"192.0.2.1:5000": {"Secure": False}}}
     return replace(with_registry("", **trusted), services=services, taken=frozenset({5000}))
@@ -77,11 +77,11 @@ def overlay(subnet: str, name: str = "shop_default") -> dict[str, Any]:
     return {"Name": name, "IPAM": {"Config": [{"Subnet": subnet}]}}
 
 
-def with_registry(says: str, host: str = "192.0.2.1:5000", **config: Any) -> Facts:
+def with_registry(says: str, host: str = "192.0.2.1:5000", **config: Any) -> SwarmFacts:
     return replace(FINE, registry=host, registry_says=says, info=INFO | {"RegistryConfig": config})
 
 
-PROBLEMS: dict[str, Facts] = {
+PROBLEMS: dict[str, SwarmFacts] = {
     "this machine is in no Swarm: `pierhead node init`": swarm(LocalNodeState="inactive"),
     "n1, is a worker of its Swarm: type this on a manager (192.0.2.1:2377)": swarm(),
     "this machine's membership of its Swarm is error (no reason given)": swarm(LocalNodeState="error"),
@@ -115,7 +115,7 @@ PROBLEMS: dict[str, Facts] = {
     "192.0.2.1:5000 has no TLS": with_registry("http"),
     "`pierhead node init --registry 192.0.2.1:5000` here": with_registry("", InsecureRegistryCIDRs=["127.0.0.0/8"]),
 }
-WARNINGS: dict[str, Facts] = {
+WARNINGS: dict[str, SwarmFacts] = {
     "the Swarm has 1 manager (n1): when it is lost, what runs goes on and": replace(
         FINE, nodes=(node(1), node(2, **WORKER), node(3, **WORKER))
     ),
@@ -172,7 +172,7 @@ def test_so_is_a_warning(words: str) -> None:
         own_registry(publishing(PROJECT, "registry", 5000)),
     ],
 )
-def test_nothing_is_said_without_a_reason(seen: Facts) -> None:
+def test_nothing_is_said_without_a_reason(seen: SwarmFacts) -> None:
     found = check(seen)
     assert (found.problems, found.warnings) == ((), ())
 

@@ -16,27 +16,35 @@ from aiohttp.test_utils import unused_port
 from controller.errors import ReplicaError
 from controller.model.phases import Phase, phase_of
 from controller.model.spec import ProbeSpec, ServiceSpec
-from controller.model.world import Health, PublishedStats, ReplicaContainer, UserConfigReport
-from controller.observe.probe import CONTRACT_UNREAD, MOST_CONTRACT_BYTES, HttpProbe, Judge, Prober, Reading, Subject
+from controller.model.world import PublishedStats, ReplicaContainer, ReplicaHealth, UserConfigReport
+from controller.observe.probe import (
+    CONTRACT_UNREAD,
+    MOST_CONTRACT_BYTES,
+    HttpProbe,
+    ProbeJudge,
+    Prober,
+    ProbeReading,
+    Subject,
+)
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import until
 from tests.unit.controller.worlds import replica, service
 
 SPEC = ProbeSpec(port=9100, path="/readyz", period_s=1.0, timeout_s=0.2, failures=3)
-GOOD = Reading(ok=True, detail="200 from :9100/readyz", ongoing=2, queued=0)
-BAD = Reading(ok=False, detail="503 from :9100/readyz: loading")
-DRAINING = Reading(ok=False, detail="503 from :9100/readyz", draining=True, ongoing=1)
+GOOD = ProbeReading(ok=True, detail="200 from :9100/readyz", ongoing=2, queued=0)
+BAD = ProbeReading(ok=False, detail="503 from :9100/readyz: loading")
+DRAINING = ProbeReading(ok=False, detail="503 from :9100/readyz", draining=True, ongoing=1)
 
 
-def judge(*readings: Reading, was_ready: bool = False) -> Judge:
+def judge(*readings: ProbeReading, was_ready: bool = False) -> ProbeJudge:
     """A judge with these readings, one a second from 0."""
-    judge = Judge(SPEC, 0.0, was_ready=was_ready)
+    judge = ProbeJudge(SPEC, 0.0, was_ready=was_ready)
     for number, reading in enumerate(readings):
         judge.record(reading, float(number))
     return judge
 
 
-UNKNOWN, READY, FAILED = Health.UNKNOWN, Health.READY, Health.FAILED
+UNKNOWN, READY, FAILED = ReplicaHealth.UNKNOWN, ReplicaHealth.READY, ReplicaHealth.FAILED
 BROKEN = replace(BAD, reason="the engine has ended", broken=True)
 
 
@@ -60,7 +68,7 @@ BROKEN = replace(BAD, reason="the engine has ended", broken=True)
         pytest.param([BROKEN, GOOD], False, [FAILED, READY], id="broken at its start"),
     ],
 )
-def test_health_after_each_reading(readings: list[Reading], was_ready: bool, healths: list[Health]) -> None:
+def test_health_after_each_reading(readings: list[ProbeReading], was_ready: bool, healths: list[ReplicaHealth]) -> None:
     seen = [judge(*readings[: count + 1], was_ready=was_ready).verdict.health for count in range(len(readings))]
     assert seen == healths
 
@@ -72,7 +80,7 @@ def test_health_after_each_reading(readings: list[Reading], was_ready: bool, hea
         ([GOOD, BROKEN], "the replica gives itself up: the engine has ended"),
     ],
 )
-def test_the_detail_says_why_a_replica_has_failed(readings: list[Reading], detail: str) -> None:
+def test_the_detail_says_why_a_replica_has_failed(readings: list[ProbeReading], detail: str) -> None:
     verdict = judge(*readings).verdict
     assert (verdict.detail, verdict.ready_since) == (detail, None)
     assert verdict.fill_in(replica(service("web"), 1)).broken is (BROKEN in readings)
@@ -80,7 +88,7 @@ def test_the_detail_says_why_a_replica_has_failed(readings: list[Reading], detai
 
 @pytest.mark.parametrize("retiring", [False, True])
 def test_how_long_it_may_fail_for_does_not_depend_on_how_often_it_is_asked(retiring: bool) -> None:
-    judge, now = Judge(SPEC, 0.0, was_ready=True), 10.0
+    judge, now = ProbeJudge(SPEC, 0.0, was_ready=True), 10.0
     judge.record(GOOD, now)
     while judge.verdict.health is READY:
         now += judge.pause_s(now, retiring=retiring)
@@ -140,14 +148,14 @@ def says(report: dict[str, Any], status: int = 200) -> Answer:
         (
             200,
             {"state": "ready", "ongoing": 3, "queued": 1, "stats": {"running": 3, "odd": "text"}, "stats_version": 7},
-            Reading(True, "200", ongoing=3, queued=1, stats=PublishedStats({"running": 3.0}, 7)),
+            ProbeReading(True, "200", ongoing=3, queued=1, stats=PublishedStats({"running": 3.0}, 7)),
         ),
         (
             503,
             {"state": "starting", "ongoing": 0, "detail": "loading weights", "progress": 12},
-            Reading(False, "503: loading weights", ongoing=0, reason="loading weights", progress=12),
+            ProbeReading(False, "503: loading weights", ongoing=0, reason="loading weights", progress=12),
         ),
-        (503, {"state": "draining", "ongoing": 4}, Reading(False, "503", draining=True, ongoing=4)),
+        (503, {"state": "draining", "ongoing": 4}, ProbeReading(False, "503", draining=True, ongoing=4)),
         (
             503,
             {
@@ -155,7 +163,7 @@ def says(report: dict[str, Any], status: int = 200) -> Answer:
                 "waiting": {"r\udce9": 1},
                 "user_config": {"wanted": "a\udce9", "applied": "b\udce9", "error": "no such file:\n  caf\udce9.bin"},
             },
-            Reading(
+            ProbeReading(
                 False,
                 "503: reading caf\\udce9.bin [0m",
                 reason="reading caf\\udce9.bin [0m",
@@ -166,11 +174,13 @@ def says(report: dict[str, Any], status: int = 200) -> Answer:
     ],
     ids=["ready", "starting", "draining", "words that cannot be stored as they are"],
 )
-async def test_a_report_is_read(probe: HttpProbe, status: int, report: dict[str, Any], reading: Reading) -> None:
+async def test_a_report_is_read(probe: HttpProbe, status: int, report: dict[str, Any], reading: ProbeReading) -> None:
     async with listening(says(report, status)) as target:
         where = f"{status} from :{target.spec.port}/readyz"
         assert await probe(target) == replace(reading, detail=reading.detail.replace(str(status), where))
-        assert await probe(replace(target, managed=False)) == Reading(status == 200, where), "a foreign image's is not"
+        assert await probe(replace(target, managed=False)) == ProbeReading(status == 200, where), (
+            "a foreign image's is not"
+        )
 
 
 @pytest.mark.parametrize(("managed", "connections"), [(True, 1), (False, 3)])
@@ -262,7 +272,7 @@ class Replicas:
     """What each container answers, and the prober that asks."""
 
     def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
-        self.answers: dict[str, Reading] = {}
+        self.answers: dict[str, ProbeReading] = {}
         self.asked: list[Subject] = []
         self.wakes = 0
         self.noted: list[tuple[str, float]] = []
@@ -278,7 +288,7 @@ class Replicas:
     async def ask_contract(self, target: Subject) -> bytes | None:
         return self.contract
 
-    async def ask(self, target: Subject) -> Reading:
+    async def ask(self, target: Subject) -> ProbeReading:
         self.asked.append(target)
         await asyncio.sleep(0)
         if target.container_id not in self.answers:
@@ -293,7 +303,7 @@ class Replicas:
         self.prober.sync(containers, {"web": spec or WEB}, **{"retiring": (), **changes})
         await self.prober.first_round(PATIENCE_S)
 
-    async def becomes(self, health: Health, container: ReplicaContainer) -> ReplicaContainer:
+    async def becomes(self, health: ReplicaHealth, container: ReplicaContainer) -> ReplicaContainer:
         await until(lambda: self.prober.judged(container).health is health)
         return self.prober.judged(container)
 
@@ -308,7 +318,7 @@ async def world() -> AsyncIterator[Replicas]:
 
 WEB = service("web", probe=replace(SPEC, period_s=0.01))
 SLOW = replace(WEB, probe=replace(SPEC, period_s=3600.0))
-BARE = replica(WEB, 1, health=Health.UNKNOWN, ongoing=None, ongoing_at=None)
+BARE = replica(WEB, 1, health=ReplicaHealth.UNKNOWN, ongoing=None, ongoing_at=None)
 
 
 async def test_verdicts_reach_the_snapshot_and_wake_the_loop(world: Replicas) -> None:
@@ -435,8 +445,8 @@ async def test_a_replica_is_asked_at_the_port_of_its_label_and_else_of_its_servi
 # ------------------------------------------------------------------------------------------------------------- progress
 
 
-def busy(progress: int | None, ongoing: int | None = 1, queued: int = 0) -> Reading:
-    return Reading(ok=True, detail="200", ongoing=ongoing, progress=progress, queued=queued)
+def busy(progress: int | None, ongoing: int | None = 1, queued: int = 0) -> ProbeReading:
+    return ProbeReading(ok=True, detail="200", ongoing=ongoing, progress=progress, queued=queued)
 
 
 @pytest.mark.parametrize(
@@ -450,7 +460,7 @@ def busy(progress: int | None, ongoing: int | None = 1, queued: int = 0) -> Read
     ids=["it moves", "it has no work", "it waits for another service", "it reports no progress"],
 )
 def test_since_when_a_replica_with_work_has_not_moved(
-    readings: list[Reading], stalled_since: list[float | None]
+    readings: list[ProbeReading], stalled_since: list[float | None]
 ) -> None:
     seen = [judge(*readings[: count + 1]).verdict.stalled_since for count in range(len(readings))]
     assert seen == stalled_since

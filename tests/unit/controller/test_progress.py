@@ -10,7 +10,7 @@ import pytest
 from controller.model.actions import SignalContainer
 from controller.model.phases import Phase, phase_of
 from controller.model.spec import ProbeSpec
-from controller.model.world import Health
+from controller.model.world import ReplicaHealth
 from controller.plan import plan
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until
@@ -44,7 +44,7 @@ def test_what_hangs_is_not_waited_for() -> None:
 
 def test_progress_extends_the_deadline_of_a_start() -> None:
     spec, loading = service(startup_deadline_s=60.0), "503 from :9100/readyz: loading, 37 %"
-    slow = replica(spec, 1, health=Health.UNKNOWN, started_at=NOW - 600.0, health_detail=loading)
+    slow = replica(spec, 1, health=ReplicaHealth.UNKNOWN, started_at=NOW - 600.0, health_detail=loading)
     assert phase_of(slow, spec, None, NOW)[0] is Phase.FAILED
     assert phase_of(replace(slow, progressed_at=NOW - 59.0), spec, None, NOW)[0] is Phase.STARTING
     assert phase_of(replace(slow, progressed_at=NOW - 61.0), spec, None, NOW) == (

@@ -19,10 +19,10 @@ import pytest
 import yaml
 
 from controller.errors import InvalidRequest
-from controller.project import choices, commands, handover, new, ports, project, stack_files
-from controller.project.env_file import EnvFile
-from controller.project.project import NoProject, Project
-from controller.spec.parse import parse
+from controller.files.parse import parse
+from controller.tool.project import choices, commands, handover, new, ports, project, stack_files
+from controller.tool.project.env_file import EnvFile
+from controller.tool.project.project import NoProject, Project
 from tests.harness.ports import free_ports
 from tests.harness.waiting import eventually
 from tests.unit.test_machine_scripts import ENV_LINES
@@ -278,7 +278,7 @@ def test_the_copy_has_the_clones_layout_and_what_images_are_built_from(shop: Pro
     for path in (
         "compose/compose.yaml",
         "haproxy/haproxy.cfg.j2",
-        "controller/loop.py",
+        "controller/daemon/loop.py",
         "controller/Dockerfile",
         "uv.lock",
     ):

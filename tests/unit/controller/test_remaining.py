@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.assembly import Controller
+from controller.daemon.assembly import Controller
 from controller.model.spec import RolloutSpec, ServiceSpec
 from controller.status.discovery import Watcher
 from tests.unit.controller.control import Control, until, version

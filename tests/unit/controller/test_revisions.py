@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from controller.desired.revisions import made_as, recorded, written
+from controller.files.parse import parse
 from controller.model.desired import Revision
 from controller.model.spec import ServiceSpec
-from controller.spec.parse import parse
 
 
 def spec(**x_serve: object) -> ServiceSpec:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.desired import rollout
-from controller.desired.rollout import Count, Facts, Rules, Tally, advance, goal_version, worse
+from controller.desired.rollout import AnswerTally, Count, RolloutFacts, Rules, advance, goal_version, worse
 from controller.model.desired import Rejection, Rollout, RolloutPhase, ServiceRollout
 from controller.model.spec import RolloutSpec
 from controller.model.world import FailureRecord
@@ -21,9 +21,9 @@ WAITING, STARTING, BAKING = RolloutPhase.WAITING, RolloutPhase.STARTING, Rollout
 ROLLING, SETTLING, ROLLING_BACK = RolloutPhase.ROLLING, RolloutPhase.SETTLING, RolloutPhase.ROLLING_BACK
 
 
-def facts(offered: str | None = "v2", target: int = 2, **changes: Any) -> Facts:
+def facts(offered: str | None = "v2", target: int = 2, **changes: Any) -> RolloutFacts:
     """Two ready replicas of v1, and v2 is offered."""
-    return Facts(**{"target": target, "offered": offered, "counts": {"v1": Count(2, 2)}, **changes})
+    return RolloutFacts(**{"target": target, "offered": offered, "counts": {"v1": Count(2, 2)}, **changes})
 
 
 def counts(**versions: tuple[int, int]) -> dict[str, Count]:
@@ -31,7 +31,7 @@ def counts(**versions: tuple[int, int]) -> dict[str, Count]:
 
 
 def walk(
-    state: ServiceRollout, *moments: tuple[float, Facts], rules: Rules = RULES
+    state: ServiceRollout, *moments: tuple[float, RolloutFacts], rules: Rules = RULES
 ) -> tuple[ServiceRollout, list[str]]:
     """Advance through these moments; return the last state and the phases after each."""
     phases = []
@@ -102,7 +102,7 @@ def test_where_nothing_of_the_former_version_runs_the_new_one_starts_at_once() -
     ],
     ids=["a callee goes first", "the former version starts", "both versions are there"],
 )
-def test_the_new_version_does_not_start_at_once(seen: Facts) -> None:
+def test_the_new_version_does_not_start_at_once(seen: RolloutFacts) -> None:
     assert advance(V1, seen, RULES, 0)[0].stable == "v1"
 
 
@@ -190,15 +190,15 @@ def test_a_replica_that_fails_after_it_was_ready_ends_the_rollout(phase: Rollout
 @pytest.mark.parametrize(
     ("new", "old", "is_worse"),
     [
-        (Tally(400, 40), Tally(1000, 2), True),
-        (Tally(2, 2), Tally(1000, 0), True),
-        (Tally(1, 1), Tally(100, 0), False),  # one request says nothing: one in 101
-        (Tally(1000, 60), Tally(1000, 70), False),
-        (Tally(100_000, 500), Tally(100_000, 100), False),  # no accident, but 0.4 %
-        (Tally(500, 500), Tally(0, 0), False),  # nothing to compare with
+        (AnswerTally(400, 40), AnswerTally(1000, 2), True),
+        (AnswerTally(2, 2), AnswerTally(1000, 0), True),
+        (AnswerTally(1, 1), AnswerTally(100, 0), False),  # one request says nothing: one in 101
+        (AnswerTally(1000, 60), AnswerTally(1000, 70), False),
+        (AnswerTally(100_000, 500), AnswerTally(100_000, 100), False),  # no accident, but 0.4 %
+        (AnswerTally(500, 500), AnswerTally(0, 0), False),  # nothing to compare with
     ],
 )
-def test_when_errors_are_no_accident(new: Tally, old: Tally, is_worse: bool) -> None:
+def test_when_errors_are_no_accident(new: AnswerTally, old: AnswerTally, is_worse: bool) -> None:
     assert bool(worse(new, old)) is is_worse
 
 
@@ -288,7 +288,7 @@ def test_a_version_that_is_asked_for_now_does_not_bake_and_the_one_after_it_does
     assert (phases[-1], back.unwatched) == ("ROLLING_BACK", None), "what never becomes ready goes back"
 
 
-def failing(count: int, **changes: Any) -> Facts:
+def failing(count: int, **changes: Any) -> RolloutFacts:
     failures = {"v2": FailureRecord(count, 5.0, "code 137")} if count else {}
     return facts(counts=counts(v1=(1, 1), v2=(1, 1)), failures=failures, **changes)
 
@@ -380,7 +380,7 @@ def test_the_first_replica_of_a_version_that_cannot_meet_ends_it(auto_rollback: 
     ],
     ids=["it is allowed", "they can meet now", "nothing else runs"],
 )
-def test_a_refused_version_follows_once_nothing_is_in_its_way(seen: Facts, rules: Rules, phase: str) -> None:
+def test_a_refused_version_follows_once_nothing_is_in_its_way(seen: RolloutFacts, rules: Rules, phase: str) -> None:
     refused = replace(V1, rejected=Rejection("v2", WHY, 1, is_refused=True))
     state, phases = walk(refused, (2, seen), rules=rules)
     assert phases == [phase]
@@ -417,10 +417,10 @@ def test_where_versions_wait_for_deploy_what_will_be_refused_is_said_before() ->
 
 versions = st.sampled_from(["v1", "v2", "v3"])
 tallies = st.builds(
-    lambda answered, errors: Tally(answered, min(answered, errors)), st.integers(0, 500), st.integers(0, 500)
+    lambda answered, errors: AnswerTally(answered, min(answered, errors)), st.integers(0, 500), st.integers(0, 500)
 )
 anything = st.builds(
-    Facts,
+    RolloutFacts,
     target=st.integers(0, 4),
     offered=st.one_of(st.none(), versions),
     counts=st.dictionaries(versions, st.builds(lambda p, r: Count(p, min(p, r)), st.integers(0, 4), st.integers(0, 4))),
@@ -435,7 +435,7 @@ asks = st.sampled_from(["", "", "", "retry", "now", "abort", "promote", "return"
 
 
 def check_contracts(
-    before: ServiceRollout, after: ServiceRollout, seen: Facts, rules: Rules, *, is_promoted: bool
+    before: ServiceRollout, after: ServiceRollout, seen: RolloutFacts, rules: Rules, *, is_promoted: bool
 ) -> None:
     """A version serves only once its contract was compared with that of the others, and they can meet."""
     going, was = after.rollout, before.rollout
@@ -453,7 +453,7 @@ def check_contracts(
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(anything, asks), max_size=25), st.booleans(), st.booleans())
 def test_a_rollout_never_gets_stuck_and_never_loses_the_version_that_works(
-    moments: list[tuple[Facts, str]], auto_rollback: bool, is_manual: bool
+    moments: list[tuple[RolloutFacts, str]], auto_rollback: bool, is_manual: bool
 ) -> None:
     rules = Rules(RolloutSpec(bake_s=2, auto_rollback=auto_rollback), 30, is_manual=is_manual)
     state, now = ServiceRollout(), 0.0
@@ -491,7 +491,7 @@ def test_a_rollout_never_gets_stuck_and_never_loses_the_version_that_works(
     for _ in range(20):
         now += 5
         goal, keep = goal_version(state, "v3")
-        calm = Facts(2, "v3", {str(goal): Count(2, 2), **({keep: Count(2, 2)} if keep else {})})
+        calm = RolloutFacts(2, "v3", {str(goal): Count(2, 2), **({keep: Count(2, 2)} if keep else {})})
         state, _ = advance(state, calm, rules, now)
     assert state.rollout is None
     assert state.stable == "v3"

@@ -10,11 +10,11 @@ import pytest
 
 from controller.desired.deployer import REFUSED_FOR_S
 from controller.errors import EngineError, EngineUnreachable, InvalidRequest, RoutingError, SpecError
+from controller.files.parse import parse
 from controller.model.actions import AddServer, CreateContainer
 from controller.model.spec import GpuRequest, RolloutSpec, ServiceSpec
 from controller.model.world import ServerState, version_of
 from controller.routing.base import RoutingAction
-from controller.spec.parse import parse
 from controller.status.documents import plan_words
 from tests.fakes.fake_engine import Behaviour
 from tests.unit.controller.control import Control, until, version

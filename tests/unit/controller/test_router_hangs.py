@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from controller.assembly import Controller
+from controller.daemon.assembly import Controller
 from controller.errors import EngineError, RoutingError
 from controller.model.actions import RestartRouter
 from controller.model.desired import Desired

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from controller.desired import scaler
-from controller.desired.autoscale import Answer, Decided, Situation, decide
+from controller.desired.autoscale import Decided, PolicyAnswer, Situation, decide
 from controller.errors import PolicyError
 from controller.model.spec import AutoscaleSpec, FunctionPolicy, ProbeSpec, PrometheusPolicy, ServiceSpec
-from controller.model.world import Held
+from controller.model.world import HeldRequests
 from tests.unit.controller.control import Control, until
 
 pytestmark = pytest.mark.virtual_time
@@ -90,7 +90,7 @@ async def test_requests_held_at_the_edge_wake_one_replica(tmp_path: Path) -> Non
     async with control.running():
         await settled(control, "other", 1)
         assert control.row("web") == (0, 0, 0)
-        control.router.held["svc_web"] = Held(now=100)
+        control.router.held["svc_web"] = HeldRequests(now=100)
         await settled(control, "web", 1)
         (words,) = control.said("autoscale")
         assert words.startswith("web: 0 -> 1 replicas: woken by 100 held requests: 100.0 requests (0.0 in work, ")
@@ -231,7 +231,7 @@ async def test_a_defect_in_scaling_one_service_holds_that_service_alone(
 ) -> None:
     broken = replace(QUICK, initial=2)
 
-    def decided(before: Decided, situation: Situation, answer: Answer) -> tuple[Decided, str]:
+    def decided(before: Decided, situation: Situation, answer: PolicyAnswer) -> tuple[Decided, str]:
         if situation.spec == broken and situation.load.total:
             raise OverflowError("int too large to convert to float")
         return decide(before, situation, answer)

@@ -8,7 +8,7 @@ import pytest
 
 from controller.model.spec import (
     AutoscaleSpec,
-    Backpressure,
+    BackpressureAnswer,
     FunctionPolicy,
     GpuRequest,
     GpuSlot,
@@ -58,7 +58,7 @@ def test_settings_of_the_process_reach_it_in_its_environment() -> None:
     logging = {"log_level": "debug", "encoding": "text", "access_log": "off", "slow_request_s": 2.5}
     backpressure = {"status_code": 429, "retry_after_s": 2.5}
     spec = ranker({"route": "/a", "debug": True, "backpressure": backpressure, "logging": logging})
-    assert spec.backpressure == Backpressure(429, 2.5)
+    assert spec.backpressure == BackpressureAnswer(429, 2.5)
     assert {
         "PIERHEAD_DEBUG=true",
         "PIERHEAD_BACKPRESSURE_STATUS_CODE=429",

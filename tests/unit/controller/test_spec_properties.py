@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from pierhead.serve_block import ServeBlock, names_of
 
 from controller.errors import SpecError
+from controller.files.parse import parse
+from controller.files.translate import FORBIDDEN, IGNORED, PLAIN, STRUCTURED
 from controller.model.spec import Spec
-from controller.spec.parse import parse
-from controller.spec.translate import FORBIDDEN, IGNORED, PLAIN, STRUCTURED
 from tests.unit.controller.compose_configs import PROJECT, config, ranker, read, service
 
 ROOT = Path(__file__).parents[3]
@@ -141,7 +141,7 @@ def test_the_hash_is_the_same_in_another_process_with_another_seed() -> None:
     whole = config(ranker={**service(), **RICH})
     whole["networks"]["back"] = {"name": "shop_back"}
     program = (
-        "import json,sys\nfrom controller.spec.parse import parse\n"
+        "import json,sys\nfrom controller.files.parse import parse\n"
         "print(parse('shop', json.load(sys.stdin)).services['ranker'].definition_hash, end='')"
     )
     for seed in ("1", "2"):

@@ -24,9 +24,9 @@ from pierhead.serve_block import (
     names_of,
 )
 
-from controller.spec.parse import parse
-from controller.spec.serve_block import model_of
-from controller.spec.yaml import load_written
+from controller.files.parse import parse
+from controller.files.serve_block import model_of
+from controller.files.yaml import load_written
 
 REFERENCE = Path(__file__).parents[3] / "compose" / "reference.yaml"
 

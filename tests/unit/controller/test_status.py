@@ -20,10 +20,10 @@ from controller.model.world import (
     FailureRecord,
     Gpu,
     GpuReading,
-    Health,
-    Held,
+    HeldRequests,
     PublishedStats,
     ReplicaContainer,
+    ReplicaHealth,
     Retirement,
     RoutingState,
     Server,
@@ -74,11 +74,15 @@ def row_of(
     [
         ({"state": ContainerState.CREATED, "ip": None}, "STARTING", "is being started"),
         (
-            {"health": Health.UNKNOWN, "health_detail": "503 from :9100/readyz: loading"},
+            {"health": ReplicaHealth.UNKNOWN, "health_detail": "503 from :9100/readyz: loading"},
             "STARTING",
             "not ready yet: 503 from :9100/readyz: loading",
         ),
-        ({"health": Health.FAILED, "health_detail": "no answer"}, "FAILED", "its readiness probe failed: no answer"),
+        (
+            {"health": ReplicaHealth.FAILED, "health_detail": "no answer"},
+            "FAILED",
+            "its readiness probe failed: no answer",
+        ),
         ({"state": ContainerState.EXITED, "exit_code": 3}, "FAILED", "exited by itself with code 3"),
         (WAITS, "PENDING", "no suitable node"),
         ({"reported_draining": True}, "DRAINING", "it was asked to stop: it finishes its requests in flight"),
@@ -171,7 +175,7 @@ def test_a_crash_loop_is_named() -> None:
 
 def test_a_failure_that_a_later_replica_has_overcome_explains_no_scaling() -> None:
     failures = {("web", version(WEB)): FailureRecord(3, NOW - 9, "exited by itself with code 1")}
-    starting = replica(WEB, 3, health=Health.UNKNOWN, created_at=NOW - 1)
+    starting = replica(WEB, 3, health=ReplicaHealth.UNKNOWN, created_at=NOW - 1)
     for created_at, state, message in (
         (NOW - 8, "UPSCALING", "1 starting"),
         (NOW - 50, "UNHEALTHY", "CRASH_LOOP: failed 3 times in a row; last: exited by itself with code 1"),
@@ -195,8 +199,8 @@ def test_a_failure_that_a_later_replica_has_overcome_explains_no_scaling() -> No
 def test_what_haproxy_holds_and_what_scale_has_set_are_said(
     held: int, scaled: AutoscaleStatus | None, set_to: int | None, words: str
 ) -> None:
-    starting = [] if set_to == 0 else [replica(WEB, 1, health=Health.UNKNOWN)]
-    world = observed(*starting, routing=replace(routing(), held={"svc_web": Held(now=held)}))
+    starting = [] if set_to == 0 else [replica(WEB, 1, health=ReplicaHealth.UNKNOWN)]
+    world = observed(*starting, routing=replace(routing(), held={"svc_web": HeldRequests(now=held)}))
     overrides = {} if set_to is None else {"web": set_to}
     autoscaled = {"web": scaled} if scaled else {}
     (row,) = service_rows(desired(WEB, web=len(starting)), world, Plan(), (), overrides, NOW, autoscaled)
@@ -208,10 +212,10 @@ def test_endpoints_are_the_replicas_that_serve_or_drain() -> None:
     world = observed(
         ready,
         leaving,
-        replace(starting, health=Health.UNKNOWN),
+        replace(starting, health=ReplicaHealth.UNKNOWN),
         replace(told, reported_draining=True),
         replace(gone, state=ContainerState.EXITED),
-        replace(failed, health=Health.FAILED),
+        replace(failed, health=ReplicaHealth.FAILED),
         replica(WEB, 1),
         retirements=retired(leaving, NOW),
     )
@@ -290,7 +294,7 @@ def kinds(before: View, after: View) -> list[str]:
 
 
 def test_each_change_is_one_event() -> None:
-    starting, ready = view(replica(WEB, 1, health=Health.UNKNOWN)), view(replica(WEB, 1))
+    starting, ready = view(replica(WEB, 1, health=ReplicaHealth.UNKNOWN)), view(replica(WEB, 1))
     (change,) = transitions(starting, ready)
     assert (change.kind, change.message) == (
         "replica_ready",
@@ -307,7 +311,7 @@ def test_each_change_is_one_event() -> None:
         (starting, starting, []),
         (blocked, blocked, []),
         (view(), blocked, ["replica_pending"]),
-        (ready, view(replica(WEB, 1, health=Health.FAILED)), ["replica_not_ready"]),
+        (ready, view(replica(WEB, 1, health=ReplicaHealth.FAILED)), ["replica_not_ready"]),
         (ready, view(replica(WEB, 1, **WAITS)), ["replica_not_ready"]),
         (ready, view(replica(WEB, 1), routing=None), ["haproxy_silent"]),
         (view(replica(WEB, 1), routing=None), ready, ["haproxy_answers"]),
@@ -341,7 +345,10 @@ def test_each_change_is_one_event() -> None:
 def test_when_failures_are_forgiven(
     ready_since: list[float | None], failed_at: float, wanted: int, is_forgiven: bool
 ) -> None:
-    containers = [replica(WEB, n, health=Health.READY if at else Health.UNKNOWN) for n, at in enumerate(ready_since, 1)]
+    containers = [
+        replica(WEB, n, health=ReplicaHealth.READY if at else ReplicaHealth.UNKNOWN)
+        for n, at in enumerate(ready_since, 1)
+    ]
     times = {container.id: at for container, at in zip(containers, ready_since, strict=True)}
     key = ("web", version(WEB))
     world = observed(*containers, failures={key: FailureRecord(2, failed_at, "code 1")})

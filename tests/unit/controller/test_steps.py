@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.project.steps import step
+from controller.tool.project.steps import step
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -41,7 +41,7 @@ def test_a_step_that_fails_shows_the_last_lines(
 
 PROGRAM = """
 from pathlib import Path
-from controller.project.steps import step
+from controller.tool.project.steps import step
 try:
     program = "trap 'exit 9' INT; echo going >{pipe}; echo so far; sleep 60 & wait"
     step("Making it", ["sh", "-c", program], {{}}, Path("/"))

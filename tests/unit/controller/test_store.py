@@ -20,7 +20,7 @@ from controller.model.world import FailureRecord, Retirement
 from controller.storage.events import BURST_S, ONE_BY_ONE, EventLog
 from controller.storage.file import FILE_NAME, StateFile
 from controller.storage.rows import EVENTS_KEPT
-from controller.storage.store import Override, Store
+from controller.storage.store import Override, StateStore
 from controller.swarm.state.configs import LIMIT
 from controller.swarm.state.state_document import StateDocument
 
@@ -39,7 +39,7 @@ def revision(version: str) -> Revision:
 
 def test_replicas_that_were_there_together_fail_as_one_try(tmp_path: Path) -> None:
     """And a loop of crashes grows by one a generation, however many replicas go through it out of step."""
-    store = Store(StateFile(tmp_path))
+    store = StateStore(StateFile(tmp_path))
     key = ("web", "v1")
     for ended_at in (10.0, 10.1, 12.0):
         store.failure(key, ended_at, "code 137", 9.0)
@@ -51,22 +51,22 @@ def test_replicas_that_were_there_together_fail_as_one_try(tmp_path: Path) -> No
     assert store.failures[key].count == 5
 
 
-Open = Callable[[], Store]
+Open = Callable[[], StateStore]
 
 
 @pytest.fixture(params=["file", "document"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     """Opens the store as a new process would, with what was written before; nothing is closed."""
     if request.param == "file":
-        return lambda: Store(StateFile(tmp_path))
+        return lambda: StateStore(StateFile(tmp_path))
     processes: list[StateDocument] = []
 
-    def open_document() -> Store:
+    def open_document() -> StateStore:
         draft = processes[-1].draft(math.inf) if processes else None
         processes.append(StateDocument(LIMIT, lambda: None))
         if draft is not None:
             processes[-1].load(draft.content)
-        return Store(processes[-1])
+        return StateStore(processes[-1])
 
     return open_document
 
@@ -118,13 +118,13 @@ def test_everything_is_there_after_a_kill(opened: Open) -> None:
 
 
 def test_a_row_that_cannot_be_read_costs_that_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = Store(StateFile(tmp_path))
+    store = StateStore(StateFile(tmp_path))
     store.note_autoscaled("web", 2)
     store.note_autoscaled("api", 3)
     store.close()
     with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as db:
         db.execute("UPDATE state SET value = '{' WHERE key = '\"web\"'")
-    found = Store(StateFile(tmp_path))
+    found = StateStore(StateFile(tmp_path))
     assert (found.set_aside, dict(found.autoscaled)) == (None, {"api": 3})
     assert 'autoscaled "web" in the state file cannot be read' in caplog.text
     found.close()
@@ -164,7 +164,7 @@ def overwritten(content: bytes) -> bytes:
 def test_a_file_that_is_damaged_or_of_another_version_is_set_aside(
     tmp_path: Path, damage: Callable[[bytes], bytes] | str
 ) -> None:
-    store, path = Store(StateFile(tmp_path)), tmp_path / FILE_NAME
+    store, path = StateStore(StateFile(tmp_path)), tmp_path / FILE_NAME
     for number in range(500):
         store.append_event(event(str(number) * 20))
     store.close()
@@ -174,13 +174,13 @@ def test_a_file_that_is_damaged_or_of_another_version_is_set_aside(
     else:
         path.write_bytes(damage(path.read_bytes()))
     damaged = path.read_bytes()
-    store = Store(StateFile(tmp_path, clock=lambda: 77.0))
+    store = StateStore(StateFile(tmp_path, clock=lambda: 77.0))
     aside = tmp_path / f"{FILE_NAME}.aside-77"
     assert store.set_aside == str(aside)
     assert aside.read_bytes() == damaged
     store.set_override("web", Override(1, 2))
     store.close()
-    found = Store(StateFile(tmp_path))
+    found = StateStore(StateFile(tmp_path))
     assert (found.set_aside, dict(found.overrides)) == (None, {"web": Override(1, 2)})
     found.close()
 
@@ -188,7 +188,7 @@ def test_a_file_that_is_damaged_or_of_another_version_is_set_aside(
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="state directory"):
-        Store(StateFile(tmp_path / "file"))
+        StateStore(StateFile(tmp_path / "file"))
 
 
 def fill_the_disk(file: StateFile) -> None:
@@ -206,7 +206,7 @@ def make_room(file: StateFile) -> None:
 
 def test_on_a_full_disk_memory_goes_on_and_the_file_follows(tmp_path: Path) -> None:
     file = StateFile(tmp_path)
-    store = Store(file)
+    store = StateStore(file)
     fill_the_disk(file)
     names = [f"c{number}-{secrets.token_hex(300)}" for number in range(40)]
     for name in names:
@@ -227,7 +227,7 @@ def test_on_a_full_disk_memory_goes_on_and_the_file_follows(tmp_path: Path) -> N
     assert store.trouble == ""
     kept = store.events()
     store.close()
-    again = Store(StateFile(tmp_path))
+    again = StateStore(StateFile(tmp_path))
     assert list(again.retirements) == names[39:]
     assert again.failures[("web", "v1")].count == 1
     assert [stored.seq for stored in again.events()] == [stored.seq for stored in kept] == list(range(1, 41))
@@ -237,7 +237,7 @@ def test_on_a_full_disk_memory_goes_on_and_the_file_follows(tmp_path: Path) -> N
 
 def test_whoever_locks_the_file_holds_up_nobody(tmp_path: Path) -> None:
     """The controller's event loop waits for each write: probes, drains and the API stand still meanwhile."""
-    store = Store(StateFile(tmp_path))
+    store = StateStore(StateFile(tmp_path))
     with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME)) as other:
         other.execute("BEGIN IMMEDIATE")
         began = time.monotonic()
@@ -259,7 +259,7 @@ def test_whoever_locks_the_file_holds_up_nobody(tmp_path: Path) -> None:
 
 
 def test_repetitions_are_counted_on_the_first(tmp_path: Path) -> None:
-    store, now = Store(StateFile(tmp_path)), [100.0]
+    store, now = StateStore(StateFile(tmp_path)), [100.0]
     log = EventLog(store, lambda: now[0])
     for _ in range(5):
         log.record("pull_image", "failed: no such image", service="web", outcome="failed")
@@ -275,7 +275,7 @@ def test_repetitions_are_counted_on_the_first(tmp_path: Path) -> None:
 
 
 def test_events_are_selected_by_number_and_service(tmp_path: Path) -> None:
-    store = Store(StateFile(tmp_path))
+    store = StateStore(StateFile(tmp_path))
     log = EventLog(store)
     for number in range(10):
         log.record("scale", str(number), service="web" if number % 2 else "api")
@@ -308,7 +308,7 @@ def test_a_large_scale_erases_no_history_of_others(opened: Open, seconds: float)
 
 
 def test_the_rest_of_a_burst_is_one_entry_with_a_count(tmp_path: Path) -> None:
-    store, now = Store(StateFile(tmp_path)), [100.0]
+    store, now = StateStore(StateFile(tmp_path)), [100.0]
     log = EventLog(store, lambda: now[0])
     for number in range(ONE_BY_ONE + 500):
         log.record("create_container", f"create web-{number}", service="web", target=f"web-{number}", outcome="ok")

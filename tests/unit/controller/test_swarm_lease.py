@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from controller.swarm.state.lease import BEAT, EPOCH, HOLD_S, HOLDER, NOBODY, TAKE_S, UNKNOWN, Claim, Lease
+from controller.swarm.state.lease import BEAT, EPOCH, HOLD_S, HOLDER, NOBODY, TAKE_S, UNKNOWN, Claim, StateLease
 
 CONTROLLERS = 2
 controllers = st.integers(0, CONTROLLERS - 1)
@@ -32,14 +32,14 @@ class Contender:
     offset_s: float
     speed: float
     lives: int = 0
-    lease: Lease = field(init=False)
+    lease: StateLease = field(init=False)
     read: tuple[Claim, int] | None = None
     """A read that has been answered by Swarm and has not arrived yet."""
     waits_for: Call | None = None
 
     def restart(self, name: str) -> None:
         self.lives += 1
-        self.lease = Lease(f"{name}.{self.lives}")
+        self.lease = StateLease(f"{name}.{self.lives}")
         self.forget_calls()
 
     def forget_calls(self) -> None:
@@ -191,14 +191,14 @@ def test_labels_that_a_person_has_broken_are_a_claim_of_nobody_known() -> None:
     assert Claim.of({}) == Claim(UNKNOWN, 0, 0)
     assert Claim.of({HOLDER: "x", EPOCH: "-1", BEAT: "many"}) == Claim("x", 0, 0)
     assert Claim.of(Claim("x", 7, 3).labels()) == Claim("x", 7, 3)
-    lease = Lease("me")
+    lease = StateLease("me")
     assert lease.next_claim(Claim.of({}), 40, 0.0) is None
     assert lease.next_claim(Claim.of({}), 40, TAKE_S) == Claim("me", 41, 0)
     assert lease.state(math.inf) == "seeking"
 
 
 def test_a_holder_ends_when_it_reads_of_a_later_epoch_only() -> None:
-    lease = Lease("me")
+    lease = StateLease("me")
     lease.written(Claim("me", 41, 0), 0.0)
     assert lease.next_claim(Claim("before", 30, 5), 40, 1.0) is None
     assert lease.state(1.0) == "acting", "an answer out of date"

@@ -9,7 +9,7 @@ import pytest
 from controller.model.constraints import fits
 from controller.model.nodes import Node
 from controller.swarm.engine.placing import EVERY_NODE, Narrowing, narrowing
-from controller.swarm.engine.reader import Listing
+from controller.swarm.engine.reader import SwarmListing
 from controller.swarm.engine.service_spec import GPU_KIND, LIMIT_LABEL
 
 
@@ -67,21 +67,21 @@ THREE = [node("n1", "a", gpus=2), node("n2", "a", gpus=2), node("n3", "b", gpus=
 def test_a_replica_prefers_the_nodes_with_the_fewest_of_its_service(wanted: Any, running: str, against: str) -> None:
     tasks = [task(place) for place in running.split()] + [task("n1", "other"), task("n3", state="shutdown")]
     expected = Narrowing(preference=tuple(f"node.id!={one}" for one in against.split()))
-    assert narrowing(wanted, Listing((), tasks, THREE)) == expected
+    assert narrowing(wanted, SwarmListing((), tasks, THREE)) == expected
 
 
 def test_a_preference_never_sends_a_replica_where_its_gpus_are_taken() -> None:
     tasks = [task("n1", gpus=1), task("n2", "other", gpus=1), task("n3", "other", gpus=2)]
-    assert narrowing(spec(gpus=1), Listing((), tasks, THREE)) == Narrowing(preference=("node.id!=n1",))
-    assert narrowing(spec(gpus=2), Listing((), tasks, THREE)) == EVERY_NODE, "Swarm says that no node has two"
+    assert narrowing(spec(gpus=1), SwarmListing((), tasks, THREE)) == Narrowing(preference=("node.id!=n1",))
+    assert narrowing(spec(gpus=2), SwarmListing((), tasks, THREE)) == EVERY_NODE, "Swarm says that no node has two"
 
 
 def test_a_bound_is_kept_and_nodes_that_take_nothing_do_not_count() -> None:
     tasks = [task("n1"), task("n1"), task("n2")]
-    assert narrowing(spec(limit=2), Listing((), tasks, THREE)) == Narrowing(("node.id!=n1",), ("node.id!=n2",))
-    assert narrowing(spec(limit=1), Listing((), tasks, THREE)) == Narrowing(("node.id!=n1", "node.id!=n2"))
+    assert narrowing(spec(limit=2), SwarmListing((), tasks, THREE)) == Narrowing(("node.id!=n1",), ("node.id!=n2",))
+    assert narrowing(spec(limit=1), SwarmListing((), tasks, THREE)) == Narrowing(("node.id!=n1", "node.id!=n2"))
     gone = [node("n1"), node("n2", Availability="pause"), node("n3", State="down")]
-    assert narrowing(spec(), Listing((), [task("n1")], gone)) == EVERY_NODE
+    assert narrowing(spec(), SwarmListing((), [task("n1")], gone)) == EVERY_NODE
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from controller.engines.labels import create_body
 from controller.model.phases import Phase, phase_of
 from controller.model.spec import ProbeSpec, ServiceSpec
 from controller.model.world import ContainerState, EdgePlace, Gpu, ReplicaContainer
-from controller.swarm.engine.reader import Listing, changes, edges, gpus, replicas, strays
+from controller.swarm.engine.reader import SwarmListing, changes, edges, gpus, replicas, strays
 from controller.swarm.engine.service_spec import NARROWED_LABEL, service_spec
 
 PENDING, RUNNING, EXITED, CREATED = (
@@ -88,7 +88,7 @@ READY = (node("n1"), node("n2"), node("n3"))
 
 
 def read(wanted: int, *tasks: Any, nodes: Any = READY, **labels: str) -> ReplicaContainer:
-    (one,) = replicas(Listing([service(wanted, (), **labels)], tasks, nodes), "shop")
+    (one,) = replicas(SwarmListing([service(wanted, (), **labels)], tasks, nodes), "shop")
     return one
 
 
@@ -262,7 +262,7 @@ def test_gpus_of_all_nodes_and_who_holds_them() -> None:
     nodes = (node("n1", uuids=("GPU-1", "GPU-2")), node("n2", "down", uuids=("GPU-3",)), node("n3", uuids=("GPU-4",)))
     foreign = task("running", uuids=("GPU-4",)) | {"ServiceID": "s9"}
     for tasks, held in (([], ("GPU-2",)), ([task("running", uuids=("GPU-1",))], ("GPU-1",))):
-        listing = Listing([service(1, claimed=("GPU-2",))], [*tasks, foreign], nodes)
+        listing = SwarmListing([service(1, claimed=("GPU-2",))], [*tasks, foreign], nodes)
         ours = replicas(listing, "shop")
         assert ours[0].gpus == held
         listed, holders = gpus(listing, ours)
@@ -284,7 +284,7 @@ def test_a_service_of_the_stack_that_runs_what_replicas_run_is_a_stray() -> None
 def test_a_service_that_is_no_replica_in_spite_of_its_labels_is_left_alone() -> None:
     renamed = service()
     renamed["Spec"]["Name"] = "other"
-    assert replicas(Listing([renamed], [], READY), "shop") == ()
+    assert replicas(SwarmListing([renamed], [], READY), "shop") == ()
 
 
 @pytest.mark.parametrize(

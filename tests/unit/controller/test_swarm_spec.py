@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from controller.engines.labels import create_body
+from controller.files.parse import parse
+from controller.files.problems import Problems, ServiceSource
+from controller.files.translate import PLAIN, STRUCTURED
 from controller.model.actions import replica_name
 from controller.model.spec import GpuRequest
-from controller.spec.parse import parse
-from controller.spec.problems import Problems, ServiceSource
-from controller.spec.translate import PLAIN, STRUCTURED
 from controller.swarm.engine.service_spec import not_carried, service_spec
 from controller.swarm.files.checks import NOT_ON_SWARM, check_swarm
 from controller.swarm.files.dialect import DIALECTS

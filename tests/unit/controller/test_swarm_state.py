@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from controller.errors import AnotherController, StateTooLarge, StoreError
 from controller.model.reports import Event
 from controller.storage.rows import EVENTS_KEPT, StoredEvent
-from controller.storage.store import Override, Store
+from controller.storage.store import Override, StateStore
 from controller.swarm.state.configs import LIMIT, SwarmDocument
-from controller.swarm.state.holder import Holder, prepare
+from controller.swarm.state.holder import StateHolder, prepare
 from controller.swarm.state.lease import HOLD_S, LOOK_S, RENEW_S, TAKE_S, UNKNOWN, Claim
 from controller.swarm.state.state_document import ASKED_S, OBSERVED_S, StateDocument
 from tests.fakes.fake_swarm_configs import FakeConfigs, FakeSwarm
@@ -30,23 +30,23 @@ SOON_S = LOOK_S * 2 + 0.2
 """Longer than a look, and far shorter than waiting for a lease to run out."""
 
 
-def holder_at(swarm: FakeSwarm, *, wall: Callable[[], float] = lambda: 1000.0) -> Holder:
+def holder_at(swarm: FakeSwarm, *, wall: Callable[[], float] = lambda: 1000.0) -> StateHolder:
     """A controller at one of the managers. The clock of its lease has begun at a time of its own."""
     began_s = random.Random(swarm.version).uniform(-1e6, 1e6)
 
     def clock() -> float:
         return began_s + asyncio.get_running_loop().time()
 
-    return Holder(SwarmDocument(swarm.manager(), NAME), clock=clock, wall=wall, monotonic=clock)
+    return StateHolder(SwarmDocument(swarm.manager(), NAME), clock=clock, wall=wall, monotonic=clock)
 
 
 @contextlib.asynccontextmanager
-async def running(holder: Holder) -> AsyncIterator[Store]:
+async def running(holder: StateHolder) -> AsyncIterator[StateStore]:
     """The store of a controller that has the lease; it is killed at the end."""
     assert await holder.take(asyncio.Event())
     task = asyncio.create_task(holder.run())
     try:
-        yield Store(holder.rows)
+        yield StateStore(holder.rows)
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, AnotherController):
@@ -276,7 +276,7 @@ class Chance:
         self.random = random.Random(seed)
         self.swarm = FakeSwarm()
         self.swarm.fault = lambda: self.random.choices(("", "lost", "answer lost"), (12, 1, 1))[0]
-        self.alive: list[Holder] = []
+        self.alive: list[StateHolder] = []
         self.confirmed = 0
         self.is_over = False
 
@@ -295,9 +295,9 @@ class Chance:
                     await holder.release()
             # else: killed. It still counts as acting until its own deadline.
 
-    async def live(self, holder: Holder) -> None:
+    async def live(self, holder: StateHolder) -> None:
         await holder.take(asyncio.Event())
-        store = Store(holder.rows)
+        store = StateStore(holder.rows)
         count = store.autoscaled.get("count", 0)
         assert count >= self.confirmed, "what was confirmed is there"
         async with asyncio.TaskGroup() as tasks:

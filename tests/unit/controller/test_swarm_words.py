@@ -8,11 +8,6 @@ from typing import Any
 
 import pytest
 
-from controller.cli import tables
-from controller.cli.output import plain
-from controller.cli.prometheus import Reading, Traffic
-from controller.cli.wait import Verdict, judge_all
-from controller.cli.why import Case, page
 from controller.model.world import FailureRecord, ReplicaContainer
 from controller.plan import plan
 from controller.status.documents import plan_document
@@ -20,6 +15,11 @@ from controller.status.services import service_rows
 from controller.status.view import View
 from controller.swarm.up.swarm_calls import Swarm
 from controller.swarm.up.up import tell_trouble
+from controller.tool import tables
+from controller.tool.output import plain
+from controller.tool.prometheus import QueryResult, ServiceTraffic
+from controller.tool.wait import WaitVerdict, judge_all
+from controller.tool.why import Case, page
 from tests.unit.controller.cli_documents import document
 from tests.unit.controller.test_preflight import node as listed_node
 from tests.unit.controller.test_preflight import task as listed_task
@@ -54,7 +54,7 @@ class Told:
 
     status: str
     why: str
-    up: Verdict
+    up: WaitVerdict
 
     @classmethod
     def of(cls, *containers: ReplicaContainer, **changes: Any) -> Told:
@@ -63,9 +63,9 @@ class Told:
         services = service_rows(wanted, world, made, (), {}, NOW)
         view = View(NOW, "p", wanted, world, made, services, engine_reachable=True, haproxy_reachable=True)
         shown = document(*services)
-        case = Case(services[0], plan_document(view, ()), (), Traffic())
+        case = Case(services[0], plan_document(view, ()), (), ServiceTraffic())
         return cls(
-            plain(tables.status(shown, Reading(), WIDTH), WIDTH),
+            plain(tables.status(shown, QueryResult(), WIDTH), WIDTH),
             plain(page(case, WIDTH), WIDTH),
             judge_all(shown),
         )

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from controller.errors import ControllerError, InvalidRequest
-from controller.project import stack_files
-from controller.project.programs import Done
-from controller.project.project import Project
-from controller.project.stack import Stack, started_from
 from controller.tool.place import Here, NoStack, There, decide
+from controller.tool.project import stack_files
+from controller.tool.project.programs import Done
+from controller.tool.project.project import Project
+from controller.tool.project.stack import ProjectStack, started_from
 from tests.fakes.fake_programs import FakePrograms
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -64,7 +64,7 @@ def test_a_command_asks_the_port_that_the_controller_has_on_this_machine() -> No
     [("0.0.0.0:8100->8100/tcp", "http://127.0.0.1:8100"), ("[::]:8100->8100/tcp", "http://127.0.0.1:8100")],
 )
 def test_a_port_on_every_address_is_asked_on_the_loopback(published: str, api: str) -> None:
-    controller = Stack(Project(ROOT), {}, FakePrograms(runs(ports=published))).controller()
+    controller = ProjectStack(Project(ROOT), {}, FakePrograms(runs(ports=published))).controller()
     assert controller is not None
     assert controller.api == api
 

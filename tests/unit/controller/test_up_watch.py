@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from controller.project.built import Ignored, affected, images_of
-from controller.project.project import Project
-from controller.project.watch import Watch
+from controller.tool.project.built import Ignored, affected, images_of
+from controller.tool.project.project import Project
+from controller.tool.project.watch import FilesWatch
 from tests.unit.controller.control import until
 
 
@@ -106,7 +106,9 @@ class Scripts:
 
     @contextlib.asynccontextmanager
     async def watching(self, since: float) -> AsyncIterator[None]:
-        watch = Watch(Project(self.root), lambda: config(self.root), lambda: self.run("up"), self.run, self.said.append)
+        watch = FilesWatch(
+            Project(self.root), lambda: config(self.root), lambda: self.run("up"), self.run, self.said.append
+        )
         task = asyncio.create_task(watch.follow(since))
         try:
             yield

@@ -19,15 +19,15 @@ from pierhead.settings import MAX_USER_CONFIG_BYTES
 
 from controller.engines.labels import create_body
 from controller.errors import ReplicaError
+from controller.files.serve_block import LARGEST_USER_CONFIG
 from controller.model.actions import GiveUserConfig
 from controller.model.desired import VersionGoal
 from controller.model.reports import UserConfigStatus
 from controller.model.spec import NO_USER_CONFIG, RolloutSpec, ServiceSpec, digest
-from controller.model.world import Health, ReplicaContainer, UserConfigReport, current_version
+from controller.model.world import ReplicaContainer, ReplicaHealth, UserConfigReport, current_version
 from controller.observe.probe import HttpProbe
 from controller.plan import plan
 from controller.plan.user_config import differences, remembered, user_config_status
-from controller.spec.serve_block import LARGEST_USER_CONFIG
 from controller.status.documents import plan_words
 from controller.status.records.services import Service
 from tests.unit.controller.compose_configs import problems, ranker
@@ -119,7 +119,7 @@ def planned(*containers: ReplicaContainer, goal: VersionGoal | None = None) -> s
         {"user_config": told(B, A, ERROR)},
         {"user_config": told(A), "version": "0ld0ld00"},
         {"user_config": told(A), "ip": None},
-        {"user_config": told(A), "health": Health.FAILED},
+        {"user_config": told(A), "health": ReplicaHealth.FAILED},
     ],
     ids=["reports none", "refuses it", "another version", "no address", "has failed"],
 )
@@ -151,7 +151,7 @@ def test_how_far_it_has_come() -> None:
     containers = [
         replica(WEB, 1, user_config=told(B)),
         replica(WEB, 2, user_config=told(B, A, ERROR)),
-        replica(WEB, 3, user_config=told(B, NO_USER_CONFIG, ERROR), health=Health.UNKNOWN),
+        replica(WEB, 3, user_config=told(B, NO_USER_CONFIG, ERROR), health=ReplicaHealth.UNKNOWN),
         replica(WEB, 4, user_config=told(A), version="0ld0ld00"),
     ]
     texts = remembered({}, [replace(WEB, user_config=A), WEB])

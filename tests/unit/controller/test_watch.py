@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from controller.daemon.loop import LOOK_S
 from controller.errors import EngineUnreachable
-from controller.loop import LOOK_S
 from controller.model.actions import RemoveContainer, StartContainer
 from controller.observe.watch import PATIENCE_S, REST_S, Watch
 from tests.unit.controller.control import Control, until

@@ -11,8 +11,8 @@ from controller.model.spec import GpuRequest, ProbeSpec, RolloutSpec, ServiceSpe
 from controller.model.world import (
     ContainerState,
     Gpu,
-    Health,
     ReplicaContainer,
+    ReplicaHealth,
     Retirement,
     RoutingState,
     Server,
@@ -71,7 +71,7 @@ def replica(spec: ServiceSpec, number: int, **changes: Any) -> ReplicaContainer:
         "ip": f"10.0.0.{number}",
         "created_at": NOW - 100,
         "started_at": NOW - 100,
-        "health": Health.READY,
+        "health": ReplicaHealth.READY,
         "ongoing": 0,
         "ongoing_at": NOW,
     }
@@ -122,7 +122,7 @@ def observed(*containers: ReplicaContainer, specs: tuple[ServiceSpec, ...] = (),
         if container.service in by_name
         and (by_name[container.service].route or by_name[container.service].grpc_services)
         and container.state is ContainerState.RUNNING
-        and container.health is Health.READY
+        and container.health is ReplicaHealth.READY
     )
     fields: dict[str, Any] = {
         "containers": containers,

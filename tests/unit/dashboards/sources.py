@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from controller.status.metrics import ControllerMetrics
 from services.llm.gateway.metrics import GatewayMetrics
 from services.llm.mock.engine import MockEngine
-from services.llm.server.engine import EngineLoad
+from services.llm.server.engine import EngineStats
 from services.llm.server.exposition import show
 from tests.unit.dashboards.promql import exported_names
 
@@ -64,7 +64,7 @@ def llm_server() -> set[str]:
     """Names that an LLM server with the mock engine adds to its replica's."""
     metrics = RuntimeMetrics()
     engine = MockEngine(LLMConfig(model_loading=ModelLoading(model_id="demo"), engine="mock"))
-    show(metrics, EngineLoad, engine.expose)
+    show(metrics, EngineStats, engine.expose)
     return exported_names(text_string_to_metric_families(metrics.expose().decode())) - runtime()
 
 

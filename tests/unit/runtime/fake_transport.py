@@ -12,9 +12,9 @@ import pytest
 from pierhead import Settings
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
-from pierhead.calls.listing import Listing
+from pierhead.calls.listing import ReplicaListing
 from pierhead.calls.replica import Endpoint, Replica
-from pierhead.lanes.connection import Kind, Method
+from pierhead.lanes.connection import Method, MethodKind
 from pierhead.lanes.transports import TRANSPORTS
 from pierhead.metrics import RuntimeMetrics
 
@@ -164,7 +164,7 @@ class FakeConnection:
     def open(
         self, method: Method, request: Any, timeout: float, metadata: Any, compression: Any, *, patient: bool = False
     ) -> FakeCall:
-        assert isinstance(method.kind, Kind)
+        assert isinstance(method.kind, MethodKind)
         if self.raises is not None:
             raise self.raises
         self.calls.append(FakeCall(self, request, timeout, metadata))
@@ -193,7 +193,7 @@ class FakeService:
         channel = HandleChannel("fake", transport="fake", metrics=RuntimeMetrics(), **options)
         pool = channel.pool()
         if limit:
-            pool.update(Listing([Endpoint("r0", "r0:1", max_ongoing_requests=limit)]))
+            pool.update(ReplicaListing([Endpoint("r0", "r0:1", max_ongoing_requests=limit)]))
         return channel
 
     def __getitem__(self, name: str) -> FakeConnection:

@@ -17,8 +17,8 @@ from pierhead.calls.clients import Clients
 from pierhead.classes.handles import handle_on
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.runner.in_loop import LoopRunner
+from pierhead.runner.options import NoOptions
 from pierhead.runner.runner import NoApplication
-from pierhead.runner.words import NoWords
 from pierhead.testing import LocalApplication, local
 
 from tests.unit.runtime.harness import echo, until
@@ -223,7 +223,7 @@ class TestBadGraphs:
         ],
     )
     async def test_words_that_no_service_can_have(self, x_serve: dict[str, dict[str, Any]], words: str) -> None:
-        with pytest.raises((NoApplication, NoWords), match=words):
+        with pytest.raises((NoApplication, NoOptions), match=words):
             async with local(door, x_serve=x_serve):
                 pass
 

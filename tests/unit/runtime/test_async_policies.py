@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pierhead import Backpressure, DeadlineExceeded, NoReplica, UserCodeError, close_handles, current_request
 from pierhead.calls.channel import HandleChannel
-from pierhead.calls.listing import Listing
+from pierhead.calls.listing import ReplicaListing
 from pierhead.calls.replica import Endpoint
 from pierhead.policies.policy import Policy, RoutedCall
 from pierhead.policies.registry import register_policy
-from pierhead.policies.router import Router
+from pierhead.policies.router import PolicyRouter
 from pierhead.request import CURRENT, RequestContext
 
 from tests.unit.runtime.fake_transport import FakeService, Make
@@ -71,7 +71,7 @@ def asked(fake: FakeService, *groups: str, **options: Any) -> tuple[FakeService,
 def limit(channel: HandleChannel, *limits: int) -> None:
     """How many calls each replica takes."""
     listed = [Endpoint(f"r{n}", f"r{n}:1", max_ongoing_requests=most) for n, most in enumerate(limits)]
-    channel.pool().update(Listing(listed))
+    channel.pool().update(ReplicaListing(listed))
 
 
 async def replied(fake: FakeService, call: asyncio.Future[Any]) -> None:
@@ -95,10 +95,10 @@ class Groups:
         return self.groups
 
 
-def router_of(policy: Policy, seed: int = 1) -> Router:
+def router_of(policy: Policy, seed: int = 1) -> PolicyRouter:
     name = f"test {id(policy)} {time.monotonic_ns()}"
     register_policy(name, lambda _: policy)
-    return Router(name, Random(seed))
+    return PolicyRouter(name, Random(seed))
 
 
 class Ranked:
@@ -340,7 +340,7 @@ async def test_a_call_in_line_is_asked_when_the_service_names_an_asynchronous_po
     first, second = begin(unary(channel)("a")), begin(unary(channel)("b"))
     await turns()
     assert channel.queued == 1
-    channel.pool().update(Listing([Endpoint("r0", "r0:1", max_ongoing_requests=1)], policy="questioned"))
+    channel.pool().update(ReplicaListing([Endpoint("r0", "r0:1", max_ongoing_requests=1)], policy="questioned"))
     policy = channel.binding().router.policy
     assert isinstance(policy, Asked)
     fake.calls[0].reply("A")

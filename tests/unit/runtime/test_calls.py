@@ -15,7 +15,7 @@ import grpc
 import pytest
 from pierhead import Backpressure, DeadlineExceeded, NoReplica, PierheadError, ReplicaDied, Unavailable, UserCodeError
 from pierhead.calls.channel import HandleChannel
-from pierhead.calls.listing import Listing
+from pierhead.calls.listing import ReplicaListing
 from pierhead.calls.outliers import FAILURES
 from pierhead.calls.replica import Endpoint
 from pierhead.deadlines import Deadlines
@@ -214,7 +214,7 @@ class TestLeaving:
     async def test_what_a_done_callback_does_is_not_felt_by_other_calls(self, service: Make) -> None:
         channel = service().channel()
         pool = channel.pool()
-        pool.update(Listing([]))
+        pool.update(ReplicaListing([]))
         calls = [unary(channel)("a"), unary(channel)("b")]
         told: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
@@ -312,7 +312,7 @@ class TestBounds:
         self, service: Make, own: int | None, told: int | None, settings: dict[str, int], bound: int
     ) -> None:
         channel = service(**settings).channel(max_queued_requests=own)
-        channel.pool().update(Listing([Endpoint("r0", "r0:1")], told))
+        channel.pool().update(ReplicaListing([Endpoint("r0", "r0:1")], told))
         assert channel.binding().max_queued == bound
 
     async def test_a_call_gives_up_in_time_and_says_what_it_waited_for(self, service: Make) -> None:
@@ -363,10 +363,10 @@ class TestOutliers:
         fake, channel = called(service(2), policy="watching")
         pool = channel.pool()
         for _ in range(2 * FAILURES):
-            pool.update(Listing([Endpoint("r0", "r0:1", draining=True), Endpoint("r1", "r1:1", draining=True)]))
+            pool.update(ReplicaListing([Endpoint("r0", "r0:1", draining=True), Endpoint("r1", "r1:1", draining=True)]))
             call = begin(unary(channel)("a"))
             await turns()
-            pool.update(Listing([Endpoint("r0", "r0:1"), Endpoint("r1", "r1:1")]))
+            pool.update(ReplicaListing([Endpoint("r0", "r0:1"), Endpoint("r1", "r1:1")]))
             (there,) = fake.calls
             assert there.connection is fake["r1"]
             there.fail(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
@@ -486,7 +486,7 @@ async def test_thousands_of_calls_cancelled_refused_and_failed_leave_nothing_beh
     """
     fake, channel = called(service(3, request_timeout_s=0.5), max_queued_requests=40)
     clock, pool = Clock(channel, monkeypatch), channel.pool()
-    pool.update(Listing([Endpoint(f"r{n}", f"r{n}:1", max_ongoing_requests=4) for n in range(3)]))
+    pool.update(ReplicaListing([Endpoint(f"r{n}", f"r{n}:1", max_ongoing_requests=4) for n in range(3)]))
     rng, tasks, begun, worked = Random(seed), set[asyncio.Task[None]](), 0, Counter[int]()
 
     async def call() -> None:

@@ -18,7 +18,7 @@ from pierhead import BadRequest, errors, handle, override_handle, routing_stats
 from pierhead.classes.parts import made
 from pierhead.echo.v1.echo_pb2 import EchoRequest, GenerateRequest
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
-from pierhead.policies.router import Router
+from pierhead.policies.router import PolicyRouter
 from pierhead.request import CURRENT, RequestContext
 from pierhead.store.memory import OWN_STORE
 
@@ -131,7 +131,7 @@ async def test_the_policy_shown_that_asks_the_store_works(monkeypatch: pytest.Mo
     monkeypatch.setenv("PIERHEAD_REPLICA", "r1")
     shown: dict[str, Any] = {}
     exec(CACHE_AWARE, shown)  # noqa: S102
-    router, of = Router("power_of_two", Random(1)), candidates([0, 5, 0])
+    router, of = PolicyRouter("power_of_two", Random(1)), candidates([0, 5, 0])
     of = [replace(one, name=f"r{number}") for number, one in enumerate(of)]
     router.policy = shown["CacheAware"](Random(1))
     prompt = "You are a helpful assistant. " * 40

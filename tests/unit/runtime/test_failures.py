@@ -5,19 +5,19 @@ from __future__ import annotations
 import grpc
 import pytest
 from pierhead import Backpressure, DeadlineExceeded, NoReplica, PayloadTooLarge, PierheadError, ReplicaDied
-from pierhead.calls.failures import CORE_FAILED, Blame, Failure, count, models
+from pierhead.calls.failures import CORE_FAILED, Blame, CallFailure, count, models
 from pierhead.errors import BadRequest, Draining, RemoteError, ScaledToZero, Unavailable
 from pierhead.lanes.connection import NEVER_SENT
 
 S = grpc.StatusCode
 
 
-def failed(code: grpc.StatusCode, details: str = "", remaining: float = 1.0, **trailers: str) -> Failure:
+def failed(code: grpc.StatusCode, details: str = "", remaining: float = 1.0, **trailers: str) -> CallFailure:
     metadata = grpc.aio.Metadata(*((f"pierhead-{key}", value) for key, value in trailers.items()))
-    return Failure(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details), remaining)
+    return CallFailure(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details), remaining)
 
 
-FAILURES: list[tuple[Failure, str | None, Blame, type[PierheadError]]] = [
+FAILURES: list[tuple[CallFailure, str | None, Blame, type[PierheadError]]] = [
     (failed(S.UNAVAILABLE, refused="draining", error="draining", ongoing="3"), "draining", Blame.NONE, Draining),
     (failed(S.RESOURCE_EXHAUSTED, refused="overloaded", ongoing="3"), "overloaded", Blame.NONE, Backpressure),
     (failed(S.UNAVAILABLE, f"{NEVER_SENT}: connection refused"), "connect", Blame.BROKEN, NoReplica),
@@ -42,7 +42,7 @@ FAILURES: list[tuple[Failure, str | None, Blame, type[PierheadError]]] = [
 
 
 @pytest.mark.parametrize(("failure", "reason", "blame", "seen"), FAILURES, ids=lambda value: getattr(value, "code", ""))
-def test_what_it_says(failure: Failure, reason: str | None, blame: Blame, seen: type[PierheadError]) -> None:
+def test_what_it_says(failure: CallFailure, reason: str | None, blame: Blame, seen: type[PierheadError]) -> None:
     assert failure.retry_reason == reason
     assert failure.blame is blame
     error = failure.as_seen("test.Test/One at fake replica r0", 0.25)

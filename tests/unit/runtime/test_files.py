@@ -10,8 +10,8 @@ from pierhead.dev import build
 from pierhead.files import replace_file
 from pierhead.rayserve.pickles import write_secret
 
-from controller.project import stack_files
-from controller.project.env_file import EnvFile
+from controller.tool.project import stack_files
+from controller.tool.project.env_file import EnvFile
 
 
 def _env_file(directory: Path) -> None:

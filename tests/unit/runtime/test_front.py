@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession, WSMsgType, web
-from pierhead.calls.listing import Listing
+from pierhead.calls.listing import ReplicaListing
 from pierhead.calls.replica import Endpoint
 from pierhead.runner.front import Front
 from pierhead.runner.runner import FrontRoute
@@ -57,7 +57,7 @@ class Site:
     def route(self, path: str, *others: int, **more: Any) -> FrontRoute:
         limit = more.pop("max_ongoing", 100)
         ends = [Endpoint(str(port), f"127.0.0.1:{port}", max_ongoing_requests=limit) for port in (self.port, *others)]
-        listing = Listing(ends, max_queued_requests=more.pop("max_queued", -1))
+        listing = ReplicaListing(ends, max_queued_requests=more.pop("max_queued", -1))
         name, timeout_s = more.pop("name", path.strip("/") or "root"), more.pop("timeout_s", 30.0)
         return FrontRoute(path, name, listing, timeout_s, **more)
 

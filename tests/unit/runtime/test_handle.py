@@ -14,7 +14,7 @@ from pierhead.calls import directory as directories
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
 from pierhead.calls.directory import Directory, resolve
-from pierhead.calls.listing import Listing
+from pierhead.calls.listing import ReplicaListing
 from pierhead.calls.replica import Endpoint
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.metrics import RuntimeMetrics
@@ -202,7 +202,7 @@ class TestDiscovery:
         directory = Directory(Settings(discovery=f"127.0.0.1:{await discovery.listen()}"))
         heard: list[str] = []
 
-        def update(listing: Listing) -> None:
+        def update(listing: ReplicaListing) -> None:
             heard.extend(endpoint.name for endpoint in listing.endpoints)
             if len(heard) == 1:
                 raise RuntimeError("a defect")

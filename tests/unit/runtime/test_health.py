@@ -8,16 +8,16 @@ from contextlib import asynccontextmanager
 
 import pytest
 from pierhead import Broken, Settings, recheck
-from pierhead.replica.health import FAILURES, HealthWatch, Judge, Load, checks_of
+from pierhead.replica.health import FAILURES, HealthJudge, HealthWatch, ReplicaLoad, checks_of
 
 from tests.unit.runtime.harness import until
 
-IDLE = Load(ongoing=0, answered=100)
+IDLE = ReplicaLoad(ongoing=0, answered=100)
 
 
 class TestJudge:
     def test_three_failures_in_a_row_are_an_illness_and_one_success_the_cure(self) -> None:
-        judge = Judge(timeout_s=10, patience_s=60)
+        judge = HealthJudge(timeout_s=10, patience_s=60)
         ill = []
         for passes in (False, False, True, False, False, False, False, True):
             judge.passed() if passes else judge.failed()
@@ -25,7 +25,7 @@ class TestJudge:
         assert ill == [False, False, False, False, False, True, True, False]
 
     def test_one_certain_failure_is_an_illness_until_a_check_passes(self) -> None:
-        judge = Judge(timeout_s=10, patience_s=60)
+        judge = HealthJudge(timeout_s=10, patience_s=60)
         judge.failed(certain=True)
         seen = [(judge.ill, judge.broken)]
         judge.failed()
@@ -39,18 +39,18 @@ class TestJudge:
         [
             pytest.param(9.9, IDLE, 0, True, id="it has its time"),
             pytest.param(10, IDLE, 0, False, id="nothing was before it"),
-            pytest.param(10, Load(100, 100), 0, False, id="the line does not move"),
-            pytest.param(30, Load(100, 1000), 150, True, id="the line moves slowly"),
-            pytest.param(10, Load(3, 1000), 500, False, id="its turn is long over"),
-            pytest.param(59, Load(100, 0), 50, True, id="as long as a request may take"),
-            pytest.param(60, Load(100, 0), 50, False, id="longer than a request may take"),
+            pytest.param(10, ReplicaLoad(100, 100), 0, False, id="the line does not move"),
+            pytest.param(30, ReplicaLoad(100, 1000), 150, True, id="the line moves slowly"),
+            pytest.param(10, ReplicaLoad(3, 1000), 500, False, id="its turn is long over"),
+            pytest.param(59, ReplicaLoad(100, 0), 50, True, id="as long as a request may take"),
+            pytest.param(60, ReplicaLoad(100, 0), 50, False, id="longer than a request may take"),
         ],
     )
     def test_whether_a_check_gets_more_time(
-        self, pending_s: float, before: Load, answered: int, may_wait: bool
+        self, pending_s: float, before: ReplicaLoad, answered: int, may_wait: bool
     ) -> None:
-        now = Load(before.ongoing, before.answered + answered)
-        assert Judge(timeout_s=10, patience_s=60).may_wait(pending_s, before, now) is may_wait
+        now = ReplicaLoad(before.ongoing, before.answered + answered)
+        assert HealthJudge(timeout_s=10, patience_s=60).may_wait(pending_s, before, now) is may_wait
 
 
 class Watched:
@@ -110,7 +110,7 @@ class TestWatch:
         watched.gate.clear()
         async with watched.running():
             while not watched.judgements:
-                watched.load = Load(ongoing=1, answered=watched.load.answered + 50)
+                watched.load = ReplicaLoad(ongoing=1, answered=watched.load.answered + 50)
                 await asyncio.sleep(0.001)
             assert watched.judgements[0] == (
                 "check_health failed 3 times in a row: it has not ended within 0.02 s; 1 requests are in flight"
@@ -122,10 +122,10 @@ class TestWatch:
     async def test_a_check_behind_a_slow_line_is_given_time(self, caplog: pytest.LogCaptureFixture) -> None:
         watched = Watched()
         watched.gate.clear()
-        watched.load = Load(ongoing=1000, answered=0)
+        watched.load = ReplicaLoad(ongoing=1000, answered=0)
         async with watched.running():
             while caplog.text.count("may wait behind 1000 requests") < 2 * FAILURES:
-                watched.load = Load(ongoing=1000, answered=watched.load.answered + 0.01)
+                watched.load = ReplicaLoad(ongoing=1000, answered=watched.load.answered + 0.01)
                 await asyncio.sleep(0.001)
             assert watched.checks == 1, "it is one check that waits, not one after another"
             watched.gate.set()
@@ -164,7 +164,7 @@ class TestWatch:
     async def test_however_often_it_is_asked_for_its_own_checks_are_made(self) -> None:
         """Also under overload, which excuses no failure."""
         watched = Watched()
-        watched.load = Load(ongoing=1000, answered=10)
+        watched.load = ReplicaLoad(ongoing=1000, answered=10)
         watched.problem = RuntimeError("the GPU fell off the bus")
         async with watched.running(0.2):
             while not watched.judgements:

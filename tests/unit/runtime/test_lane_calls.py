@@ -12,7 +12,7 @@ import grpc
 import pytest
 from pierhead import BadRequest, UserCodeError
 from pierhead.errors import DeadlineExceeded, PayloadTooLarge, PierheadError, ReplicaDied
-from pierhead.lanes.caller import CallerLane
+from pierhead.lanes.client import CallerLane
 from pierhead.lanes.metadata import MAX_BYTES
 
 from tests.harness.waiting import PATIENCE_S

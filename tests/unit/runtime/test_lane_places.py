@@ -11,7 +11,7 @@ import pytest
 from pierhead import DeadlineExceeded, Settings
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
-from pierhead.calls.listing import Listing
+from pierhead.calls.listing import ReplicaListing
 from pierhead.calls.replica import Endpoint
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 from pierhead.errors import ReplicaDied
@@ -165,7 +165,7 @@ async def test_a_call_that_may_go_elsewhere_is_refused_at_once(world: World, clu
     many = await world.fill(1)
     free = await cluster.start(second := Turns())
     world.few_channel.pool().update(
-        Listing([Endpoint(f"{place}", address(server)) for place, server in enumerate((world.server, free))])
+        ReplicaListing([Endpoint(f"{place}", address(server)) for place, server in enumerate((world.server, free))])
     )
     await until(lambda: sum(known.callable for known in world.few_channel.pool().replicas()) == 2, "both are known")
     few = [world.ask(timeout=30) for _ in range(4)]

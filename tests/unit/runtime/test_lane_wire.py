@@ -17,14 +17,14 @@ from pierhead import NoReplica, ReplicaDied, Settings
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
-from pierhead.held import Held
+from pierhead.held import HeldModels
 from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, ParcelName
 from pierhead.lane.v1.lane_pb2_grpc import LaneStub
-from pierhead.lanes import caller as lane_caller
+from pierhead.lanes import client as lane_caller
 from pierhead.lanes import outbox as lane_outbox
 from pierhead.lanes import server as lane_server
-from pierhead.lanes.caller import OPEN, CallerLane, LaneConnection
-from pierhead.lanes.connection import CHANNEL_OPTIONS, NEVER_SENT, Kind, Method
+from pierhead.lanes.client import OPEN, CallerLane, LaneConnection
+from pierhead.lanes.connection import CHANNEL_OPTIONS, NEVER_SENT, Method, MethodKind
 from pierhead.lanes.outbox import QUEUE_BYTES
 from pierhead.lanes.protocol import MAX_PACKET_BYTES
 from pierhead.lanes.served import ServedCall
@@ -104,7 +104,7 @@ class Served:
 
 @pytest.fixture
 async def served(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
-    monkeypatch.setattr(lane_server, "HELD", Held())  # the process's own has what other tests left there
+    monkeypatch.setattr(lane_server, "HELD", HeldModels())  # the process's own has what other tests left there
     _, service, server = await serve(cluster, max_ongoing_requests=1000)
     async with grpc.aio.insecure_channel(address(server)) as channel:
         yield Served(server, service, channel)
@@ -552,7 +552,7 @@ async def test_a_server_that_allows_few_pings_keeps_the_connection_of_a_handle(f
 async def test_models_and_published_numbers_are_sent_once_and_again_when_they_change(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held, stats = Held(), Published(lambda: 0.0)
+    held, stats = HeldModels(), Published(lambda: 0.0)
     monkeypatch.setattr(lane_server, "HELD", held)
     monkeypatch.setattr(lane_server, "STATS", stats)
     held.add("a/b")
@@ -580,7 +580,7 @@ async def test_models_and_published_numbers_are_sent_once_and_again_when_they_ch
 async def test_what_an_end_tells_of_the_replica_is_learnt_though_nobody_waits_for_it(large: bool) -> None:
     """It crosses a cancellation, and is not told again."""
     lane = CallerLane(_not_beside)
-    method = Method(Kind.UNARY_UNARY, ONE, None, None, False)
+    method = Method(MethodKind.UNARY_UNARY, ONE, None, None, False)
     ended, asks = (lane.begin(method, b"", PATIENCE_S, ()) for _ in range(2))
     end = Frame(call=1, kind=Frame.END, has_message=True, parcel=int(large), metadata=["pierhead-models", "a"])
     if large:  # it has begun to be fetched
@@ -611,7 +611,7 @@ async def test_no_call_is_begun_where_too_much_waits_to_be_sent(monkeypatch: pyt
     async with replica(behave) as where:
         connection = lane_caller.LaneConnection(where, lambda: None)
         await until(lambda: connection.ready, "the lane is open")
-        method = Method(Kind.UNARY_UNARY, ONE, bytes, bytes, False)
+        method = Method(MethodKind.UNARY_UNARY, ONE, bytes, bytes, False)
         calls = [connection.open(method, b"x" * 100_000, 30, (), None) for _ in range(100)]
         ended = [call for call in calls if call.done()]
         assert len(ended) > 80

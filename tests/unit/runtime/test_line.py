@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead.calls.line import Line, PlaceInLine
+from pierhead.calls.queue import CallQueue, QueuePlace
 
 steps = st.lists(
     st.one_of(
@@ -18,16 +18,16 @@ steps = st.lists(
 )
 
 
-def place(age: float) -> PlaceInLine:
+def place(age: float) -> QueuePlace:
     anything: Any = None
-    return PlaceInLine(age, anything, anything, anything, anything)
+    return QueuePlace(age, anything, anything, anything, anything)
 
 
 @given(steps)
 def test_the_oldest_is_first_whoever_comes_and_leaves(steps: list[tuple[str, int]]) -> None:
-    line = Line()
-    model: list[PlaceInLine] = []
-    joined: list[PlaceInLine] = []
+    line = CallQueue()
+    model: list[QueuePlace] = []
+    joined: list[QueuePlace] = []
     for step, number in steps:
         if step == "join":
             joined.append(place(number))
@@ -49,7 +49,7 @@ def test_the_oldest_is_first_whoever_comes_and_leaves(steps: list[tuple[str, int
 
 def test_those_who_leave_are_not_kept() -> None:
     """Ten thousand give up behind one who stays."""
-    line = Line()
+    line = CallQueue()
     line.join(place(0))
     for number in range(10_000):
         leaver = place(number)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pierhead import Backpressure, BadRequest, Unavailable, multiplexed
-from pierhead.held import MAX_TEXT, Held, announcement, parse_announcement
+from pierhead.held import MAX_TEXT, HeldModels, announcement, parse_announcement
 from pierhead.metrics import RuntimeMetrics
 from pierhead.multiplex.multiplexed import Multiplexed, close_models
 from pierhead.request import CURRENT, RequestContext, current_request
@@ -45,7 +45,7 @@ class Loader:
         self.gate = asyncio.Event()
         self.gate.set()
         self.metrics = RuntimeMetrics()
-        self.held = Held()
+        self.held = HeldModels()
         self.seen: list[RequestContext | None] = []
         self.get = Multiplexed(self.load, bound, name="load", metrics=self.metrics, held=self.held)
 
@@ -66,7 +66,7 @@ class Loader:
 
 
 def models_of(load: Callable[[str], Awaitable[M]], bound: int) -> Multiplexed[M]:
-    return Multiplexed(load, bound, name="load", metrics=RuntimeMetrics(), held=Held())
+    return Multiplexed(load, bound, name="load", metrics=RuntimeMetrics(), held=HeldModels())
 
 
 async def use(get: Multiplexed[M], model_id: str) -> M:
@@ -135,7 +135,7 @@ class TestLoading:
         async def broken(model_id: str) -> Model:
             raise asyncio.CancelledError
 
-        get = Multiplexed(broken, 1, name="broken", metrics=RuntimeMetrics(), held=Held())
+        get = Multiplexed(broken, 1, name="broken", metrics=RuntimeMetrics(), held=HeldModels())
         with pytest.raises(RuntimeError, match='broken was cancelled from within while it loaded "a"'):
             await get("a")
 
@@ -438,10 +438,10 @@ class TestAnnouncement:
         await loader.use("d")
         seen.append((loader.held.version, loader.held.text))
         assert seen == [(1, ""), (2, "a%2Fb%20c"), (4, "d")]
-        assert (Held().version, Held().text) == (0, ""), "where nothing is multiplexed"
+        assert (HeldModels().version, HeldModels().text) == (0, ""), "where nothing is multiplexed"
 
     def test_a_model_that_two_functions_hold_is_held_until_both_have_unloaded_it(self) -> None:
-        held = Held()
+        held = HeldModels()
         held.add("a")
         version = held.version
         held.add("a")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead.http.poll import NOT_YET, NotYet, Polled
+from pierhead.http.poll import NOT_YET, NoItemYet, Polled
 
 
 async def everything(source: Polled[Any]) -> list[Any]:
@@ -16,7 +16,7 @@ async def everything(source: Polled[Any]) -> list[Any]:
     try:
         while True:
             item = source.poll()
-            items.append(await source.wait() if isinstance(item, NotYet) else item)
+            items.append(await source.wait() if isinstance(item, NoItemYet) else item)
     except StopAsyncIteration:
         return items
 
@@ -35,8 +35,8 @@ def test_it_gives_what_an_async_for_gives_and_knows_what_is_there(turns: list[in
         source = Polled(paced(turns))
         for number, count in enumerate(turns):
             item = source.poll()
-            assert isinstance(item, NotYet) == (count > 0)
-            assert (await source.wait() if isinstance(item, NotYet) else item) == number
+            assert isinstance(item, NoItemYet) == (count > 0)
+            assert (await source.wait() if isinstance(item, NoItemYet) else item) == number
         with pytest.raises(StopAsyncIteration):
             source.poll()
 

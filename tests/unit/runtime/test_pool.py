@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 from pierhead.calls.absence import SwitchedOff
-from pierhead.calls.lease import Lease
-from pierhead.calls.line import PlaceInLine
-from pierhead.calls.listing import Listing
+from pierhead.calls.lease import CallPlace
+from pierhead.calls.listing import ReplicaListing
 from pierhead.calls.outliers import FAILURES
 from pierhead.calls.pool import Pool
+from pierhead.calls.queue import QueuePlace
 from pierhead.calls.replica import Endpoint, Replica
 from pierhead.errors import ScaledToZero, UserCodeError
 from pierhead.policies.policy import RoutedCall
 from pierhead.policies.registry import register_policy
-from pierhead.policies.router import Router
+from pierhead.policies.router import PolicyRouter
 
 from tests.unit.runtime.fake_transport import FakeConnection
 from tests.unit.runtime.harness import until
@@ -66,13 +66,13 @@ class Timer:
 class Waiting:
     """A call in the line, and what came of it."""
 
-    def __init__(self, world: World, age: float, router: Router, call: RoutedCall = CALL) -> None:
-        self.lease: Lease | None = None
+    def __init__(self, world: World, age: float, router: PolicyRouter, call: RoutedCall = CALL) -> None:
+        self.lease: CallPlace | None = None
         self.error: Exception | None = None
-        self.place = PlaceInLine(age, call, router, self._granted, self._denied)
+        self.place = QueuePlace(age, call, router, self._granted, self._denied)
         self._world = world
 
-    def _granted(self, lease: Lease) -> None:
+    def _granted(self, lease: CallPlace) -> None:
         assert self.lease is None
         assert self.error is None
         self.lease = lease
@@ -104,7 +104,7 @@ class World:
             ejected=self._ejected,
             call_later=self.timers.call_later,
         )
-        self.router = Router("power_of_two", Random(1))
+        self.router = PolicyRouter("power_of_two", Random(1))
         self.say(*limits)
 
     @property
@@ -113,7 +113,7 @@ class World:
 
     def say(self, *limits: int, draining: tuple[int, ...] = ()) -> None:
         self.pool.update(
-            Listing([Endpoint(f"r{n}", f"10.0.0.{n}:1", n in draining, limit) for n, limit in enumerate(limits)])
+            ReplicaListing([Endpoint(f"r{n}", f"10.0.0.{n}:1", n in draining, limit) for n, limit in enumerate(limits)])
         )
 
     def replica(self, name: str) -> Replica:
@@ -122,22 +122,22 @@ class World:
     def connection(self, name: str) -> FakeConnection:
         return self.connections[self.replica(name).address]
 
-    def take(self, router: Router | None = None, call: RoutedCall = CALL) -> Lease | None:
+    def take(self, router: PolicyRouter | None = None, call: RoutedCall = CALL) -> CallPlace | None:
         return self.pool.take(router or self.router, call, self.now)
 
-    def must_take(self, router: Router | None = None) -> Lease:
+    def must_take(self, router: PolicyRouter | None = None) -> CallPlace:
         lease = self.take(router)
         assert lease is not None
         return lease
 
-    def join(self, router: Router | None = None, age: float | None = None) -> Waiting:
+    def join(self, router: PolicyRouter | None = None, age: float | None = None) -> Waiting:
         waiting = Waiting(self, self.now if age is None else age, router or self.router)
         self.pool.join(waiting.place)
         return waiting
 
     def fail(self, name: str, times: int = 1) -> None:
         for _ in range(times):
-            lease = Lease(self.pool, self.replica(name), self.now)
+            lease = CallPlace(self.pool, self.replica(name), self.now)
             lease.end()
             self.pool.failed(lease, self.now)
 
@@ -155,7 +155,7 @@ class TestLine:
         world = World(1, 1)
         world.fail("r0", FAILURES)
         world.must_take()
-        picky, hardy = world.join(), world.join(Router("power_of_two", Random(1), eject_outliers=False))
+        picky, hardy = world.join(), world.join(PolicyRouter("power_of_two", Random(1), eject_outliers=False))
         assert hardy.lease is None
         world.pool.leave(picky.place)
         assert hardy.replica == "r0"
@@ -174,7 +174,7 @@ class TestLine:
         world = World(1)
         taken = world.must_take()
         early = world.join()
-        world.pool.update(Listing([Endpoint("r0", "10.0.0.0:1", draining=True)], absence=OFF))
+        world.pool.update(ReplicaListing([Endpoint("r0", "10.0.0.0:1", draining=True)], absence=OFF))
         late = world.join()
         for waiting in (early, late):
             assert isinstance(waiting.error, ScaledToZero)
@@ -189,7 +189,7 @@ class TestLine:
     def test_a_replica_that_may_still_be_called_is_waited_for_until_it_goes(self) -> None:
         world = World(1)
         taken = world.must_take()
-        world.pool.update(Listing([Endpoint("r0", "10.0.0.0:1", max_ongoing_requests=1)], absence=OFF))
+        world.pool.update(ReplicaListing([Endpoint("r0", "10.0.0.0:1", max_ongoing_requests=1)], absence=OFF))
         served, waiting = world.join(), world.join()
         taken.end()
         assert (served.replica, waiting.error) == ("r0", None)
@@ -200,11 +200,11 @@ class TestLine:
         world = World(1)
         taken = world.must_take()
 
-        def fail_to_open(lease: Lease) -> None:
+        def fail_to_open(lease: CallPlace) -> None:
             lease.end()
 
         for _ in range(2000):
-            world.pool.join(PlaceInLine(1, CALL, world.router, fail_to_open, lambda _: None))
+            world.pool.join(QueuePlace(1, CALL, world.router, fail_to_open, lambda _: None))
         last = world.join()
         taken.end()
         assert last.replica == "r0"
@@ -284,7 +284,7 @@ class TestComingAndGoing:
         world.pool.listed = False  # as before any source has answered
         assert world.pool.describe() == "nothing has said yet where it is"
         world = World(4, 0, 2, 0, 0)
-        world.must_take(Router("round_robin", Random(1)))
+        world.must_take(PolicyRouter("round_robin", Random(1)))
         world.connection("r1").ready = False
         world.say(4, 0, 2, 0, 0, draining=(2,))
         world.fail("r3", FAILURES)
@@ -323,7 +323,7 @@ class TestOutliers:
     def test_a_handle_may_do_without(self) -> None:
         world = World(0, 0)
         world.fail("r0", FAILURES)
-        calm = Router("round_robin", Random(1), eject_outliers=False)
+        calm = PolicyRouter("round_robin", Random(1), eject_outliers=False)
         leases = [world.must_take(calm) for _ in range(4)]
         assert [lease.replica.name for lease in leases] == ["r0", "r1", "r0", "r1"]
         for lease in leases:
@@ -370,8 +370,8 @@ class Recording:
 register_policy("recording", Recording)
 
 
-def recording(world: World) -> tuple[Router, Recording]:
-    router = Router("recording", Random(1))
+def recording(world: World) -> tuple[PolicyRouter, Recording]:
+    router = PolicyRouter("recording", Random(1))
     world.pool.watch(router)
     assert isinstance(router.policy, Recording)
     return router, router.policy
@@ -434,7 +434,7 @@ def test_a_share_of_the_calls_goes_to_the_new_version() -> None:
     world = World(100, 100, 100)
     shares = {"r0": 1, "r1": 2, "r2": 2}
     world.pool.update(
-        Listing([Endpoint(name, f"10.0.0.{name[1]}:1", weight=weight) for name, weight in shares.items()])
+        ReplicaListing([Endpoint(name, f"10.0.0.{name[1]}:1", weight=weight) for name, weight in shares.items()])
     )
     taken = [world.must_take() for _ in range(200)]
     counts = {name: sum(lease.replica.name == name for lease in taken) for name in shares}
@@ -445,6 +445,6 @@ def test_a_share_of_the_calls_goes_to_the_new_version() -> None:
 def test_a_group_that_is_full_leaves_its_share_to_the_other() -> None:
     world = World(1, 1)
     world.pool.update(
-        Listing([Endpoint("r0", "10.0.0.0:1", weight=99, max_ongoing_requests=1), Endpoint("r1", "10.0.0.1:1")])
+        ReplicaListing([Endpoint("r0", "10.0.0.0:1", weight=99, max_ongoing_requests=1), Endpoint("r1", "10.0.0.1:1")])
     )
     assert {world.must_take().replica.name for _ in range(9)} == {"r0", "r1"}

@@ -13,14 +13,14 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from pierhead.calls.lease import Lease
+from pierhead.calls.lease import CallPlace
 from pierhead.calls.outliers import most_out
 from pierhead.calls.replica import Replica
 from pierhead.errors import UserCodeError
 from pierhead.policies.balanced import PowerOfTwo
 from pierhead.policies.policy import RoutedCall
 from pierhead.policies.registry import register_policy
-from pierhead.policies.router import Router
+from pierhead.policies.router import PolicyRouter
 
 from tests.unit.runtime.test_policies import CALL, FakeCall
 from tests.unit.runtime.test_pool import Waiting, World
@@ -59,12 +59,12 @@ class PoolMachine(RuleBasedStateMachine):
         self.world = World(*LIMITS)
         self.policy_fails = False
         self.shown_well = True
-        self.router = Router("suspicious", Random(1))
+        self.router = PolicyRouter("suspicious", Random(1))
         assert isinstance(self.router.policy, Suspicious)
         self.router.policy.machine = self
-        self.leases: list[Lease] = []
+        self.leases: list[CallPlace] = []
         self.waiting: list[Waiting] = []
-        self.heard: list[Lease] = []
+        self.heard: list[CallPlace] = []
         """Ended, but the caller has not been told how."""
         self.seen = 0
         self.draining: set[int] = set()
@@ -233,7 +233,7 @@ class RankedPoolMachine(PoolMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.router = Router("ranking", Random(1))
+        self.router = PolicyRouter("ranking", Random(1))
         self.draw = Random(1)
 
     def new_call(self) -> RoutedCall:

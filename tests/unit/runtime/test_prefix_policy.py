@@ -17,7 +17,7 @@ from pierhead.calls.channel import HandleChannel
 from pierhead.llm.v1.llm_pb2 import LLMRequest
 from pierhead.policies.prefix import PrefixAware
 from pierhead.policies.registry import make_policy
-from pierhead.policies.router import Router
+from pierhead.policies.router import PolicyRouter
 
 from tests.unit.runtime.test_policies import Fake, FakeCall, candidates
 
@@ -123,7 +123,7 @@ class TestSeveralCallers:
 
 
 def test_holders_of_the_adapter_come_first_and_of_those_the_one_that_has_read_it() -> None:
-    router = Router("prefix", Random(1))
+    router = PolicyRouter("prefix", Random(1))
     of = [Fake(f"r{number}", 1, frozenset({"french"} if number in (1, 2) else {"german"})) for number in range(4)]
     for number in (0, 2):
         router.routed(of[number], ask(SYSTEM, "french"))
@@ -149,7 +149,7 @@ def test_any_text_is_routed(text: str, loads: list[int], model: str | None) -> N
 
 class TestItsSettings:
     def test_they_come_from_the_service(self) -> None:
-        router = Router("power_of_two", Random(1), follows=True)
+        router = PolicyRouter("power_of_two", Random(1), follows=True)
         router.follow("prefix", json.dumps({"match_rate_threshold": 0.9, "max_chars": 10_000}))
         assert isinstance(router.policy, PrefixAware)
         assert router.policy._threshold == 0.9
@@ -160,7 +160,7 @@ class TestItsSettings:
         assert router.policy is not policy
 
     def test_those_that_it_does_not_have_are_told_and_the_default_does(self, caplog: pytest.LogCaptureFixture) -> None:
-        router = Router("power_of_two", Random(1), follows=True)
+        router = PolicyRouter("power_of_two", Random(1), follows=True)
         router.follow("prefix", '{"treshold": 1}')
         (line,) = caplog.messages
         assert 'policy "prefix": made with one argument, a random.Random and policy_kwargs {"treshold": 1}' in line

@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from pierhead import handle
 from pierhead.echo.v1.echo_pb2 import GenerateRequest, Token
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
-from pierhead.replica.tally import Tally, tally
+from pierhead.replica.tally import RequestTally, tally
 
 from tests.unit.runtime.harness import Cluster, EchoService, generate, know, until
 
@@ -49,7 +49,7 @@ async def test_answers_are_progress_and_missed_deadlines_are_not() -> None:
         ("m", "DEADLINE_EXCEEDED"): 4.0,
         ("m", "504"): 1.0,
     }
-    assert tally(counts) == Tally(answered=10, errors=7, in_time=5)
+    assert tally(counts) == RequestTally(answered=10, errors=7, in_time=5)
     assert tally({("m", "RESOURCE_EXHAUSTED"): 9.0, ("m", "CANCELLED"): 9.0, ("m", "503"): 9.0}).in_time == 0
 
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pierhead.dev.project import Project
+from pierhead.dev.project import FolderFiles
 from pierhead.tracebacks import user_traceback, where
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FolderFiles]:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "__init__.py").write_text("from mine.inner import VALUE\n")
@@ -24,12 +24,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
         monkeypatch.syspath_prepend(tmp_path / folder)
     (tmp_path / "venv" / "pyvenv.cfg").touch()
     before = set(sys.modules)
-    yield Project(tmp_path)
+    yield FolderFiles(tmp_path)
     for name in set(sys.modules) - before:
         del sys.modules[name]
 
 
-def test_its_modules_and_files(project: Project) -> None:
+def test_its_modules_and_files(project: FolderFiles) -> None:
     for name in ("mine", "hidden_module", "node_modules_module"):
         importlib.import_module(name)
     assert set(project.modules()) == {"mine", "mine.inner"}
@@ -37,7 +37,7 @@ def test_its_modules_and_files(project: Project) -> None:
     assert project.imported_files() == set(project.all_files()) == files
 
 
-def test_a_quick_save_is_read(project: Project) -> None:
+def test_a_quick_save_is_read(project: FolderFiles) -> None:
     """Within one second and of one size, which is all that Python compares."""
     assert importlib.import_module("mine").VALUE == 1
     inner = project.root / "mine" / "inner.py"

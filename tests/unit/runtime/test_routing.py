@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pierhead.policies.router import Router, for_model, near
+from pierhead.policies.router import PolicyRouter, for_model, near
 
 from tests.unit.runtime.test_policies import CALL, POLICIES, Fake, FakeCall
 
@@ -54,7 +54,7 @@ def test_models_are_spread_over_those_that_have_room_for_them() -> None:
 
 def test_a_handle_prefers_near_ones_only_where_it_was_told_to() -> None:
     of = replicas([("left", set()), ("right", set())])
-    everywhere, here = Router("round_robin", Random(1)), Router("round_robin", Random(1), prefer_local=True)
+    everywhere, here = PolicyRouter("round_robin", Random(1)), PolicyRouter("round_robin", Random(1), prefer_local=True)
     for router in (everywhere, here):
         router.node = "right"
     assert [everywhere.choose(of, CALL).name for _ in range(4)] == ["r0", "r1", "r0", "r1"]
@@ -64,13 +64,13 @@ def test_a_handle_prefers_near_ones_only_where_it_was_told_to() -> None:
     assert {here.choose(of, CALL).name for _ in range(4)} == {"r0", "r1"}, "nobody knows what is near"
 
 
-def kind(router: Router) -> str:
+def kind(router: PolicyRouter) -> str:
     return type(router.policy).__name__
 
 
 class TestFollowing:
     def test_only_who_was_told_nothing_follows_the_service(self) -> None:
-        own, following = Router("round_robin", Random(1)), Router("power_of_two", Random(1), follows=True)
+        own, following = PolicyRouter("round_robin", Random(1)), PolicyRouter("power_of_two", Random(1), follows=True)
         for router in (own, following):
             router.follow("least_ongoing")
         assert [kind(router) for router in (own, following)] == ["RoundRobin", "LeastOngoing"]
@@ -80,7 +80,7 @@ class TestFollowing:
     def test_one_that_is_not_in_this_image_is_told_once_and_the_default_does(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        router = Router("power_of_two", Random(1), follows=True)
+        router = PolicyRouter("power_of_two", Random(1), follows=True)
         router.follow("round_robin")
         for _ in range(2):
             router.follow("nowhere.to_be_found:Policy")
@@ -98,7 +98,7 @@ class TestFollowing:
     def test_whatever_is_told_one_of_the_candidates_is_chosen(
         self, told: list[str | None], world: list[tuple[str, set[str]]]
     ) -> None:
-        router, of = Router("power_of_two", Random(1), follows=True), replicas(world)
+        router, of = PolicyRouter("power_of_two", Random(1), follows=True), replicas(world)
         for policy in told:
             router.follow(policy)
             assert router.choose(of, FakeCall("s")) in of

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pierhead import Settings
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
-from pierhead.calls.listing import Listing
+from pierhead.calls.listing import ReplicaListing
 from pierhead.calls.replica import Endpoint, Replica
 from pierhead.metrics import RuntimeMetrics
 from pierhead.policies.policy import C, RoutedCall
@@ -127,7 +127,9 @@ class TestTheNewestIsKept:
             if by_reply:
                 world.pool.report(lease, 1, world.now, None, told)
             else:
-                world.pool.update(Listing([Endpoint("r0", replica.address, max_ongoing_requests=10, stats=told)]))
+                world.pool.update(
+                    ReplicaListing([Endpoint("r0", replica.address, max_ongoing_requests=10, stats=told)])
+                )
             heard.append(replica.stats["running"])
         assert heard == [5, 5, 6, 6, 6, 7]
         world.pool.report(lease, 1, world.now)

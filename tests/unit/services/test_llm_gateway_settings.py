@@ -11,7 +11,7 @@ from pierhead.errors import SettingsError
 
 from services.llm.gateway.keys.api_keys import parse_keys
 from services.llm.gateway.keys.key_file import KeyFile
-from services.llm.gateway.models.model_map import VARIABLE, Route, read_models
+from services.llm.gateway.models.model_map import VARIABLE, ModelRoute, read_models
 from services.llm.gateway.settings import GatewaySettings
 
 HASH = hashlib.sha256(b"one").hexdigest()
@@ -65,14 +65,14 @@ MODELS = {
 @pytest.mark.parametrize(
     ("name", "route"),
     [
-        ("qwen", Route("qwen", "qwen", "", "llm-qwen", None)),
-        ("qwen:a", Route("qwen:a", "qwen", "a", "llm-qwen", None)),
-        ("qwen:a:b", Route("qwen:a:b", "qwen", "a:b", "llm-qwen", None)),
-        ("default", Route("qwen", "qwen", "", "llm-qwen", None)),
-        ("default:a", Route("qwen:a", "qwen", "a", "llm-qwen", None)),
-        ("support", Route("qwen:support-v2", "qwen", "support-v2", "llm-qwen", None)),
-        ("org/big:8b", Route("org/big:8b", "org/big:8b", "", "big", "big-prefill")),
-        ("elsewhere", Route("served-as", "served-as", "", "other", None)),
+        ("qwen", ModelRoute("qwen", "qwen", "", "llm-qwen", None)),
+        ("qwen:a", ModelRoute("qwen:a", "qwen", "a", "llm-qwen", None)),
+        ("qwen:a:b", ModelRoute("qwen:a:b", "qwen", "a:b", "llm-qwen", None)),
+        ("default", ModelRoute("qwen", "qwen", "", "llm-qwen", None)),
+        ("default:a", ModelRoute("qwen:a", "qwen", "a", "llm-qwen", None)),
+        ("support", ModelRoute("qwen:support-v2", "qwen", "support-v2", "llm-qwen", None)),
+        ("org/big:8b", ModelRoute("org/big:8b", "org/big:8b", "", "big", "big-prefill")),
+        ("elsewhere", ModelRoute("served-as", "served-as", "", "other", None)),
         ("support:a", None),
         ("org/big", None),
         ("qwen:", None),
@@ -80,7 +80,7 @@ MODELS = {
         ("Qwen", None),
     ],
 )
-def test_where_names_lead(name: str, route: Route | None) -> None:
+def test_where_names_lead(name: str, route: ModelRoute | None) -> None:
     assert read_models({VARIABLE: json.dumps(MODELS)}).find(name) == route
 
 
@@ -120,7 +120,7 @@ def test_several_variables_are_one_map() -> None:
     }
     models = read_models(environ)
     assert sorted(models.routes) == ["alpha", "beta", "fast", "other"]
-    assert models.find("fast") == Route("alpha", "alpha", "", "llm-alpha", None)
+    assert models.find("fast") == ModelRoute("alpha", "alpha", "", "llm-alpha", None)
     assert models.services == ("llm-beta", "llm-alpha")
 
 

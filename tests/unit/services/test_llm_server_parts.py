@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from services.llm.mock.engine import MockEngine
 from services.llm.server import bodies
-from services.llm.server.engine import EngineLoad
+from services.llm.server.engine import EngineStats
 from services.llm.server.errors import EngineStalledError, LLMRequestError, LLMStartError, SourceNotFoundError
 from services.llm.server.models.adapters import Adapters
 from services.llm.server.registry import ENGINES, engine_class
@@ -92,8 +92,8 @@ def test_members_of_the_wrong_kind_are_named() -> None:
 # ----------------------------------------------------------------------------------------------------------- watchdog
 
 
-def busy(tokens: int) -> EngineLoad:
-    return EngineLoad(running=1, waiting=2, tokens=tokens)
+def busy(tokens: int) -> EngineStats:
+    return EngineStats(running=1, waiting=2, tokens=tokens)
 
 
 def test_no_token_for_the_stall_timeout_is_a_stall() -> None:
@@ -109,7 +109,7 @@ def test_no_token_for_the_stall_timeout_is_a_stall() -> None:
 def test_an_engine_without_requests_never_stalls() -> None:
     dog = TokenWatchdog(60.0, 0.0)
     for now in (0.0, 100.0, 200.0):
-        dog.look(EngineLoad(tokens=5), now)
+        dog.look(EngineStats(tokens=5), now)
     dog.began(1000.0)  # between two looks: the quiet before it does not count
     dog.look(busy(5), 1059.0)
     with pytest.raises(EngineStalledError):

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from services.llm.gateway.body.multipart import Field, form_fields
+from services.llm.gateway.body.multipart import FormField, form_fields
 from services.llm.gateway.body.prompt_text import PromptText, prompt_text, prompts
 from services.llm.gateway.errors import ApiError, wrong
 
@@ -44,7 +44,7 @@ _AT_ONCE = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestParts:
     """The parts of a request that the gateway needs."""
 
     model: str
@@ -56,7 +56,7 @@ class Asked:
     """Answers in all: `n` to each prompt."""
     members: frozenset[str]
     """Names of the body's members; empty for a form."""
-    field: Field | None = None
+    field: FormField | None = None
     """Of a form: the field with the model's name."""
     cleaned: bytes | None = None
     """The body without the operator's members; None if it has none of them."""
@@ -76,7 +76,7 @@ class Asked:
         return b"".join((body[: field.begin], model.encode(), body[field.end :]))
 
 
-def read_body(body: bytes, content_type: str, *, messages: bool = False) -> Asked:
+def read_body(body: bytes, content_type: str, *, messages: bool = False) -> RequestParts:
     """Read a body. `messages`: it must have them. Raises ApiError for the first problem: 400, or 413."""
     if content_type.partition(";")[0].strip().lower() == FORM:
         return _read_form(body, content_type)
@@ -90,7 +90,7 @@ def read_body(body: bytes, content_type: str, *, messages: bool = False) -> Aske
     choices = _count(found, "n", 1) * prompts(found)
     kept = _for_clients(found)
     cleaned = None if kept == found else json.dumps(kept).encode()
-    return Asked(
+    return RequestParts(
         model, bool(stream), prompt_text(found, len(body)), max(limits), choices, frozenset(kept), None, cleaned
     )
 
@@ -144,7 +144,7 @@ def _count(found: Mapping[str, object], name: str, least: int) -> int:
     return value
 
 
-def _read_form(body: bytes, content_type: str) -> Asked:
+def _read_form(body: bytes, content_type: str) -> RequestParts:
     fields = form_fields(body, content_type, ("model", "stream", ENGINE_ARGUMENTS))
     if ENGINE_ARGUMENTS in fields:
         message = f"the field {ENGINE_ARGUMENTS} is not for clients of this gateway; leave it out"
@@ -152,4 +152,4 @@ def _read_form(body: bytes, content_type: str) -> Asked:
     field, stream = fields.get("model"), fields.get("stream")
     model = _model(None if field is None else field.text)
     streams = stream is not None and stream.text.lower() in _TRUE
-    return Asked(model, streams, PromptText("", 0), 0, 1, frozenset(), field)
+    return RequestParts(model, streams, PromptText("", 0), 0, 1, frozenset(), field)

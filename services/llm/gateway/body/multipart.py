@@ -32,7 +32,7 @@ _IN_PARTS = re.compile(r";\s*boundary\*", re.IGNORECASE)
 _PARAMETER = re.compile(rb';[ \t]*([A-Za-z]+\*?)=(?:"((?:[^"\\]|\\[^"])*)"|([^\s";,]+))')
 
 
-class Field(NamedTuple):
+class FormField(NamedTuple):
     """A field that was found."""
 
     text: str
@@ -41,10 +41,10 @@ class Field(NamedTuple):
     end: int
 
 
-def form_fields(body: bytes, content_type: str, names: Collection[str]) -> dict[str, Field]:
+def form_fields(body: bytes, content_type: str, names: Collection[str]) -> dict[str, FormField]:
     """The fields of these names. Raises ApiError 400 for a malformed or ambiguous form."""
     mark = b"--" + _boundary(content_type)
-    found: dict[str, Field] = {}
+    found: dict[str, FormField] = {}
     for head, begin, end in _parts(body, mark):
         name, is_file = _name(head)
         if name not in names:
@@ -54,7 +54,7 @@ def form_fields(body: bytes, content_type: str, names: Collection[str]) -> dict[
         if end - begin > MAX_FIELD_BYTES:
             raise _refused(f"the field {name} has more than {MAX_FIELD_BYTES} bytes", name)
         text = body[begin:end].decode(errors="replace").strip()
-        found[name] = Field(text, begin, end)
+        found[name] = FormField(text, begin, end)
     return found
 
 

@@ -19,7 +19,7 @@ LOOK_S = 1.0
 """Seconds between two checks of the file."""
 
 
-class Holder(NamedTuple):
+class KeyHolder(NamedTuple):
     """A key and the state of its limits."""
 
     key: ApiKey
@@ -34,7 +34,7 @@ class KeyFile:
         self._path = path
         self._gateways = gateways
         self._clock = clock
-        self._holders: dict[str, Holder] = {}
+        self._holders: dict[str, KeyHolder] = {}
         self._seen: tuple[int, ...] = ()
         try:
             self._seen = self._signature()
@@ -42,7 +42,7 @@ class KeyFile:
         except (OSError, ValueError) as error:
             raise SettingsError(f"PIERHEAD_LLM_KEYS_FILE: {path}: {_reason(error)}") from None
 
-    def find(self, presented: str) -> Holder | None:
+    def find(self, presented: str) -> KeyHolder | None:
         """The holder of a key; None = unknown."""
         key = find_key((holder.key for holder in self._holders.values()), presented)
         return None if key is None else self._holders[key.name]
@@ -76,7 +76,7 @@ class KeyFile:
     def _read(self) -> None:
         with open(self._path, encoding="utf-8") as file:
             keys = parse_keys(file.read())
-        self._holders = {key.name: Holder(key, self._limits(key)) for key in keys}
+        self._holders = {key.name: KeyHolder(key, self._limits(key)) for key in keys}
 
     def _limits(self, key: ApiKey) -> Limits:
         numbers = _numbers(key)

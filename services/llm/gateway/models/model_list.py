@@ -7,7 +7,7 @@ from typing import Any
 
 from pierhead.llm.v1.llm_pb2 import ModelCard
 
-from services.llm.gateway.models.model_map import ModelMap, Route
+from services.llm.gateway.models.model_map import ModelMap, ModelRoute
 
 Entry = tuple[tuple[str, ...], dict[str, Any]]
 """The names that a key's scope may have for a model, and the model's entry in the list."""
@@ -34,9 +34,12 @@ class ModelList:
                 model = f"{name}:{adapter}"
                 if model not in listed:
                     listed.add(model)
-                    yield (model,), self._entry(model, Route(model, name, adapter, route.service, route.prefill), card)
+                    yield (
+                        (model,),
+                        self._entry(model, ModelRoute(model, name, adapter, route.service, route.prefill), card),
+                    )
 
-    def _entry(self, name: str, route: Route, card: ModelCard | None) -> dict[str, Any]:
+    def _entry(self, name: str, route: ModelRoute, card: ModelCard | None) -> dict[str, Any]:
         """As OpenAI has it, and three members of vLLM's: root, parent and max_model_len."""
         entry: dict[str, Any] = {
             "id": name,

@@ -34,7 +34,7 @@ _KEYS = ("service", "prefill", "alias_of")
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class ModelRoute:
     """The destination of requests for one name."""
 
     model: str
@@ -51,12 +51,12 @@ class Route:
 class ModelMap:
     """Model names and their routes."""
 
-    def __init__(self, routes: Mapping[str, Route]) -> None:
+    def __init__(self, routes: Mapping[str, ModelRoute]) -> None:
         self.routes = dict(routes)
         self.services = tuple(dict.fromkeys(route.service for route in self.routes.values()))
         self.prefill_services = tuple(dict.fromkeys(r.prefill for r in self.routes.values() if r.prefill is not None))
 
-    def find(self, name: str) -> Route | None:
+    def find(self, name: str) -> ModelRoute | None:
         """The route of a name from a client; None if there is none."""
         route = self.routes.get(name)
         if route is not None:
@@ -65,7 +65,7 @@ class ModelMap:
         route = self.routes.get(base)
         if not colon or route is None or route.adapter or accept_opaque(adapter) is None:
             return None
-        return Route(f"{route.base}:{adapter}", route.base, adapter, route.service, route.prefill)
+        return ModelRoute(f"{route.base}:{adapter}", route.base, adapter, route.service, route.prefill)
 
 
 def read_models(environ: Mapping[str, str]) -> ModelMap:
@@ -86,7 +86,7 @@ def read_models(environ: Mapping[str, str]) -> ModelMap:
             found: list[str] = []
             entries[name] = _entry(name, value, found)
             problems += [f"{variable}: {problem}" for problem in found]
-    routes: dict[str, Route | None] = {}
+    routes: dict[str, ModelRoute | None] = {}
     for name in () if problems else entries:
         found = []
         routes[name] = _route(name, entries, found)
@@ -128,7 +128,7 @@ def _entry(name: str, value: object, problems: list[str]) -> Mapping[str, str]:
     return value
 
 
-def _route(name: str, entries: Mapping[str, Mapping[str, str]], problems: list[str]) -> Route | None:
+def _route(name: str, entries: Mapping[str, Mapping[str, str]], problems: list[str]) -> ModelRoute | None:
     """The route of a name, through its alias if it is one."""
     entry = entries[name]
     model = entry.get("alias_of", name)
@@ -145,4 +145,4 @@ def _route(name: str, entries: Mapping[str, Mapping[str, str]], problems: list[s
             problems.append(f"{name}.alias_of: expected one of the models ({models}), found {shown(model)}")
             return None
         target = found
-    return Route(model, base, adapter, target["service"], entry.get("prefill", target.get("prefill")))
+    return ModelRoute(model, base, adapter, target["service"], entry.get("prefill", target.get("prefill")))

@@ -26,7 +26,7 @@ def batch(
     max_batch_rows: int | None = None,
     batch_timeout_s: float | None = None,
     max_buffered_results: int = 64,
-) -> _Decorator:
+) -> _BatchDecorator:
     """Decorate `async def f(self, items: list[T]) -> list[R]`; callers then write `result = await self.f(item)`.
 
         class Ranker(RankerServicer):
@@ -61,10 +61,10 @@ def batch(
         batch_timeout_s,
         max_buffered_results,
     )
-    return _Decorator(limits, batch_size_fn)
+    return _BatchDecorator(limits, batch_size_fn)
 
 
-class _Decorator:
+class _BatchDecorator:
     """Typed four times: list or generator, for a plain function and for a method."""
 
     def __init__(self, limits: BatchLimits, batch_size_fn: Callable[[Any], int] | None) -> None:

@@ -79,7 +79,7 @@ class Batcher(BatchRunner[_Caller], Generic[T, R]):
             batch._settle(member)
 
 
-class _Reader(Arrival):
+class _ItemReader(Arrival):
     """Reads one item's results as they come."""
 
     __slots__ = ("awake", "behind_s", "buffer", "error", "over", "room")
@@ -114,7 +114,7 @@ class _Reader(Arrival):
             self.end()
 
 
-class StreamBatcher(BatchRunner[_Reader], Generic[T, R]):
+class StreamBatcher(BatchRunner[_ItemReader], Generic[T, R]):
     """Runs one async generator over batches; calling it with one item returns the stream of that item's results.
 
     `@batch` replaces an async generator with this. Each list that it yields has one element per item, in the items'
@@ -125,7 +125,7 @@ class StreamBatcher(BatchRunner[_Reader], Generic[T, R]):
 
     async def __call__(self, item: T) -> AsyncGenerator[R, None]:
         """The results of one item. The first read joins a batch; closing removes the item."""
-        member = _Reader(item, self._rows(item), self._clock())
+        member = _ItemReader(item, self._rows(item), self._clock())
         self._join(member)
         try:
             while True:
@@ -145,7 +145,7 @@ class StreamBatcher(BatchRunner[_Reader], Generic[T, R]):
             self._leave(member)
             _wake(member.room)
 
-    async def _compute(self, batch: RunningBatch, members: list[_Reader]) -> None:
+    async def _compute(self, batch: RunningBatch, members: list[_ItemReader]) -> None:
         running = self._function([member.item for member in members])
         try:
             async for results in running:
@@ -163,7 +163,7 @@ class StreamBatcher(BatchRunner[_Reader], Generic[T, R]):
             batch._settle(member)
 
     @staticmethod
-    def _hand_out(batch: RunningBatch, members: list[_Reader], results: Sequence[R | Ended]) -> None:
+    def _hand_out(batch: RunningBatch, members: list[_ItemReader], results: Sequence[R | Ended]) -> None:
         for member, result in zip(members, results, strict=True):
             if member.settled:
                 continue
@@ -173,7 +173,7 @@ class StreamBatcher(BatchRunner[_Reader], Generic[T, R]):
             else:
                 member.add(result)
 
-    async def _let_read(self, batch: RunningBatch, members: list[_Reader]) -> None:
+    async def _let_read(self, batch: RunningBatch, members: list[_ItemReader]) -> None:
         """Let readers run before the next results are computed, and wait for slow readers."""
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
@@ -191,7 +191,7 @@ class StreamBatcher(BatchRunner[_Reader], Generic[T, R]):
                     member.fail(self._too_slow())
                     batch._settle(member)
 
-    def _is_behind(self, member: _Reader) -> bool:
+    def _is_behind(self, member: _ItemReader) -> bool:
         return not member.settled and len(member.buffer) >= self.limits.max_buffered_results
 
     def _too_slow(self) -> ReaderTooSlow:

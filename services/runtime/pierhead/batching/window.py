@@ -62,7 +62,7 @@ class Member(Generic[T]):
         """Requests for different models are never in one batch."""
 
 
-class _Queue(Generic[M]):
+class _ModelQueue(Generic[M]):
     """The waiting requests for one model, oldest first. Any request can be removed in constant time."""
 
     __slots__ = ("members", "rows")
@@ -91,7 +91,7 @@ class BatchWindow(Generic[M]):
         self.limits = limits
         self.running = 0
         """Batches returned by `take` and not yet reported as `finished`."""
-        self._queues: dict[str | None, _Queue[M]] = {}
+        self._queues: dict[str | None, _ModelQueue[M]] = {}
         self._eager = False
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ class BatchWindow(Generic[M]):
             self._eager = True
         queue = self._queues.get(member.model)
         if queue is None:
-            queue = self._queues[member.model] = _Queue()
+            queue = self._queues[member.model] = _ModelQueue()
         queue.add(member)
 
     def discard(self, member: M) -> None:
@@ -151,7 +151,7 @@ class BatchWindow(Generic[M]):
         """A batch from `take` has ended."""
         self.running -= 1
 
-    def _next(self) -> _Queue[M] | None:
+    def _next(self) -> _ModelQueue[M] | None:
         """The queue that is due first."""
         if not self._queues or self.running >= self.limits.max_concurrent_batches:
             return None
@@ -159,17 +159,17 @@ class BatchWindow(Generic[M]):
             return next(iter(self._queues.values()))
         return min(self._queues.values(), key=self._due)
 
-    def _due(self, queue: _Queue[M]) -> float:
+    def _due(self, queue: _ModelQueue[M]) -> float:
         oldest = queue.oldest.arrived_at
         return oldest if self._eager or self._full(queue) else oldest + self.limits.batch_wait_timeout_s
 
-    def _full(self, queue: _Queue[M]) -> bool:
+    def _full(self, queue: _ModelQueue[M]) -> bool:
         limits = self.limits
         return len(queue.members) >= limits.max_batch_size or (
             limits.max_batch_rows is not None and queue.rows >= limits.max_batch_rows
         )
 
-    def _remove(self, queue: _Queue[M], member: M) -> None:
+    def _remove(self, queue: _ModelQueue[M], member: M) -> None:
         queue.remove(member)
         if not queue.members:
             del self._queues[member.model]

@@ -1,1 +1,1 @@
-"""Calls from a handle to the replicas of a service: choosing one, waiting in line, retrying, discovery."""
+"""Calls from a handle to the replicas of a service: choosing one, waiting in the queue, retrying, discovery."""

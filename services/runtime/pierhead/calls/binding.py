@@ -18,7 +18,7 @@ from pierhead.deadlines import Deadlines
 from pierhead.errors import Backpressure, NoReplica
 from pierhead.lanes.transports import TRANSPORTS
 from pierhead.metrics import RuntimeMetrics
-from pierhead.policies.router import Router
+from pierhead.policies.router import PolicyRouter
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}(:[0-9]{1,5})?")
 """A service's name that both Compose and DNS accept, with a port where there is no Discovery."""
@@ -62,7 +62,7 @@ class HandleOptions:
 class Binding:
     """A handle in the running loop."""
 
-    def __init__(self, options: HandleOptions, router: Router, metrics: RuntimeMetrics) -> None:
+    def __init__(self, options: HandleOptions, router: PolicyRouter, metrics: RuntimeMetrics) -> None:
         clients = Clients.current()
         settings = clients.settings
         self.loop = asyncio.get_running_loop()

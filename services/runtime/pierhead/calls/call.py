@@ -3,8 +3,8 @@
     take a replica with room ---------> open the call there ----> reply
        | none                              | refused, or never sent
        v                                   v
-    wait in line (bounded, deadline)    another replica (within the retry budget), else in line
-       | deadline, line full
+    wait in the queue (bounded, deadline)    another replica (within the retry budget), else in the queue
+       | deadline, queue full
        v
     Backpressure, NoReplica
 
@@ -14,10 +14,10 @@ A call that a replica may have begun is never sent a second time. Nor is a call 
 requests.
 
 When a replica has room, which is nearly always, a call costs no task and no timer of ours: the transport's call is
-opened at once, and awaiting ours awaits it. A call that has to wait costs a place in the line and a deadline, no task.
+opened at once, and awaiting ours awaits it. A call that has to wait costs a place in the queue and a deadline, no task.
 
 A call that is no longer referenced is cancelled: its result is lost, and it would take up a place at a replica. So
-nothing that outlives a call (leases, transports) refers to it, except the line while it waits there, and the task that
+nothing that outlives a call (leases, transports) refers to it, except the queue while it waits there, and the task that
 asks an asynchronous policy.
 """
 
@@ -31,11 +31,11 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from pierhead.calls.failures import Blame, Failure, count, models
-from pierhead.calls.line import PlaceInLine
+from pierhead.calls.failures import Blame, CallFailure, count, models
+from pierhead.calls.queue import QueuePlace
 from pierhead.deadlines import LONGEST_S
 from pierhead.errors import DeadlineExceeded, PierheadError
-from pierhead.lanes.connection import Kind, Method
+from pierhead.lanes.connection import Method, MethodKind
 from pierhead.policies.router import Ranks, Unranked
 from pierhead.request import CURRENT, MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, TRACEPARENT_KEY, new_request_id
 from pierhead.routing_stats import parse_stats
@@ -43,7 +43,7 @@ from pierhead.trailers import Trailers
 
 if TYPE_CHECKING:
     from pierhead.calls.binding import Binding
-    from pierhead.calls.lease import Lease
+    from pierhead.calls.lease import CallPlace
     from pierhead.calls.replica import Replica
     from pierhead.deadlines import Deadline
 
@@ -61,11 +61,11 @@ class Call:
     """What an asynchronous policy has returned; None = it has not been asked."""
     _call: Any = None
     """The transport's call; None while there is none."""
-    _lease: Lease
+    _lease: CallPlace
     """On the replica that has the call, or had it last."""
     _opening: asyncio.Future[None] | None = None
     """Done when the call is at a replica, or never will be; None when it reached one at once."""
-    _place: PlaceInLine | None = None
+    _place: QueuePlace | None = None
     _timer: Deadline | None = None
     _ranking: asyncio.Task[None] | None = None
     """Asks an asynchronous policy."""
@@ -150,7 +150,7 @@ class Call:
     # ---- as grpc.aio.Call
 
     def cancel(self) -> bool:
-        """Cancel the call, wherever it is: in line, or at the replica."""
+        """Cancel the call, wherever it is: in the queue, or at the replica."""
         if self._call is not None:
             cancelled = bool(self._call.cancel())
         else:
@@ -225,7 +225,7 @@ class Call:
             elif key == MODEL_KEY:
                 self.model_id = value
 
-    def _open(self, lease: Lease, timeout: float, *, patient: bool = False) -> None:
+    def _open(self, lease: CallPlace, timeout: float, *, patient: bool = False) -> None:
         """Open the call at the replica, or fail it with what the transport raises."""
         self._patient = patient
         try:
@@ -274,7 +274,7 @@ class Call:
             self._deny(error)
 
     def _rank(self, *, returned: bool = False) -> None:
-        """Ask the policy, and then take a replica or stand in line; `returned`: as for `_wait`."""
+        """Ask the policy, and then take a replica or stand in the queue; `returned`: as for `_wait`."""
         if self._opening is None or self._opening.done():
             self._opening = asyncio.get_running_loop().create_future()
         self._timer = self._binding.deadlines.add(self._deadline, self._ranked_too_late)
@@ -294,7 +294,7 @@ class Call:
             self._ranked(returned)
 
     def _ranked(self, returned: bool) -> None:
-        """Take a replica by the policy's ranks, or stand in line."""
+        """Take a replica by the policy's ranks, or stand in the queue."""
         self._stop_waiting()
         now = time.monotonic()
         if now >= self._deadline:
@@ -318,7 +318,7 @@ class Call:
     # ---- waiting
 
     def _wait(self, *, returned: bool = False) -> None:
-        """Stand in line. `returned`: the call was at a replica, which refused it, or in line."""
+        """Join the queue. `returned`: the call was at a replica, which refused it, or in the queue."""
         if self._opening is None or self._opening.done():
             self._opening = asyncio.get_running_loop().create_future()
         now = time.monotonic()
@@ -332,13 +332,13 @@ class Call:
                 self._rank(returned=returned)
                 return
             self._context = contextvars.copy_context()
-        self._place = place = PlaceInLine(self._started, self, self._binding.router, self._granted, self._denied)
+        self._place = place = QueuePlace(self._started, self, self._binding.router, self._granted, self._denied)
         self._timer = self._binding.deadlines.add(now + patience, self._gave_up)
         self._binding.joined(1)
         self._pool.join(place)
 
     def _pause(self, seconds: float) -> None:
-        """Stand in line after a pause."""
+        """Join the queue after a pause."""
         self._opening = asyncio.get_running_loop().create_future()
         self._timer = self._binding.deadlines.add(time.monotonic() + seconds, self._pause_over)
 
@@ -347,7 +347,7 @@ class Call:
         self._wait(returned=True)
 
     def _stop_waiting(self) -> None:
-        """Leave the line, if the call is in it, forget the timer, and do not ask the policy any more."""
+        """Leave the queue, if the call is in it, forget the timer, and do not ask the policy any more."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
@@ -359,7 +359,7 @@ class Call:
             self._binding.joined(-1)
             self._pool.leave(place)
 
-    def _granted(self, lease: Lease, *, patient: bool = True) -> None:
+    def _granted(self, lease: CallPlace, *, patient: bool = True) -> None:
         """Its turn has come."""
         self._stop_waiting()
         opening = self._opening
@@ -379,7 +379,7 @@ class Call:
             self._untaken(error, returned=True)
 
     def _gave_up(self) -> None:
-        """Its time in line has run out."""
+        """Its time in the queue has run out."""
         waited = time.monotonic() - self._started
         self._denied(self._binding.refusal(f"none had room within {waited:.3g} s"))
 
@@ -390,7 +390,7 @@ class Call:
         if call is not self._call:
             return  # another task that awaits this call has done it already
         now = time.monotonic()
-        failure = Failure(error, self._deadline - now)
+        failure = CallFailure(error, self._deadline - now)
         if not self._ended:
             self._learn(failure, now)
         reason = failure.retry_reason
@@ -417,7 +417,7 @@ class Call:
         """Whether the whole request is still at hand, so that it can be sent again."""
         return True
 
-    def _learn(self, failure: Failure, now: float) -> None:
+    def _learn(self, failure: CallFailure, now: float) -> None:
         """Report to the pool what the failure says about the replica."""
         pool, lease = self._pool, self._lease
         if failure.retry_reason == "draining":
@@ -469,7 +469,7 @@ class Call:
         self._ended = True
         now, lease, binding = time.monotonic(), self._lease, self._binding
         binding.succeeded(now - self._started)
-        if self._method.kind is Kind.UNARY_UNARY:
+        if self._method.kind is MethodKind.UNARY_UNARY:
             binding.took(now - lease.began)
         self._pool.answered(lease, now)
         if self._callbacks is not None:

@@ -12,11 +12,11 @@ import grpc
 
 from pierhead.calls.binding import Binding, HandleOptions
 from pierhead.calls.call import Call
-from pierhead.calls.calls import StreamStreamCall, StreamUnaryCall, UnaryStreamCall, UnaryUnaryCall
+from pierhead.calls.kinds import StreamStreamCall, StreamUnaryCall, UnaryStreamCall, UnaryUnaryCall
 from pierhead.calls.pool import Pool
-from pierhead.lanes.connection import Kind, Method
+from pierhead.lanes.connection import Method, MethodKind
 from pierhead.metrics import PROCESS, RuntimeMetrics
-from pierhead.policies.router import Router
+from pierhead.policies.router import PolicyRouter
 from pierhead.serve_block import DEFAULT_POLICY
 
 
@@ -33,7 +33,7 @@ class HandleChannel(grpc.aio.Channel):
         self.metrics = metrics or PROCESS
         self._rng = rng or Random()  # noqa: S311 - load balancing
         # The first loop's router is created now: an unknown policy name raises where the handle is created.
-        self._spare_router: Router | None = self._make_router()
+        self._spare_router: PolicyRouter | None = self._make_router()
         self._bindings: dict[asyncio.AbstractEventLoop, Binding] = {}
         self._latest: Binding | None = None
 
@@ -64,9 +64,9 @@ class HandleChannel(grpc.aio.Channel):
         binding = self._bindings[loop] = Binding(self.options, router, self.metrics)
         return binding
 
-    def _make_router(self) -> Router:
+    def _make_router(self) -> PolicyRouter:
         options = self.options
-        return Router(
+        return PolicyRouter(
             options.policy or DEFAULT_POLICY,
             Random(self._rng.random()),  # noqa: S311 - one for each thread
             kwargs=options.policy_kwargs,
@@ -79,19 +79,19 @@ class HandleChannel(grpc.aio.Channel):
 
     def unary_unary(self, method: str, *codec: Any, **options: Any) -> Any:
         """One request, one reply."""
-        return _UnaryRequest(self, UnaryUnaryCall, _method(Kind.UNARY_UNARY, method, *codec, **options))
+        return _UnaryRequest(self, UnaryUnaryCall, _method(MethodKind.UNARY_UNARY, method, *codec, **options))
 
     def unary_stream(self, method: str, *codec: Any, **options: Any) -> Any:
         """One request, many replies."""
-        return _UnaryRequest(self, UnaryStreamCall, _method(Kind.UNARY_STREAM, method, *codec, **options))
+        return _UnaryRequest(self, UnaryStreamCall, _method(MethodKind.UNARY_STREAM, method, *codec, **options))
 
     def stream_unary(self, method: str, *codec: Any, **options: Any) -> Any:
         """Many requests, one reply."""
-        return _StreamRequest(self, StreamUnaryCall, _method(Kind.STREAM_UNARY, method, *codec, **options))
+        return _StreamRequest(self, StreamUnaryCall, _method(MethodKind.STREAM_UNARY, method, *codec, **options))
 
     def stream_stream(self, method: str, *codec: Any, **options: Any) -> Any:
         """Many requests, many replies."""
-        return _StreamRequest(self, StreamStreamCall, _method(Kind.STREAM_STREAM, method, *codec, **options))
+        return _StreamRequest(self, StreamStreamCall, _method(MethodKind.STREAM_STREAM, method, *codec, **options))
 
     # ---- the rest of grpc.aio.Channel
 
@@ -124,7 +124,7 @@ class HandleChannel(grpc.aio.Channel):
 
 
 def _method(
-    kind: Kind,
+    kind: MethodKind,
     path: str,
     request_serializer: Any = None,
     response_deserializer: Any = None,

@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar, Final, NamedTuple, Protocol
 
 from pierhead.calls.directory import Directory
-from pierhead.calls.listing import Listing
+from pierhead.calls.listing import ReplicaListing
 from pierhead.calls.pool import Pool
 from pierhead.calls.replica import Endpoint
 from pierhead.lanes.connection import Connection
@@ -19,7 +19,7 @@ from pierhead.settings import Settings
 from pierhead.store.memory import OWN_STORE, Store
 from pierhead.store.remote import RemoteStore
 
-_HERE: Final = Listing([Endpoint(name="local", address="local")])
+_HERE: Final = ReplicaListing([Endpoint(name="local", address="local")])
 
 
 class InProcess(Protocol):
@@ -34,7 +34,7 @@ class Placed(NamedTuple):
     """A service in this process, as one event loop calls it."""
 
     replica: InProcess
-    listing: Listing
+    listing: ReplicaListing
 
 
 class Clients:

@@ -20,7 +20,7 @@ from dataclasses import replace
 import grpc
 
 from pierhead.calls.absence import SwitchedOff, Unfound, Unknown
-from pierhead.calls.listing import Listing
+from pierhead.calls.listing import ReplicaListing
 from pierhead.calls.replica import Endpoint
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 from pierhead.routing_stats import Stats
@@ -30,7 +30,7 @@ from pierhead.tasks import end_tasks
 
 logger = logging.getLogger("pierhead")
 
-Update = Callable[[Listing], None]
+Update = Callable[[ReplicaListing], None]
 
 UNKNOWN_GRACE_S = 5.0
 """How long calls wait for a service after the controller has reported it as unknown: services are added to the files,
@@ -52,7 +52,7 @@ class Directory:
         self._settings = settings
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._updates: dict[str, list[Update]] = {}
-        self._last: dict[str, Listing] = {}
+        self._last: dict[str, ReplicaListing] = {}
         self._dns: dict[str, asyncio.Task[None]] = {}
         self._from_controller: set[str] = set()
         self._graces: dict[str, asyncio.TimerHandle] = {}
@@ -86,7 +86,7 @@ class Directory:
             grace.cancel()
         await end_tasks(*self._tasks)
 
-    def _update(self, service: str, listing: Listing) -> None:
+    def _update(self, service: str, listing: ReplicaListing) -> None:
         self._last[service] = listing
         for update in self._updates[service]:
             update(listing)
@@ -154,7 +154,7 @@ class Directory:
         """Let calls fail at once for a service that the controller does not know, unless DNS knows it."""
         if service in self._from_controller or service not in self._last:
             absence = Unknown(self._known.get(service, ()))
-            self._update(service, replace(self._last.get(service, Listing()), absence=absence))
+            self._update(service, replace(self._last.get(service, ReplicaListing()), absence=absence))
 
     def _names(self) -> list[str]:
         """The services that are known without a controller; those of variables as these spell them."""
@@ -163,7 +163,7 @@ class Directory:
     def _stay_unfound(self, service: str) -> None:
         """Let calls fail at once for a service that is neither known here nor, by now, to DNS."""
         if service not in self._last:
-            self._update(service, Listing(absence=Unfound(tuple(self._names()))))
+            self._update(service, ReplicaListing(absence=Unfound(tuple(self._names()))))
 
     # ---- DNS
 
@@ -181,15 +181,15 @@ class Directory:
             await asyncio.sleep(DNS_PERIOD_S if addresses else DNS_PERIOD_EMPTY_S)
 
 
-def _at(addresses: Iterable[str]) -> Listing:
+def _at(addresses: Iterable[str]) -> ReplicaListing:
     """A listing of replicas of which only the addresses are known."""
-    return Listing([Endpoint(name=address, address=address) for address in addresses])
+    return ReplicaListing([Endpoint(name=address, address=address) for address in addresses])
 
 
-def _listing(state: discovery_pb2.ServiceEndpoints) -> Listing:
+def _listing(state: discovery_pb2.ServiceEndpoints) -> ReplicaListing:
     """A listing as the controller reports it."""
     draining = discovery_pb2.Endpoint.DRAINING
-    return Listing(
+    return ReplicaListing(
         endpoints=[
             Endpoint(
                 name=endpoint.replica,

@@ -42,7 +42,7 @@ class Blame(Enum):
     BROKEN = "it, or the way there, is broken"
 
 
-class Failure:
+class CallFailure:
     """One failed call, which had `remaining` seconds left when it failed."""
 
     __slots__ = ("code", "details", "error", "trailers")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pierhead.calls.pool import Pool
 
 
-class Lease:
+class CallPlace:
     """One call's place at a replica. Does not refer to the call: a call that is no longer referenced ends at once."""
 
     __slots__ = ("_pool", "began", "left", "replica", "trial")

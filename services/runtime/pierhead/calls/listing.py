@@ -10,7 +10,7 @@ from pierhead.calls.replica import Endpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ReplicaListing:
     """One source's whole report; the next one replaces it."""
 
     endpoints: Sequence[Endpoint] = ()

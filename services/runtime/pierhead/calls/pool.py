@@ -1,6 +1,6 @@
 """The replicas of one service as this process sees them, and the calls that wait for one.
 
-A call takes a lease on a replica (`take`, or a place in the line when none has room) and ends it when it is over.
+A call takes a lease on a replica (`take`, or a place in the queue when none has room) and ends it when it is over.
 Everything here belongs to one event loop; nothing awaits between looking at a count and changing it.
 """
 
@@ -15,17 +15,17 @@ from weakref import WeakSet
 
 from pierhead.calls import weights
 from pierhead.calls.budget import RetryBudget
-from pierhead.calls.lease import Lease
-from pierhead.calls.line import Line, PlaceInLine
-from pierhead.calls.listing import Listing
+from pierhead.calls.lease import CallPlace
+from pierhead.calls.listing import ReplicaListing
 from pierhead.calls.outliers import Outliers, Standing, left_out, next_change
+from pierhead.calls.queue import CallQueue, QueuePlace
 from pierhead.calls.replica import FULL_TRUSTED_S, Replica
 from pierhead.errors import NoReplica, PierheadError
 from pierhead.lanes.transports import Connect
 from pierhead.lanes.waiting import next_change as next_wake
 from pierhead.lanes.waiting import wake_all
 from pierhead.policies.policy import RoutedCall
-from pierhead.policies.router import Router, Unranked
+from pierhead.policies.router import PolicyRouter, Unranked
 from pierhead.routing_stats import Stats
 
 REPORT_TRUSTED_S = 1.0
@@ -65,7 +65,7 @@ class Pool:
         self.budget = RetryBudget(clock())
         self.listed = False
         """Whether any source has answered yet."""
-        self.listing = Listing()
+        self.listing = ReplicaListing()
         """The service's last listing."""
         self.closed = False
         self._clock = clock
@@ -81,18 +81,18 @@ class Pool:
         """Whether the replicas have different shares of the calls."""
         self._due = NEVER
         """When the next reported load or time out expires."""
-        self._line = Line()
+        self._queue = CallQueue()
         self._serving = False
         self._call_later: CallLater = call_later or asyncio.get_running_loop().call_later
         self._timer: Timer | None = None
         self._timer_at = NEVER
         self._closing: set[asyncio.Task[None]] = set()
         self._changes: list[asyncio.Future[None]] = []
-        self._watching: WeakSet[Router] = WeakSet()
+        self._watching: WeakSet[PolicyRouter] = WeakSet()
 
     # ---- what sources report
 
-    def update(self, listing: Listing) -> None:
+    def update(self, listing: ReplicaListing) -> None:
         """Take over a listing. A replica whose address stays keeps its connection and its counts."""
         self.listed = True
         former, self.listing = self.listing, listing
@@ -119,7 +119,7 @@ class Pool:
         """Every replica that is known, callable or not."""
         return self._replicas.values()
 
-    def watch(self, router: Router) -> None:
+    def watch(self, router: PolicyRouter) -> None:
         """Report gone replicas and the service's policy to `router`, for as long as it is referenced."""
         router.follow(self.listing.policy, self.listing.policy_kwargs)
         if router.watches_replicas or router.follows:
@@ -151,37 +151,39 @@ class Pool:
 
     # ---- taking and returning
 
-    def take(self, router: Router, call: RoutedCall, now: float, tried: Collection[Replica] = ()) -> Lease | None:
+    def take(
+        self, router: PolicyRouter, call: RoutedCall, now: float, tried: Collection[Replica] = ()
+    ) -> CallPlace | None:
         """A lease on a replica with room that is not in `tried`; None when the call has to wait, also behind others.
 
         Raises UserCodeError when the policy fails, and Unranked when it is asynchronous and has not been asked.
         """
-        return None if self._line.waiting else self._take(router, call, now, tried)
+        return None if self._queue.waiting else self._take(router, call, now, tried)
 
-    def candidates(self, router: Router) -> Sequence[Replica]:
+    def candidates(self, router: PolicyRouter) -> Sequence[Replica]:
         """The replicas that an asynchronous policy chooses among: those that may be called, full or not."""
         if self._clock() >= self._due:
             self._wear_off(self._clock())
         return self._in_service if router.eject_outliers else self._callable
 
-    def join(self, place: PlaceInLine) -> None:
-        """Stand in line; `granted` or `denied` may be called before this returns."""
+    def join(self, place: QueuePlace) -> None:
+        """Join the queue; `granted` or `denied` may be called before this returns."""
         if self.closed:
             place.denied(self._closed_by_us())
             return
-        self._line.join(place)
+        self._queue.join(place)
         self._serve()
 
-    def leave(self, place: PlaceInLine) -> None:
-        """Leave the line; nothing happens if its turn has come already."""
+    def leave(self, place: QueuePlace) -> None:
+        """Leave the queue; nothing happens if its turn has come already."""
         # The next call may fit where this one did not.
-        if self._line.leave(place) and self._line.waiting:
+        if self._queue.leave(place) and self._queue.waiting:
             self._serve()
 
     @property
     def waiting(self) -> int:
-        """Calls in the line."""
-        return self._line.waiting
+        """Calls in the queue."""
+        return self._queue.waiting
 
     def released(self, replica: Replica, trial: bool) -> None:
         """A lease on the replica has ended."""
@@ -189,7 +191,7 @@ class Pool:
             now = self._clock()
             replica.standing.end_trial(now)
             self._sort(now)
-        if self._line.waiting:
+        if self._queue.waiting:
             # The outcome of the call is known a moment later; a refusal frees no room.
             if not replica.full:
                 self._serve()
@@ -213,7 +215,12 @@ class Pool:
         return old and (len(self._callable) > 1 or replica.others > 0)
 
     def report(
-        self, lease: Lease, ongoing: int, now: float, models: frozenset[str] | None = None, stats: Stats | None = None
+        self,
+        lease: CallPlace,
+        ongoing: int,
+        now: float,
+        models: frozenset[str] | None = None,
+        stats: Stats | None = None,
     ) -> None:
         """Take over a reply's report: the replica's requests in flight, and perhaps its models and its numbers."""
         replica = lease.replica
@@ -226,7 +233,7 @@ class Pool:
             replica.learn(stats)
         self._serve()
 
-    def refused(self, lease: Lease, ongoing: int) -> None:
+    def refused(self, lease: CallPlace, ongoing: int) -> None:
         """The replica is full: its requests in flight are its limit. Other callers may free room at any time."""
         replica, now = lease.replica, self._clock()
         replica.full = True
@@ -239,7 +246,7 @@ class Pool:
         replica.refuses = True
         self._refresh()
 
-    def answered(self, lease: Lease, now: float) -> None:
+    def answered(self, lease: CallPlace, now: float) -> None:
         """The replica worked."""
         standing = lease.replica.standing
         if standing.failures or standing.until:
@@ -249,14 +256,14 @@ class Pool:
         else:
             standing.answered_at = now
 
-    def failed(self, lease: Lease, now: float) -> None:
+    def failed(self, lease: CallPlace, now: float) -> None:
         """The replica, or the way there, is broken."""
         standing = lease.replica.standing
         out = standing.until
         self._outliers.failed(standing, lease.began, now, self._standings())
         self._judged(standing, out, now)
 
-    def timed_out(self, lease: Lease, now: float) -> None:
+    def timed_out(self, lease: CallPlace, now: float) -> None:
         """The call's deadline passed while the replica had it."""
         standing = lease.replica.standing
         out = standing.until
@@ -271,8 +278,8 @@ class Pool:
         self._report_gone(self._listed_names())
         replicas, self._replicas = list(self._replicas.values()), {}
         self._callable = self._in_service = []
-        while (place := self._line.head()) is not None:
-            self._line.leave(place)
+        while (place := self._queue.head()) is not None:
+            self._queue.leave(place)
             place.denied(self._closed_by_us())
         await asyncio.gather(*(replica.connection.close() for replica in replicas))
         if self._closing:
@@ -283,7 +290,9 @@ class Pool:
 
     # ---- choosing
 
-    def _take(self, router: Router, call: RoutedCall, now: float, tried: Collection[Replica] = ()) -> Lease | None:
+    def _take(
+        self, router: PolicyRouter, call: RoutedCall, now: float, tried: Collection[Replica] = ()
+    ) -> CallPlace | None:
         if now >= self._due:
             self._wear_off(now)
         candidates = self._in_service if router.eject_outliers else self._callable
@@ -295,7 +304,7 @@ class Pool:
             return None
         choice = weights.group(candidates, self._random.random()) if self._weighed else candidates
         chosen = router.choose(choice, call)
-        lease = Lease(self, chosen, now)
+        lease = CallPlace(self, chosen, now)
         standing = chosen.standing
         if standing.until and not standing.unwanted(now):
             lease.trial = True
@@ -310,27 +319,27 @@ class Pool:
         return lease
 
     def _serve(self) -> None:
-        """Grant replicas with room to the calls at the head of the line; fail calls for which no replica will come."""
+        """Grant replicas with room to the calls at the head of the queue; fail calls for which no replica will come."""
         if self._serving:  # re-entered from `granted` or `denied`: the outer loop goes on anyway
             return
         self._serving = True
         try:
-            while (place := self._line.head()) is not None:
+            while (place := self._queue.head()) is not None:
                 try:
                     lease = self._take(place.router, place.call, self._clock())
                 except (PierheadError, Unranked) as error:
-                    self._line.leave(place)
+                    self._queue.leave(place)
                     place.denied(error)
                     continue
                 if lease is not None:
-                    self._line.leave(place)
+                    self._queue.leave(place)
                     place.granted(lease)
                     continue
                 hopeless = self.hopeless()
                 if hopeless is None:
                     self._look_again()
                     return
-                self._line.leave(place)
+                self._queue.leave(place)
                 place.denied(hopeless)
         finally:
             self._serving = False
@@ -388,7 +397,7 @@ class Pool:
                 replica.expire(now)
         self._sort(now)
 
-    def _take_report(self, lease: Lease, ongoing: int, until: float) -> None:
+    def _take_report(self, lease: CallPlace, ongoing: int, until: float) -> None:
         """Take over the load that a replica reports, less this process's own calls when the reply arrived: without
         that moment, calls that have ended since would count as other callers'.
         """
@@ -408,12 +417,12 @@ class Pool:
     # ---- looking again
 
     def _look_again(self) -> None:
-        """Reported loads and times out expire without an event: set a timer that looks at the line again."""
+        """Reported loads and times out expire without an event: set a timer that looks at the queue again."""
         if self._due < NEVER:
             self._look_at(self._due)
 
     def _look_at(self, when: float) -> None:
-        """Look at the line a moment after `when`."""
+        """Look at the queue a moment after `when`."""
         if self._timer is not None:
             if self._timer_at <= when:
                 return

@@ -7,12 +7,12 @@ import time
 from collections.abc import Collection
 from typing import Protocol
 
-from pierhead.calls.lease import Lease
-from pierhead.calls.line import PlaceInLine
+from pierhead.calls.lease import CallPlace
 from pierhead.calls.pool import Pool
+from pierhead.calls.queue import QueuePlace
 from pierhead.calls.replica import Replica
 from pierhead.policies.policy import RoutedCall
-from pierhead.policies.router import Ranks, Router
+from pierhead.policies.router import PolicyRouter, Ranks
 
 
 class LineFull(Exception):
@@ -27,13 +27,13 @@ class RankedCall(RoutedCall, Protocol):
 
 async def lease_in_turn(
     pool: Pool,
-    router: Router,
+    router: PolicyRouter,
     call: RankedCall,
     *,
     most_waiting: int,
     wait_s: float,
     tried: Collection[Replica] = (),
-) -> Lease:
+) -> CallPlace:
     """A lease on a replica with room, as soon as it is the call's turn. `most_waiting`: -1 = no bound.
 
     Raises LineFull, TimeoutError after `wait_s`, NoReplica, and UserCodeError of the policy.
@@ -46,9 +46,9 @@ async def lease_in_turn(
         return lease
     if 0 <= most_waiting <= pool.waiting:
         raise LineFull
-    turn: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+    turn: asyncio.Future[CallPlace] = asyncio.get_running_loop().create_future()
 
-    def granted(lease: Lease) -> None:
+    def granted(lease: CallPlace) -> None:
         if turn.done():  # cancelled in this very turn
             lease.end()
         else:
@@ -58,7 +58,7 @@ async def lease_in_turn(
         if not turn.done():
             turn.set_exception(error)
 
-    place = PlaceInLine(now, call, router, granted, denied)
+    place = QueuePlace(now, call, router, granted, denied)
     pool.join(place)
     try:
         async with asyncio.timeout(wait_s):

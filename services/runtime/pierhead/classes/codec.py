@@ -30,11 +30,11 @@ from pierhead.classes.shapes import (
     Box,
     Card,
     Converted,
-    Field,
     Generated,
     Items,
     Leaf,
     Members,
+    MessageField,
     OneOf,
     Scalar,
     Struct,
@@ -51,7 +51,7 @@ class Codecs:
         self._is_inside = is_inside
         self._structs: dict[Struct, MessageCodec] = {}
 
-    def writer_of(self, field: Field) -> Write:
+    def writer_of(self, field: MessageField) -> Write:
         """Writes a value into the field of a message. Raises Unfit."""
         write, may_be_none = self._writer(field), field.absent is Absent.NONE
 
@@ -67,7 +67,7 @@ class Codecs:
 
         return checked
 
-    def reader_of(self, field: Field) -> Read:
+    def reader_of(self, field: MessageField) -> Read:
         """Reads the field of a message: its value, or LEFT_OUT. Raises Unfit."""
         read, name, absent = self._reader(field), field.name, field.absent
         may_be_absent = field.card is Card.ONE
@@ -88,7 +88,7 @@ class Codecs:
 
     # ---- by cardinality
 
-    def _writer(self, field: Field) -> Write:
+    def _writer(self, field: MessageField) -> Write:
         name, card, leaf = field.name, field.card, field.leaf
         if isinstance(leaf, Scalar):
             return _SCALAR_WRITERS[card](name)
@@ -100,7 +100,7 @@ class Codecs:
             )
         return _MESSAGE_WRITERS[card](name, self._codec(leaf, name).write)
 
-    def _reader(self, field: Field) -> Read:
+    def _reader(self, field: MessageField) -> Read:
         get, leaf, holder = attrgetter(field.name), field.leaf, field.holder
         if isinstance(leaf, Scalar):
             return _scalar_reader(get, field)
@@ -143,7 +143,7 @@ class Codecs:
         how = leaf.validated
         return struct_codec(leaf, fields) if how is None else validated_codec(leaf, how, fields, self._is_inside)
 
-    def _fields(self, fields: Sequence[Field]) -> list[FieldCodec]:
+    def _fields(self, fields: Sequence[MessageField]) -> list[FieldCodec]:
         return [(field.name, self.writer_of(field), self.reader_of(field)) for field in fields]
 
 
@@ -217,7 +217,7 @@ _VALUE_WRITERS: Final = {Card.ONE: _set_value, Card.MANY: _add_values, Card.MAP:
 _MESSAGE_WRITERS: Final = {Card.ONE: _fill_message, Card.MANY: _add_messages, Card.MAP: _map_messages}
 
 
-def _scalar_reader(get: Read, field: Field) -> Read:
+def _scalar_reader(get: Read, field: MessageField) -> Read:
     holder = field.holder
     if field.card is Card.ONE:
         return get
@@ -240,7 +240,7 @@ def _member_of(leaf: Members) -> Read:
 # ---- words
 
 
-def _spell(field: Field) -> str:
+def _spell(field: MessageField) -> str:
     leaf = field.leaf
     if isinstance(leaf, Array):
         word = f"a {leaf.library} array"
@@ -251,7 +251,7 @@ def _spell(field: Field) -> str:
     return f"a {field.holder.__name__} of {word}" if field.card is Card.MANY else word
 
 
-def _misfit(field: Field, value: Any, error: Exception) -> str:
+def _misfit(field: MessageField, value: Any, error: Exception) -> str:
     if isinstance(field.leaf, Array) and str(error):
         return str(error)
     found = repr(value)

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from pierhead.classes.codec import Codecs
 from pierhead.classes.message_codecs import LEFT_OUT, Read, Unfit, Write
-from pierhead.classes.shapes import Absent, Card, Field, Scalar
+from pierhead.classes.shapes import Absent, Card, MessageField, Scalar
 
 _P: Final = "_pierhead_"
 """Begins the names that are not parameters."""
@@ -24,7 +24,11 @@ Refuse = Callable[[Unfit], Exception]
 
 
 def maker(
-    message: type[Message], fields: Sequence[Field], parameters: Sequence[Parameter], codecs: Codecs, refuse: Refuse
+    message: type[Message],
+    fields: Sequence[MessageField],
+    parameters: Sequence[Parameter],
+    codecs: Codecs,
+    refuse: Refuse,
 ) -> Callable[..., Any]:
     """`make(<the parameters>)`: the message with these values; a parameter with a default may be left out.
 
@@ -46,7 +50,7 @@ def maker(
 
 
 def caller(
-    fields: Sequence[Field], defaults: Mapping[str, Any], codecs: Codecs, refuse: Refuse
+    fields: Sequence[MessageField], defaults: Mapping[str, Any], codecs: Codecs, refuse: Refuse
 ) -> Callable[[Callable[..., Any], Any], Any]:
     """`call(function, message)`: calls a function with each field as a keyword. Raises `refuse(...)`.
 
@@ -65,7 +69,7 @@ def caller(
     return _compiled(lines, known)
 
 
-def getter(field: Field, codecs: Codecs, refuse: Refuse) -> Read:
+def getter(field: MessageField, codecs: Codecs, refuse: Refuse) -> Read:
     """`get(message)`: the value of one field. Raises `refuse(...)`."""
     known = {f"{_P}read": codecs.reader_of(field), f"{_P}Unfit": Unfit, f"{_P}refuse": refuse}
     lines = ["def get(message):", f" try: return {_value(field, f'{_P}read', 'message')}", *_REFUSING]
@@ -75,12 +79,12 @@ def getter(field: Field, codecs: Codecs, refuse: Refuse) -> Read:
 _REFUSING: Final = (f" except {_P}Unfit as {_P}error:", f"  raise {_P}refuse({_P}error) from {_P}error.__cause__")
 
 
-def _is_plain(field: Field) -> bool:
+def _is_plain(field: MessageField) -> bool:
     """Whether the attribute of a message is the value."""
     return isinstance(field.leaf, Scalar) and field.card is Card.ONE
 
 
-def _value(field: Field, reader: str, message: str) -> str:
+def _value(field: MessageField, reader: str, message: str) -> str:
     """The expression of a field's value; its reader knows what absence means."""
     if not _is_plain(field):
         return f"{reader}({message})"

@@ -20,7 +20,7 @@ from pierhead.classes.codec import Codecs
 from pierhead.classes.compiled import caller, getter, maker
 from pierhead.classes.descriptors import ContractFile, reply_of, request_of, types_of
 from pierhead.classes.message_codecs import Unfit
-from pierhead.classes.shapes import CannotTravel, Field, Generated
+from pierhead.classes.shapes import CannotTravel, Generated, MessageField
 from pierhead.classes.signatures import MethodShape, methods_of_class
 from pierhead.errors import BadRequest, PierheadError
 from pierhead.request import CURRENT, InsideRequest
@@ -85,7 +85,7 @@ class ClassMethod:
         if whole is not None:
             self.reply = self._whole(self.reply_class, inspect.Signature([_VALUE]))
             self.result = lambda reply: reply
-        elif isinstance(shape.reply, Field):
+        elif isinstance(shape.reply, MessageField):
             self.reply = maker(self.reply_class, [shape.reply], [_VALUE], replies, self._bad_result)
             self.result = getter(shape.reply, replies, self._bad_reply)
 

@@ -23,11 +23,11 @@ from pierhead.classes.shapes import (
     CannotTravel,
     Card,
     Converted,
-    Field,
     Generated,
     Items,
     Leaf,
     Members,
+    MessageField,
     OneOf,
     Scalar,
     Struct,
@@ -145,7 +145,7 @@ class ContractFile:
             return self._import(method.reply.type)
         return self._message(reply_of(method.name), method, () if method.reply is None else (method.reply,))
 
-    def _message(self, name: str, owner: object, fields: Sequence[Field]) -> str:
+    def _message(self, name: str, owner: object, fields: Sequence[MessageField]) -> str:
         """Add a message, once for each owner; returns its full name."""
         if self._is_new(name, owner):
             message = DescriptorProto(name=name)
@@ -169,7 +169,7 @@ class ContractFile:
         self._begun.add(name)  # before its fields, which may be of the same type
         return is_new
 
-    def _field(self, message: DescriptorProto, field: Field, number: int) -> FieldDescriptorProto:
+    def _field(self, message: DescriptorProto, field: MessageField, number: int) -> FieldDescriptorProto:
         made = message.field.add(name=field.name, number=number, label=FieldDescriptorProto.LABEL_OPTIONAL)
         if field.card is not Card.ONE:
             made.label = FieldDescriptorProto.LABEL_REPEATED
@@ -180,7 +180,7 @@ class ContractFile:
             self._type(made, field.leaf)
         return made
 
-    def _presence(self, message: DescriptorProto, made: FieldDescriptorProto, field: Field) -> None:
+    def _presence(self, message: DescriptorProto, made: FieldDescriptorProto, field: MessageField) -> None:
         if field.absent is Absent.REFUSED:
             made.options.Extensions[contract_pb2.required] = True
             self._imports[contract_pb2.DESCRIPTOR.name] = contract_pb2.DESCRIPTOR
@@ -189,7 +189,7 @@ class ContractFile:
             made.oneof_index = len(message.oneof_decl)
             message.oneof_decl.add(name=f"_{field.name}")
 
-    def _entry(self, message: DescriptorProto, field: Field) -> str:
+    def _entry(self, message: DescriptorProto, field: MessageField) -> str:
         name = "".join(word[:1].upper() + word[1:] for word in field.name.split("_")) + "Entry"
         entry = message.nested_type.add(name=name)
         entry.options.map_entry = True

@@ -131,13 +131,13 @@ def _stream(method: ClassMethod, start: Callable[..., Any], call_options: CallOp
     timeout_s, metadata = call_options
 
     def stream(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        return _Items(method, start(method.request(*args, **kwargs), timeout=timeout_s, metadata=metadata))
+        return _StreamItems(method, start(method.request(*args, **kwargs), timeout=timeout_s, metadata=metadata))
 
     stream.__name__ = stream.__qualname__ = method.name
     return stream
 
 
-class _Items(AsyncIterator[Any]):
+class _StreamItems(AsyncIterator[Any]):
     """The items of a stream. Dropping it, or `aclose()`, cancels the call."""
 
     __slots__ = ("_next", "_replies", "_result")

@@ -26,11 +26,11 @@ from pierhead.classes.shapes import (
     CannotTravel,
     Card,
     Converted,
-    Field,
     Generated,
     Items,
     Leaf,
     Members,
+    MessageField,
     OneOf,
     Scalar,
     Struct,
@@ -63,18 +63,18 @@ class Shapes:
     def __init__(self) -> None:
         self._structs: dict[type, Struct] = {}
 
-    def field_of(self, name: str, hint: Any, default: Any, path: str) -> Field:
+    def field_of(self, name: str, hint: Any, default: Any, path: str) -> MessageField:
         """The field of a parameter, of a dataclass's field, or of a reply. Raises CannotTravel."""
         if _NAME.fullmatch(name) is None or hasattr(Message, name):
             raise CannotTravel(f"{path}: protobuf has no field of that name: write ASCII letters and digits")
         hint = _bare(hint)
         inner = _optional(hint)
         if inner is not None and (default is MISSING or default is None):
-            return Field(name, Card.ONE, self.leaf_of(inner, path), Absent.NONE)
+            return MessageField(name, Card.ONE, self.leaf_of(inner, path), Absent.NONE)
         if inner is None and _is_container(hint) and _means_empty(default):
             return self._many(name, hint, path)
         absent = Absent.REFUSED if default is MISSING else Absent.DEFAULT
-        return Field(name, Card.ONE, self.leaf_of(hint, path), absent)
+        return MessageField(name, Card.ONE, self.leaf_of(hint, path), absent)
 
     def leaf_of(self, hint: Any, path: str) -> Leaf:
         """The shape of one value: of an item of a list, say."""
@@ -88,17 +88,17 @@ class Shapes:
             return self._items(hint, path)
         return _single(hint, path) or self._struct(hint, path)
 
-    def _many(self, name: str, hint: Any, path: str) -> Field:
+    def _many(self, name: str, hint: Any, path: str) -> MessageField:
         origin, arguments = get_origin(hint), get_args(hint)
         if not arguments:
             raise CannotTravel(f"{path}: {spell(hint)} does not say of what: write list[int], dict[str, float]")
         if origin not in _MAPS:
             leaf = self.leaf_of(arguments[0], f"{path}[]")
-            return Field(name, Card.MANY, leaf, Absent.DEFAULT, holder=_HOLDERS[origin])
+            return MessageField(name, Card.MANY, leaf, Absent.DEFAULT, holder=_HOLDERS[origin])
         key, value = _bare(arguments[0]), arguments[1]
         if key not in _KEYS:
             raise CannotTravel(f"{path}: expected a dict with keys of type str, int or bool, found {spell(key)}")
-        return Field(name, Card.MAP, self.leaf_of(value, f"{path}[]"), Absent.DEFAULT, key)
+        return MessageField(name, Card.MAP, self.leaf_of(value, f"{path}[]"), Absent.DEFAULT, key)
 
     def _items(self, hint: Any, path: str) -> Items:
         fields = tuple(
@@ -115,7 +115,7 @@ class Shapes:
         return OneOf(
             "Or".join(words),
             tuple(
-                Field(f"{_snake(word)}_value", Card.ONE, leaf, Absent.NONE)
+                MessageField(f"{_snake(word)}_value", Card.ONE, leaf, Absent.NONE)
                 for word, leaf in zip(words, leaves, strict=True)
             ),
         )
@@ -290,7 +290,7 @@ def _cannot(hint: Any, path: str) -> CannotTravel:
     return CannotTravel(f"{path}: {spell(hint)} cannot travel; {_CAN}")
 
 
-def _word(inner: Field) -> str:
+def _word(inner: MessageField) -> str:
     """The name of a box: `MaybeInt`, `ListOfStr`, `DictOfStrToListOfInt`."""
     word = _leaf_word(inner.leaf)
     if inner.card is Card.MANY:

@@ -109,7 +109,7 @@ class Struct:
     type: type
     validated: Validated | None = None
     """None = an object is made by a call of its type."""
-    fields: list[Field] = field(default_factory=list)
+    fields: list[MessageField] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -122,7 +122,7 @@ class Items:
     """A tuple of so many items, each of its own type."""
 
     name: str
-    fields: tuple[Field, ...]
+    fields: tuple[MessageField, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class OneOf:
     """A value of one of several types."""
 
     name: str
-    fields: tuple[Field, ...]
+    fields: tuple[MessageField, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +138,14 @@ class Box:
     """A message around the field `value`."""
 
     name: str
-    inner: Field
+    inner: MessageField
 
 
 Leaf: TypeAlias = Scalar | Converted | Members | Array | Generated | Struct | Items | OneOf | Box
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class MessageField:
     """One field of a message."""
 
     name: str

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from pierhead.batching.results import Batcher, Ended, StreamBatcher
 from pierhead.classes.hints import MISSING, Shapes, hints_of
-from pierhead.classes.shapes import Absent, CannotTravel, Card, Field, Generated
+from pierhead.classes.shapes import Absent, CannotTravel, Card, Generated, MessageField
 
 HOOKS: Final = frozenset(("aclose", "check_health", "close", "reconfigure"))
 """What the replica calls itself."""
@@ -25,10 +25,10 @@ class MethodShape:
     name: str
     signature: inspect.Signature
     """Without `self`; of a batched method the one item."""
-    fields: tuple[Field, ...]
+    fields: tuple[MessageField, ...]
     request: Generated | None
     """The only parameter's class, where that is the RPC's request."""
-    reply: Field | Generated | None
+    reply: MessageField | Generated | None
     """The field `value` of the reply, the reply's own class, or None: an empty reply."""
     streams: bool
     threaded: bool
@@ -51,14 +51,14 @@ def methods_of_class(cls: type, root: type, others: Collection[Callable[..., Any
         if name not in HOOKS and inspect.isfunction(function) and function not in others:
             path = f"{cls.__module__}.{cls.__qualname__}.{name}"
             try:
-                found.append(_Reader(shapes, path, function).read(name, batched=function is not member))
+                found.append(_MethodReader(shapes, path, function).read(name, batched=function is not member))
             except RecursionError:
                 words = "a hint is an alias that holds itself; only a dataclass, named tuple or pydantic model can"
                 raise CannotTravel(f"{path}: {words}") from None
     return found
 
 
-class _Reader:
+class _MethodReader:
     """Reads one method."""
 
     def __init__(self, shapes: Shapes, path: str, function: Any) -> None:
@@ -128,7 +128,7 @@ class _Reader:
         # The name that the batcher itself gives it.
         return [parameters[0].replace(name="item")], {"item": item}, result
 
-    def _reply(self, hint: Any) -> Field | Generated | None:
+    def _reply(self, hint: Any) -> MessageField | Generated | None:
         if hint is type(None):
             return None
         if isinstance(hint, type) and issubclass(hint, Message):
@@ -140,7 +140,7 @@ def _default_of(parameter: inspect.Parameter) -> Any:
     return MISSING if parameter.default is parameter.empty else parameter.default
 
 
-def _whole(fields: tuple[Field, ...]) -> Generated | None:
+def _whole(fields: tuple[MessageField, ...]) -> Generated | None:
     """The protobuf message that is the whole request."""
     if len(fields) == 1 and isinstance(fields[0].leaf, Generated):
         only = fields[0]

@@ -20,8 +20,8 @@ from pierhead.compose_names import RESERVED, own_image
 from pierhead.files import replace_file
 from pierhead.rayserve.pickles import SECRET, write_secret
 from pierhead.runner.graph import check_routes, graph_of
+from pierhead.runner.options import check_kind, options_of
 from pierhead.runner.runner import NoApplication
-from pierhead.runner.words import check_kind, words_of
 
 DOCKERFILE: Final = "Dockerfile"
 IGNORED: Final = ".dockerignore"
@@ -77,7 +77,7 @@ def compose_text(bound: Bound, target: str, image: str) -> str:
     """The compose file of a graph. Raises NoApplication."""
     graph = graph_of(bound)
     has_http = {name: serves_http(each.cls) for name, each in graph.items()}
-    check_routes({name: words_of(each, {}) for name, each in graph.items()}, has_http)
+    check_routes({name: options_of(each, {}) for name, each in graph.items()}, has_http)
     lines = [f"# The services of {target}, made by `python -m pierhead build {target}`. Edit it as you like."]
     lines.append("services:")
     for name, each in graph.items():
@@ -102,7 +102,7 @@ def _service(name: str, bound: Bound, image: str, *, builds: bool) -> Iterator[s
     if bound.cls.__environment__:
         yield "environment:"
         yield from (f"  {name}: {json.dumps(value)}" for name, value in bound.cls.__environment__.items())
-    words = words_of(bound, {})
+    words = options_of(bound, {})
     yield "x-serve:" if words else "x-serve: {}"
     for key, value in words.items():
         try:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pierhead.classes.target import TARGET, TARGET_HELP
 from pierhead.dev.process_version import ProcessVersion
-from pierhead.dev.project import Project
+from pierhead.dev.project import FolderFiles
 from pierhead.dev.server import DevServer, QuietPoller
 from pierhead.dev.version import THREAD, ThreadVersion, VersionSource
 from pierhead.edge import logs
@@ -89,7 +89,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         raise _taken("--port", arguments.port, host, error) from None
     try:
         grpc = "" if arguments.processes else await _grpc_address(front, host, arguments.grpc_port)
-        source = VersionSource(arguments.target, Project(Path.cwd()), [file.absolute() for file in arguments.file])
+        source = VersionSource(arguments.target, FolderFiles(Path.cwd()), [file.absolute() for file in arguments.file])
         server = DevServer(source, ProcessVersion if arguments.processes else ThreadVersion, front, sys.stderr.write)
         await server.run(f"http://{_shown(host)}:{port}", grpc)
     finally:

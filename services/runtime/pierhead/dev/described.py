@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from pierhead.classes.target import NoService, NoTarget, bound_at
-from pierhead.dev.project import Project
+from pierhead.dev.project import FolderFiles
 from pierhead.runner.graph import graph_of
 from pierhead.runner.processes import ServiceFacts, facts_of
 from pierhead.runner.runner import NoApplication, ProcessFailed
@@ -58,7 +58,7 @@ def describe(target: str) -> str:
     with contextlib.redirect_stdout(sys.stderr):  # what the module prints is no part of it
         graph = graph_of(bound_at(target))
     services = {name: facts_of(bound) for name, bound in graph.items()}
-    files = sorted(map(str, Project(Path.cwd()).imported_files()))
+    files = sorted(map(str, FolderFiles(Path.cwd()).imported_files()))
     try:
         return json.dumps({"services": services, "files": files})
     except (TypeError, ValueError) as error:

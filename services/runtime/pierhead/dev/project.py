@@ -16,7 +16,7 @@ from pierhead.dev.saves import files_below, is_part
 _RUNTIME: Final = Path(__file__).parents[1]
 
 
-class Project:
+class FolderFiles:
     """The files below one directory."""
 
     def __init__(self, root: Path) -> None:

@@ -16,14 +16,14 @@ from pierhead.classes.target import NoService, NoTarget
 from pierhead.dev.saves import LOOK_S, Stamps, difference, named, saved, stamps
 from pierhead.dev.version import Version, VersionFailed, VersionSource
 from pierhead.runner.front import Front
+from pierhead.runner.options import NoOptions
 from pierhead.runner.runner import Changed, NoApplication, Offer, ProcessFailed
-from pierhead.runner.words import NoWords
 from pierhead.tracebacks import user_traceback, where
 
 END_S = 12.0
 """How long all may take to end after Ctrl-C: a service's `aclose` has 10 s."""
 
-TOLD = (NoApplication, NoService, NoWords, ProcessFailed)
+TOLD = (NoApplication, NoService, NoOptions, ProcessFailed)
 """What needs no traceback."""
 
 Say = Callable[[str], object]

@@ -20,13 +20,13 @@ from typing import NamedTuple, Protocol
 from pierhead.calls.clients import Clients, close_handles
 from pierhead.classes.target import bound_at
 from pierhead.classes.threads import allow_threads
-from pierhead.dev.project import Project
+from pierhead.dev.project import FolderFiles
 from pierhead.metrics import RuntimeMetrics
 from pierhead.multiplex.multiplexed import close_models
 from pierhead.replica.watchdog import Watchdog
 from pierhead.runner.in_loop import LoopRunner
+from pierhead.runner.options import Options, read_words
 from pierhead.runner.runner import Changed, Offer
-from pierhead.runner.words import Words, read_words
 from pierhead.settings import Settings
 
 logger = logging.getLogger("pierhead")
@@ -59,10 +59,10 @@ class VersionSource(NamedTuple):
     """What a version is made of."""
 
     target: str
-    project: Project
+    project: FolderFiles
     compose_files: Sequence[Path] = ()
 
-    def words(self) -> Mapping[str, Words]:
+    def words(self) -> Mapping[str, Options]:
         """The words of the compose files. Raises NoWords."""
         return read_words(self.compose_files)
 

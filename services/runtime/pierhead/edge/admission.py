@@ -25,7 +25,7 @@ class Admission:
         self.ongoing = 0
         self.draining = False
         self._name = name
-        self._line: deque[Callable[[], None]] = deque()
+        self._queue: deque[Callable[[], None]] = deque()
         self._idle_waiters: list[asyncio.Future[None]] = []
 
     def enter(self) -> PierheadError | None:
@@ -50,21 +50,21 @@ class Admission:
         For requests that `enter` has refused because the replica is full; the caller bounds how many of them wait.
         Requests that wait when a drain begins still get their places.
         """
-        self._line.append(begin)
+        self._queue.append(begin)
 
     def stop_waiting(self, begin: Callable[[], None]) -> None:
-        """Leave the line that `wait` has joined."""
-        self._line.remove(begin)
+        """Leave the queue that `wait` has joined."""
+        self._queue.remove(begin)
 
     @property
     def waiting(self) -> int:
-        """Requests in that line."""
-        return len(self._line)
+        """Requests in that queue."""
+        return len(self._queue)
 
     def leave(self) -> None:
         """The request is over, however it ended."""
-        if self._line:  # its place goes to the next request
-            self._line.popleft()()
+        if self._queue:  # its place goes to the next request
+            self._queue.popleft()()
             return
         self.ongoing -= 1
         if self.ongoing == 0:

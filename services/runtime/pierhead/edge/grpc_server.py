@@ -70,7 +70,7 @@ def _guard(method: ServedMethod, edge: Edge) -> grpc.RpcMethodHandler[Any, Any]:
     return kind(_unary(method, edge))
 
 
-class _Call:
+class _AcceptedCall:
     """One accepted call from admission to its end."""
 
     __slots__ = ("_sharing", "_timeout", "code", "context", "edge", "method", "started")
@@ -102,7 +102,7 @@ class _Call:
         self.method = around(self._sharing, method)
         SCOPE.set(self._sharing.scope)
 
-    async def __aenter__(self) -> _Call:
+    async def __aenter__(self) -> _AcceptedCall:
         if self._timeout is not None:
             await self._timeout.__aenter__()
         return self
@@ -187,7 +187,7 @@ def _unary(method: ServedMethod, edge: Edge) -> Callable[[Any, Context], Awaitab
         if refusal is not None:
             await _refuse(edge, method.name, context, refusal)
         try:
-            async with _Call(edge, method, context) as call:
+            async with _AcceptedCall(edge, method, context) as call:
                 served = call.method
                 known: Any = _Messages(context, served, edge) if served.request_streaming else context
                 reply = await served.behaviour(served.argument(raw), known)
@@ -204,7 +204,7 @@ def _streaming(method: ServedMethod, edge: Edge) -> Callable[[Any, Context], Awa
         if refusal is not None:
             await _refuse(edge, method.name, context, refusal)
         try:
-            async with _Call(edge, method, context) as call:
+            async with _AcceptedCall(edge, method, context) as call:
                 served = call.method
                 known: Any = _Messages(context, served, edge)
                 await _stream(served.behaviour(served.argument(raw), known), known)

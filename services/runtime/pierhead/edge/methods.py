@@ -90,7 +90,7 @@ def methods_of(servicer: object) -> list[ServedMethod]:
     registrations = registrations_of(servicer)
     if not registrations:
         raise TypeError(f"{type(servicer).__name__} does not inherit from a generated ...Servicer class")
-    recorder = _Recorder()
+    recorder = _MethodRecorder()
     for base, add in registrations.items():
         before = len(recorder.services)
         add(servicer, recorder)
@@ -106,7 +106,7 @@ def methods_of(servicer: object) -> list[ServedMethod]:
     ]
 
 
-class _Recorder:
+class _MethodRecorder:
     """Stands in for a server while generated code registers a servicer, and records the handlers."""
 
     def __init__(self) -> None:

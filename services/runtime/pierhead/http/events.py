@@ -19,7 +19,7 @@ from aiohttp.abc import AbstractStreamWriter
 from pierhead.errors import Draining, PierheadError
 from pierhead.http.gate import VISIT
 from pierhead.http.known import direct_writer, event_response
-from pierhead.http.poll import NotYet, Polled
+from pierhead.http.poll import NoItemYet, Polled
 
 if TYPE_CHECKING:
     from pierhead.http.inside import DirectWriter
@@ -91,7 +91,7 @@ async def sse(
     `endless`: the source does not end by itself. The request's time does not end the stream then, and a replica that
     drains ends it at once, with the event of the error `draining`: the client asks again and gets another replica.
     """
-    stream = _Stream(request, source, encode, status, {**HEADERS, **(headers or {})})
+    stream = _EventStream(request, source, encode, status, {**HEADERS, **(headers or {})})
     visit = request.get(VISIT)  # None: not served by a replica
 
     def leave() -> None:
@@ -119,7 +119,7 @@ async def sse(
     return stream.response
 
 
-class _Stream(Generic[T]):
+class _EventStream(Generic[T]):
     """The events of one response."""
 
     def __init__(
@@ -186,7 +186,7 @@ class _Stream(Generic[T]):
         while True:
             try:
                 item = source.poll()
-                if isinstance(item, NotYet):
+                if isinstance(item, NoItemYet):
                     if events:
                         try:
                             await self._write()

@@ -13,11 +13,11 @@ from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 T = TypeVar("T")
 
 
-class NotYet:
+class NoItemYet:
     """The type of `NOT_YET`, which `Polled.poll` returns while there is no item."""
 
 
-NOT_YET: Final = NotYet()
+NOT_YET: Final = NoItemYet()
 
 
 class Polled(Generic[T]):
@@ -30,7 +30,7 @@ class Polled(Generic[T]):
         """The `__anext__` that waits."""
         self._waits_for: Any = None
 
-    def poll(self) -> T | NotYet:
+    def poll(self) -> T | NoItemYet:
         """The next item if it is available, else NOT_YET; call `wait` next then.
 
         Raises StopAsyncIteration at the end, and whatever the iterator raises.

@@ -47,7 +47,7 @@ CHANNEL_OPTIONS = (
 )
 
 
-class Kind(Enum):
+class MethodKind(Enum):
     """The four shapes of a gRPC method; the values are the factory's names on a channel."""
 
     UNARY_UNARY = "unary_unary"
@@ -60,7 +60,7 @@ class Kind(Enum):
 class Method:
     """One method of a generated stub."""
 
-    kind: Kind
+    kind: MethodKind
     path: str
     """/package.Service/Method"""
     request_serializer: Callable[[Any], bytes] | None
@@ -70,12 +70,12 @@ class Method:
     @property
     def request_streaming(self) -> bool:
         """Whether its requests are a stream."""
-        return self.kind in (Kind.STREAM_UNARY, Kind.STREAM_STREAM)
+        return self.kind in (MethodKind.STREAM_UNARY, MethodKind.STREAM_STREAM)
 
     @property
     def response_streaming(self) -> bool:
         """Whether its replies are a stream."""
-        return self.kind in (Kind.UNARY_STREAM, Kind.STREAM_STREAM)
+        return self.kind in (MethodKind.UNARY_STREAM, MethodKind.STREAM_STREAM)
 
 
 def sharing_of(link: Link | None, method: Method, request: Any) -> Sharing | None:

@@ -23,7 +23,7 @@ from pierhead.edge.admission import Admission
 from pierhead.edge.edge import Edge
 from pierhead.edge.grpc_server import SERVER_OPTIONS, register
 from pierhead.edge.methods import ServedMethod
-from pierhead.lanes.caller import CallerLane
+from pierhead.lanes.client import CallerLane
 from pierhead.lanes.connection import GrpcConnection, Method
 from pierhead.lanes.server import ServedLane, by_path
 from pierhead.lanes.window import WINDOW_BYTES

@@ -15,7 +15,7 @@ import grpc
 from pierhead.edge.edge import too_long
 from pierhead.errors import MAX_DETAILS, clip
 from pierhead.lane.v1.lane_pb2 import Frame
-from pierhead.lanes.calls import STATUS
+from pierhead.lanes.lane_calls import STATUS
 from pierhead.lanes.metadata import Pair, flatten, size_of, unflatten
 from pierhead.lanes.waiting import next_change, wake_all
 from pierhead.lanes.window import SendWindow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pierhead.lanes.caller import LaneConnection
+from pierhead.lanes.client import LaneConnection
 from pierhead.lanes.connection import Connection, GrpcConnection
 
 Connect = Callable[[str, Callable[[], None]], Connection]

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from pierhead.errors import ContentGone
 from pierhead.memory.pool import Region
-from pierhead.memory.regions import BadRegionError, Content, Mapping, Reading, receive
+from pierhead.memory.regions import BadRegionError, Content, ContentReference, Mapping, receive
 
 logger = logging.getLogger("pierhead")
 
@@ -45,7 +45,7 @@ ALL = 2**63
 class LinkOwner(Protocol):
     """The memory of this process, as its links see it. They run under its lock."""
 
-    received: dict[tuple[bytes, int], Reading]
+    received: dict[tuple[bytes, int], ContentReference]
 
     def released(self, link: Link, name: bytes, generation: int, count: int) -> None:
         """The other side has released messages."""
@@ -55,7 +55,7 @@ class LinkOwner(Protocol):
         """The other side has gone, or broke a rule."""
         ...
 
-    def gone(self, reading: Reading) -> None:
+    def gone(self, reading: ContentReference) -> None:
         """Nothing reads it any more; called in any thread."""
         ...
 
@@ -203,7 +203,7 @@ class Link:
         content = None if reading is None else reading()
         if reading is None or content is None:
             content = Content(key, mapping, length)
-            reading = self._owner.received[key] = Reading(content, self._owner.gone)
+            reading = self._owner.received[key] = ContentReference(content, self._owner.gone)
         reading.debts[self] = reading.debts.get(self, 0) + 1
         return content
 

@@ -19,7 +19,7 @@ from typing import Final
 from pierhead.errors import ContentGone
 from pierhead.memory.link import Link
 from pierhead.memory.pool import Region, RegionPool
-from pierhead.memory.regions import Content, OwnMemory, Reading
+from pierhead.memory.regions import Content, ContentReference, OwnMemory
 from pierhead.memory.scope import SCOPE, AnyScope
 from pierhead.metrics import RuntimeMetrics
 from pierhead.tensor.v1.tensor_pb2 import SharedContent
@@ -47,9 +47,9 @@ class Memory:
         self.threshold = threshold
         self.directory = directory
         self.pool = RegionPool(limit, lambda: os.urandom(16))
-        self.received: dict[tuple[bytes, int], Reading] = {}
+        self.received: dict[tuple[bytes, int], ContentReference] = {}
         """Content of other processes, by region and generation."""
-        self._own: dict[int, Reading] = {}
+        self._own: dict[int, ContentReference] = {}
         """Content of this process that it reads itself, by id: a weak reference whose object is dead has no hash."""
         self.links: dict[bytes, Link] = {}
         """The open ones, by token."""
@@ -60,7 +60,7 @@ class Memory:
         """Where the tensors of a place in the code went last: a service, or REPLY."""
         self._made_at: dict[bytes, Hashable] = {}
         """By region: the place in the code that filled it last."""
-        self._dead: deque[Reading | tuple[Region, int]] = deque()
+        self._dead: deque[ContentReference | tuple[Region, int]] = deque()
         """Content that nothing reads any more, and (region, generation) of calls that have ended."""
         self.socket = ""
         """The name of the socket at which callers find this process; empty = it has none."""
@@ -120,7 +120,7 @@ class Memory:
         """A receiver has released messages."""
         self.pool.released(name, generation, link, count, time.monotonic())
 
-    def gone(self, reading: Reading) -> None:
+    def gone(self, reading: ContentReference) -> None:
         """Nothing reads the content any more."""
         self._dead.append(reading)
         self._wake()
@@ -209,7 +209,7 @@ class Memory:
                 )
             self.pool.hold(region)
             found = Content(key, region.memory, shared.length)
-            reading = Reading(found, self.gone)
+            reading = ContentReference(found, self.gone)
             self._own[id(reading)] = reading
             return found
 
@@ -250,7 +250,7 @@ class Memory:
                 link.flush()
             self._free()
 
-    def _bury(self, dead: Reading | tuple[Region, int]) -> None:
+    def _bury(self, dead: ContentReference | tuple[Region, int]) -> None:
         if isinstance(dead, tuple):
             region, generation = dead
             if region.generation == generation:

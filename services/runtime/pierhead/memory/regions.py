@@ -138,7 +138,7 @@ else:
     _Reference = ref
 
 
-class Reading(_Reference):
+class ContentReference(_Reference):
     """A weak reference to content, and what is to be done when the content dies.
 
     `gone(reading)` runs in any thread, also in one that holds the lock of the process's memory: it must take no lock.
@@ -146,7 +146,7 @@ class Reading(_Reference):
 
     __slots__ = ("debts", "key")
 
-    def __new__(cls, content: Content, gone: Callable[[Any], None]) -> Reading:
+    def __new__(cls, content: Content, gone: Callable[[Any], None]) -> ContentReference:
         """See `ref`."""
         return super().__new__(cls, content, gone)
 

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from pierhead import metrics as runtime_metrics
 from pierhead.errors import Backpressure, Unavailable
-from pierhead.held import Held
+from pierhead.held import HeldModels
 from pierhead.raised import holdable, is_answerable
 from pierhead.request import CURRENT
 
@@ -85,13 +85,13 @@ class ModelCache(Generic[M]):
         bound: int | None,
         name: str,
         metrics: runtime_metrics.RuntimeMetrics,
-        held: Held,
+        held: HeldModels,
     ) -> None:
         """`bound` is how many models may have a place at a time; None = any number."""
         self.bound = bound
         self.entries: OrderedDict[str, Entry[M]] = OrderedDict()
         """Least recently used first."""
-        self._line: list[Entry[M]] = []
+        self._queue: list[Entry[M]] = []
         self._function = function
         self._name = name
         self._label = (name,)
@@ -125,7 +125,7 @@ class ModelCache(Generic[M]):
         entry = self.entries.get(model_id)
         if entry is None:
             entry = self.entries[model_id] = Entry(model_id)
-            self._line.append(entry)
+            self._queue.append(entry)
         loaded = self.acquire_loaded(model_id)
         if loaded is not None:
             return loaded
@@ -154,7 +154,7 @@ class ModelCache(Generic[M]):
         """The caller of `acquire` no longer uses it."""
         entry.users -= 1
         if not entry.users and entry.state is ModelState.WANTED and self._knows(entry):
-            self._line.remove(entry)
+            self._queue.remove(entry)
             del self.entries[entry.model_id]
         self._go_on()
 
@@ -198,18 +198,18 @@ class ModelCache(Generic[M]):
     def _forget(self) -> list[Entry[M]]:
         entries = list(self.entries.values())
         self.entries.clear()
-        self._line.clear()
+        self._queue.clear()
         return entries
 
     def _go_on(self) -> None:
         """Load the waiting models for which there are places, and evict unused models for the rest."""
-        while self._line and (self.bound is None or len(self.entries) - len(self._line) < self.bound):
-            self._load(self._line.pop(0))
-        if not self._line:
+        while self._queue and (self.bound is None or len(self.entries) - len(self._queue) < self.bound):
+            self._load(self._queue.pop(0))
+        if not self._queue:
             return
         ending = sum(entry.state is ModelState.UNLOADING for entry in self.entries.values())
         unused = [each for each in self.entries.values() if each.state is ModelState.LOADED and not each.users]
-        for entry in unused[: max(0, len(self._line) - ending)]:
+        for entry in unused[: max(0, len(self._queue) - ending)]:
             self._unload(entry)
 
     async def _loaded(self, entry: Entry[M]) -> None:
@@ -288,7 +288,7 @@ class ModelCache(Generic[M]):
             return
         if entry.users:  # requested meanwhile
             entry.state = ModelState.WANTED
-            self._line.append(entry)
+            self._queue.append(entry)
         else:
             del self.entries[entry.model_id]
 

@@ -14,7 +14,7 @@ from typing import Any, Generic, Self, TypeVar, cast, overload
 
 from pierhead import metrics as runtime_metrics
 from pierhead.errors import BadRequest
-from pierhead.held import HELD, Held
+from pierhead.held import HELD, HeldModels
 from pierhead.multiplex.cache import Entry, ModelCache, ModelState
 from pierhead.request import CURRENT, MODEL_KEY
 
@@ -67,7 +67,7 @@ class Multiplexed(Generic[M]):
         *,
         name: str | None = None,
         metrics: runtime_metrics.RuntimeMetrics | None = None,
-        held: Held = HELD,
+        held: HeldModels = HELD,
     ) -> None:
         functools.update_wrapper(cast("Any", self), function)
         self._name = name or function.__qualname__
@@ -156,7 +156,7 @@ class Multiplexed(Generic[M]):
         )
 
 
-def multiplexed(*, max_num_models_per_replica: int = 3) -> _Decorator:
+def multiplexed(*, max_num_models_per_replica: int = 3) -> _MultiplexedDecorator:
     """Decorate `async def get_model(self, model_id: str) -> Model`, which loads a model.
 
         class Translator(TranslatorServicer):
@@ -175,10 +175,10 @@ def multiplexed(*, max_num_models_per_replica: int = 3) -> _Decorator:
     Raises ValueError and TypeError at import for a bound or a function that cannot work.
     """
     places(max_num_models_per_replica)
-    return _Decorator(max_num_models_per_replica)
+    return _MultiplexedDecorator(max_num_models_per_replica)
 
 
-class _Decorator:
+class _MultiplexedDecorator:
     """Typed twice: for a method and for a plain function."""
 
     def __init__(self, bound: int) -> None:

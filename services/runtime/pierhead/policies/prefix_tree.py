@@ -14,20 +14,20 @@ import sys
 from collections.abc import Mapping
 from heapq import heappop, heappush
 
-_Entry = tuple[int, int, int, "_Node"]
+_Entry = tuple[int, int, int, "_TreeNode"]
 """(last use when the entry was written, minus the node's end, a number that makes it unique, the node). A holder's
 least entry is evicted first; of equally old nodes, the longest prefix."""
 
 
-class _Node:
+class _TreeNode:
     __slots__ = ("children", "end", "label", "parent", "used")
 
-    def __init__(self, label: str, end: int, parent: _Node | None) -> None:
+    def __init__(self, label: str, end: int, parent: _TreeNode | None) -> None:
         self.label = label
         self.end = end
         """Characters of the prefix that ends with this node; never changes."""
         self.parent = parent
-        self.children: dict[str, _Node] = {}
+        self.children: dict[str, _TreeNode] = {}
         """By the first `grain` characters of their labels."""
         self.used: dict[str, int] = {}
         """Each holder's last use."""
@@ -64,7 +64,7 @@ class PrefixTree:
         self._max_nodes = sys.maxsize if max_nodes is None else max_nodes
         self._target_nodes = max(1, self._max_nodes * target_chars // max_chars)
         self._grain = grain
-        self._root = _Node("", 0, None)
+        self._root = _TreeNode("", 0, None)
         self._holders: dict[str, _Holder] = {}
         self._clock = 0
         self._number = 0
@@ -96,7 +96,7 @@ class PrefixTree:
             path[-1] = self._split(path[-1], length)
         if length < len(text):
             above = path[-1] if path else self._root
-            leaf = _Node(text[length:], len(text), above)
+            leaf = _TreeNode(text[length:], len(text), above)
             above.children[leaf.label[: self._grain]] = leaf
             path.append(leaf)
         for node in path:
@@ -124,11 +124,11 @@ class PrefixTree:
         holder = self._holders.get(name)
         return len(holder.entries) if holder is not None else 0
 
-    def _walk(self, text: str) -> tuple[list[_Node], int]:
+    def _walk(self, text: str) -> tuple[list[_TreeNode], int]:
         """The nodes along `text`, and how many of its characters they match; the last node may match only in part."""
         grain = self._grain
         node, position = self._root, 0
-        path: list[_Node] = []
+        path: list[_TreeNode] = []
         while True:
             child = node.children.get(text[position : position + grain])
             if child is None:
@@ -139,12 +139,12 @@ class PrefixTree:
                 return path, position + same - same % grain
             node, position = child, child.end
 
-    def _split(self, node: _Node, end: int) -> _Node:
+    def _split(self, node: _TreeNode, end: int) -> _TreeNode:
         """Cut a node in two; returns the upper one, which ends at `end` and has the same holders."""
         grain, parent = self._grain, node.parent
         assert parent is not None  # noqa: S101 - the root is never on a path
         cut = len(node.label) - (node.end - end)
-        upper = _Node(node.label[:cut], end, parent)
+        upper = _TreeNode(node.label[:cut], end, parent)
         parent.children[upper.label[:grain]] = upper
         node.label, node.parent = node.label[cut:], upper
         upper.children[node.label[:grain]] = node
@@ -153,7 +153,7 @@ class PrefixTree:
             self._enter(self._holders[name], used, upper)
         return upper
 
-    def _enter(self, holder: _Holder, used: int, node: _Node) -> None:
+    def _enter(self, holder: _Holder, used: int, node: _TreeNode) -> None:
         self._number += 1
         heappush(holder.entries, (used, -node.end, self._number, node))
 
@@ -171,7 +171,7 @@ class PrefixTree:
             holder.chars -= len(node.label)
             self._drop(name, node)
 
-    def _drop(self, name: str, node: _Node) -> None:
+    def _drop(self, name: str, node: _TreeNode) -> None:
         """Take a holder off a node, and the node, with all below, off the tree when no other holds it."""
         del node.used[name]
         if not node.used and node.parent is not None:

@@ -42,7 +42,7 @@ def report_default(what: str, error: ValueError) -> None:
     logger.error("%s: %s; %s does in its place", what, error, DEFAULT_POLICY)
 
 
-class Router:
+class PolicyRouter:
     """A handle's policy and preferences. `choose` and `routed` raise UserCodeError; `choose` also raises Unranked."""
 
     def __init__(

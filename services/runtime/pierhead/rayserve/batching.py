@@ -50,7 +50,7 @@ class _Waiting:
             self.future.set_exception(holdable(error))
 
 
-class _Stream(_Waiting):
+class _BatchedStream(_Waiting):
     """One call of a batched generator."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -314,7 +314,7 @@ def batch(
 
             @wraps(function)
             def stream(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-                joined: _Stream = batched.join(_Stream, args, kwargs)
+                joined: _BatchedStream = batched.join(_BatchedStream, args, kwargs)
                 return joined.items()
 
             wrapper = stream

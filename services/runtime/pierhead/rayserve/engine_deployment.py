@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, Final
 
-from pierhead.policies.router import Router, report_default
+from pierhead.policies.router import PolicyRouter, report_default
 from pierhead.raised import is_answerable
 from pierhead.rayserve.context import DeploymentID, ReplicaContext, ReplicaID
 from pierhead.rayserve.deployment import BuiltDeployment
@@ -129,7 +129,7 @@ class EngineDeployment:
         self._watches: set[asyncio.Task[None]] = set()
         self._missing = 0
         """Replicas that were ended and have no replacement yet."""
-        self._router: Router | None = None
+        self._router: PolicyRouter | None = None
         """Chooses replicas where the options name a policy."""
         self._keeps_sessions = False
         """The calls of a session go to one replica, as by Ray Serve's consistent hashing."""
@@ -195,7 +195,7 @@ class EngineDeployment:
         self._watches.add(watch)
         watch.add_done_callback(self._watches.discard)
 
-    def _named_router(self) -> Router | None:
+    def _named_router(self) -> PolicyRouter | None:
         """Raises RayServeException for a class that no import path names."""
         config = self._built.options.request_router_config
         if config is None:
@@ -205,7 +205,7 @@ class EngineDeployment:
         if self._keeps_sessions:
             return None
         try:
-            return Router(named["policy"], random.Random(), kwargs=named.get("policy_kwargs"))  # noqa: S311
+            return PolicyRouter(named["policy"], random.Random(), kwargs=named.get("policy_kwargs"))  # noqa: S311
         except ValueError as error:  # as callers in containers do
             report_default(f"{self.id}: request_router_config", error)
             return None

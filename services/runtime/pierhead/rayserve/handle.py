@@ -218,7 +218,7 @@ class DeploymentResponse(_Response[R]):
         )
 
 
-class _Items:
+class _ResponseItems:
     """The items of a stream. They do not refer to its response, which may be forgotten meanwhile."""
 
     def __init__(self) -> None:
@@ -242,7 +242,7 @@ class _Items:
 
 
 async def _fill(
-    items: _Items, dispatcher: Dispatcher, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    items: _ResponseItems, dispatcher: Dispatcher, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
     try:
         async with aclosing(dispatcher.stream(call, args, kwargs)) as stream:  # type: ignore[type-var]
@@ -262,7 +262,7 @@ class DeploymentResponseGenerator(_Response[R]):
     def __init__(
         self, dispatcher: Dispatcher, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        self._items = _Items()
+        self._items = _ResponseItems()
         super().__init__(dispatcher, call, _fill(self._items, dispatcher, call, args, kwargs))
 
     def __del__(self) -> None:

@@ -42,7 +42,7 @@ class _ReaderGone(Exception):
     """Nobody reads the stream any more."""
 
 
-class _Items:
+class _ItemQueue:
     """A stream's items on their way to its reader. `put` waits while there are many."""
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ class Servant:
 
     async def stream(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AsyncIterator[Any]:
         """The items that a method yields. Raises what it raises, and TypeError for one that yields nothing."""
-        items = _Items()
+        items = _ItemQueue()
         done = object()
 
         async def fill() -> None:
@@ -252,7 +252,7 @@ class Servant:
                 filling.cancel()
                 await asyncio.wait([filling])
 
-    async def _fill(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], items: _Items) -> None:
+    async def _fill(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], items: _ItemQueue) -> None:
         method = self._method(name)
         if inspect.isgeneratorfunction(method):
             await self._in_thread(_exhaust, method, args, kwargs, items.put_from_thread)

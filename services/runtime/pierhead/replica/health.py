@@ -40,7 +40,7 @@ END_S = 1.0
 Check = Callable[[], Coroutine[Any, Any, Any]]
 
 
-class Load(NamedTuple):
+class ReplicaLoad(NamedTuple):
     """The replica's work at one moment."""
 
     ongoing: int
@@ -56,7 +56,7 @@ class Finding(NamedTuple):
     """The check has raised `Broken`."""
 
 
-class Judge:
+class HealthJudge:
     """Judges a replica by its checks. Pure: times and loads are arguments."""
 
     def __init__(self, timeout_s: float, patience_s: float) -> None:
@@ -82,7 +82,7 @@ class Judge:
         self.failures += 1
         self.broken = self.broken or certain
 
-    def may_wait(self, pending_s: float, before: Load, now: Load) -> bool:
+    def may_wait(self, pending_s: float, before: ReplicaLoad, now: ReplicaLoad) -> bool:
         """Whether a check that began `pending_s` ago, when the load was `before`, gets more time."""
         if pending_s < self._timeout_s:
             return True
@@ -129,7 +129,7 @@ class HealthWatch:
         self,
         checks: Iterable[tuple[str, Check]],
         settings: Settings,
-        load: Callable[[], Load],
+        load: Callable[[], ReplicaLoad],
         judged: Callable[[str], Awaitable[None]],
         run_check: Callable[[Check], Awaitable[Any]] | None = None,
     ) -> None:
@@ -138,7 +138,7 @@ class HealthWatch:
         self._load = load
         self._judged = judged
         self._run_check = run_check or (lambda check: check())
-        self._judge = Judge(settings.health_timeout_s, settings.request_timeout_s)
+        self._judge = HealthJudge(settings.health_timeout_s, settings.request_timeout_s)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asked = asyncio.Event()
 

@@ -33,10 +33,10 @@ from pierhead.lanes.server import Lanes
 from pierhead.memory.meeting import SharedMemory, share_memory
 from pierhead.raised import as_holdable, is_answerable
 from pierhead.replica.admin import AdminServer, Readiness, State, admin_pages, admin_takers
-from pierhead.replica.health import Check, HealthWatch, Load, checks_of
+from pierhead.replica.health import Check, HealthWatch, ReplicaLoad, checks_of
 from pierhead.replica.reflection import JoinedPools
 from pierhead.replica.starting import START
-from pierhead.replica.tally import Tally, tally
+from pierhead.replica.tally import RequestTally, tally
 from pierhead.replica.thread.user_loop import UserLoop
 from pierhead.replica.user_config import Hook, UserConfig, call_hook
 from pierhead.routing_stats import STATS
@@ -177,7 +177,7 @@ class ReplicaServer:
             self.edge.lasting,
         )
 
-    def _progress(self, answers: Tally) -> int:
+    def _progress(self, answers: RequestTally) -> int:
         streams = sum(listener.moved() for listener in self._listeners.values())
         return answers.in_time + self.edge.moved + streams + START.steps
 
@@ -320,8 +320,8 @@ class ReplicaServer:
             self._set_state("starting", why_ill)
             await self._set_grpc_health(health_pb2.HealthCheckResponse.NOT_SERVING)
 
-    def _load(self) -> Load:
-        return Load(self._admission.ongoing, self._answered())
+    def _load(self) -> ReplicaLoad:
+        return ReplicaLoad(self._admission.ongoing, self._answered())
 
     async def _say_ready(self) -> None:
         if self.state == "starting":

@@ -15,7 +15,7 @@ TOO_LATE = frozenset({"DEADLINE_EXCEEDED", "504"})
 OWN_ERRORS = frozenset({"UNKNOWN", "INTERNAL", "DATA_LOSS", "UNIMPLEMENTED", "DEADLINE_EXCEEDED"})
 
 
-class Tally(NamedTuple):
+class RequestTally(NamedTuple):
     """Counts since the process began."""
 
     answered: int = 0
@@ -24,7 +24,7 @@ class Tally(NamedTuple):
     """Requests answered before their deadline."""
 
 
-def tally(requests: Mapping[tuple[str, ...], float]) -> Tally:
+def tally(requests: Mapping[tuple[str, ...], float]) -> RequestTally:
     """Compute it from `pierhead_requests_total`: counts by (method, code); a code is gRPC's name or HTTP's number."""
     answered = errors = late = 0
     for (_, code), count in requests.items():
@@ -34,4 +34,4 @@ def tally(requests: Mapping[tuple[str, ...], float]) -> Tally:
         late += int(count) if code in TOO_LATE else 0
         if code in OWN_ERRORS or (len(code) == 3 and code.startswith("5")):
             errors += int(count)
-    return Tally(answered, errors, answered - late)
+    return RequestTally(answered, errors, answered - late)

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from pierhead.calls.listing import Listing
+from pierhead.calls.listing import ReplicaListing
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 from pierhead.lanes.waiting import next_change, wake_all
 from pierhead.store.memory import MemoryStore
@@ -38,7 +38,7 @@ class LocalDiscovery(discovery_pb2_grpc.DiscoveryServicer):
         if self._server is not None:
             await self._server.stop(None)
 
-    def update(self, service: str, listing: Listing) -> None:
+    def update(self, service: str, listing: ReplicaListing) -> None:
         """Tell callers of a service where its replicas are from now on."""
         former = self._states.get(service)
         self._states[service] = discovery_pb2.ServiceEndpoints(

@@ -17,14 +17,14 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final
 
-from pierhead.calls.lease import Lease
+from pierhead.calls.lease import CallPlace
 from pierhead.calls.pool import Pool
 from pierhead.calls.replica import Replica
 from pierhead.calls.turn import LineFull, lease_in_turn
 from pierhead.edge import logs
 from pierhead.errors import PierheadError
 from pierhead.http.answers import CONTENT_TYPE
-from pierhead.policies.router import Ranks, Router
+from pierhead.policies.router import PolicyRouter, Ranks
 from pierhead.request import MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, accept_id
 from pierhead.runner.runner import FrontRoute
 from pierhead.serve_block import DEFAULT_POLICY
@@ -41,7 +41,7 @@ _OURS = frozenset(("connection", "keep-alive", "proxy-connection", "x-forwarded-
 """Headers of clients that are not passed on."""
 
 
-class Refusal(Exception):
+class RefusedRequest(Exception):
     """A request that no service gets."""
 
     def __init__(self, status: int, code: str, message: str, retry_after_s: float = 0, **more: object) -> None:
@@ -52,14 +52,16 @@ class Refusal(Exception):
         self.more = more
 
 
-class Head:
+class RequestHead:
     """The head of a request. Raises Refusal for bytes that are none."""
 
     def __init__(self, head: bytes) -> None:
         first, *fields = head.decode("latin-1").split("\r\n")[:-2]
         words = first.split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1.") or any(":" not in each for each in fields):
-            raise Refusal(400, "bad_request", "This is not a valid HTTP request: check its request line and headers.")
+            raise RefusedRequest(
+                400, "bad_request", "This is not a valid HTTP request: check its request line and headers."
+            )
         self.method, target, self._version = words
         if not target.startswith("/"):  # http://host/path, as to a proxy
             target = "/" + target.partition("://")[2].partition("/")[2]
@@ -93,13 +95,13 @@ class FrontRequest:
     request = None
     ranks: Ranks[Replica] | None = None
 
-    def __init__(self, path: str, head: Head) -> None:
+    def __init__(self, path: str, head: RequestHead) -> None:
         self.path = path
         self.session_id = head.header(SESSION_KEY)
         self.model_id = head.header(MODEL_KEY)
 
 
-class _Listener:
+class _ListeningReplica:
     """The way to a replica that listens for HTTP; a Connection, of which each request has its own."""
 
     ready = True
@@ -111,13 +113,13 @@ class _Listener:
         """Does nothing: requests end by themselves."""
 
 
-class _Queue:
+class _ServiceQueue:
     """The requests of one service: those that its replicas have, and those that wait."""
 
     def __init__(self, route: FrontRoute) -> None:
         self.route = route
-        self.router = Router(DEFAULT_POLICY, random.Random(), follows=True)  # noqa: S311 - spreads load
-        connect: Any = lambda address, changed: _Listener()  # noqa: E731
+        self.router = PolicyRouter(DEFAULT_POLICY, random.Random(), follows=True)  # noqa: S311 - spreads load
+        connect: Any = lambda address, changed: _ListeningReplica()  # noqa: E731
         self.pool = Pool(route.service, connect)
         self.pool.watch(self.router)
         self.pool.update(route.listing)
@@ -126,7 +128,7 @@ class _Queue:
         self.route = route
         self.pool.update(route.listing)
 
-    async def connected(self, request: FrontRequest) -> tuple[Lease, asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connected(self, request: FrontRequest) -> tuple[CallPlace, asyncio.StreamReader, asyncio.StreamWriter]:
         """A place at a replica, and a connection to it. Raises Refusal."""
         tried: list[Replica] = []
         while True:
@@ -145,7 +147,7 @@ class _Queue:
                 lease.end()
                 raise
 
-    async def _lease(self, request: FrontRequest, tried: Sequence[Replica]) -> Lease:
+    async def _lease(self, request: FrontRequest, tried: Sequence[Replica]) -> CallPlace:
         route = self.route
         most = route.listing.max_queued_requests
         try:
@@ -164,11 +166,11 @@ class _Queue:
             words = "No replica of {} took the request: all are busy. Nothing was done; try again."
             raise self._refusal("overloaded", words) from None
         except PierheadError as error:
-            raise Refusal(error.http_status, error.kind, error.message) from None
+            raise RefusedRequest(error.http_status, error.kind, error.message) from None
 
-    def _refusal(self, code: str, words: str) -> Refusal:
+    def _refusal(self, code: str, words: str) -> RefusedRequest:
         route = self.route
-        return Refusal(route.refusal_status, code, words.format(route.service), route.retry_after_s)
+        return RefusedRequest(route.refusal_status, code, words.format(route.service), route.retry_after_s)
 
 
 class Front:
@@ -177,7 +179,7 @@ class Front:
     def __init__(self) -> None:
         self._routes: Sequence[FrontRoute] | None = None
         self._why = ""
-        self._queues: dict[str, _Queue] = {}
+        self._queues: dict[str, _ServiceQueue] = {}
         self._grpc_port: int | None = None
         self._known = asyncio.Event()
         """Set once there are routes, or a reason why there are none."""
@@ -246,14 +248,14 @@ class Front:
             await _join(reader, writer, *inner)
 
     async def _http(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head: Head | None = None
+        head: RequestHead | None = None
         try:
             async with asyncio.timeout(HEAD_S):
                 try:
                     raw = await reader.readuntil(b"\r\n\r\n")
                 except asyncio.LimitOverrunError:
                     raw = b"\r\n\r\n"
-            head = Head(raw)
+            head = RequestHead(raw)
             await self._known.wait()
             route = self._route_of(head.path)
             client = str(writer.get_extra_info("peername")[0])
@@ -263,24 +265,24 @@ class Front:
                 await _join(reader, writer, inner_reader, inner_writer)
             finally:
                 lease.end()
-        except Refusal as refusal:
+        except RefusedRequest as refusal:
             await _answer(writer, refusal, head)
 
-    def _queue_of(self, route: FrontRoute) -> _Queue:
+    def _queue_of(self, route: FrontRoute) -> _ServiceQueue:
         found = self._queues.get(route.service)
         if found is None:
-            found = self._queues[route.service] = _Queue(route)
+            found = self._queues[route.service] = _ServiceQueue(route)
         return found
 
     def _route_of(self, path: str) -> FrontRoute:
         if self._routes is None:
-            raise Refusal(503, "not_loaded", self._why, 1)
+            raise RefusedRequest(503, "not_loaded", self._why, 1)
         for route in self._routes:
             if route.takes(path):
                 return route
         routes = {route.path: route.service for route in sorted(self._routes, key=lambda each: each.path)}
         there_are = f"The routes are {', '.join(routes)}." if routes else "There are no routes yet."
-        raise Refusal(404, "route_not_found", f'No route takes "{path}". {there_are}', routes=routes)
+        raise RefusedRequest(404, "route_not_found", f'No route takes "{path}". {there_are}', routes=routes)
 
 
 _Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
@@ -316,7 +318,7 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
         await writer.drain()
 
 
-async def _answer(writer: asyncio.StreamWriter, refusal: Refusal, head: Head | None) -> None:
+async def _answer(writer: asyncio.StreamWriter, refusal: RefusedRequest, head: RequestHead | None) -> None:
     request_id = accept_id(head.header(REQUEST_ID_KEY) if head is not None else None)
     described = {"code": refusal.code, "message": str(refusal), **refusal.more, "request_id": request_id}
     body = json.dumps({"error": described}).encode()

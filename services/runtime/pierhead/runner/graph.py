@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pierhead.classes.service import Bound
+from pierhead.runner.options import Options
 from pierhead.runner.runner import NoApplication
-from pierhead.runner.words import Words
 
 
 def graph_of(bound: Bound) -> dict[str, Bound]:
@@ -17,7 +17,7 @@ def graph_of(bound: Bound) -> dict[str, Bound]:
         raise NoApplication(str(error)) from None
 
 
-def check_routes(words: Mapping[str, Words], has_http: Mapping[str, bool]) -> None:
+def check_routes(words: Mapping[str, Options], has_http: Mapping[str, bool]) -> None:
     """Raise NoApplication for two services of one route, a route that is no path, and one that no HTTP answers."""
     owners: dict[str, str] = {}
     for name, block in words.items():

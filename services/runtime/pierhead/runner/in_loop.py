@@ -23,8 +23,8 @@ from pierhead.metrics import RuntimeMetrics
 from pierhead.replica.reflection import JoinedPools
 from pierhead.replica.server import ReplicaServer
 from pierhead.runner.graph import check_routes, graph_of
+from pierhead.runner.options import Options, listing_of, options_of, replicas_of, route_of, settings_of
 from pierhead.runner.runner import PAUSE_S, Changed, FrontRoute, Offer
-from pierhead.runner.words import Words, listing_of, replicas_of, route_of, settings_of, words_of
 from pierhead.settings import Settings
 from pierhead.tasks import end_tasks
 
@@ -73,7 +73,7 @@ class LoopReplica:
 class LoopService:
     """The replicas of one service, each replaced by another one when it is ill. An InProcess, for handles."""
 
-    def __init__(self, bound: Bound, words: Words, settings: Settings, changed: Callable[[], object]) -> None:
+    def __init__(self, bound: Bound, words: Options, settings: Settings, changed: Callable[[], object]) -> None:
         self.name = bound.name
         self.words = words
         self.settings = settings
@@ -163,14 +163,14 @@ class LoopRunner:
     """A Runner."""
 
     def __init__(
-        self, bound: Bound, written: Mapping[str, Words] | None = None, changed: Changed = lambda _: None
+        self, bound: Bound, written: Mapping[str, Options] | None = None, changed: Changed = lambda _: None
     ) -> None:
         """`written`: the words of a compose file, by service.
 
         Raises NoApplication for a graph that no stack could serve, NoWords for words that no service can have.
         """
         self.graph = graph_of(bound)
-        words = {name: words_of(each, written or {}) for name, each in self.graph.items()}
+        words = {name: options_of(each, written or {}) for name, each in self.graph.items()}
         settings = {name: settings_of(name, each) for name, each in words.items()}
         check_routes(words, {name: serves_http(each.cls) for name, each in self.graph.items()})
         self._changed = changed

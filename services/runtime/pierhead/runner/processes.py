@@ -19,9 +19,9 @@ from pierhead.calls.replica import Endpoint
 from pierhead.classes.service import Bound, serves_http
 from pierhead.runner.discovery import LocalDiscovery
 from pierhead.runner.graph import check_routes
+from pierhead.runner.options import Options, listing_of, replicas_of, route_of, settings_of, variables_of
 from pierhead.runner.ports import free_ports
 from pierhead.runner.runner import PAUSE_S, Changed, FrontRoute, Offer, ProcessFailed
-from pierhead.runner.words import Words, listing_of, replicas_of, route_of, settings_of, variables_of
 from pierhead.tasks import end_tasks
 
 logger = logging.getLogger("pierhead")
@@ -56,7 +56,7 @@ def facts_of(bound: Bound) -> ServiceFacts:
 class ServiceProcess:
     """The process of one replica."""
 
-    def __init__(self, name: str, replica: str, facts: ServiceFacts, words: Words, ports: Sequence[int]) -> None:
+    def __init__(self, name: str, replica: str, facts: ServiceFacts, words: Options, ports: Sequence[int]) -> None:
         self.name = replica
         self.facts = facts
         self.settings = settings_of(name, words, replica)
@@ -127,7 +127,7 @@ class ServiceProcess:
 class ProcessService:
     """The replicas of one service, each replaced by another one when it is ill."""
 
-    def __init__(self, name: str, facts: ServiceFacts, words: Words, target: str) -> None:
+    def __init__(self, name: str, facts: ServiceFacts, words: Options, target: str) -> None:
         self.name = name
         self.facts = facts
         self.words = words
@@ -223,7 +223,7 @@ class ProcessRunner:
         self,
         target: str,
         services: Mapping[str, ServiceFacts],
-        written: Mapping[str, Words] | None = None,
+        written: Mapping[str, Options] | None = None,
         changed: Changed = lambda _: None,
     ) -> None:
         """`services`: those of the application at `target`, callers before their callees; `written`: the words of a

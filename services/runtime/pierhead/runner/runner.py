@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from pierhead.calls.listing import Listing
+from pierhead.calls.listing import ReplicaListing
 
 PAUSE_S: Final = 1.0
 """After a replacement that did not start."""
@@ -29,7 +29,7 @@ class FrontRoute(NamedTuple):
 
     path: str
     service: str
-    listing: Listing
+    listing: ReplicaListing
     """The replicas' addresses are those of HTTP."""
     timeout_s: float
     refusal_status: int = 503

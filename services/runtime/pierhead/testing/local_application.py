@@ -13,8 +13,8 @@ from pierhead.classes.service import Bound, Service
 from pierhead.classes.target import application_of
 from pierhead.runner.front import Front
 from pierhead.runner.in_loop import LoopRunner
+from pierhead.runner.options import NoOptions, check_keys
 from pierhead.runner.runner import Offer
-from pierhead.runner.words import NoWords, check_keys
 
 ServiceT = TypeVar("ServiceT", bound=Service)
 
@@ -68,7 +68,7 @@ async def local(
     running = LoopRunner(bound, x_serve, changed)
     for name, words in (x_serve or {}).items():
         if name not in running.graph:
-            raise NoWords(f"x_serve: {name} is no service of this application; it has {', '.join(running.graph)}")
+            raise NoOptions(f"x_serve: {name} is no service of this application; it has {', '.join(running.graph)}")
         check_keys(f"x_serve: {name}", words)
     changed(await running.start())
     try:

@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from pierhead.calls.clients import Clients
 from pierhead.errors import DeadlineExceeded, NoReplica
-from pierhead.held import Held
+from pierhead.held import HeldModels
 from pierhead.lanes.connection import Connection
 from pierhead.metrics import PROCESS
 from pierhead.multiplex.cache import Entry, ModelCache
@@ -34,7 +34,7 @@ class LoadedModels:
 
     def __init__(self, channel: grpc.aio.Channel, service: str, connection: Connection) -> None:
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        self._held = Held()
+        self._held = HeldModels()
         replicas = Clients.current().pool(service, TRANSPORT).replicas()
         replica = next((each for each in replicas if each.connection is connection), None)
         if replica is None:

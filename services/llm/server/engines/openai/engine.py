@@ -23,7 +23,7 @@ from pierhead.llm_config import LLMConfig
 
 from services.llm.server import bodies
 from services.llm.server.answers import not_supported, reply_to
-from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report, checked_kwargs
+from services.llm.server.engine import EngineStats, LLMEngine, Replies, Report, checked_kwargs
 from services.llm.server.engines.openai.arguments import PATHS, OpenAIArguments
 from services.llm.server.engines.openai.events import Account
 from services.llm.server.engines.openai.replies import cards_of, message_of, read_body, replies_of, short, without_ours
@@ -357,9 +357,9 @@ class OpenAIEngine(LLMEngine):
             created=self._created,
         )
 
-    def load(self) -> EngineLoad:
+    def load(self) -> EngineStats:
         """This replica's own requests; other load of the server is unknown."""
-        return EngineLoad(running=self._running, tokens=self._tokens)
+        return EngineStats(running=self._running, tokens=self._tokens)
 
     def expose(self) -> bytes:
         """The server's own metrics, a few seconds old, without the process metrics."""

@@ -13,14 +13,14 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
 from services.llm.server.answers import error_reply
-from services.llm.server.engines.vllm.counting import Tally
+from services.llm.server.engines.vllm.counting import TokenTally
 from services.llm.server.engines.vllm.errors import openai_error, reason
 from services.llm.server.errors import LLMRequestError
 
 _DONE = "data: [DONE]\n\n"
 
 
-async def streamed(events: AsyncGenerator[str, None], tally: Tally) -> AsyncIterator[LLMReply]:
+async def streamed(events: AsyncGenerator[str, None], tally: TokenTally) -> AsyncIterator[LLMReply]:
     """vLLM's events as they are. An error before the first token is a reply with its status, a later one is raised."""
     status = 200
     async with contextlib.aclosing(events):
@@ -39,7 +39,7 @@ async def streamed(events: AsyncGenerator[str, None], tally: Tally) -> AsyncIter
             status = 0
 
 
-def whole(answer: Any, tally: Tally) -> LLMReply:
+def whole(answer: Any, tally: TokenTally) -> LLMReply:
     """One reply of a request that does not stream."""
     if isinstance(answer, ErrorResponse):
         return _error(answer)

@@ -19,10 +19,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from services.llm.server.engines.vllm.figures import Figures
 
-TALLY: ContextVar[Tally | None] = ContextVar("tally", default=None)
+TALLY: ContextVar[TokenTally | None] = ContextVar("tally", default=None)
 
 
-class Tally:
+class TokenTally:
     """The tokens that the engine has made for one request."""
 
     __slots__ = ("_made", "_taken", "_works", "cached", "failure", "finish_reason", "prompt")
@@ -93,7 +93,7 @@ class Tally:
                 await work.aclose()
 
 
-async def counted(tally: Tally, call: Callable[[Any], Awaitable[Any]], argument: Any) -> Any:
+async def counted(tally: TokenTally, call: Callable[[Any], Awaitable[Any]], argument: Any) -> Any:
     """What the call answers; what it asks the engine for counts for the tally. A refusal is an ErrorResponse."""
     token = TALLY.set(tally)
     try:

@@ -42,9 +42,9 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from services.llm.server import bodies
 from services.llm.server.answers import error_reply, reply_to
 from services.llm.server.background import in_background
-from services.llm.server.engine import EngineLoad, LLMEngine, Replies, Report
+from services.llm.server.engine import EngineStats, LLMEngine, Replies, Report
 from services.llm.server.engines.vllm.answers import as_openai, check, refusal, streamed, whole
-from services.llm.server.engines.vllm.counting import Tally, counted, make_engine
+from services.llm.server.engines.vllm.counting import TokenTally, counted, make_engine
 from services.llm.server.engines.vllm.figures import Figures, OwnMetrics
 from services.llm.server.engines.vllm.log import StartLog
 from services.llm.server.engines.vllm.settings import check_path, read_settings
@@ -115,7 +115,7 @@ class VLLMEngine(LLMEngine):
         self, request: LLMRequest, kind: type[BaseModel], create: Callable[[Any], Awaitable[Any]]
     ) -> AsyncIterator[LLMReply]:
         """One request, from its body to its last reply."""
-        tally = Tally()
+        tally = TokenTally()
         parsed = await self._parsed(request, kind)
         if isinstance(parsed, LLMReply):
             yield parsed
@@ -149,7 +149,7 @@ class VLLMEngine(LLMEngine):
     async def pass_through(self, request: LLMRequest) -> AsyncIterator[LLMReply]:
         """Any path of `vllm serve`: embeddings, scores, tokens, responses, rerank, transcriptions, ... A request
         without a body is a GET."""
-        tally = Tally()
+        tally = TokenTally()
         try:
             body = bodies.written(request) if is_json(request) else request.body
         except LLMRequestError as error:
@@ -182,10 +182,10 @@ class VLLMEngine(LLMEngine):
             created=self._created,
         )
 
-    def load(self) -> EngineLoad:
+    def load(self) -> EngineStats:
         """From the scheduler's last report, and the requests in progress: an idle scheduler reports nothing."""
         if self._runs is None:
-            return EngineLoad()
+            return EngineStats()
         unfinished = self._runs.engine.get_num_unfinished_requests()
         return self._figures.load(unfinished)
 

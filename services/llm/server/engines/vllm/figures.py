@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import REGISTRY
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from services.llm.server.engine import EngineLoad
+from services.llm.server.engine import EngineStats
 
 
 class Figures:
@@ -31,10 +31,10 @@ class Figures:
         if iteration is not None:
             self._tokens += iteration.num_generation_tokens + iteration.num_prompt_tokens
 
-    def load(self, unfinished: int) -> EngineLoad:
+    def load(self, unfinished: int) -> EngineStats:
         """`unfinished`: requests that the engine was given and has not ended."""
         running = min(self._running, unfinished)
-        return EngineLoad(running, unfinished - running, self._kv_use if unfinished else 0.0, self._tokens)
+        return EngineStats(running, unfinished - running, self._kv_use if unfinished else 0.0, self._tokens)
 
 
 class _FigureLogger(StatLoggerBase):  # type: ignore[misc]

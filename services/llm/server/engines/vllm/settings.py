@@ -46,13 +46,13 @@ def read_settings(config: LLMConfig, model_path: str) -> Namespace:
     }
     if config.lora is not None:
         own |= {"enable_lora": True, "max_loras": config.lora.max_num_adapters_per_replica}
-    parser = make_arg_parser(_Parser(prog="engine_kwargs"))
+    parser = make_arg_parser(_ArgumentsParser(prog="engine_kwargs"))
     settings = cast(Namespace, parser.parse_args(arguments((own | config.engine_kwargs).items())))
     validate_parsed_serve_args(settings)
     return settings
 
 
-class _Parser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is not there where types are checked
+class _ArgumentsParser(FlexibleArgumentParser):  # type: ignore[misc]  # vLLM is not there where types are checked
     """Raises an exception for invalid arguments instead of ending the process."""
 
     def error(self, message: str) -> Any:

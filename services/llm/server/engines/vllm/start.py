@@ -31,13 +31,13 @@ def stage_of(line: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _KnownFailure:
     pattern: re.Pattern[str]
     advice: Callable[[re.Match[str]], str]
 
 
-def _known(pattern: str, advice: str) -> _Known:
-    return _Known(re.compile(pattern, re.IGNORECASE), lambda found: advice.format(*found.groups()))
+def _known(pattern: str, advice: str) -> _KnownFailure:
+    return _KnownFailure(re.compile(pattern, re.IGNORECASE), lambda found: advice.format(*found.groups()))
 
 
 _KNOWN = (

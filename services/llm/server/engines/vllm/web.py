@@ -9,7 +9,7 @@ from typing import Any
 
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 
-from services.llm.server.engines.vllm.counting import TALLY, Tally
+from services.llm.server.engines.vllm.counting import TALLY, TokenTally
 
 _MOST_CHUNKS = 16
 """Pieces of an answer that wait for a slow reader."""
@@ -18,7 +18,7 @@ _MOST_CHUNKS = 16
 class WebRequest:
     """One request to vLLM's web application, in this process: it is called as a web server would call it (ASGI)."""
 
-    def __init__(self, app: Any, request: LLMRequest, body: bytes, tally: Tally) -> None:
+    def __init__(self, app: Any, request: LLMRequest, body: bytes, tally: TokenTally) -> None:
         self._tally = tally
         self._body: bytes | None = body
         self._said: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_MOST_CHUNKS)

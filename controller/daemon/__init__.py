@@ -1,0 +1,1 @@
+"""What runs: the loop, what it applies, and the API."""

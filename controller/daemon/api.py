@@ -1,0 +1,588 @@
+"""The REST API. It answers from the view that the loop published last, and passes changes on to `commands`.
+
+    GET  /api/v1/services[/<name>]           status rows
+    GET  /api/v1/services/<name>/logs        ?tail= ?after=, a unix time; each line with its time
+    GET  /api/v1/services/<name>/revisions   versions that a rollback can restore, the newest first
+    PUT  /api/v1/services/<name>/scale       {"replicas": N or "auto"}; "wanted": the files' own number, with auto
+    POST /api/v1/services/<name>/rollback    {"to": version} or {}
+    POST /api/v1/services/<name>/abort       {}
+    POST /api/v1/services/<name>/promote     {}
+    POST /api/v1/services/<name>/restart     {}
+    POST /api/v1/deploy                      {"services": [name, ...]} or {} for all; "now": true = without bake time
+    PUT  /api/v1/gpus/<uuid>                 {"fault": "why it is not to be used"} or {"fault": null}
+    GET  /api/v1/nodes                       none where the engine is one machine
+    POST /api/v1/nodes/<node>/drain          {"force": true} or {}
+    POST /api/v1/nodes/<node>/activate       {}
+    PUT  /api/v1/nodes/<node>/labels         {"labels": {"zone": "a", "old": null}}
+    GET  /api/v1/plan                        ?format=text
+    GET  /api/v1/routes                      what HAProxy sends where
+    GET  /api/v1/events                      ?since= ?service= ?kind=a,b ?limit= ?wait=
+    GET  /api/v1/targets                     Prometheus http_sd
+    GET  /api/v1/openapi.json                all of this, for machines
+    GET  /healthz, /metrics
+
+Times are unix times by the machine's wall clock, as it is set now.
+Changes are accepted from this machine or with the token only, and answered with 202 before the world has changed.
+Errors: {"error": {"code", "message"}}.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import json
+import logging
+import re
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from aiohttp import web
+
+from ..build import BUILD_HEADER, current_build
+from ..errors import ControllerError, Forbidden, InvalidRequest, NotYet
+from ..files.watch import SpecWatch
+from ..model.actions import KINDS
+from ..model.spec import MOST_REPLICAS
+from ..model.text import one_line, whole_number
+from ..status import documents
+from ..status.publisher import Publisher
+from ..status.records import answers, changes
+from ..status.records.document import as_json
+from ..status.records.services import Nodes, Services
+from ..storage.events import EventLog
+from .apply import Executor
+from .commands import Commands
+
+logger = logging.getLogger(__name__)
+
+AUTO: Final = "auto"
+"""In place of a number of replicas: the files or the autoscaler decide again."""
+MOST_LINES = 10_000
+MOST_EVENTS = 1000
+LONGEST_WAIT_S = 60
+LONGEST_FAULT = 500
+BODY_LIMIT = 64 * 1024
+RETRY_AFTER_S = 1
+"""The Retry-After of a request that came before the controller's first look."""
+STUCK_AFTER_S = 120.0
+"""A loop without a tick for this long is not healthy; the slowest look at an engine takes less."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Api:
+    """Routes and handlers. `clock` is the loop's, `wall` the machine's."""
+
+    def __init__(
+        self,
+        commands: Commands,
+        publisher: Publisher,
+        events: EventLog,
+        specs: SpecWatch,
+        executor: Executor,
+        gatekeeper: Gatekeeper,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self._commands = commands
+        self._publisher = publisher
+        self._events = events
+        self._specs = specs
+        self._executor = executor
+        self._gatekeeper = gatekeeper
+        self._clock = clock
+        self._wall = wall
+        self._closing = asyncio.Event()
+
+    def application(self) -> web.Application:
+        """Return the aiohttp application."""
+        app = web.Application(middlewares=[answer_errors, self.keep_changes], client_max_size=BODY_LIMIT)
+        app.add_routes(
+            [
+                web.get("/api/v1/services", self.services),
+                web.get("/api/v1/services/{name}", self.service),
+                web.get("/api/v1/services/{name}/logs", self.logs),
+                web.get("/api/v1/services/{name}/revisions", self.revisions),
+                web.put("/api/v1/services/{name}/scale", self.scale),
+                web.post("/api/v1/services/{name}/rollback", self.rollback),
+                web.post("/api/v1/services/{name}/abort", self.abort),
+                web.post("/api/v1/services/{name}/promote", self.promote),
+                web.post("/api/v1/services/{name}/restart", self.restart),
+                web.post("/api/v1/deploy", self.deploy),
+                web.put("/api/v1/gpus/{uuid}", self.gpu),
+                web.get("/api/v1/nodes", self.nodes),
+                web.post("/api/v1/nodes/{node}/drain", self.drain_node),
+                web.post("/api/v1/nodes/{node}/activate", self.activate_node),
+                web.put("/api/v1/nodes/{node}/labels", self.label_node),
+                web.get("/api/v1/plan", self.plan),
+                web.get("/api/v1/routes", self.routes),
+                web.get("/api/v1/events", self.events),
+                web.get("/api/v1/targets", self.targets),
+                web.get("/api/v1/openapi.json", self.openapi),
+                web.get("/healthz", self.healthz),
+                web.get("/metrics", self.metrics),
+            ]
+        )
+        app.on_shutdown.append(self._close)
+        app.on_response_prepare.append(_name_build)
+        return app
+
+    @web.middleware
+    async def keep_changes(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer a change when it is stored."""
+        response = await handler(request)
+        if request.method != "GET":
+            await self._commands.stored()
+        return response
+
+    async def services(self, request: web.Request) -> web.Response:
+        """The whole stack, as `make status` shows it."""
+        view = self._publisher.view
+        return answer(
+            Services(
+                project=view.project,
+                at=view.wall_time(view.at),
+                services=view.services,
+                gpus=view.gpus,
+                nodes=view.nodes,
+                gpu_memory_problem=view.gpu_memory_problem,
+                spec_problems=view.spec_problems,
+                notices=view.notices,
+                settled=view.desired is not None,
+                files_current=await self._specs.is_current(view.files),
+                engine_reachable=view.engine_reachable,
+            )
+        )
+
+    async def service(self, request: web.Request) -> web.Response:
+        """One service."""
+        name = request.match_info["name"]
+        view = self._publisher.view
+        row = next((row for row in view.services if row.name == name), None)
+        if row is None:
+            self._commands.known(name)
+            raise NotYet(f"{name} was just added and has not been looked at yet; repeat in a second")
+        return answer(row)
+
+    async def scale(self, request: web.Request) -> web.Response:
+        """Set how many replicas a service shall have."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        replicas = replicas_in(await request.read())
+        name = request.match_info["name"]
+        message = self._commands.scale(name, replicas)
+        spec = self._commands.known(name).services[name]
+        wanted = spec.replicas if replicas is None and spec.autoscale is None else None
+        scaled = changes.Scaled(name, AUTO if replicas is None else replicas, message, wanted)
+        return answer(scaled, 202)
+
+    async def revisions(self, request: web.Request) -> web.Response:
+        """The versions that a service can go back to."""
+        name = request.match_info["name"]
+        revisions, wanted, stable = self._commands.revisions(name)
+        view = self._publisher.view
+        listed = tuple(
+            answers.RevisionDocument(
+                version=revision.version,
+                image=revision.image,
+                image_id=revision.image_id,
+                first_at=view.wall_time(revision.first_at),
+                current=revision.version == wanted,
+                stable=revision.version == stable,
+            )
+            for revision in revisions
+        )
+        return answer(answers.Revisions(name, self._wall(), listed))
+
+    async def deploy(self, request: web.Request) -> web.Response:
+        """Roll out what the compose files and images give."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        services, now = deployment_in(await request.read())
+        sentences = await self._commands.deploy(services, is_watched=not now)
+        return answer(changes.Deployed(sentences), 202)
+
+    async def rollback(self, request: web.Request) -> web.Response:
+        """Go back to an earlier version."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        name, to = request.match_info["name"], version_in(await request.read())
+        return answer(changes.Asked(name, await self._commands.roll_back(name, to)), 202)
+
+    async def abort(self, request: web.Request) -> web.Response:
+        """End a rollout: the former version serves again."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        name = request.match_info["name"]
+        nothing_in(await request.read())
+        return answer(changes.Asked(name, self._commands.abort(name)), 202)
+
+    async def promote(self, request: web.Request) -> web.Response:
+        """End the watch over a first batch."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        name = request.match_info["name"]
+        nothing_in(await request.read())
+        return answer(changes.Asked(name, self._commands.promote(name)), 202)
+
+    async def restart(self, request: web.Request) -> web.Response:
+        """Replace every replica by one of the same definition."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        name = request.match_info["name"]
+        nothing_in(await request.read())
+        return answer(changes.Asked(name, await self._commands.restart(name)), 202)
+
+    async def gpu(self, request: web.Request) -> web.Response:
+        """Mark a GPU as not to be used, or remove its mark."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        uuid, fault = request.match_info["uuid"], fault_in(await request.read())
+        if fault is None:
+            self._commands.unmark_gpu(uuid)
+        else:
+            self._commands.mark_gpu(uuid, fault)
+        return answer(changes.Marked(uuid, fault), 202)
+
+    async def nodes(self, request: web.Request) -> web.Response:
+        """The nodes, what is there and what is wrong with them."""
+        view = self._publisher.view
+        return answer(Nodes(view.wall_time(view.at), view.nodes, view.engine_reachable))
+
+    async def drain_node(self, request: web.Request) -> web.Response:
+        """Have the replicas of a node go elsewhere, and then everything else."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        name, at_once = request.match_info["node"], force_in(await request.read())
+        message = await self._commands.nodes.drain(name, at_once=at_once)
+        return answer(changes.NodeAsked(self._commands.nodes.known(name).name, message), 202)
+
+    async def activate_node(self, request: web.Request) -> web.Response:
+        """Use a node again."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        name = request.match_info["node"]
+        nothing_in(await request.read())
+        message = await self._commands.nodes.activate(name)
+        return answer(changes.NodeAsked(self._commands.nodes.known(name).name, message), 202)
+
+    async def label_node(self, request: web.Request) -> web.Response:
+        """Set labels of a node, for placement constraints."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        name, labels = request.match_info["node"], labels_in(await request.read())
+        message = await self._commands.nodes.label(name, labels)
+        return answer(changes.NodeAsked(self._commands.nodes.known(name).name, message), 202)
+
+    async def logs(self, request: web.Request) -> web.Response:
+        """The last log lines of a service's replicas."""
+        name = request.match_info["name"]
+        after = _integer(request, "after", 0, 0, 2**40) if "after" in request.query else None
+        tail, at = _integer(request, "tail", 100, 1, MOST_LINES), self._wall()
+        texts = await self._commands.logs(name, tail, after)
+        replicas = tuple(documents.replica_log(replica, text) for replica, text in texts.items())
+        return answer(answers.Logs(name, at, replicas))
+
+    async def plan(self, request: web.Request) -> web.Response:
+        """What the controller would do now, and what it is doing."""
+        view, in_progress = self._publisher.view, self._executor.in_progress
+        form = request.query.get("format", "json")
+        if form == "text":
+            return web.Response(text=documents.plan_words(view, in_progress) + "\n")
+        if form != "json":
+            raise InvalidRequest(f"format: expected json or text, found {form!r}")
+        return answer(documents.plan_document(view, in_progress))
+
+    async def routes(self, request: web.Request) -> web.Response:
+        """What HAProxy sends where."""
+        return answer(documents.routes(self._publisher.view))
+
+    async def events(self, request: web.Request) -> web.Response:
+        """The newest events, or the events after `since`; waits up to `wait` seconds for the first one."""
+        log = self._events
+        limit = _integer(request, "limit", 100, 1, MOST_EVENTS)
+        wait_s = _integer(request, "wait", 0, 0, LONGEST_WAIT_S)
+        since = _integer(request, "since", 0, 0, 2**62) if "since" in request.query else None
+        service, kinds = request.query.get("service"), kinds_in(request.query.get("kind"))
+        if since is not None and wait_s and since == log.last_seq:
+            await self._wait_for_event(since, wait_s)
+        chosen = log.select(since=since, service=service, kinds=kinds, limit=limit)
+        # A list that `limit` has cut is continued where it was cut; otherwise all events so far have been looked at.
+        following = chosen[-1].seq if since is not None and len(chosen) == limit else log.last_seq
+        return answer(answers.Events(tuple(map(documents.event_document, chosen)), following))
+
+    async def targets(self, request: web.Request) -> web.Response:
+        """The targets of one job, as Prometheus's http_sd reads them."""
+        job = request.query.get("job", "replicas")
+        return answer([group for group in self._publisher.view.targets if group.labels["job"] == job])
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        """This API, as an OpenAPI document."""
+        from ..status import openapi  # imported when needed: its schemas take memory, and few requests ask for them
+
+        return answer(openapi.document(request.app))
+
+    async def healthz(self, request: web.Request) -> web.Response:
+        """200 while the loop completes its ticks; the body has what else is wrong."""
+        view = self._publisher.view
+        age_s = self._clock() - (self._publisher.last_tick_at or self._publisher.started_at)
+        health = answers.Health(
+            status="stuck" if age_s >= STUCK_AFTER_S else "failing" if self._publisher.defect else "ok",
+            last_tick_age_s=round(age_s, 3),
+            engine_reachable=view.engine_reachable,
+            haproxy_reachable=view.haproxy_reachable,
+            spec_problems=view.spec_problems,
+            store_trouble=self._publisher.store_trouble,
+            defect=self._publisher.defect,
+        )
+        return answer(health, 200 if health.status == "ok" else 503)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """The controller's own metrics, as Prometheus reads them."""
+        return web.Response(
+            body=self._publisher.metrics.page(), headers={"Content-Type": self._publisher.metrics.content_type}
+        )
+
+    async def _wait_for_event(self, since: int, wait_s: int) -> None:
+        """Wait for an event newer than `since`, for `wait_s` seconds, or for the end of the server."""
+        waits = [
+            asyncio.ensure_future(self._events.wait_beyond(since)),
+            asyncio.ensure_future(self._closing.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _close(self, app: web.Application) -> None:
+        self._closing.set()
+
+
+def answer(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """Answer with a document."""
+    return web.json_response(text=json.dumps(document, default=as_json), status=status, headers=headers)
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn every error into {"error": {"code", "message"}}."""
+    try:
+        return await handler(request)
+    except NotYet as error:
+        return _error(error.http_status, "not_yet", str(error), {"Retry-After": str(RETRY_AFTER_S)})
+    except ControllerError as error:
+        return _error(error.http_status, _snake(type(error).__name__), str(error))
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return _error(error.status, _snake(error.reason), _http_words(request, error), error.headers)
+    except web.RequestPayloadError as error:
+        detail = one_line(str(error)) or type(error).__name__
+        return _error(400, "bad_request", f"body: expected one that its Content-Encoding describes, found: {detail}")
+    except Exception as error:
+        logger.exception("internal: %s %s raised", request.method, request.path)
+        return _error(500, "internal", f"internal: {type(error).__name__}; the controller's log has the rest")
+
+
+def kinds_in(text: str | None) -> frozenset[str] | None:
+    """Return the kinds named in "scale,rollout", None for no text; raises InvalidRequest."""
+    if text is None:
+        return None
+    kinds = frozenset(text.split(","))
+    if unknown := sorted(kinds - KINDS):
+        raise InvalidRequest(f"kind: there are no events of kind {unknown[0]!r}; kinds: {', '.join(sorted(KINDS))}")
+    return kinds
+
+
+def replicas_in(body: bytes) -> int | None:
+    """Return N of {"replicas": N}, None for "auto"; raises InvalidRequest."""
+    replicas = _document(body, '{"replicas": 2}', "replicas", is_required=True)["replicas"]
+    if replicas == AUTO:
+        return None
+    if not isinstance(replicas, int) or isinstance(replicas, bool) or not 0 <= replicas <= MOST_REPLICAS:
+        raise InvalidRequest(
+            f'replicas: expected an integer from 0 to {MOST_REPLICAS}, or "auto", found {_shown(replicas)}'
+        )
+    return replicas
+
+
+def deployment_in(body: bytes) -> tuple[list[str] | None, bool]:
+    """Return the names of {"services": [...], "now": true}, None for none, and `now`; raises InvalidRequest."""
+    document = _document(body, '{"services": ["ranker"], "now": true} or {}', "services", "now")
+    names, now = document.get("services"), _flag(document, "now")
+    if names is None:
+        return None, now
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise InvalidRequest(f"services: expected a list of names of services, found {_shown(names)}")
+    return list(dict.fromkeys(names)), now
+
+
+def version_in(body: bytes) -> str | None:
+    """Return the version of {"to": version}, None for {}; raises InvalidRequest."""
+    version = _document(body, '{"to": "1a2b3c4d"} or {}', "to").get("to")
+    if version is not None and not (isinstance(version, str) and version):
+        raise InvalidRequest(f"to: expected a version such as 1a2b3c4d, found {_shown(version)}")
+    return version
+
+
+def fault_in(body: bytes) -> str | None:
+    """Return the text of {"fault": text}, None for {"fault": null}; raises InvalidRequest."""
+    document = _document(body, '{"fault": "Xid 79 in the kernel\'s log"} or {"fault": null}', "fault")
+    found = document.get("fault", "")
+    fault = one_line(found) if isinstance(found, str) else found
+    if fault is not None and not (isinstance(fault, str) and 0 < len(fault) <= LONGEST_FAULT):
+        raise InvalidRequest(f"fault: expected null or 1 to {LONGEST_FAULT} characters, found {_shown(found)}")
+    return fault
+
+
+def force_in(body: bytes) -> bool:
+    """Return the value of {"force": true}, False for {}; raises InvalidRequest."""
+    return _flag(_document(body, '{"force": true} or {}', "force"), "force")
+
+
+def labels_in(body: bytes) -> dict[str, str | None]:
+    """Return the labels of {"labels": {...}}; raises InvalidRequest."""
+    labels = _document(body, '{"labels": {"zone": "a", "old": null}}', "labels", is_required=True)["labels"]
+    if not isinstance(labels, dict) or not labels:
+        raise InvalidRequest(f"labels: expected at least one, found {_shown(labels)}")
+    for key, value in labels.items():
+        if value is not None and not isinstance(value, str):
+            raise InvalidRequest(f"labels.{key}: expected text or null, found {_shown(value)}")
+    return labels
+
+
+def nothing_in(body: bytes) -> None:
+    """Raise InvalidRequest for anything but {} or no body."""
+    _document(body, "{}")
+
+
+def _document(body: bytes, example: str, *keys: str, is_required: bool = False) -> Mapping[str, Any]:
+    """Return a JSON object that has no other keys. No body counts as {} unless the key is required."""
+    try:
+        document = json.loads(body if is_required else body or b"{}")
+    except (ValueError, RecursionError):
+        raise InvalidRequest(f"body: expected JSON such as {example}, found something else") from None
+    if not isinstance(document, dict) or not set(document) <= set(keys) or (is_required and not document):
+        raise InvalidRequest(f"body: expected {example} and nothing else, found {_shown(document)}")
+    return document
+
+
+def _flag(document: Mapping[str, Any], key: str) -> bool:
+    """Return a key's value, False where it is absent; raises InvalidRequest."""
+    flag = document.get(key, False)
+    if not isinstance(flag, bool):
+        raise InvalidRequest(f"{key}: expected true or false, found {_shown(flag)}")
+    return flag
+
+
+# --------------------------------------------------------------------------------------------------------------- words
+
+
+def _integer(request: web.Request, name: str, default: int, least: int, most: int) -> int:
+    text = request.query.get(name)
+    if text is None:
+        return default
+    number = whole_number(text)
+    if number is None or not least <= number <= most:
+        raise InvalidRequest(f"{name}: expected an integer from {least} to {most}, found {text[:40]!r}")
+    return number
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _snake(words: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", words).strip("_").lower()
+
+
+def _http_words(request: web.Request, error: web.HTTPException) -> str:
+    if isinstance(error, web.HTTPNotFound):
+        return f"there is nothing at {request.path}; the API is under /api/v1 (services, plan, routes, events, targets)"
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        return f"{request.path} takes {', '.join(sorted(error.allowed_methods))}, not {error.method}"
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return f"body: expected at most {BODY_LIMIT} bytes"
+    return error.text or error.reason
+
+
+def _error(status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> web.Response:
+    kept = {name: value for name, value in (headers or {}).items() if name in ("Allow", "Retry-After")}
+    return answer(answers.Error(answers.ErrorBody(code, message)), status, kept)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Changes are accepted from callers on this machine and from callers that send the token.
+
+
+ROUTES = Path("/proc/net/route")
+_TOKEN_ONLY = "changes need the header `Authorization: Bearer <PIERHEAD_API_TOKEN>`"  # noqa: S105
+_REFUSED = (
+    "changes are accepted from the machine itself (published at 127.0.0.1) or with the header "
+    "`Authorization: Bearer <PIERHEAD_API_TOKEN>`"
+)
+
+
+def default_gateways(table: str) -> frozenset[str]:
+    """Return the gateways of the default routes in a table such as /proc/net/route.
+
+    Connections to a published port come from the gateway of the container's default route: it is the host. Connections
+    of another container come from its own address.
+    """
+    gateways = set()
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 7 and fields[1] == fields[7] == "00000000" and fields[2] != "00000000":
+            gateways.add(socket.inet_ntoa(struct.pack("=L", int(fields[2], 16))))
+    return frozenset(gateways)
+
+
+def read_gateways() -> frozenset[str]:
+    """Return this container's gateways; none where there is no route table (not Linux)."""
+    try:
+        return default_gateways(ROUTES.read_text(encoding="ascii"))
+    except (OSError, ValueError) as error:
+        logger.warning("cannot read %s, so changes are accepted from loopback only: %s", ROUTES, error)
+        return frozenset()
+
+
+async def _name_build(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers[BUILD_HEADER] = current_build()
+
+
+class Gatekeeper:
+    """Decides which callers may change something."""
+
+    def __init__(self, token: str | None, gateways: Callable[[], frozenset[str]] | None = read_gateways) -> None:
+        """`gateways`: the addresses of this machine as the controller's container sees it. None: only the token counts,
+        as where containers of others are on the controller's network.
+        """
+        self._token = token
+        self._gateways = gateways
+        self._refused = _TOKEN_ONLY if gateways is None else _REFUSED
+
+    def admit(self, peer: str | None, headers: Mapping[str, str]) -> None:
+        """Raise Forbidden unless the peer's address or its token allows changes."""
+        offered = headers.get("Authorization")
+        if offered is not None and self._is_token(offered):
+            return
+        if offered is not None:
+            raise Forbidden(f"the token in `Authorization` is not PIERHEAD_API_TOKEN; {self._refused}")
+        if "Origin" in headers:
+            # A browser on this machine sends requests for any web page; this header names the page.
+            raise Forbidden(f"web pages may not ask for changes without the token; {self._refused}")
+        if not self._is_this_machine(peer):
+            raise Forbidden(f"{peer or 'an unknown address'} may not ask for changes: {self._refused}")
+
+    def _is_token(self, offered: str) -> bool:
+        if self._token is None:
+            return False
+        return hmac.compare_digest(offered.encode(errors="replace"), f"Bearer {self._token}".encode())
+
+    def _is_this_machine(self, peer: str | None) -> bool:
+        if self._gateways is None:
+            return False
+        try:
+            address = ipaddress.ip_address(peer or "")
+        except ValueError:
+            return False
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+            address = address.ipv4_mapped
+        return address.is_loopback or str(address) in self._gateways()

@@ -1,0 +1,240 @@
+"""Constructs the controller's parts. `__main__` passes the real engine, router and store, tests pass fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..desired.deployer import Deployer
+from ..desired.desired import Desirer
+from ..desired.functions import FunctionCalls, Functions, Run, in_thread
+from ..desired.measurements import Measurements, Query
+from ..desired.policies import Policies
+from ..desired.remaining import RemainingServices
+from ..desired.scaler import Scaler
+from ..engines.base import ClusterEngine
+from ..errors import EngineUnreachable, StoreError
+from ..files.watch import SpecSource, SpecWatch
+from ..model.desired import Desired
+from ..model.observed import Observed
+from ..model.world import FailureKey
+from ..observe.contracts import ImageContracts
+from ..observe.engine_events import LOST_S, EngineEvents
+from ..observe.gpu_marks import GpuMarks
+from ..observe.gpu_memory import GpuMemoryWatch
+from ..observe.probe import AskContract, Prober, ProbeReading, Subject, no_contract
+from ..observe.snapshot import Observer
+from ..outlive import outlive
+from ..plan import plan
+from ..plan.failures import forgiven
+from ..routing.base import Router
+from ..status.discovery import Board
+from ..status.publisher import Publisher
+from ..status.view import View
+from ..storage.events import EventLog
+from ..storage.store import StateStore
+from .api import Api, Gatekeeper
+from .apply import Executor, Give, Performer, Reporter
+from .commands import Commands
+from .loop import Loop, Wakeup
+from .nodes import NodeCommands, NodeParts, NoNodes
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What the controller acts on and reads: engine, router, store, compose files, replicas."""
+
+    project: str
+    engine: ClusterEngine
+    router: Router
+    source: SpecSource
+    store: StateStore
+    ask: Callable[[Subject], Awaitable[ProbeReading]]
+    """Asks a replica whether it is ready."""
+    query: Query
+    give: Give
+    """Sends a replica its user_config."""
+    is_manual: bool = False
+    """New versions wait for `pierhead deploy`."""
+    router_silence_s: float = 10.0
+    """How long HAProxy may hang before it is restarted."""
+    policy_dir: Path | None = None
+    """Where autoscaling functions are looked for."""
+    run: Run = in_thread
+    """How autoscaling functions are called."""
+    acts: Callable[[], bool] = lambda: True
+    """Whether this controller may act now: on Swarm, while it holds the lease of the state."""
+    certificate_ends_at: float | None = None
+    """Of the TLS between controller and edges (unix time); None = there is none."""
+    ask_contract: AskContract = no_contract
+    """Asks a replica for its contract."""
+    node_commands: Callable[[NodeParts], NodeCommands] = NoNodes
+    """Makes the commands on nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """The parts that are used outside the loop."""
+
+    loop: Loop
+    commands: Commands
+    publisher: Publisher
+    events: EventLog
+    specs: SpecWatch
+    deployer: Deployer
+    scaler: Scaler
+    observer: Observer
+    executor: Executor
+    board: Board
+    engine_events: EngineEvents
+    clock: Callable[[], float]
+    wall: Callable[[], float]
+
+    @property
+    def view(self) -> View:
+        """What the last tick published."""
+        return self.publisher.view
+
+    def start(self, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
+        """Start the readers of files, engine and HAProxy, and the loop. They end with the owner of `spawn`."""
+        spawn(outlive("watching the compose files", self.specs.run))
+        spawn(outlive("following the engine", self.engine_events.follow, ends_with=(EngineUnreachable,)))
+        spawn(outlive("reading the engine", self.observer.run))
+        spawn(outlive("reading HAProxy", self.observer.run_router))
+        spawn(outlive("the loop", self.loop.run))
+
+    def api(self, gatekeeper: Gatekeeper) -> Api:
+        """Return the REST API over these parts."""
+        return Api(
+            self.commands, self.publisher, self.events, self.specs, self.executor, gatekeeper, self.clock, self.wall
+        )
+
+
+def assemble(
+    world: World,
+    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    *,
+    clock: Callable[[], float] = time.time,
+    wall: Callable[[], float] = time.time,
+    engine_lost_s: float = LOST_S,
+) -> Controller:
+    """Construct the parts. `spawn` owns the tasks that they start.
+
+    `clock` never jumps (controller/storage/clock.py). `wall` may; people and the engine use it.
+    """
+    wakeup, store = Wakeup(), world.store
+    events, board = EventLog(store, wall), Board(clock=clock)
+    _note_replaced_store(store, events)
+    specs = SpecWatch(world.source, events, wakeup.ring)
+
+    contracts = ImageContracts(world.engine, world.project, spawn, wakeup.ring)
+    deployer = Deployer(store, events, board.callers, contracts.of, is_manual=world.is_manual)
+    measurements = Measurements(world.query, spawn, clock)
+    functions = Functions(world.policy_dir, ahead=lambda: wall() - clock())
+    calls = FunctionCalls(functions.call, world.run, spawn, wakeup.ring)
+    scaler = Scaler(store, events, Policies(calls.wanted, measurements.value).ask)
+
+    gpu_memory = GpuMemoryWatch(world.engine, spawn, wakeup.ring, clock)
+    gpu_marks = GpuMarks(store, events, deployer.proven, wakeup.ring, world.engine.places)
+    publisher = Publisher(
+        world.project,
+        store,
+        events,
+        specs,
+        scaler,
+        deployer,
+        gpu_memory,
+        board,
+        clock,
+        wall,
+        world.certificate_ends_at,
+    )
+    metrics = publisher.metrics
+
+    prober = Prober(world.ask, spawn, wakeup.ring, store.seen_ready, store.note_ready, clock, world.ask_contract)
+    observer = Observer(
+        world.engine,
+        world.router,
+        prober,
+        store,
+        gpu_memory,
+        gpu_marks,
+        wakeup.ring,
+        metrics.engine_reading,
+        clock,
+        wall,
+        metrics.haproxy_reading,
+    )
+    engine_events = EngineEvents(world.engine, world.project, observer, events, wakeup.ring, clock, engine_lost_s)
+
+    def over(desired: Desired, observed: Observed, now: float) -> frozenset[FailureKey]:
+        return forgiven(desired, observed, prober.ready_since, now)
+
+    remaining = RemainingServices(lambda: store.revisions, deployer.state, board.callers)
+    desirer = Desirer(
+        store,
+        events,
+        scaler,
+        deployer,
+        measurements,
+        calls,
+        world.router.routing_hash,
+        over,
+        world.router_silence_s,
+        remaining,
+    )
+    performer = Performer(
+        world.engine, world.router, store, events, world.project, world.give, prober.learn, world.acts, clock
+    )
+
+    async def may_act() -> bool:
+        try:
+            await store.stored()
+        except StoreError:
+            return False
+        return world.acts()
+
+    reporter = Reporter(events, metrics, observer, gpu_marks, wakeup.ring)
+    executor = Executor(performer.perform, reporter.report, spawn, clock)
+    loop = Loop(specs, observer, desirer, plan, executor, publisher, wakeup, may_act, clock)
+    nodes = world.node_commands(
+        NodeParts(
+            seen=lambda: observer.latest,
+            services=lambda: specs.current.services if specs.current else {},
+            perform=performer.perform,
+            report=reporter.report,
+            look_again=loop.look_again,
+            clock=clock,
+        )
+    )
+    commands = Commands(
+        store, events, specs, deployer, world.engine, observer, gpu_marks, wakeup.ring, loop.look_again, nodes, clock
+    )
+    return Controller(
+        loop=loop,
+        commands=commands,
+        publisher=publisher,
+        events=events,
+        specs=specs,
+        deployer=deployer,
+        scaler=scaler,
+        observer=observer,
+        executor=executor,
+        board=board,
+        engine_events=engine_events,
+        clock=clock,
+        wall=wall,
+    )
+
+
+def _note_replaced_store(store: StateStore, events: EventLog) -> None:
+    if store.set_aside is not None:
+        lost = (
+            f"the state was damaged, or written by another version of the controller, and is kept at "
+            f"{store.set_aside}; scale targets are the files' again"
+        )
+        events.record("store_replaced", lost, outcome="warning")

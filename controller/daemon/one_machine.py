@@ -1,0 +1,45 @@
+"""The daemon on one machine: its Docker Engine, one HAProxy on a shared volume, the state in a file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+
+from ..engines.docker import DockerEngine
+from ..engines.gpu_discovery import GpuSources
+from ..files.compose import ComposeProject
+from ..routing.haproxy import HAProxyRouter
+from ..settings import Settings
+from ..storage.clock import SteadyClock
+from ..storage.file import StateFile
+from ..storage.lock import state_lock
+from ..storage.store import StateStore
+from .api import Gatekeeper
+from .boundaries import Boundaries, connected
+
+
+@contextlib.asynccontextmanager
+async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[Boundaries | None]:
+    """Have the project alone; None if `stop` is set before. Raises AnotherController, StoreError, EngineSocketGone."""
+    async with state_lock(settings.state_dir, settings.project):
+        with contextlib.closing(StateStore(StateFile(settings.state_dir))) as store:
+            client = await connected(stop)
+            if client is None:
+                yield None
+                return
+            gpus = GpuSources(settings.gpu_cdi_kind, settings.cdi_dirs, settings.controller_image)
+            engine = DockerEngine(client, gpus)
+            try:
+                yield Boundaries(
+                    engine=engine,
+                    router=HAProxyRouter(settings.haproxy_run, settings.edge),
+                    source=ComposeProject.from_environment(os.environ),
+                    store=store,
+                    clock=SteadyClock(store.latest_at),
+                    gatekeeper=Gatekeeper(settings.api_token),
+                    policy_dir=settings.project_dir,
+                )
+            finally:
+                await engine.close()

@@ -1,0 +1,100 @@
+"""The calls of the REST API, with its documents as records. All raise CommandError and its kinds, and KeyError or
+TypeError for the answer of a controller of another build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..status.records import answers, changes
+from ..status.records.document import read
+from ..status.records.services import Nodes, Service, Services
+from .client import ControllerClient, segment, service_path
+
+
+class ControllerApi:
+    """What the commands ask the controller."""
+
+    def __init__(self, client: ControllerClient) -> None:
+        self._client = client
+
+    def services(self) -> Services:
+        """The whole stack."""
+        return read(Services, self._client.get("/api/v1/services"))
+
+    def service(self, name: str) -> Service:
+        """One service."""
+        return read(Service, self._client.get(service_path(name)))
+
+    def nodes(self) -> Nodes:
+        """The nodes."""
+        return read(Nodes, self._client.get("/api/v1/nodes"))
+
+    def plan(self) -> answers.PlanDocument:
+        """What the controller would do now."""
+        return read(answers.PlanDocument, self._client.get("/api/v1/plan"))
+
+    def routes(self) -> answers.Routes:
+        """HAProxy's routes."""
+        return read(answers.Routes, self._client.get("/api/v1/routes"))
+
+    def events(self, query: Mapping[str, str]) -> answers.Events:
+        """Events that match the query."""
+        return read(answers.Events, self._client.get("/api/v1/events", query))
+
+    def logs(self, service: str, query: Mapping[str, str]) -> answers.Logs:
+        """The logs of a service's replicas."""
+        return read(answers.Logs, self._client.get(service_path(service, "logs"), query))
+
+    def revisions(self, service: str) -> answers.Revisions:
+        """The versions of a service."""
+        return read(answers.Revisions, self._client.get(service_path(service, "revisions")))
+
+    def scale(self, service: str, replicas: int | None) -> changes.Scaled:
+        """Set a number of replicas; None: the files or the autoscaler decide."""
+        wanted = changes.Scale("auto" if replicas is None else replicas)
+        return read(changes.Scaled, self._client.put(service_path(service, "scale"), wanted))
+
+    def deploy(self, services: Sequence[str], *, now: bool) -> changes.Deployed:
+        """Roll out these services; none named: all."""
+        wanted = changes.Deploy(tuple(services) or None, now)
+        return read(changes.Deployed, self._client.post("/api/v1/deploy", wanted))
+
+    def roll_back(self, service: str, to: str) -> changes.Asked:
+        """Go back to a version; "": the one before."""
+        return self._asked(service, "rollback", changes.Rollback(to or None))
+
+    def abort(self, service: str) -> changes.Asked:
+        """End a rollout."""
+        return self._asked(service, "abort", changes.Nothing())
+
+    def promote(self, service: str) -> changes.Asked:
+        """End the watch over a rollout."""
+        return self._asked(service, "promote", changes.Nothing())
+
+    def restart(self, service: str) -> changes.Asked:
+        """Replace every replica by one of the same definition."""
+        return self._asked(service, "restart", changes.Nothing())
+
+    def mark(self, uuid: str, fault: str | None) -> changes.Marked:
+        """Mark a GPU as faulty; None: take the mark away."""
+        return read(changes.Marked, self._client.put(f"/api/v1/gpus/{segment(uuid)}", changes.Mark(fault)))
+
+    def drain(self, node: str, *, force: bool) -> changes.NodeAsked:
+        """Have a node's replicas go elsewhere."""
+        return read(changes.NodeAsked, self._client.post(_node_path(node, "drain"), changes.Drain(force)))
+
+    def activate(self, node: str) -> changes.NodeAsked:
+        """Use a node again."""
+        return read(changes.NodeAsked, self._client.post(_node_path(node, "activate"), changes.Nothing()))
+
+    def label(self, node: str, labels: Mapping[str, str | None]) -> changes.NodeAsked:
+        """Set labels of a node."""
+        return read(changes.NodeAsked, self._client.put(_node_path(node, "labels"), changes.Labels(labels)))
+
+    def _asked(self, service: str, verb: str, body: object) -> changes.Asked:
+        return read(changes.Asked, self._client.post(service_path(service, verb), body))
+
+
+def _node_path(node: str, below: str) -> str:
+    return f"/api/v1/nodes/{segment(node)}/{below}"

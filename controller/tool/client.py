@@ -1,0 +1,204 @@
+"""The command's synchronous client of the REST API; each error is one sentence."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+from ..build import BUILD_HEADER
+from . import output as out
+from .errors import BadInput, CommandError, NotYet, Unreachable
+from .stale import stale_words
+
+DEFAULT_URL = "http://127.0.0.1:8100"
+TIMEOUT_S = 40.0
+"""Longer than the longest wait that `events -f` asks the API for."""
+CHANGE_TIMEOUT_S = 150.0
+"""The timeout of changes. Longer than the longest answer of `deploy`: it waits for a current reading of the compose
+files, reads them itself, and waits for a tick."""
+
+CONNECT_S = 2.0
+"""For each address of the controller's name: on a Swarm the next one may be that of the controller that acts."""
+
+POLL_S = 0.5
+"""Between two tries to reach a controller that may be on its way (PIERHEAD_API_PATIENCE_S)."""
+TOLD_AFTER_S = 5.0
+"""A longer wait says what it waits for."""
+
+LOG = "the controller's log (`docker compose logs controller`, on a Swarm `docker service logs PROJECT_controller`)"
+_BAD_INPUT = (400, 403, 404, 405, 413)
+
+
+class ControllerClient:
+    """`url` without a path; `token` for changes from another machine.
+
+    `patience_s`: for so long a request that cannot be sent is tried again. On a Swarm the controller that acts may just
+    have been lost, and another one takes its place. `own_stack`: see `stale_words`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        change_timeout_s: float = CHANGE_TIMEOUT_S,
+        patience_s: float = 0.0,
+        own_stack: str = "",
+    ) -> None:
+        self._url = url.rstrip("/")
+        self._token = token
+        self._timeout_s = timeout_s
+        self._change_timeout_s = change_timeout_s
+        self._patience_s = patience_s
+        self._own_stack = own_stack
+        # The controller is reached directly, never through a proxy of the environment.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Http())
+
+    @classmethod
+    def from_environment(cls, timeout_s: float = TIMEOUT_S) -> ControllerClient:
+        """The API at PIERHEAD_API_URL, else that of the controller in this container."""
+        url, token = os.environ.get("PIERHEAD_API_URL") or DEFAULT_URL, os.environ.get("PIERHEAD_API_TOKEN")
+        patience_s = min(float(os.environ.get("PIERHEAD_API_PATIENCE_S") or 0), timeout_s)
+        return cls(url, token, timeout_s, patience_s=patience_s, own_stack=os.environ.get("PIERHEAD_OWN_STACK", ""))
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
+        """Return the JSON at a path. Raises CommandError and its kinds."""
+        path = path + (f"?{urllib.parse.urlencode(query)}" if query else "")
+        try:
+            return self._send("GET", path, None, self._timeout_s)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._silent(error) from error
+
+    def put(self, path: str, document: object) -> Any:
+        """Ask for a change. Raises CommandError and its kinds."""
+        return self._change("PUT", path, document)
+
+    def post(self, path: str, document: object) -> Any:
+        """Ask for an operation. Raises CommandError and its kinds."""
+        return self._change("POST", path, document)
+
+    def _change(self, method: str, path: str, document: object) -> Any:
+        try:
+            return self._send(method, path, out.json_text(document).encode(), self._change_timeout_s)
+        except urllib.error.URLError as error:  # it was never sent
+            raise self._silent(error) from error
+        except (OSError, http.client.HTTPException) as error:
+            how = f"within {self._change_timeout_s:g} s" if isinstance(error, TimeoutError) else f"({error})"
+            raise Unreachable(
+                f"the controller at {self._url} was asked and has not answered {how}: it may have accepted the "
+                "change, or may still accept it; `pierhead status` and `pierhead events` show whether it did, "
+                f"{LOG} what it waits for"
+            ) from error
+
+    def _silent(self, error: Exception) -> Unreachable:
+        return Unreachable(
+            f"the controller does not answer at {self._url} ({getattr(error, 'reason', None) or error}); start the "
+            f"stack with `pierhead up`, or look at {LOG}"
+        )
+
+    def _send(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Any:
+        """Raises CommandError and its kinds; URLError where nothing was sent, OSError or HTTPException later on."""
+        if not is_address(self._url):
+            raise BadInput(f"PIERHEAD_API_URL: expected http://host:port, found {self._url!r}")
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        if self._token:
+            _check_token(self._token)
+            headers["Authorization"] = f"Bearer {self._token}"
+        request = urllib.request.Request(self._url + path, body, headers, method=method)  # noqa: S310 - checked above
+        try:
+            with self._opened(request, timeout_s) as response:
+                self._warn_of_stale_code(response.headers.get(BUILD_HEADER))
+                document = json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise _refusal(error.code, error.read(), is_passing="Retry-After" in error.headers) from None
+        except ValueError as error:
+            raise CommandError(f"{self._url} is not Pierhead's API: its answer is not JSON") from error
+        if not isinstance(document, dict):  # every document that a command asks for is an object
+            raise CommandError(f"{self._url} is not Pierhead's API: its answer is no JSON object")
+        return document
+
+    def _warn_of_stale_code(self, build: str | None) -> None:
+        """Once, on standard error."""
+        if build and (stale := stale_words(self._own_stack, build)):
+            out.complain(stale)
+        self._own_stack = ""
+
+    def _opened(self, request: urllib.request.Request, timeout_s: float) -> Any:
+        """The answer. A request that was not sent is tried again for `patience_s`; HTTPError is an answer."""
+        began, is_told = time.monotonic(), False
+        while True:
+            try:
+                return self._opener.open(request, timeout=timeout_s)
+            except urllib.error.URLError as error:
+                waited_s = time.monotonic() - began
+                if isinstance(error, urllib.error.HTTPError) or waited_s >= self._patience_s:
+                    raise
+                if waited_s >= TOLD_AFTER_S and not is_told:
+                    out.complain(f"pierhead: waiting for a controller that acts ({error.reason}) ...")
+                    is_told = True
+            time.sleep(POLL_S)
+
+
+class _SocketConnection(http.client.HTTPConnection):
+    def connect(self) -> None:
+        answer_s, self.timeout = self.timeout, CONNECT_S
+        super().connect()
+        self.sock.settimeout(answer_s)
+
+
+class _Http(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_SocketConnection, req)
+
+
+def is_address(url: str) -> bool:
+    """Whether a URL is a valid HTTP address."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+            and url.isprintable()
+            and " " not in url
+        )
+    except ValueError:  # an incomplete IPv6 address, or a port that is not a number
+        return False
+
+
+def _check_token(token: str) -> None:
+    """Raise BadInput for a token that a header cannot contain; the token itself is not shown."""
+    odd = next((number for number, character in enumerate(token) if not " " <= character <= "~"), None)
+    if odd is not None:
+        raise BadInput(
+            f"PIERHEAD_API_TOKEN: expected printable ASCII, found {token[odd]!a} as character {odd + 1} of "
+            f"{len(token)}; a token that was read from a file may end with a line end of that file"
+        )
+
+
+def segment(name: str) -> str:
+    """Return a name as one segment of a path."""
+    return urllib.parse.quote(name, safe="")
+
+
+def service_path(name: str, *below: str) -> str:
+    """Return the path of a service's document, or of a document below it."""
+    return "/".join(["/api/v1/services", segment(name), *below])
+
+
+def _refusal(status: int, body: bytes, *, is_passing: bool) -> CommandError:
+    try:
+        message = str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return CommandError(f"the API answered {status}, without a reason; {LOG} may have it")
+    if status == http.HTTPStatus.SERVICE_UNAVAILABLE and is_passing:
+        return NotYet(message)
+    return (BadInput if status in _BAD_INPUT else CommandError)(message)

@@ -1,0 +1,172 @@
+"""Commands that can run until Ctrl-C: events, logs, top."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .. import completion, feeds, prometheus
+from .. import output as out
+from .. import top as pictures
+from ..patience import patiently
+from .options import EVENTS_KEPT, Follow, OfService, Output, Service, connect
+
+if TYPE_CHECKING:
+    from ...status.records.answers import EventDocument, ReplicaLog
+    from ...status.records.services import Services
+    from ..api import ControllerApi
+
+FOLLOW_S = 1.0
+FOLLOWED_LINES = 1000
+MOST_LINES = 10_000
+"""The most lines that the controller sends for one replica."""
+OVERLAP_S = 5.0
+"""Longer than a line takes from a replica to the engine's log, and longer than a new replica takes to be listed."""
+WAIT_S = 25
+TRAFFIC_WINDOW = "30s"
+"""Six scrapes: short enough to follow a change, long enough for a rate."""
+
+Kinds = Annotated[
+    list[str] | None,
+    typer.Option("--kind", metavar="KIND", help="of this kind only; repeatable", autocompletion=completion.kinds),
+]
+Since = Annotated[str, typer.Option("--since", metavar="TIME", help="from then on: 10m, 2h30m, 2026-01-31T18:00")]
+Newest = Annotated[int, typer.Option("-n", metavar="COUNT", min=1, max=EVENTS_KEPT, help="how many of the newest")]
+Lines = Annotated[
+    int, typer.Option("-n", metavar="COUNT", min=1, max=MOST_LINES, help="how many lines of each replica")
+]
+Pictures = Annotated[int | None, typer.Option("-n", metavar="COUNT", min=1, help="exit after this many refreshes")]
+Once = Annotated[bool, typer.Option("--once", help="show it once, as -n 1")]
+Interval = Annotated[
+    float, typer.Option("--interval", metavar="SECONDS", min=0.2, max=3600.0, help="between two refreshes")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    for command in (events, logs, top):
+        app.command()(command)
+
+
+def events(
+    follow: Follow = False,
+    n: Newest = 50,
+    service: OfService = "",
+    kind: Kinds = None,
+    since: Since = "",
+    output: Output = "text",
+) -> None:
+    """Show what happened, newest last, with causes."""
+    as_json, api = out.is_json(output), connect()
+    kinds = [name for names in kind or [] for name in names.split(",")]
+    after = feeds.since_time(since, time.time()) if since else None
+    only = {**({"service": service} if service else {}), **({"kind": ",".join(kinds)} if kinds else {})}
+    # With a filter on kind or time, all kept events are filtered, not only the newest ones.
+    limit = EVENTS_KEPT if kinds or since else n
+    page = api.events({"limit": str(limit), **only})
+    found = feeds.chosen(page.events, after)
+    _explain_nothing(api, found, service, kinds, "since then" if since else "is kept")
+    shown: Sequence[EventDocument] = found if since else found[-n:]
+    while True:
+        _print_events(shown, as_json=as_json)
+        if not follow:
+            return
+        query = {"since": str(page.next), "wait": str(WAIT_S), **only}
+        page = patiently(partial(api.events, query))
+        shown = page.events
+
+
+def logs(service: Service, follow: Follow = False, n: Lines = 100, since: Since = "", output: Output = "text") -> None:
+    """Show the last log lines of a service's replicas.
+
+    On a terminal, JSON lines are shown as text, tracebacks as lines; in a pipe they stay JSON.
+    """
+    as_json, api = out.is_json(output), connect()
+    query = {"tail": str(max(n, FOLLOWED_LINES) if follow else n)}
+    if since:
+        query["after"] = str(int(feeds.since_time(since, time.time())))
+    document = api.logs(service, query)
+    shown = {replica.name: feeds.timed(replica) for replica in document.replicas}
+    if not shown and not follow:
+        out.complain(f"{service} has no replica now; `pierhead why {service}` says why")
+    for name, lines in shown.items():
+        _print_lines(name, lines[-n:], as_json=as_json)
+    while follow:
+        time.sleep(FOLLOW_S)
+        # Ask only for newer lines, with an overlap for lines that were just being written.
+        query["after"] = str(max(int(document.at - OVERLAP_S), 0))
+        document = patiently(partial(api.logs, service, query))
+        for replica in document.replicas:
+            known = shown.get(replica.name, [])
+            shown[replica.name] = _follow_on(replica, known, float(query.get("after", 0)), as_json=as_json)
+
+
+def _follow_on(log: ReplicaLog, shown: list[feeds.LogLine], after: float, *, as_json: bool) -> list[feeds.LogLine]:
+    """Print the new lines of a replica's log; return all lines shown so far."""
+    now = feeds.timed(log)
+    fresh = feeds.new_lines(shown, now)
+    if feeds.leaves_a_gap(shown, fresh, now, after):
+        out.complain(f"{log.name} logs more than is sent at a time: lines are missing here")
+    _print_lines(log.name, fresh, as_json=as_json)
+    return [*shown, *fresh][-MOST_LINES:]
+
+
+def top(n: Pictures = None, once: Once = False, interval: Interval = 2.0, output: Output = "text") -> None:
+    """Show the traffic of every service, until Ctrl-C."""
+    as_json, api, url = out.is_json(output), connect(), prometheus.address()
+    count = 1 if once else n
+
+    def look() -> tuple[Services, prometheus.QueryResult]:
+        return api.services(), prometheus.read(url, TRAFFIC_WINDOW)
+
+    if as_json:
+        pictures.json_lines(lambda: _traffic_json(*look()), count, interval)
+        return
+
+    def draw(width: int) -> pictures.Page:
+        document, traffic = look()
+        return list(pictures.page(document, traffic, width))
+
+    pictures.follow(draw, count, interval)
+
+
+def _explain_nothing(
+    api: ControllerApi, found: Sequence[EventDocument], service: str, kinds: list[str], where: str
+) -> None:
+    """Explain an empty result. Raises BadInput for a service that does not exist."""
+    if found:
+        return
+    if service:
+        api.service(service)
+    if kinds:
+        out.complain(f"no event of kind {', '.join(kinds)} {where}")
+
+
+def _traffic_json(document: Services, traffic: prometheus.QueryResult) -> dict[str, object]:
+    services = [out.with_members(row, **asdict(traffic.of(row.name))) for row in document.services]
+    return {"at": document.at, "services": services, "prometheus_problem": traffic.problem}
+
+
+def _print_events(listed: Sequence[EventDocument], *, as_json: bool) -> None:
+    for event in listed:
+        if as_json:
+            out.print_json_line(event)
+        else:
+            out.say(feeds.event_line(event))
+
+
+def _print_lines(replica: str, lines: Sequence[feeds.LogLine], *, as_json: bool) -> None:
+    """Print log lines: in readable form on a terminal, unchanged in a pipe."""
+    if as_json:
+        for _, line in lines:
+            out.print_json_line({"replica": replica, "line": line})
+    elif lines:
+        is_terminal = sys.stdout.isatty()
+        shown = (part for _, line in lines for part in (feeds.readable(line) if is_terminal else [line]))
+        out.say("\n".join(f"{replica} | {part}" for part in shown))

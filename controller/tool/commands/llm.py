@@ -1,0 +1,283 @@
+"""`pierhead llm ...`: writes compose files for language models, which needs no running stack; and sends sleep, wake and
+reset-prefix-cache to all replicas of a model."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .. import output as out
+from .. import tables
+from ..errors import BadInput, CommandError, TimedOut
+from .options import Output, connect
+from .options import Service as OneService
+
+if TYPE_CHECKING:
+    from pierhead.llm.v1.llm_pb2 import Operation
+    from pierhead.llm_config import LLMConfig
+
+
+APPS = Path("compose/apps")
+"""Where `make up APPS=...` finds an app's file, from the clone's root."""
+HEADER = "# Written by `pierhead llm build`; yours to change. compose/reference.yaml explains the keys.\n"
+
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model", metavar="SOURCE", help="a Hugging Face id, a directory inside the container, or s3:// or gs://"
+    ),
+]
+Name = Annotated[str, typer.Option("--name", metavar="MODEL_ID", help="what clients call it  [default: from SOURCE]")]
+Service = Annotated[str, typer.Option("--service", metavar="SERVICE", help="its service  [default: from MODEL_ID]")]
+Gpus = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus", metavar="N", min=0, max=64, help="GPUs of each replica; 0 = CPU  [default: 1; 0 for openai and mock]"
+    ),
+]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Option("--engine-arg", metavar="KEY=VALUE", help="one of engine_kwargs, VALUE as JSON or text; repeatable"),
+]
+Engine = Annotated[str, typer.Option("--engine", metavar="NAME", help="vllm, openai, mock, or an import path")]
+Accelerator = Annotated[str, typer.Option("--accelerator", metavar="NAME", help='part of the GPUs\' name, as "H100"')]
+Replicas = Annotated[int, typer.Option("--replicas", metavar="N", min=0, help="how many")]
+MaxReplicas = Annotated[
+    int, typer.Option("--max-replicas", metavar="N", min=0, help="autoscale from --replicas to this")
+]
+Policy = Annotated[str, typer.Option("--policy", metavar="NAME", help="how the gateway chooses a replica")]
+LoraPath = Annotated[str, typer.Option("--lora", metavar="PATH", help="where LoRA adapters are")]
+File = Annotated[Path | None, typer.Option("--file", metavar="FILE", help="write it there  [default: print it]")]
+Force = Annotated[bool, typer.Option("--force", help="write over FILE")]
+Level = Annotated[
+    int, typer.Option("--level", metavar="1|2", min=1, max=2, help="1: weights to the machine's memory; 2: drop them")
+]
+Patience = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="each replica may take so long")]
+
+OPERATE_S = 300.0
+"""After a sleep of level 2 the weights are read from disk again."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    group = typer.Typer(
+        help="Language models: their compose files, and operations on their replicas.", rich_markup_mode=None
+    )
+    for command in (build, sleep, wake):
+        group.command()(command)
+    group.command("reset-prefix-cache")(reset_prefix_cache)
+    app.add_typer(group, name="llm")
+
+
+def build(
+    model: Model,
+    name: Name = "",
+    service: Service = "",
+    engine: Engine = "vllm",
+    gpus: Gpus = None,
+    accelerator: Accelerator = "",
+    replicas: Replicas = 1,
+    max_replicas: MaxReplicas = 0,
+    engine_arg: Arguments = None,
+    lora: LoraPath = "",
+    policy: Policy = "prefix",
+    file: File = None,
+    force: Force = False,
+) -> None:
+    """Write the compose file of a model: its service, and the gateway with the OpenAI API.
+
+    Example: pierhead llm build --model Qwen/Qwen2.5-7B-Instruct --gpus 1 --file qwen.yaml
+    """
+    import yaml
+    from pierhead.files import replace_file
+    from pierhead.llm_app import WITHOUT_VLLM, llm_app, llm_service
+
+    place = _place(file) if file else None
+    if file is not None and file.exists() and not force:
+        raise BadInput(f"--file: {file} is there already; name another one, or write over it with --force")
+    gpus = gpus if gpus is not None else int(engine not in WITHOUT_VLLM)
+    config = _config(_fields(model, name, engine, gpus, accelerator, engine_arg or [], lora))
+    service = service or _service_name(config.model_loading.model_id)
+    autoscale = {"min": replicas, "max": max_replicas, "target_ongoing_requests": 64} if max_replicas else None
+    part = llm_service(config, gpus=gpus > 0, replicas=replicas, autoscale=autoscale, policy=policy)
+    try:
+        document = llm_app({service: part})
+    except ValueError as error:
+        raise BadInput(f"--service: {error}; nothing was written") from None
+    _check(document)
+    _find_the_stack(document)
+    text = HEADER + yaml.safe_dump(document, sort_keys=False, width=120)
+    if file is None or place is None:
+        out.say(text.rstrip("\n"))
+        return
+    try:
+        replace_file(file, text.encode())
+    except OSError as error:
+        raise BadInput(
+            f"--file: {file} cannot be written: {error.strerror}; or leave --file out, and end it with > {file}"
+        ) from None
+    out.say(f"{file}: service {service} serves {config.model_loading.model_id}. Start it: {_how_to_start(place)}")
+
+
+def _fields(
+    model: str, name: str, engine: str, gpus: int, accelerator: str, arguments: list[str], lora: str
+) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "engine": engine,
+        "model_loading": {"model_id": name or _model_id(model), "model_source": model},
+        "tensor_parallel_size": max(gpus, 1),
+        "engine_kwargs": _arguments(arguments),
+    }
+    if accelerator:
+        fields["accelerator_type"] = accelerator
+    if lora:
+        fields["lora"] = {"dynamic_lora_loading_path": lora, "max_num_adapters_per_replica": 8}
+    return fields
+
+
+def _model_id(source: str) -> str:
+    """The last part of a source's name, as people call a model: "Qwen/Qwen2.5-7B-Instruct" -> qwen2.5-7b-instruct."""
+    return source.rstrip("/").rpartition("/")[2].partition("@")[0].lower()
+
+
+def _service_name(model_id: str) -> str:
+    """A valid DNS name."""
+    letters = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in model_id.lower())
+    return "llm-" + "-".join(filter(None, letters.split("-")))[:36].strip("-")
+
+
+def _arguments(texts: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in map(_argument, texts):
+        if key in found:
+            raise BadInput(f"--engine-arg: {key} is given twice; write one of them")
+        found[key] = value
+    return found
+
+
+def _argument(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise BadInput(f'--engine-arg: expected KEY=VALUE such as max_model_len=8192, found "{text}"')
+    try:
+        return key.replace("-", "_"), json.loads(value)
+    except ValueError:
+        return key.replace("-", "_"), value
+
+
+def _config(fields: dict[str, Any]) -> LLMConfig:
+    from pierhead.llm_config import LLMConfig
+    from pydantic import ValidationError
+
+    try:
+        return LLMConfig.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BadInput(f"{where}: {first['msg']}, found {json.dumps(first['input'])}; nothing was written") from None
+
+
+def _check(document: dict[str, Any]) -> None:
+    """Raise BadInput for what the controller would refuse."""
+    from ...errors import SpecError
+    from ...files.parse import parse
+
+    # Volumes are ours, and in the short form, which Compose rewrites before the controller sees it.
+    services = {name: {**service, "volumes": []} for name, service in document["services"].items()}
+    try:
+        parse("pierhead", {"services": services})
+    except SpecError as error:
+        raise BadInput("\n".join([*error.problems, "nothing was written"])) from None
+
+
+def _find_the_stack(document: dict[str, Any]) -> None:
+    """Let images be built from the stack's files where a project has them; otherwise the file is for the clone."""
+    if not _is_in_project():
+        return
+    for service in document["services"].values():
+        build = service["build"]
+        build["context"] = ".pierhead"
+        if "additional_contexts" in build:
+            build["additional_contexts"] = {"wheels": "${PIERHEAD_WHEELS:-.pierhead/compose/wheels}"}
+
+
+def _is_in_project() -> bool:
+    project = os.environ.get("PIERHEAD_PROJECT_DIR")
+    return bool(project) and (Path(str(project)) / ".pierhead").is_dir()
+
+
+def _place(file: Path) -> Path:
+    """Return FILE relative to the clone's root, as in COMPOSE_FILE; unchanged where the clone is not known.
+
+    Raises BadInput for a file outside of the clone: the controller would not find it.
+    """
+    project = os.environ.get("PIERHEAD_PROJECT_DIR")
+    if not project:
+        return file
+    try:
+        return file.resolve().relative_to(Path(project).resolve())
+    except ValueError:
+        inside = Path(project) / ("" if _is_in_project() else APPS) / file.name
+        raise BadInput(
+            f"--file: {file} is outside of {project}, and the controller sees only that; name {inside}, or leave "
+            f"--file out, and end the command with > {file}"
+        ) from None
+
+
+def _how_to_start(place: Path) -> str:
+    if place.suffix == ".yaml" and (place.parent == APPS or (place.is_absolute() and place.parent.name == APPS.name)):
+        return f"make up APPS={place.stem}"
+    return f"add {place} to COMPOSE_FILE in .env, then {'pierhead up' if _is_in_project() else 'make up'}"
+
+
+def sleep(service: OneService, level: Level = 1, timeout: Patience = OPERATE_S, output: Output = "text") -> None:
+    """Have every ready replica free its accelerator's memory. Until `wake` replicas answer no requests."""
+    from pierhead.llm.v1.llm_pb2 import Operation
+
+    _operate(service, Operation(sleep=Operation.Sleep(level=level)), "sleep", timeout, output)
+
+
+def wake(service: OneService, timeout: Patience = OPERATE_S, output: Output = "text") -> None:
+    """Undo `sleep` on every ready replica."""
+    from pierhead.llm.v1.llm_pb2 import Operation
+
+    _operate(service, Operation(wake=Operation.Wake()), "wake", timeout, output)
+
+
+def reset_prefix_cache(service: OneService, timeout: Patience = OPERATE_S, output: Output = "text") -> None:
+    """Have every ready replica drop its cache of prompts."""
+    from pierhead.llm.v1.llm_pb2 import Operation
+
+    reset = Operation(reset_prefix_cache=Operation.ResetPrefixCache())
+    _operate(service, reset, "reset-prefix-cache", timeout, output)
+
+
+def _operate(service: str, operation: Operation, verb: str, timeout_s: float, output: str) -> None:
+    """Send the operation to each replica and show the answers. Raises CommandError where a replica failed."""
+    from ..llm_replicas import operate
+
+    as_json = out.is_json(output)
+    row = connect().service(service)
+    if row.protocol != "grpc":
+        raise BadInput(f"{service} is no language model: it speaks {row.protocol}; `pierhead status` names all")
+    ready = [(each.name, each.address) for each in row.replicas if each.state == "RUNNING"]
+    if not ready:
+        raise CommandError(f"{service} has no ready replica to {verb}; `pierhead why {service}` says why")
+    answers = operate(ready, operation, timeout_s)
+    if as_json:
+        listed = [{"name": a.replica, "address": a.address, "done": a.done, "message": a.message} for a in answers]
+        out.print_json({"service": service, "operation": verb, "replicas": listed})
+    else:
+        listing = tables.CellTable(("REPLICA", "ADDRESS", verb.upper()), "WHY NOT", optional=("ADDRESS",))
+        for answer in answers:
+            listing.add(answer.replica, answer.address, "done" if answer.done else "no", sentence=answer.message)
+        console = out.console()
+        out.show(listing.render(out.width(console)), console)
+    failed = [answer for answer in answers if not answer.done]
+    if failed:
+        kind = TimedOut if all(answer.late for answer in failed) else CommandError
+        raise kind(f"{service}: {len(failed)} of {len(answers)} ready replicas did not do it: {failed[0].message}")

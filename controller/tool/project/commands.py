@@ -1,0 +1,150 @@
+"""`up`, `down` and `init`: what a project needs is written, then the scripts of the machine go on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from ...errors import InvalidRequest
+from . import stack_files
+from .down import down as remove
+from .programs import ThisMachine
+from .project import FILES, Project, check, engine_of, find, own_files, settle
+from .stack import ProjectStack
+from .steps import interrupts_wait
+
+
+def up(*, watch: bool = False) -> None:
+    """Start the project's stack; with `watch`, keep it up to date until Ctrl-C.
+
+    Raises InvalidRequest before anything is written.
+    """
+    project = find(Path.cwd())
+    if not watch:
+        run_script(project, "up.sh", (), {} if project.is_clone else _prepare(project))
+    if project.is_clone:
+        raise InvalidRequest("--watch is for a project of your own; in the clone: make build, then make deploy")
+    if engine_of(project, os.environ) == "swarm":
+        raise InvalidRequest(
+            "--watch is for one machine: on a Swarm, images go through a registry. Nothing was changed."
+        )
+    _watch(project, _prepare(project))
+
+
+def _watch(project: Project, environment: Mapping[str, str]) -> None:
+    from .watch import FilesWatch, resolved
+
+    def run(name: str, *arguments: str) -> int:
+        words, own = script(project, name, arguments)
+        return _call(words, {**os.environ, **own, **environment})
+
+    def up_again() -> int:
+        try:
+            _prepare(project)
+        except InvalidRequest as error:
+            _say(f"pierhead: {error}")
+            return error.exit_code
+        return run("up.sh")
+
+    since = time.time()
+    if status := run("up.sh"):
+        sys.exit(status)
+    try:
+        asyncio.run(FilesWatch(project, partial(resolved, project), up_again, run, _say).follow(since))
+    except KeyboardInterrupt:
+        _say("\nNot watching any more. The stack goes on: `pierhead status` shows it, `pierhead down` removes it.")
+
+
+def _call(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a program that ends by itself at Ctrl-C, and return its exit status. Raises KeyboardInterrupt once it has."""
+    with interrupts_wait() as interrupts:
+        status = subprocess.call(words, env=environment)
+    if interrupts:
+        raise KeyboardInterrupt
+    return status
+
+
+def init() -> str:
+    """Write what plain `docker compose up` needs; returns what to type. Raises InvalidRequest."""
+    project = find(Path.cwd())
+    if project.is_clone:
+        return "This is Pierhead's own repository: `docker compose up` works as it is."
+    _prepare(project)
+    images = f"docker compose -f {stack_files.DIRECTORY}/compose/images.yaml build"
+    return (
+        f"{project.root / stack_files.DIRECTORY} is of {stack_files.tag()} now. `pierhead up` starts everything; so "
+        f"does `docker compose up`, after `{images}` where a Dockerfile begins with pierhead/python."
+    )
+
+
+def down(*, volumes: bool, force: bool, images: bool) -> None:
+    """Remove the project's stack. Raises InvalidRequest, NotRemoved."""
+    project = find(Path.cwd())
+    if not project.is_clone and not stack_files.written_build(project.root):
+        if stack_files.DIRECTORY not in (project.env_file().get(FILES) or ""):
+            _say(f"{project.root} has no stack of Pierhead's: there is nothing to remove.")
+            return
+        stack_files.write(project.root)  # it was removed, and the stack's compose file is in it
+    if engine_of(project, os.environ) == "swarm":
+        run_script(project, "down-on-swarm.sh", ["1" if wanted else "" for wanted in (volumes, force)], {})
+    stack = ProjectStack(project, os.environ, ThisMachine())
+    try:
+        remove(stack, _complain, volumes=volumes, force=force, images=images)
+    except KeyboardInterrupt:
+        _complain(f"Interrupted: some of the stack may be left. `{stack.typed('down')}` again goes on from here.")
+        raise
+
+
+def run_script(project: Project, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Become one of the machine's scripts. Raises InvalidRequest as `script` does."""
+    words, own = script(project, name, arguments)
+    sys.stdout.flush()
+    os.execve(words[0], words, {**os.environ, **own, **environment})  # noqa: S606 - no shell is needed
+
+
+def script(project: Project, name: str, arguments: Sequence[str]) -> tuple[list[str], Mapping[str, str]]:
+    """(command line, variables) of one of the machine's scripts: the installed one, as a project may have come with a
+    `.pierhead/`.
+
+    Raises InvalidRequest in a clone that is not this program's own: what is in it was not chosen by the user.
+    """
+    if project.is_clone and not stack_files.is_from(project.root):
+        raise InvalidRequest(
+            f"{project.root} is a clone of Pierhead, with a program of its own: type ./pierhead or make there"
+        )
+    if project.is_clone:
+        return [str(project.root / "compose" / "machine" / name), *arguments], {}
+    own = {"PIERHEAD_PROGRAM": sys.executable, "PIERHEAD_PROJECT_ROOT": str(project.root)}
+    return [str(stack_files.machine_scripts() / name), *arguments], own
+
+
+def _prepare(project: Project) -> Mapping[str, str]:
+    """Check the project and write what it lacks; returns variables for the scripts. Raises InvalidRequest."""
+    files = own_files(project, os.environ)
+    check(project, files, os.environ)
+    try:
+        settle(project, files, os.environ, _say)
+    except OSError as error:
+        raise InvalidRequest(
+            f"{error.filename} cannot be written: {error.strerror}. Pierhead keeps {stack_files.DIRECTORY}/ and lines "
+            "of .env in the project's directory. Nothing was started."
+        ) from None
+    if FILES not in os.environ:
+        return {}
+    return {FILES: ":".join([*files, stack_files.STACK_FILES["docker"]])}
+
+
+def _complain(words: str) -> None:
+    sys.stderr.write(f"{words}\n")
+
+
+def _say(words: str) -> None:
+    sys.stdout.write(f"{words}\n")
+    sys.stdout.flush()  # the scripts write there too

@@ -1,0 +1,125 @@
+"""Removes a stack from this machine: by its compose files, then by the labels of what they do not name.
+
+Its volumes (the controller's state, the data of Prometheus, Grafana and apps) and its images stay, unless the caller
+asks for them. A stack of the same name that another directory started is left alone, unless the caller forces it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...errors import ControllerError, InvalidRequest
+from .stack import ProjectStack, started_from
+
+_PROJECT = "label=com.docker.compose.project="
+
+
+class NotRemoved(ControllerError):
+    """Something of the stack could not be removed."""
+
+    exit_code = 1
+
+
+def down(stack: ProjectStack, warn: Callable[[str], None], *, volumes: bool, force: bool, images: bool) -> None:
+    """Remove it; where nothing runs, nothing happens. Raises InvalidRequest before anything is removed; NotRemoved."""
+    if stack.programs.read("docker", "info").status != 0:
+        raise InvalidRequest(
+            "the Docker Engine does not answer, and what is left of the stack cannot be seen. Start it with: "
+            f"{stack.typed('machine', 'up')}"
+        )
+    if not force:
+        _refuse_another_directorys(stack)
+    _compose_down(stack, ["--volumes"] if volumes else [], warn)
+    _remove_leftovers(stack)
+    if volumes:
+        _remove_volumes(stack)
+    if images:
+        _remove_images(stack)
+
+
+def _refuse_another_directorys(stack: ProjectStack) -> None:
+    """Also one that is stopped: its containers, and what they write, belong to the directory it was started from."""
+    form = '{{.Label "com.docker.compose.project.working_dir"}}'
+    not_replicas = "label=com.docker.compose.oneoff=False"
+    places = stack.programs.read(
+        "docker", "ps", "--all", "--filter", _of(stack), "--filter", not_replicas, "--format", form
+    ).lines
+    for elsewhere in filter(stack.is_elsewhere, places):
+        place, kind = started_from(elsewhere), stack.kind
+        raise InvalidRequest(
+            f'the stack named "{stack.name}" is another {kind}\'s: {place}. Nothing was removed.\n'
+            f"Remove it there: cd {place} && {stack.typed('down')}; where that {kind} is gone, here: "
+            f"{stack.typed('down FORCE=1', 'down --force')}.\n"
+            f"A stack of this {kind}'s own needs a name of its own (COMPOSE_PROJECT_NAME in .env)."
+        )
+
+
+def _compose_down(stack: ProjectStack, options: Sequence[str], warn: Callable[[str], None]) -> None:
+    """With a user's file broken the stack can still be removed: by its own file and by labels."""
+    files = {"COMPOSE_FILE": stack.files}
+    can_read = stack.programs.read("docker", "compose", "config", "--quiet", variables=files, directory=stack.root)
+    if can_read.status != 0:
+        warn(
+            f"Compose cannot read {stack.files.replace(':', ', ')}: removing what carries the project's label instead."
+        )
+        files = {"COMPOSE_FILE": f"{stack.own_directory}/compose.yaml", "COMPOSE_PROJECT_NAME": stack.name}
+    # Not with --remove-orphans: Compose and the controller would remove the same replicas at the same time.
+    words = ("docker", "compose", "--progress", "plain", "down", *options)
+    if not stack.programs.step("Stopping and removing the stack", *words, variables=files, directory=stack.root):
+        raise NotRemoved(
+            f"the stack was not removed; the lines above say why. Fix that, then run `{stack.typed('down')}` again."
+        )
+
+
+def _remove_leftovers(stack: ProjectStack) -> None:
+    """A controller that was killed in the middle, or had no time, leaves replicas that Compose does not know."""
+    left = stack.programs.read("docker", "ps", "--all", "--quiet", "--filter", _of(stack)).lines
+    if left:
+        _step(
+            stack,
+            "Removing what was left",
+            ["docker", "rm", "--force", "--volumes", *left],
+            "not everything was removed",
+        )
+    for network in stack.programs.read("docker", "network", "ls", "--quiet", "--filter", _of(stack)).lines:
+        stack.programs.read("docker", "network", "rm", network)
+
+
+def _remove_volumes(stack: ProjectStack) -> None:
+    """Compose removes the volumes of the files that it reads; an app of an earlier `up` is not among them.
+
+    A volume that was made elsewhere (external: true) does not carry the label.
+    """
+    left = stack.programs.read("docker", "volume", "ls", "--quiet", "--filter", _of(stack)).lines
+    if left:
+        again = stack.typed("down VOLUMES=1", "down --volumes")
+        _step(
+            stack,
+            "Removing its other volumes",
+            ["docker", "volume", "rm", *left],
+            "not every volume was removed",
+            again,
+        )
+
+
+def _remove_images(stack: ProjectStack) -> None:
+    """Those that Compose has named after project and service, and those that later builds have left without a name."""
+    names = ("--format", "{{.Repository}}:{{.Tag}}", "--filter", f"reference={stack.name}-*")
+    left = [
+        image
+        for words in (names, ("--quiet", "--filter", "dangling=true"))
+        for image in stack.programs.read("docker", "image", "ls", *words, "--filter", _of(stack)).lines
+    ]
+    if left:
+        _step(stack, "Removing its images", ["docker", "image", "rm", "--force", *left], "not every image was removed")
+
+
+def _of(stack: ProjectStack) -> str:
+    return f"{_PROJECT}{stack.name}"
+
+
+def _step(stack: ProjectStack, text: str, words: Sequence[str], wrong: str, again: str = "") -> None:
+    if not stack.programs.step(text, *words, variables={}, directory=stack.root):
+        raise NotRemoved(
+            f"{wrong}; the lines above say why. Fix that, then run `{again or stack.typed('down')}` again."
+        )

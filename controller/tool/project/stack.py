@@ -1,0 +1,149 @@
+"""The stack of a project: what it is called, which files it has, and what runs of it.
+
+In the clone the stack's files lie in compose/; a project of the user's own has them in .pierhead/.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import stack_files
+from .env_file import EnvFile, setting
+from .programs import Programs
+from .project import Project, engine_of
+
+OWN_SERVICES = ("haproxy", "controller", "prometheus", "grafana")
+API_PORT, PROMETHEUS_PORT = 8100, 9090
+_FILES_OF_THE_CLONE = {"docker": "compose/compose.yaml", "swarm": "compose/swarm.yaml"}
+_PUBLISHED = re.compile(rf"(?P<address>\S+):(?P<port>\d+)->{API_PORT}/tcp")
+
+
+@dataclass(frozen=True)
+class ControllerContainer:
+    """The controller's container."""
+
+    id: str
+    directory: str
+    """Where Compose read its first file."""
+    api: str
+    """The address of its API on this machine; "" where it is not published."""
+
+
+@dataclass(frozen=True)
+class ProjectStack:
+    """The stack of one project."""
+
+    project: Project
+    environment: Mapping[str, str]
+    programs: Programs
+    _file: EnvFile = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest for a `.env` that is not text."""
+        object.__setattr__(self, "_file", self.project.env_file())
+
+    # -------------------------------------------------------------------------------------------------- what is written
+
+    def setting(self, name: str, default: str = "") -> str:
+        """What `docker compose` takes for a variable: the shell's value, else the one in `.env`."""
+        return setting(name, self._file, self.environment) or default
+
+    @property
+    def name(self) -> str:
+        """The Compose project's."""
+        return self.setting("COMPOSE_PROJECT_NAME", "pierhead")
+
+    @property
+    def root(self) -> Path:
+        """The project's directory."""
+        return self.project.root
+
+    @property
+    def own_directory(self) -> str:
+        """Where the stack's own compose files are, as seen from the project's directory."""
+        return "compose" if self.project.is_clone else f"{stack_files.DIRECTORY}/compose"
+
+    @property
+    def files(self) -> str:
+        """The COMPOSE_FILE that is named, with the stack's own file for the engine that is chosen."""
+        own = _FILES_OF_THE_CLONE if self.project.is_clone else stack_files.STACK_FILES
+        named = self.setting(
+            "COMPOSE_FILE", own["docker"] if self.project.is_clone else f"compose.yaml:{own['docker']}"
+        )
+        of_engine = own[engine_of(self.project, self.environment)]
+        return ":".join(of_engine if self._plain(name) == own["docker"] else name for name in named.split(":"))
+
+    # ------------------------------------------------------------------------------------------------ what a user types
+
+    def typed(self, make: str, command: str = "") -> str:
+        """How a user types it: in the clone as a target of make, in a project as a command."""
+        return f"make {make}" if self.project.is_clone else f"pierhead {command or make}"
+
+    @property
+    def kind(self) -> str:
+        """What a message calls the directory that a stack is started from."""
+        return "clone" if self.project.is_clone else "directory"
+
+    # -------------------------------------------------------------------------------------------------------- what runs
+
+    def controller(self) -> ControllerContainer | None:
+        """The running controller; None where none runs or the engine does not answer."""
+        form = '{{.ID}}\t{{.Label "com.docker.compose.project.working_dir"}}\t{{.Ports}}'
+        labels = (f"project={self.name}", "service=controller", "oneoff=False")
+        filters = [word for label in labels for word in ("--filter", f"label=com.docker.compose.{label}")]
+        for line in self.programs.read("docker", "ps", *filters, "--format", form).lines[:1]:
+            identity, directory, ports = (*line.split("\t"), "", "")[:3]
+            published = _PUBLISHED.search(ports)
+            return ControllerContainer(identity, directory, _url(published) if published else "")
+        return None
+
+    def engine_answers(self) -> bool:
+        """Whether this user may ask the Docker Engine, and it answers."""
+        return self.programs.read("docker", "ps", "--quiet").status == 0
+
+    def is_elsewhere(self, directory: str) -> bool:
+        """Whether the place where Compose read its first file is not of this project. Links are followed."""
+        if not directory:
+            return False
+        place, own = Path(directory).resolve(), self.root.resolve()
+        return place != own / "compose" if self.project.is_clone else not place.is_relative_to(own)
+
+    def difference(self, running: str) -> str:
+        """In one line, how the files of the running stack and those that are named differ; "" where they do not."""
+        runs, named = set(self._listed(running)), set(self._listed(self.files))
+        dropped, added = ", ".join(sorted(runs - named)), ", ".join(sorted(named - runs))
+        up = self.typed("up")
+        words = "pierhead: the running stack has other files than COMPOSE_FILE (.env or the shell)."
+        if dropped:
+            words += f" Only in the running stack: {dropped}; a plain `{up}` drops this unless COMPOSE_FILE names it."
+        if added:
+            words += f" Only in COMPOSE_FILE: {added}; `{up}` starts this."
+        return words if dropped or added else ""
+
+    def _listed(self, files: str) -> Iterator[str]:
+        return (self._plain(name) for name in files.split(":") if name)
+
+    def _plain(self, name: str) -> str:
+        """A file's name as seen from the project's directory."""
+        return name.removeprefix(f"{self.root}/").removeprefix("./")
+
+    def running_files(self, controller: ControllerContainer) -> str:
+        """The COMPOSE_FILE that the running stack was started with."""
+        form = "{{range .Config.Env}}{{println .}}{{end}}"
+        lines = self.programs.read("docker", "inspect", "--format", form, controller.id).lines
+        return next((line.partition("=")[2] for line in lines if line.startswith("COMPOSE_FILE=")), "")
+
+
+def started_from(directory: str) -> str:
+    """The clone, or the project's directory, whose stack has its first file in `directory`."""
+    place = Path(directory)
+    is_clones = place.name == "compose" and not (place / stack_files.DIRECTORY).is_dir()
+    return str(place.parent if is_clones else place)
+
+
+def _url(published: re.Match[str]) -> str:
+    address = published["address"].strip("[]")
+    return f"http://{'127.0.0.1' if address in ('0.0.0.0', '::') else published['address']}:{published['port']}"

@@ -1,0 +1,162 @@
+"""The stack's files: where they are installed, and their copy in a project's `.pierhead/`, in the clone's layout."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pierhead.files import replace_file
+
+from ...errors import ControllerError, InvalidRequest
+from .carried import FILES
+
+DIRECTORY = ".pierhead"
+STACK_FILES = {"docker": f"{DIRECTORY}/stack.yaml", "swarm": f"{DIRECTORY}/swarm.yaml"}
+"""By engine, what COMPOSE_FILE has after the project's own files."""
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_BUILD = "build"
+"""Written last: which build everything else is of."""
+_LEFT_OUT = ("__pycache__", ".pytest_cache", ".DS_Store")
+
+_GRAFANA = re.compile(rb"^  grafana:\n(?:    .*\n|\n)+", re.MULTILINE)
+
+_INCLUDE = """\
+# Written by pierhead {version}; what COMPOSE_FILE in .env adds to the project's own files.
+include:
+  - path: {directory}/compose/{file}
+    project_directory: {directory}/compose
+"""
+
+
+class NoStackFiles(ControllerError):
+    """This program is installed without them: it is that of the controller's image."""
+
+
+def is_from(directory: Path) -> bool:
+    """Whether this program runs from the clone in `directory`."""
+    return _PACKAGE.parent == directory.resolve()
+
+
+def machine_scripts() -> Path:
+    """Where the scripts are installed. Raises NoStackFiles."""
+    return _root() / "compose" / "machine"
+
+
+def tag() -> str:
+    """The tag of the stack's images and of the base of users' images: PIERHEAD_TAG, else the wheel's version."""
+    return os.environ.get("PIERHEAD_TAG") or version()
+
+
+def version() -> str:
+    """The wheel's version. Raises NoStackFiles."""
+    return str(tomllib.loads((_root() / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
+
+
+def build() -> str:
+    """Identifies the installed stack by a digest of its files. Raises NoStackFiles."""
+    digest = hashlib.sha256()
+    for path, source in sorted(_sources().items()):
+        digest.update(f"{path}\0".encode())
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def written_build(project: Path) -> str:
+    """The build that the project's copy is of; "" = there is none, or it is not complete."""
+    try:
+        return (project / DIRECTORY / _BUILD).read_text().strip()
+    except OSError:
+        return ""
+
+
+def write(project: Path, *, has_grafana: bool = False) -> None:
+    """Bring `.pierhead/` to the installed build. What is right already is left alone: the controller watches some.
+
+    `has_grafana`: a service of the user's has this name, so the stack has none, which it can do without.
+    Raises InvalidRequest where `.pierhead` is a link.
+    """
+    target = project / DIRECTORY
+    if target.is_symlink():
+        raise InvalidRequest(f"{target} is a link, and what it leads to is not Pierhead's to write: remove the link")
+    wanted = {path: source.read_bytes() for path, source in _sources().items()}
+    if has_grafana:
+        file = "compose/compose.yaml"
+        wanted[file] = _GRAFANA.sub(b"", wanted[file])
+    for file, engine in (("compose.yaml", "docker"), ("swarm.yaml", "swarm")):
+        text = _INCLUDE.format(version=version(), directory=DIRECTORY, file=file)
+        wanted[STACK_FILES[engine].partition("/")[2]] = text.encode()
+    wanted["compose/.env"] = f"# The tag of the stack's images.\nPIERHEAD_TAG={version()}\n".encode()
+    wanted[".gitignore"] = b"*\n"
+    (target / _BUILD).unlink(missing_ok=True)
+    _remove_others(target, wanted)
+    for path, content in {**wanted, _BUILD: f"{build()}\n".encode()}.items():
+        _write(target / path, content)
+
+
+def _write(file: Path, content: bytes) -> None:
+    mode = 0o755 if content.startswith(b"#!") else 0o644
+    with contextlib.suppress(OSError):
+        if file.read_bytes() == content and file.stat().st_mode & 0o777 == mode:
+            return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(file, content, mode)
+
+
+def _remove_others(target: Path, wanted: Mapping[str, bytes]) -> None:
+    """Remove files of an earlier build, which would become part of an image."""
+    for directory, inside, files in os.walk(target, topdown=False):
+        links = [name for name in inside if (Path(directory) / name).is_symlink()]
+        for name in (*files, *links):
+            file = Path(directory) / name
+            if file.relative_to(target).as_posix() not in wanted:
+                file.unlink()
+        with contextlib.suppress(OSError):  # not empty
+            Path(directory).rmdir()
+
+
+def _root() -> Path:
+    carried = _PACKAGE.parent / "pierhead_stack"
+    root = carried if carried.is_dir() else _PACKAGE.parent  # the latter: a clone, installed as it is
+    if not (root / "compose" / "machine" / "up.sh").is_file():
+        raise NoStackFiles("this `pierhead` is the controller's own, without the stack's files: type it on the machine")
+    return root
+
+
+def _sources() -> dict[str, Path]:
+    """Every file of the copy by its path there."""
+    root = _root()
+    found = {path: file for name in FILES for path, file in _below(root / name, name)}
+    found.update(_below(_PACKAGE, "controller"))
+    runtime = _runtime()
+    for path, file in _below(runtime, "services/runtime/pierhead"):
+        inside = file.relative_to(runtime)
+        if file.suffix == ".proto":
+            found[f"proto/pierhead/{inside.as_posix()}"] = file
+        elif inside.parts[1:2] != ("v1",):  # stubs: an image generates its own
+            found[path] = file
+    return found
+
+
+def _runtime() -> Path:
+    spec = importlib.util.find_spec("pierhead")
+    if spec is None or spec.origin is None:
+        raise NoStackFiles("the runtime, `pierhead`, is not installed beside its controller: install the wheel again")
+    return Path(spec.origin).parent
+
+
+def _below(place: Path, path: str) -> Iterator[tuple[str, Path]]:
+    """(path in the copy, file) of a file, or of every file in a directory."""
+    if place.is_file():
+        yield path, place
+        return
+    for file in sorted(place.rglob("*")):
+        inside = file.relative_to(place)
+        if file.is_file() and file.suffix != ".pyc" and not set(inside.parts) & set(_LEFT_OUT):
+            yield f"{path}/{inside.as_posix()}", file
