@@ -1,0 +1,1 @@
+"""Reads a project's compose files, checks them, and makes services of them."""

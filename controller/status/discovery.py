@@ -3,8 +3,8 @@
     Board     the numbered state of each service, and the watchers
     Watcher   the services whose state has changed since it was sent to one caller
 
-The numbers that replicas publish for policies (`ReplicaEndpoint.stats`) change constantly. A change of these numbers alone is
-sent STATS_PERIOD_S after the last state of that service, or earlier together with another change.
+The numbers that replicas publish for policies (`ReplicaEndpoint.stats`) change constantly. A change of these numbers
+alone is sent STATS_PERIOD_S after the last state of that service, or earlier together with another change.
 
 Nothing is sent before the loop's first complete observation: a caller keeps the replicas that an earlier controller
 sent, and does not receive an empty list.

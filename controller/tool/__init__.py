@@ -1,4 +1,7 @@
-"""The command `pierhead`, as it is installed and as a clone has it."""
+"""What `pierhead` and `make` do: the commands, the project that they are about, and what they print.
+
+The daemon never imports it, as typer and rich would cost it memory.
+"""
 
 from __future__ import annotations
 

@@ -235,4 +235,6 @@ def _here(status: int) -> None:
 
 
 def _warn(words: str) -> None:
-    sys.stderr.write(f"{words}\n")
+    from .output import complain
+
+    complain(words)

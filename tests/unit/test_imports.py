@@ -15,34 +15,33 @@ SERVICES = modules_of(ROOT / "services", "services")
 GRAPH = graph_of(CONTROLLER)
 RUNTIME = modules_of(ROOT / "services" / "runtime" / "pierhead", "pierhead")
 
-GROUND_FLOOR = {*("build", "docker_http", "errors", "interrupt", "settings", "log", "outlive")}
+GROUND_FLOOR = {"build", "docker_http", "errors", "settings", "outlive"}
 """Modules of the root that every room may import. They import nothing of ours but each other."""
-TOP_FLOOR = {
-    *("__main__", "assembly", "api", "commands", "loop", "apply", "down", "nodes"),
-    *("boundaries", "one_machine"),
-}
-"""Modules of the root that no room imports."""
+TOP_FLOOR = {"__main__"}
+"""The daemon's start. No room imports it."""
 ROOMS = {
     "model": set[str](),
     "storage": {"model"},
     "engines": {"model"},
     "routing": {"model"},
-    "spec": {"model"},
+    "files": {"model"},
     "observe": {"model", "storage", "engines", "routing"},
     "desired": {"model", "storage"},
     "plan": {"model"},
-    "status": {"model", "storage", "engines", "routing", "spec", "observe", "desired", "plan", "status.records"},
+    "status": {"model", "storage", "engines", "routing", "files", "observe", "desired", "plan", "status.records"},
     "status.records": {"model"},
-    "project": {"spec"},
-    "cli": {"model", "spec", "plan", "project", "status.records", "cli.simulate"},
-    "tool": {"cli", "project"},
-    "cli.simulate": {"model", "spec", "plan", "desired", "storage"},
+    "daemon": {
+        *("model", "storage", "engines", "routing", "files", "observe", "desired", "plan", "status", "status.records"),
+    },
+    "tool": {"model", "files", "plan", "status.records", "tool.project", "tool.simulate"},
+    "tool.project": {"files"},
+    "tool.simulate": {"model", "files", "plan", "desired", "storage"},
     "swarm": {"swarm.engine", "swarm.edges", "swarm.state", "swarm.files", "plan"},
     "swarm.engine": {"model", "engines"},
     "swarm.edges": {"model", "routing"},
     "swarm.state": {"model", "storage"},
-    "swarm.files": {"model", "spec"},
-    "swarm.up": {"model", "spec", "swarm.files", "swarm.state"},
+    "swarm.files": {"model", "files"},
+    "swarm.up": {"model", "files", "swarm.files", "swarm.state"},
 }
 """Each room -> the rooms that it may import. `model` imports nothing, not even the ground floor."""
 ANNEX = "controller.swarm"
@@ -131,13 +130,12 @@ def test_only_two_modules_know_the_real_boundaries() -> None:
         assert real - known <= {"controller.engines", "controller.routing"}, module
 
 
-COMMAND = ("controller.cli", "controller.tool.project", "controller.tool")
-DAEMON = {module: path for module, path in CONTROLLER.items() if not module.startswith(COMMAND)}
+DAEMON = {module: path for module, path in CONTROLLER.items() if not within({module}, "controller.tool")}
 
 
 @pytest.mark.parametrize(
     ("modules", "forbidden"),
-    [(DAEMON, (*COMMAND, "typer", "rich")), (SERVICES, ("controller",)), (RUNTIME, ("services",))],
+    [(DAEMON, ("controller.tool", "typer", "rich")), (SERVICES, ("controller",)), (RUNTIME, ("services",))],
     ids=["the daemon: no command", "services: no controller", "the runtime: no service"],
 )
 def test_what_a_part_never_imports(modules: dict[str, Path], forbidden: tuple[str, ...]) -> None:
@@ -150,10 +148,9 @@ def test_the_command_starts_without_the_rooms_of_the_daemon() -> None:
         "import sys, controller.tool.app; print(*sorted(name for name in sys.modules if name.startswith('controller')))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert {name for name in done.stdout.split() if not name.startswith("controller.cli")} == {
+    assert {name for name in done.stdout.split() if not name.startswith("controller.tool")} == {
         "controller",
         "controller.build",
-        "controller.tool.interrupt",
         "controller.model",
         "controller.model.text",
     }

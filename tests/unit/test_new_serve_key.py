@@ -46,7 +46,7 @@ from docs.generate import serve_block, settings as settings_page
 from pathlib import Path
 from pierhead import Service, Settings
 from pierhead.dev.build import compose_text
-from pierhead.runner.options import settings_of, words_of
+from pierhead.runner.options import settings_of, options_of
 
 
 class Scorer(Service, linger_s=2.5):
@@ -70,7 +70,7 @@ print(json.dumps({
     "new container": default.definition_hash != changed.definition_hash,
     "in the runtime": Settings.from_env(env).x_serve.linger_s,
     "by default": Settings.from_env({}).x_serve.linger_s,
-    "in dev": settings_of("scorer", words_of(bound, {})).x_serve.linger_s,
+    "in dev": settings_of("scorer", options_of(bound, {})).x_serve.linger_s,
     "in build": "linger_s: 2.5" in compose_text(bound, "a:b", "a"),
     "wrong": read({"linger_s": 61}),
     "misspelt": "linger_s" in read({"lingers": 1})[0],

@@ -1,7 +1,8 @@
 """The body of the engine's create call <-> the spec of the Swarm service that runs one replica. Pure.
 
 Swarm's API drops a field that it does not know without a word, so every field is either carried here or named by
-`not_carried`; nothing is created from a body with such a field. `controller/files/translate.py` says what to do instead.
+`not_carried`; nothing is created from a body with such a field. `controller/files/translate.py` says what to do
+instead.
 """
 
 from __future__ import annotations

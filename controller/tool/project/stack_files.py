@@ -20,7 +20,7 @@ DIRECTORY = ".pierhead"
 STACK_FILES = {"docker": f"{DIRECTORY}/stack.yaml", "swarm": f"{DIRECTORY}/swarm.yaml"}
 """By engine, what COMPOSE_FILE has after the project's own files."""
 
-_PACKAGE = Path(__file__).resolve().parents[1]
+_PACKAGE = Path(__file__).resolve().parents[2]
 _BUILD = "build"
 """Written last: which build everything else is of."""
 _LEFT_OUT = ("__pycache__", ".pytest_cache", ".DS_Store")

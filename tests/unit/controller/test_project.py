@@ -303,13 +303,15 @@ def test_the_copy_is_brought_to_the_build_of_the_tool_and_nothing_else_is_touche
     copy = shop.root / ".pierhead"
     assert stack_files.written_build(shop.root) == stack_files.build()
     kept = (copy / "compose" / "compose.yaml").stat().st_mtime_ns
-    (copy / "controller" / "loop.py").write_text("older = True\n")
+    (copy / "controller" / "daemon" / "loop.py").write_text("older = True\n")
     (copy / "controller" / "older").mkdir()
     (copy / "controller" / "older" / "gone.py").touch()
     (copy / "build").unlink()
     assert stack_files.written_build(shop.root) == "", "interrupted"
     settled(shop)
-    assert (copy / "controller" / "loop.py").read_bytes() == (ROOT / "controller" / "loop.py").read_bytes()
+    assert (copy / "controller" / "daemon" / "loop.py").read_bytes() == (
+        ROOT / "controller" / "daemon" / "loop.py"
+    ).read_bytes()
     assert not (copy / "controller" / "older").exists()
     assert (copy / "compose" / "compose.yaml").stat().st_mtime_ns == kept
 

@@ -466,7 +466,7 @@ class Clock:
         pool._clock = self
         pool._call_later = lambda _, callback: loop.call_soon(callback)
         channel.binding().deadlines = Deadlines(clock=self, call_later=lambda _, callback: loop.call_later(0, callback))
-        for module in ("calls.call", "calls.calls"):
+        for module in ("calls.call", "calls.kinds"):
             monkeypatch.setattr(f"pierhead.{module}.time", SimpleNamespace(monotonic=self))
 
     def __call__(self) -> float:
