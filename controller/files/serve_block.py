@@ -20,6 +20,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 from pierhead.json_data import find_not_json
 from pierhead.llm_config import LLMConfig
 from pierhead.serve_block import DEFAULT_POLICY, Between, KeyBlock, PolicyBlock, ServeBlock, Syntax, is_block
+from pierhead.settings import MAX_USER_CONFIG_BYTES
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails, PydanticCustomError
 
@@ -45,8 +46,6 @@ _LONGEST = 200
 _LONGEST_QUERY = 10_000
 _EXPECTED = "expected"
 LARGEST_POLICY_KWARGS = 4096
-LARGEST_USER_CONFIG = 64 * 1024
-"""Bytes. It is passed in an environment variable; Linux's limit is twice as large."""
 
 
 def _expected(expectation: str) -> PydanticCustomError:
@@ -149,9 +148,9 @@ def _check_user_config(config: object) -> object:
     if not isinstance(config, Mapping):
         raise _expected("a mapping that JSON can hold, such as {threshold: 0.7}")
     size = _json_size(config, "user_config")
-    if size > LARGEST_USER_CONFIG:
+    if size > MAX_USER_CONFIG_BYTES:
         raise _expected(
-            f"at most {LARGEST_USER_CONFIG} bytes as JSON (these are {size}; put what is large into a file that the "
+            f"at most {MAX_USER_CONFIG_BYTES} bytes as JSON (these are {size}; put what is large into a file that the "
             "service mounts, and the file's name here)"
         )
     return config

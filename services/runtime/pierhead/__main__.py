@@ -12,25 +12,72 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
 from pierhead.classes.shapes import CannotTravel
-from pierhead.classes.target import NoService
+from pierhead.classes.target import NoService, bound_at, service_at
 from pierhead.interrupt import INTERRUPTED, leave_to_commands
 from pierhead.tracebacks import user_traceback, where
 
-COMMANDS = {
-    "dev": "pierhead.dev.command",
-    "build": "pierhead.dev.build",
-    "serve": "pierhead.replica.command",
-    "proto": "pierhead.classes.command",
-    "contract": "pierhead.classes.contract_command",
-    "import-ray": "pierhead.rayserve.import_ray",
+MODULES = {"dev": "pierhead.dev.command", "build": "pierhead.dev.build", "import-ray": "pierhead.rayserve.import_ray"}
+"""Commands in modules of their own, which have `add(commands)` and `run(arguments)`. Only the one that is typed is
+imported: a replica, which is `serve`, does without the others' memory."""
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    """Serve the service that PIERHEAD_SERVICE names, until a stop signal."""
+    # The first process of a container ignores SIGTERM until it handles it; an import or a constructor may take seconds.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    from pierhead.replica import process
+
+    process.serve(bound_at(arguments.target))
+
+
+def proto(arguments: argparse.Namespace) -> None:
+    """Print the .proto of a service."""
+    from pierhead.classes.proto_text import proto_text
+
+    found = service_at(arguments.target)
+    cls = found if isinstance(found, type) else found.cls
+    sys.stdout.write(proto_text(cls.__contract__.file.proto))
+
+
+def contract(arguments: argparse.Namespace) -> None:
+    """Write the contracts of all services of an application; exits with 1 where the file cannot be written."""
+    from pierhead.classes.application import write
+
+    bound = bound_at(arguments.target)
+    try:
+        write(bound, Path(arguments.write))
+    except OSError as error:
+        why = error.strerror or error
+        sys.exit(f"{arguments.write} cannot be written: {why}; in a Dockerfile, put the line before USER")
+
+
+_OWN: dict[str, tuple[Callable[[argparse.Namespace], None], str]] = {
+    "serve": (serve, "serve the service that PIERHEAD_SERVICE names"),
+    "proto": (proto, "print the .proto of a service"),
+    "contract": (contract, "write the contracts of all services of an application: a line of its image's Dockerfile"),
 }
-"""Each command's module, which has `add(commands)` and `run(arguments)`. Only the one that is typed is imported: a
-replica, which is `serve`, does without the others' memory."""
+
+
+def _add(name: str, commands: Any) -> None:
+    """Add a command to argparse's."""
+    if name in MODULES:
+        importlib.import_module(MODULES[name]).add(commands)
+        return
+    run, words = _OWN[name]
+    command: argparse.ArgumentParser = commands.add_parser(name, help=words, description=words)
+    command.add_argument("target", help="module:name, of a service's class or of what its bind() returned")
+    if name == "contract":
+        from pierhead.classes.compare import IMAGE_PATH
+
+        command.add_argument("--write", metavar="FILE", default=IMAGE_PATH, help=f"default: {IMAGE_PATH}")
+    command.set_defaults(run=run)
 
 
 class _UsageParser(argparse.ArgumentParser):
@@ -41,8 +88,7 @@ class _UsageParser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one of the commands. Exits with 2 for a target that is none, with 1 where its module raises,
-    and with 130 after Ctrl-C."""
+    """Run a command. Exits with 2 for a target that is none, 1 where its module raises, 130 after Ctrl-C."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:2] == ["import", "ray"]:  # as `pierhead import ray` passes it on
         words[:2] = ["import-ray"]
@@ -50,10 +96,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         words[:] = ["import-ray", "--help"] if "--help" in words else ["import-ray"]
     parser = _UsageParser(prog="pierhead", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
-        importlib.import_module(COMMANDS[name]).add(commands)
-    if words and words[0] in COMMANDS:
+    if words and words[0] in (*MODULES, *_OWN):
+        _add(words[0], commands)
         parser.prog = f"pierhead {words[0]}"  # of what the command does not take
+    else:
+        for name in ("dev", "build", *_OWN, "import-ray"):
+            _add(name, commands)
     given = parser.parse_args(words)
     leave_to_commands()
     try:

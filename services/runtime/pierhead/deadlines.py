@@ -23,7 +23,6 @@ SLOTS_PER_S = 200
 """The loop's own timers are no more exact on a busy machine."""
 
 SLOT_S = 1 / SLOTS_PER_S
-"""Length of a slot in seconds."""
 
 LONG_SLOTS = 256
 """Short slots in a long one. Deadlines nearer than that go into short slots."""
@@ -43,7 +42,6 @@ class Deadline:
     def __init__(self, slot: Slot, number: int, callback: Callable[[], object]) -> None:
         self._slot = slot
         self.number = number
-        """The number of the slot of its time."""
         self._callback: Callable[[], object] | None = callback
         slot[self] = None
 
@@ -84,10 +82,8 @@ class Deadlines:
         self._slots: dict[int, Slot] = {}
         """By number; a long slot has the number of its first short one."""
         self._order: list[int] = []
-        """A heap of the slots' numbers."""
         self._timer: asyncio.TimerHandle | None = None
         self._next = 0
-        """The number of the slot that the timer waits for."""
         self._near = 0
         """Deadlines up to this slot go into short slots. Set when the timer fires, to save reading the clock for each
         deadline: a long slot that has become due since then is emptied at once."""

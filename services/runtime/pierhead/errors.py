@@ -137,9 +137,7 @@ class NoReplica(Unavailable):
 
 
 class ScaledToZero(NoReplica):
-    """An operator, or the compose files, set the service to 0 replicas. No call wakes it, so calls fail at once.
-    Nothing was done.
-    """
+    """An operator, or the compose files, set the service to 0 replicas: calls fail at once. Nothing was done."""
 
     kind = "scaled_to_zero"
     retry_after_s: float | None = 10.0

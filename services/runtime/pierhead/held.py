@@ -60,7 +60,6 @@ class HeldModels:
 
 
 HELD = HeldModels()
-"""This process's."""
 
 
 def announcement(model_ids: Iterable[str]) -> str:
@@ -76,6 +75,6 @@ def announcement(model_ids: Iterable[str]) -> str:
     return ",".join(parts)
 
 
-def parse_announcement(text: str) -> frozenset[str]:
-    """The ids in a reply."""
-    return frozenset(unquote(part) for part in text.split(",") if part)
+def parse_announcement(text: str | None) -> frozenset[str] | None:
+    """The ids in a reply; None = it has no announcement."""
+    return None if text is None else frozenset(unquote(part) for part in text.split(",") if part)

@@ -77,8 +77,9 @@ def llm_gateway(
     """
     variables: dict[str, dict[str, str | Mapping[str, str]]] = {}
     for model, entry in models.items():
-        service = entry if isinstance(entry, str) else entry.get("service", "")
-        variables.setdefault(_variable(service), {})[model] = entry
+        service = entry if isinstance(entry, str) else entry.get("service", "")  # "" = aliases
+        suffix = f"_OF_{re.sub('[^A-Za-z0-9]', '_', service).upper()}" if service else ""
+        variables.setdefault(f"PIERHEAD_LLM_MODELS{suffix}", {})[model] = entry
     return {
         **_image(image, "gateway", {}),
         "scale": 0,
@@ -112,17 +113,7 @@ def llm_app(services: Mapping[str, Document], *, gateway: str = "llm-gateway", g
                 "give one of them another model_id, or raise replicas of the other"
             )
         models[model_id] = name
-    return {
-        "services": {gateway: llm_gateway(models, replicas=gateways), **services},
-        "volumes": {CACHE: {}},
-    }
-
-
-def _variable(service: str) -> str:
-    """The gateway's variable for a service's models; "" = for aliases."""
-    return (
-        f"PIERHEAD_LLM_MODELS_OF_{re.sub('[^A-Za-z0-9]', '_', service).upper()}" if service else "PIERHEAD_LLM_MODELS"
-    )
+    return {"services": {gateway: llm_gateway(models, replicas=gateways), **services}, "volumes": {CACHE: {}}}
 
 
 def _as_it_is(value: Any) -> Any:

@@ -148,8 +148,3 @@ class LLMConfig(_Block):
     def to_json(self) -> str:
         """The text for PIERHEAD_LLM_CONFIG: equal configs have equal texts."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-
-    @classmethod
-    def from_json(cls, text: str) -> LLMConfig:
-        """Read JSON of `to_json`, or written by hand. Raises pydantic.ValidationError."""
-        return cls.model_validate_json(text)

@@ -60,10 +60,7 @@ def local(
 
 @contextmanager
 def override_handle(
-    service: str,
-    *servicers: object,
-    max_ongoing_requests: int | None = None,
-    settings: Settings | None = None,
+    service: str, *servicers: object, max_ongoing_requests: int | None = None, settings: Settings | None = None
 ) -> Iterator[LocalReplica]:
     """While the block runs, calls of every handle to `service` go to servicers in this process.
 

@@ -23,7 +23,10 @@ def is_answerable(error: BaseException) -> bool:
     if isinstance(error, ENDS_PROCESS):
         return False
     if isinstance(error, asyncio.CancelledError) or type(error) is GeneratorExit:
-        task = _task()
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no loop runs
+            return False
         return task is not None and not task.cancelling()
     return True
 
@@ -59,10 +62,3 @@ def end_process(error: BaseException) -> None:
 
     if isinstance(error, ENDS_PROCESS):
         asyncio.get_running_loop().call_soon(end)
-
-
-def _task() -> asyncio.Task[object] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:  # no loop runs
-        return None

@@ -54,7 +54,12 @@ class Published:
     def publish(self, numbers: Mapping[str, float]) -> None:
         """Set these numbers; others stay as they are. Raises ValueError."""
         for name, number in numbers.items():
-            _check(name, number)
+            if not _NAME.fullmatch(name):
+                raise ValueError(
+                    f'routing stats: expected a name of ASCII letters, digits and _ up to 64, found "{name}"'
+                )
+            if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+                raise ValueError(f"routing stats: {name}: expected a finite number, found {number!r}")
         with self._lock:
             changed = {**self.numbers, **{name: float(number) for name, number in numbers.items()}}
             if changed == self.numbers:
@@ -80,7 +85,6 @@ class Published:
 
 
 STATS = Published()
-"""This process's."""
 
 
 def publish(**numbers: float) -> None:
@@ -106,10 +110,3 @@ def parse_stats(text: str | None) -> Stats | None:
     except ValueError:
         return None
     return found if found.version > 0 and all(map(math.isfinite, numbers.values())) else None
-
-
-def _check(name: str, number: float) -> None:
-    if not _NAME.fullmatch(name):
-        raise ValueError(f'routing stats: expected a name of ASCII letters, digits and _ up to 64, found "{name}"')
-    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-        raise ValueError(f"routing stats: {name}: expected a finite number, found {number!r}")

@@ -95,7 +95,6 @@ class KeyBlock:
     """A mapping of keys."""
 
     written: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
-    """The keys that the user wrote."""
 
     def values(self) -> dict[str, Any]:
         """The value of each key; blocks as mappings."""
@@ -125,11 +124,6 @@ def all_keys(block: type[KeyBlock], inside: str = "") -> Iterator[Key]:
         yield key
         if is_block(key.hint):
             yield from all_keys(key.hint, f"{key.path}.")
-
-
-def names_of(block: type[KeyBlock]) -> list[str]:
-    """The names of the block's own keys."""
-    return [key.name for key in keys_of(block)]
 
 
 def is_block(hint: object) -> bool:

@@ -110,16 +110,12 @@ class Settings:
     max_body_bytes: int = 64 * 1024 * 1024
     drain_timeout_s: float = DEFAULT_DRAIN_S
     backpressure_status_code: int = BackpressureBlock.status_code
-    """503 or 429."""
     backpressure_retry_after_s: float = BackpressureBlock.retry_after_s
     debug: bool = ServeBlock.debug
     run_user_code_in_separate_thread: bool = ServeBlock.run_user_code_in_separate_thread
     transport: str = "lane"
-    """The transport of handles that name none: "lane" or "grpc"."""
     node: str = ""
-    """Empty = unknown."""
     shared_memory_bytes: int = 0
-    """0 = no shared memory."""
     shared_memory_threshold: int = 100 * 1024
     shared_memory_dir: str = ""
     triton_shared_memory_dir: str = ""
@@ -127,13 +123,10 @@ class Settings:
     user_config: str = NO_USER_CONFIG
     """JSON: the argument of `reconfigure` at the start."""
     access_log: str = DEFAULT_ACCESS_LOG
-    """"sampled", "all" or "off"."""
     access_log_sample: float = 0.01
-    """0 to 1."""
     slow_request_s: float = LoggingBlock.slow_request_s
     log_level: str = LoggingBlock.log_level
     log_encoding: str = LoggingBlock.encoding
-    """"json" or "text"."""
     x_serve: ServeBlock = field(default_factory=ServeBlock)
     """The keys of `x-serve` that come by a variable. One without a name of its own above is read here."""
     health_period_s: float = 10.0

@@ -15,16 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pierhead.errors import BadRequest
-from pierhead.memory.arrays import (
-    ITEM_BYTES,
-    DType,
-    check_size,
-    dtype_name,
-    nbytes_of,
-    read_array,
-    spell,
-    write_array,
-)
+from pierhead.memory.arrays import ITEM_BYTES, DType, check_size, dtype_name, nbytes_of, read_array, spell, write_array
 from pierhead.tensor.v1.tensor_pb2 import Tensor
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from pierhead.serve_block import ServeBlock, names_of
+from pierhead.serve_block import ServeBlock, keys_of
 
 from controller.files.schema import REFERENCE, compose_schema, schema_text
 
@@ -146,5 +146,5 @@ def test_every_key_is_described() -> None:
         if not schema.get("description")
     ]
     assert missing == []
-    assert set(definitions["ServeBlock"]["properties"]) == set(names_of(ServeBlock))
+    assert set(definitions["ServeBlock"]["properties"]) == {key.name for key in keys_of(ServeBlock)}
     assert definitions["ServeBlock"]["additionalProperties"] is False

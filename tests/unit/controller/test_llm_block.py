@@ -26,7 +26,7 @@ def test_a_replica_receives_the_whole_config_and_only_the_controller_sets_it() -
     lora = {"dynamic_lora_loading_path": "s3://bucket/adapters", "max_num_adapters_per_replica": 4, "adapters": ["fr"]}
     spec = ranker({"llm": {**MODEL, "engine_kwargs": {"max_model_len": 2048}, "stall_timeout_s": 30, "lora": lora}})
     environment = dict(line.split("=", 1) for line in spec.container["Env"])
-    assert LLMConfig.from_json(environment["PIERHEAD_LLM_CONFIG"]) == LLMConfig(
+    assert LLMConfig.model_validate_json(environment["PIERHEAD_LLM_CONFIG"]) == LLMConfig(
         model_loading=ModelLoading(model_id="qwen"),
         engine_kwargs={"max_model_len": 2048},
         stall_timeout_s=30,

@@ -21,7 +21,7 @@ from pierhead.serve_block import (
     ServeBlock,
     SharedMemoryBlock,
     StartupBlock,
-    names_of,
+    keys_of,
 )
 
 from controller.files.parse import parse
@@ -79,7 +79,7 @@ def test_the_policy_in_the_comments_has_every_key_and_the_defaults() -> None:
     inside = itertools.takewhile(lambda line: line.startswith(" " * 7), lines[begin + 1 :])
     block = load_written("\n".join(inside))
     known = PrometheusBlock(query=block["query"], target=block["target"])
-    assert list(block) == names_of(PrometheusBlock)
+    assert list(block) == [key.name for key in keys_of(PrometheusBlock)]
     assert block == known.values()
 
 

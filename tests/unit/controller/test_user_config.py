@@ -15,11 +15,9 @@ from hypothesis import given
 from pierhead.replica.admin import AdminServer, admin_takers
 from pierhead.replica.user_config import UserConfig, call_hook
 from pierhead.replica.user_config import digest as digest_of_the_runtime
-from pierhead.settings import MAX_USER_CONFIG_BYTES
 
 from controller.engines.labels import create_body
 from controller.errors import ReplicaError
-from controller.files.serve_block import LARGEST_USER_CONFIG
 from controller.model.actions import GiveUserConfig
 from controller.model.desired import VersionGoal
 from controller.model.reports import UserConfigStatus
@@ -89,7 +87,6 @@ def test_wrong_ones(x_serve: dict[str, Any], problem: str) -> None:
 
 
 def test_controller_and_runtime_agree() -> None:
-    assert LARGEST_USER_CONFIG == MAX_USER_CONFIG_BYTES
     assert digest(A) == digest_of_the_runtime(A)
 
 
@@ -318,7 +315,7 @@ class Part:
 
 async def test_the_controller_gives_and_the_runtime_takes() -> None:
     config = UserConfig([Part()], NO_USER_CONFIG, call_hook)
-    server, probe = AdminServer({}, admin_takers(config.offer, config.report)), HttpProbe()
+    server, probe = AdminServer(admin_takers(config.offer, config.report)), HttpProbe()
     port = await server.start("127.0.0.1", 0)
     try:
         assert await probe.give(f"127.0.0.1:{port}", A) == UserConfigReport(DA, NONE)

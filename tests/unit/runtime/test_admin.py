@@ -32,7 +32,7 @@ class Admin:
         self.problem: Exception | None = None
         self.server = AdminServer(admin_pages(lambda: self.readiness, self.expose))
         self.taken: list[str] = []
-        self.taking = AdminServer({}, admin_takers(self.take, lambda: ConfigReport("1", "0")))
+        self.taking = AdminServer(admin_takers(self.take, lambda: ConfigReport("1", "0")))
         self.port = 0
 
     def expose(self) -> bytes:

@@ -30,7 +30,7 @@ from pierhead.classes.proto_text import proto_text
 from pierhead.classes.shapes import CannotTravel
 from pierhead.echo.v1.echo_pb2 import EchoReply, EchoRequest
 from pierhead.request import CURRENT, InsideRequest
-from pierhead.serve_block import ServeBlock, XServe, names_of
+from pierhead.serve_block import ServeBlock, XServe, keys_of
 
 
 class Colour(enum.Enum):
@@ -608,7 +608,7 @@ class TestErrorsAtImport:
             type("Scorer", (Service,), {}, replics=2)
 
     def test_the_keywords_are_those_of_the_compose_file(self) -> None:
-        assert list(XServe.__annotations__) == names_of(ServeBlock)
+        assert list(XServe.__annotations__) == [key.name for key in keys_of(ServeBlock)]
 
 
 class Scorer(Service):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import grpc
 import pytest
 from pierhead import Backpressure, DeadlineExceeded, NoReplica, PayloadTooLarge, PierheadError, ReplicaDied
-from pierhead.calls.failures import CORE_FAILED, Blame, CallFailure, count, models
+from pierhead.calls.failures import CORE_FAILED, Blame, CallFailure, count
 from pierhead.errors import BadRequest, Draining, RemoteError, ScaledToZero, Unavailable
+from pierhead.held import parse_announcement
 from pierhead.lanes.connection import NEVER_SENT
 
 S = grpc.StatusCode
@@ -56,6 +57,6 @@ def test_a_load_as_it_travels(text: str | None, number: int) -> None:
 
 
 def test_models_as_they_travel() -> None:
-    assert models(None) is None
-    assert models("") == frozenset()
-    assert models("a,b%2Cc") == frozenset({"a", "b,c"})
+    assert parse_announcement(None) is None
+    assert parse_announcement("") == frozenset()
+    assert parse_announcement("a,b%2Cc") == frozenset({"a", "b,c"})

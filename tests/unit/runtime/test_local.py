@@ -36,7 +36,7 @@ class Inside:
     """What the suite of the transports asks of a replica, of one without ports."""
 
     def __init__(self, replica: LocalReplica) -> None:
-        self._admission = replica.admission
+        self._admission = replica.edge.admission
 
     def readiness(self) -> Readiness:
         return Readiness(self._admission.ongoing)

@@ -460,6 +460,7 @@ class TestAnnouncement:
         assert text.isprintable()
         assert len(text) <= MAX_TEXT
         known = parse_announcement(text)
+        assert known is not None
         assert known == set(ids[: len(known)])
         if len(known) < len(ids):
             assert len(text) + 1 + len(quote(ids[len(known)], safe="")) > MAX_TEXT, "the next one does not fit"

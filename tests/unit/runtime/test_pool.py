@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from pierhead.calls.absence import SwitchedOff
+from pierhead.calls.absence import switched_off
 from pierhead.calls.lease import CallPlace
 from pierhead.calls.listing import ReplicaListing
 from pierhead.calls.outliers import FAILURES
@@ -24,7 +24,7 @@ from tests.unit.runtime.fake_transport import FakeConnection
 from tests.unit.runtime.harness import until
 from tests.unit.runtime.test_policies import CALL
 
-OFF = SwitchedOff("`pierhead scale`")
+OFF = switched_off("`pierhead scale`")
 
 
 class Timers:

@@ -111,7 +111,7 @@ class TestPublishing:
         server = await cluster.start(EchoService())
         readiness = server.readiness()
         assert (readiness.stats, readiness.stats_version) == ({"running": 3.0, "kv_use": 0.25}, stats.version)
-        page = admin_pages(lambda: readiness, lambda: b"")["/readyz"]()
+        page = admin_pages(lambda: readiness, lambda: b"")["GET", "/readyz"](b"")
         assert json.loads(page.body)["stats"] == {"running": 3.0, "kv_use": 0.25}
 
 

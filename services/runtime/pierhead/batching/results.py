@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 from pierhead.batching.run import Arrival, BatchRunner, RunningBatch
 from pierhead.errors import Backpressure
 from pierhead.raised import holdable
+from pierhead.tasks import wake
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -53,10 +54,7 @@ class _Caller(Arrival):
 
 
 class Batcher(BatchRunner[_Caller], Generic[T, R]):
-    """Runs one function over batches; calling it with one item waits for that item's result.
-
-    `@batch` replaces a function that returns a list with this.
-    """
+    """What `@batch` makes of a function that returns a list: a call with one item waits for that item's result."""
 
     _function: Callable[[list[T]], Awaitable[Sequence[R]]]
 
@@ -101,12 +99,12 @@ class _ItemReader(Arrival):
     def add(self, result: Any) -> None:
         """Add a result."""
         self.buffer.append(result)
-        _wake(self.awake)
+        wake(self.awake)
 
     def end(self) -> None:
         """No more results."""
         self.over = True
-        _wake(self.awake)
+        wake(self.awake)
 
     def fail(self, error: BaseException) -> None:
         if not self.over:
@@ -131,7 +129,7 @@ class StreamBatcher(BatchRunner[_ItemReader], Generic[T, R]):
             while True:
                 if member.buffer:
                     result = member.buffer.popleft()
-                    _wake(member.room)
+                    wake(member.room)
                     yield result
                 elif not member.over:
                     member.awake = asyncio.get_running_loop().create_future()
@@ -143,7 +141,7 @@ class StreamBatcher(BatchRunner[_ItemReader], Generic[T, R]):
         finally:
             member.buffer.clear()
             self._leave(member)
-            _wake(member.room)
+            wake(member.room)
 
     async def _compute(self, batch: RunningBatch, members: list[_ItemReader]) -> None:
         running = self._function([member.item for member in members])
@@ -188,19 +186,14 @@ class StreamBatcher(BatchRunner[_ItemReader], Generic[T, R]):
                 member.room = None
                 member.behind_s += waited
                 if member.behind_s >= READER_PATIENCE_S and self._is_behind(member):
-                    member.fail(self._too_slow())
+                    member.fail(
+                        ReaderTooSlow(
+                            f"{self._name}: {self.limits.max_buffered_results} results were not read "
+                            f"(max_buffered_results), and the batch had waited {READER_PATIENCE_S:g} s for this "
+                            "reader; it gets no more"
+                        )
+                    )
                     batch._settle(member)
 
     def _is_behind(self, member: _ItemReader) -> bool:
         return not member.settled and len(member.buffer) >= self.limits.max_buffered_results
-
-    def _too_slow(self) -> ReaderTooSlow:
-        return ReaderTooSlow(
-            f"{self._name}: {self.limits.max_buffered_results} results were not read (max_buffered_results), and the "
-            f"batch had waited {READER_PATIENCE_S:g} s for this reader; it gets no more"
-        )
-
-
-def _wake(future: asyncio.Future[None] | None) -> None:
-    if future is not None and not future.done():
-        future.set_result(None)

@@ -160,14 +160,11 @@ class BatchWindow(Generic[M]):
         return min(self._queues.values(), key=self._due)
 
     def _due(self, queue: _ModelQueue[M]) -> float:
-        oldest = queue.oldest.arrived_at
-        return oldest if self._eager or self._full(queue) else oldest + self.limits.batch_wait_timeout_s
-
-    def _full(self, queue: _ModelQueue[M]) -> bool:
-        limits = self.limits
-        return len(queue.members) >= limits.max_batch_size or (
+        oldest, limits = queue.oldest.arrived_at, self.limits
+        full = len(queue.members) >= limits.max_batch_size or (
             limits.max_batch_rows is not None and queue.rows >= limits.max_batch_rows
         )
+        return oldest if self._eager or full else oldest + limits.batch_wait_timeout_s
 
     def _remove(self, queue: _ModelQueue[M], member: M) -> None:
         queue.remove(member)

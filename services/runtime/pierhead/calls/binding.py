@@ -72,7 +72,6 @@ class Binding:
         self.deadlines = Deadlines.current()
         self.timeout_s = settings.request_timeout_s if options.timeout_s is None else options.timeout_s
         self.queued = 0
-        """Calls that wait in line."""
         self.typical_s = 0.0
         """How long a unary call takes at a replica, by a moving average."""
         self._own_bound = options.max_queued_requests
@@ -82,15 +81,12 @@ class Binding:
         self._ok = (options.service, "ok")
         router.node = settings.node
         self.pool.watch(router)
-        self._show_zeros()
-
-    def _show_zeros(self) -> None:
-        """Create the target's series before the first call: a panel shows 0 rather than nothing."""
-        self._metrics.queued.inc(self._target, 0)
-        self._metrics.handle_requests.inc(self._ok, 0)
-        self._metrics.handle_ejections.inc(self._target, 0)
+        # The target's series are there before the first call: a panel shows 0 rather than nothing.
+        metrics.queued.inc(self._target, 0)
+        metrics.handle_requests.inc(self._ok, 0)
+        metrics.handle_ejections.inc(self._target, 0)
         for reason in RETRY_REASONS:
-            self._metrics.handle_retries.inc((self.service, reason), 0)
+            metrics.handle_retries.inc((self.service, reason), 0)
 
     def is_current(self) -> bool:
         """Whether the running loop, and so the thread, is the one that this binding belongs to."""

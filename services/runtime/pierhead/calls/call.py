@@ -31,10 +31,11 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from pierhead.calls.failures import Blame, CallFailure, count, models
+from pierhead.calls.failures import Blame, CallFailure, count
 from pierhead.calls.queue import QueuePlace
 from pierhead.deadlines import LONGEST_S
 from pierhead.errors import DeadlineExceeded, PierheadError
+from pierhead.held import parse_announcement
 from pierhead.lanes.connection import Method, MethodKind
 from pierhead.policies.router import Ranks, Unranked
 from pierhead.request import CURRENT, MODEL_KEY, REQUEST_ID_KEY, SESSION_KEY, TRACEPARENT_KEY, new_request_id
@@ -68,7 +69,6 @@ class Call:
     _place: QueuePlace | None = None
     _timer: Deadline | None = None
     _ranking: asyncio.Task[None] | None = None
-    """Asks an asynchronous policy."""
     _context: contextvars.Context | None = None
     """The caller's, where the call waits before the policy is asked."""
     _tried: list[Replica] | None = None
@@ -79,13 +79,7 @@ class Call:
     _callbacks: list[Callable[[Any], None]] | None = None
 
     def __init__(
-        self,
-        binding: Binding,
-        method: Method,
-        request: Any,
-        timeout: float | None,
-        metadata: Any,
-        compression: Any,
+        self, binding: Binding, method: Method, request: Any, timeout: float | None, metadata: Any, compression: Any
     ) -> None:
         self._binding = binding
         self._pool = pool = binding.pool
@@ -177,10 +171,7 @@ class Call:
         return max(0.0, self._deadline - time.monotonic())
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call `callback(call)` when the call has ended for its caller; an attempt that was refused is no end.
-
-        The replica's reply is read when the call is awaited: until then the call has not ended.
-        """
+        """Call `callback(call)` once the call has ended for its caller, who has then awaited the reply."""
         if self._ended:
             callback(self)
         elif self._callbacks is None:
@@ -337,11 +328,6 @@ class Call:
         self._binding.joined(1)
         self._pool.join(place)
 
-    def _pause(self, seconds: float) -> None:
-        """Join the queue after a pause."""
-        self._opening = asyncio.get_running_loop().create_future()
-        self._timer = self._binding.deadlines.add(time.monotonic() + seconds, self._pause_over)
-
     def _pause_over(self) -> None:
         self._timer = None
         self._wait(returned=True)
@@ -425,8 +411,7 @@ class Call:
         elif failure.retry_reason == "overloaded":
             pool.refused(lease, failure.ongoing)
         elif failure.worked:
-            trailers = failure.trailers
-            pool.report(lease, failure.ongoing, now, models(trailers.models), parse_stats(trailers.stats))
+            self._report(failure.trailers, now)
         blame = failure.blame
         if blame is Blame.BROKEN:
             if not failure.worked:
@@ -457,7 +442,9 @@ class Call:
         else:
             shortest, longest = BACKOFF_S
             self._tried = None
-            self._pause(min(longest, shortest * 2.0 ** min(self._pauses, 10), self._deadline - now))
+            self._opening = asyncio.get_running_loop().create_future()
+            pause = min(longest, shortest * 2.0 ** min(self._pauses, 10), self._deadline - now)
+            self._timer = self._binding.deadlines.add(now + pause, self._pause_over)
             self._pauses += 1
 
     # ---- ends
@@ -478,10 +465,12 @@ class Call:
 
     async def _read_report(self) -> None:
         """Read the replica's load from the reply, which models it holds, and what it publishes."""
-        trailers = Trailers(await self._call.trailing_metadata())
-        if trailers.ongoing is not None:
-            held, stats = models(trailers.models), parse_stats(trailers.stats)
-            self._pool.report(self._lease, count(trailers.ongoing), time.monotonic(), held, stats)
+        self._report(Trailers(await self._call.trailing_metadata()), time.monotonic())
+
+    def _report(self, said: Trailers, now: float) -> None:
+        if said.ongoing is not None:
+            held, stats = parse_announcement(said.models), parse_stats(said.stats)
+            self._pool.report(self._lease, count(said.ongoing), now, held, stats)
 
     def _failed(self, error: BaseException) -> None:
         """Count a failure; when the caller was cancelled, cancel the call."""

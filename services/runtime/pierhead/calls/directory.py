@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import grpc
 
-from pierhead.calls.absence import SwitchedOff, Unfound, Unknown
+from pierhead.calls.absence import switched_off, unfound, unknown
 from pierhead.calls.listing import ReplicaListing
 from pierhead.calls.replica import Endpoint
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
@@ -48,7 +48,6 @@ class Directory:
 
     def __init__(self, settings: Settings, rng: random.Random | None = None) -> None:
         self.names: Collection[str] = ()
-        """Services that are in this process."""
         self._settings = settings
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._updates: dict[str, list[Update]] = {}
@@ -76,7 +75,10 @@ class Directory:
             return
         self._start_dns(service)
         if self._settings.discovery:
-            self._restart_watch()
+            # One stream carries all services, so a new service needs a new one; the lists stay.
+            if self._watch is not None:
+                self._watch.cancel()
+            self._watch = self._own(asyncio.get_running_loop().create_task(self._watch_forever(), name="discovery"))
         elif self._names():
             self._graces[service] = asyncio.get_running_loop().call_later(UNKNOWN_GRACE_S, self._stay_unfound, service)
 
@@ -97,12 +99,6 @@ class Directory:
         return task
 
     # ---- the controller
-
-    def _restart_watch(self) -> None:
-        """Open a new stream. One stream carries all services, so a new service needs a new one; the lists stay."""
-        if self._watch is not None:
-            self._watch.cancel()
-        self._watch = self._own(asyncio.get_running_loop().create_task(self._watch_forever(), name="discovery"))
 
     async def _watch_forever(self) -> None:
         shortest, longest = RECONNECT_S
@@ -153,7 +149,7 @@ class Directory:
     def _stay_unknown(self, service: str) -> None:
         """Let calls fail at once for a service that the controller does not know, unless DNS knows it."""
         if service in self._from_controller or service not in self._last:
-            absence = Unknown(self._known.get(service, ()))
+            absence = unknown(self._known.get(service, ()))
             self._update(service, replace(self._last.get(service, ReplicaListing()), absence=absence))
 
     def _names(self) -> list[str]:
@@ -163,7 +159,7 @@ class Directory:
     def _stay_unfound(self, service: str) -> None:
         """Let calls fail at once for a service that is neither known here nor, by now, to DNS."""
         if service not in self._last:
-            self._update(service, ReplicaListing(absence=Unfound(tuple(self._names()))))
+            self._update(service, ReplicaListing(absence=unfound(self._names())))
 
     # ---- DNS
 
@@ -205,7 +201,7 @@ def _listing(state: discovery_pb2.ServiceEndpoints) -> ReplicaListing:
         max_queued_requests=state.max_queued_requests if state.HasField("max_queued_requests") else None,
         policy=state.policy or None,
         policy_kwargs=state.policy_kwargs,
-        absence=SwitchedOff(state.scaled_to_zero_by) if state.scaled_to_zero_by else None,
+        absence=switched_off(state.scaled_to_zero_by) if state.scaled_to_zero_by else None,
     )
 
 

@@ -11,7 +11,6 @@ from enum import Enum
 import grpc
 
 from pierhead.errors import DeadlineExceeded, NoReplica, PayloadTooLarge, PierheadError, ReplicaDied, ScaledToZero
-from pierhead.held import parse_announcement
 from pierhead.lanes.connection import NEVER_SENT
 from pierhead.trailers import Trailers, from_status
 
@@ -115,8 +114,3 @@ class CallFailure:
 def count(text: str | None) -> int:
     """Parse a load from metadata; 0 where there is none."""
     return int(text) if text is not None and text.isascii() and text.isdigit() else 0
-
-
-def models(text: str | None) -> frozenset[str] | None:
-    """The models that a replica reports; None = it reports none."""
-    return None if text is None else parse_announcement(text)

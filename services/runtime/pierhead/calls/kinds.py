@@ -44,9 +44,7 @@ class _ManyReplies(Call):
     """Kinds that are iterated over or read."""
 
     _iterated: Any = None
-    """The transport's call whose replies are iterated over."""
     _next: Callable[[], Awaitable[Any]] | None = None
-    """Its next reply."""
     _has_read = False
 
     def __aiter__(self) -> AsyncIterator[Any]:

@@ -19,7 +19,6 @@ class CallPlace:
         self._pool = pool
         self.replica = replica
         self.began = began
-        """When the replica was taken, in monotonic seconds."""
         self.left = -1
         """Calls of this process that were at the replica when this call ended; -1 = it has not ended."""
         self.trial = False

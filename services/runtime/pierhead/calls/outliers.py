@@ -48,9 +48,7 @@ class Standing:
 
     def __init__(self) -> None:
         self.failures = 0
-        """Consecutive failures up to now."""
         self.answered_at = 0.0
-        """When it last answered a call."""
         self.judged_at = 0.0
         """Calls begun before this time are ignored: the last verdict, or the lost connection, covered them too."""
         self.until = 0.0

@@ -22,11 +22,11 @@ from pierhead.calls.queue import CallQueue, QueuePlace
 from pierhead.calls.replica import FULL_TRUSTED_S, Replica
 from pierhead.errors import NoReplica, PierheadError
 from pierhead.lanes.transports import Connect
-from pierhead.lanes.waiting import next_change as next_wake
-from pierhead.lanes.waiting import wake_all
 from pierhead.policies.policy import RoutedCall
 from pierhead.policies.router import PolicyRouter, Unranked
 from pierhead.routing_stats import Stats
+from pierhead.tasks import next_change as next_wake
+from pierhead.tasks import wake_all
 
 REPORT_TRUSTED_S = 1.0
 """How long a replica's reported load counts."""
@@ -66,7 +66,6 @@ class Pool:
         self.listed = False
         """Whether any source has answered yet."""
         self.listing = ReplicaListing()
-        """The service's last listing."""
         self.closed = False
         self._clock = clock
         self._connect = connect
@@ -78,7 +77,6 @@ class Pool:
         self._random = rng or Random()  # noqa: S311 - jitter, and shares of calls
         self._outliers = Outliers(self._random)
         self._weighed = False
-        """Whether the replicas have different shares of the calls."""
         self._due = NEVER
         """When the next reported load or time out expires."""
         self._queue = CallQueue()
@@ -134,7 +132,7 @@ class Pool:
         """The error of a call that would wait in vain; None = a replica may still come."""
         if self.listing.absence is None or self._callable:
             return None
-        return self.listing.absence.error(self.service)
+        return self.listing.absence(self.service)
 
     async def changed(self) -> None:
         """Return at the next change of which replicas may be called."""
@@ -250,25 +248,17 @@ class Pool:
         """The replica worked."""
         standing = lease.replica.standing
         if standing.failures or standing.until:
-            out = standing.until
-            standing.answered(lease.began, now)
-            self._judged(standing, out, now)
+            self._judge(lease, now, lambda standing, began, now, _: standing.answered(began, now))
         else:
             standing.answered_at = now
 
     def failed(self, lease: CallPlace, now: float) -> None:
         """The replica, or the way there, is broken."""
-        standing = lease.replica.standing
-        out = standing.until
-        self._outliers.failed(standing, lease.began, now, self._standings())
-        self._judged(standing, out, now)
+        self._judge(lease, now, self._outliers.failed)
 
     def timed_out(self, lease: CallPlace, now: float) -> None:
         """The call's deadline passed while the replica had it."""
-        standing = lease.replica.standing
-        out = standing.until
-        self._outliers.timed_out(standing, lease.began, now, self._standings())
-        self._judged(standing, out, now)
+        self._judge(lease, now, self._outliers.timed_out)
 
     async def close(self) -> None:
         """Close every connection; calls in flight fail."""
@@ -352,17 +342,13 @@ class Pool:
                 lost = not replica.drains  # a draining replica closes its connection as planned
                 replica.renewed()
                 if lost:
-                    self._lost(replica.standing)
+                    standing, out = replica.standing, replica.standing.until
+                    self._outliers.lost_connection(standing, self._clock(), self._standings())
+                    if standing.until > out:
+                        self._ejected()
             self._refresh()
 
         return changed
-
-    def _lost(self, standing: Standing) -> None:
-        """A connection broke. `_refresh` follows."""
-        out, now = standing.until, self._clock()
-        self._outliers.lost_connection(standing, now, self._standings())
-        if standing.until > out:
-            self._ejected()
 
     def _refresh(self) -> None:
         self._callable = sorted((r for r in self._replicas.values() if r.callable), key=lambda replica: replica.name)
@@ -379,8 +365,13 @@ class Pool:
         expiry = min((replica.others_until for replica in self._callable if replica.others), default=NEVER)
         self._due = min(expiry, next_change(standings, now))
 
-    def _judged(self, standing: Standing, out: float, now: float) -> None:
-        """Act on a verdict, which may have changed the end of the replica's time out, `out` before."""
+    def _judge(
+        self, lease: CallPlace, now: float, verdict: Callable[[Standing, float, float, Collection[Standing]], None]
+    ) -> None:
+        """Pass a verdict on the replica, which may change the end of its time out."""
+        standing = lease.replica.standing
+        out = standing.until
+        verdict(standing, lease.began, now, self._standings())
         if standing.until == out:
             return
         if standing.until > out:

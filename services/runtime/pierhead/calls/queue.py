@@ -29,7 +29,6 @@ class QueuePlace:
         denied: Callable[[Exception], None],
     ) -> None:
         self.age = age
-        """When the call was made, in monotonic seconds."""
         self.call = call
         self.router = router
         self.granted = granted

@@ -44,16 +44,13 @@ class Replica:
         self.address = endpoint.address
         self.connection: Connection
         self.inflight = 0
-        """Calls of this process that are in flight there."""
         self.load = 0
         """Calls in flight there: this process's, plus other callers' by the replica's last report."""
         self.others_until = 0.0
-        """When that report expires."""
         self.full = False
         """Its last report was a refusal."""
         self.reported_at = 0.0
         self.models: frozenset[str] = frozenset()
-        """Ids of the models it holds, by its last report."""
         self.stats: Mapping[str, float] = NOTHING
         """Numbers that it publishes, from its replies or the source, whichever is newer. A new object each time."""
         self.stats_version = 0

@@ -12,10 +12,7 @@ from pierhead.files import replace_file
 
 
 def application_of(bound: Bound, service: str = "") -> Application:
-    """Of all services of an application, or of that one of them with those that it calls.
-
-    Raises ValueError for two services of one name.
-    """
+    """Of all services of an application, or of one with those that it calls. Raises ValueError for equal names."""
     found, graph = Application(), bound.graph()
     chosen = [graph[service], *graph[service].uses()] if service else list(graph.values())
     for name, each in {each.name: each for each in chosen}.items():

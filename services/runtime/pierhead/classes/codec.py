@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any
 
 from pierhead.classes.message_codecs import (
     LEFT_OUT,
@@ -42,10 +42,7 @@ from pierhead.classes.shapes import (
 
 
 class Codecs:
-    """The codecs of one contract's fields.
-
-    `is_inside`: whether what is being read comes from a service of the stack; see `validated_codec`.
-    """
+    """The codecs of one contract's fields. `is_inside()`: what is read comes from a service of the stack."""
 
     def __init__(self, is_inside: Callable[[], bool]) -> None:
         self._is_inside = is_inside
@@ -90,33 +87,34 @@ class Codecs:
 
     def _writer(self, field: MessageField) -> Write:
         name, card, leaf = field.name, field.card, field.leaf
-        if isinstance(leaf, Scalar):
-            return _SCALAR_WRITERS[card](name)
-        if isinstance(leaf, Converted):
-            return _VALUE_WRITERS[card](name, leaf.write)
-        if isinstance(leaf, Members):
-            return _VALUE_WRITERS[card](
-                name, {member: number for number, member in enumerate(leaf.type, 1)}.__getitem__
-            )
-        return _MESSAGE_WRITERS[card](name, self._codec(leaf, name).write)
+        match leaf:
+            case Scalar():
+                return _value_writer(name, card, None)
+            case Converted():
+                return _value_writer(name, card, leaf.write)
+            case Members():
+                numbers = {member: number for number, member in enumerate(leaf.type, 1)}
+                return _value_writer(name, card, numbers.__getitem__)
+        return _message_writer(name, card, self._codec(leaf, name).write)
 
     def _reader(self, field: MessageField) -> Read:
-        get, leaf, holder = attrgetter(field.name), field.leaf, field.holder
+        get, leaf, card, holder = attrgetter(field.name), field.leaf, field.card, field.holder
         if isinstance(leaf, Scalar):
-            return _scalar_reader(get, field)
-        convert = self._converter(leaf, field.name)
-        if field.card is Card.ONE:
+            if card is Card.MAP:
+                return lambda message: {each.key: each.value for each in get(message)}
+            return get if card is Card.ONE else lambda message: holder(get(message))
+        convert = (
+            leaf.read if isinstance(leaf, Converted)
+            else _member_of(leaf) if isinstance(leaf, Members)
+            else self._codec(leaf, field.name).read
+        )  # fmt: skip
+        if card is Card.ONE:
             return lambda message: convert(get(message))
-        if field.card is Card.MAP:
+        if card is Card.MAP:
             return lambda message: {each.key: convert(each.value) for each in get(message)}
         if holder is list:
             return lambda message: [convert(each) for each in get(message)]
         return lambda message: holder(convert(each) for each in get(message))
-
-    def _converter(self, leaf: Leaf, name: str) -> Read:
-        if isinstance(leaf, Converted):
-            return leaf.read
-        return _member_of(leaf) if isinstance(leaf, Members) else self._codec(leaf, name).read
 
     def _codec(self, leaf: Leaf, name: str) -> MessageCodec:
         """The codec of a leaf that is a message."""
@@ -135,95 +133,58 @@ class Codecs:
         known = self._structs.get(leaf)
         if known is None:
             fields: list[FieldCodec] = []
-            known = self._structs[leaf] = self._struct(leaf, fields)
+            how = leaf.validated
+            known = self._structs[leaf] = (
+                struct_codec(leaf, fields) if how is None else validated_codec(leaf, how, fields, self._is_inside)
+            )
             fields.extend(self._fields(leaf.fields))  # which may hold the struct itself
         return known
-
-    def _struct(self, leaf: Struct, fields: Sequence[FieldCodec]) -> MessageCodec:
-        how = leaf.validated
-        return struct_codec(leaf, fields) if how is None else validated_codec(leaf, how, fields, self._is_inside)
 
     def _fields(self, fields: Sequence[MessageField]) -> list[FieldCodec]:
         return [(field.name, self.writer_of(field), self.reader_of(field)) for field in fields]
 
 
-def _set_scalar(name: str) -> Write:
-    return lambda message, value: setattr(message, name, value)
+def _value_writer(name: str, card: Card, convert: Read | None) -> Write:
+    """Writes what protobuf has itself; `convert`: how a value becomes that, None = it is."""
+    if card is Card.ONE:
+        if convert is None:
+            return lambda message, value: setattr(message, name, value)
+        return lambda message, value: setattr(message, name, convert(value))
+    if card is Card.MANY:
+        if convert is None:
+            return lambda message, value: getattr(message, name).extend(value)
+        return lambda message, value: getattr(message, name).extend([convert(each) for each in value])
 
-
-def _add_scalars(name: str) -> Write:
-    return lambda message, value: getattr(message, name).extend(value)
-
-
-def _map_scalars(name: str) -> Write:
     def write(message: Any, value: Mapping[Any, Any]) -> None:
         add = getattr(message, name).add
         for key, each in value.items():
             entry = add()
-            entry.key, entry.value = key, each
+            entry.key, entry.value = key, each if convert is None else convert(each)
 
     return write
 
 
-def _set_value(name: str, convert: Read) -> Write:
-    return lambda message, value: setattr(message, name, convert(value))
+def _message_writer(name: str, card: Card, fill: Write) -> Write:
+    """Writes messages, which are there even if every field in them is absent."""
 
-
-def _add_values(name: str, convert: Read) -> Write:
-    return lambda message, value: getattr(message, name).extend([convert(each) for each in value])
-
-
-def _map_values(name: str, convert: Read) -> Write:
-    def write(message: Any, value: Mapping[Any, Any]) -> None:
-        add = getattr(message, name).add
-        for key, each in value.items():
-            entry = add()
-            entry.key, entry.value = key, convert(each)
-
-    return write
-
-
-def _fill_message(name: str, fill: Write) -> Write:
-    def write(message: Any, value: Any) -> None:
+    def write_one(message: Any, value: Any) -> None:
         inner = getattr(message, name)
-        inner.SetInParent()  # it is there even if every field in it is absent
+        inner.SetInParent()
         fill(inner, value)
 
-    return write
-
-
-def _add_messages(name: str, fill: Write) -> Write:
-    def write(message: Any, value: Any) -> None:
+    def write_many(message: Any, value: Any) -> None:
         add = getattr(message, name).add
         for each in value:
             fill(add(), each)
 
-    return write
-
-
-def _map_messages(name: str, fill: Write) -> Write:
-    def write(message: Any, value: Mapping[Any, Any]) -> None:
+    def write_map(message: Any, value: Mapping[Any, Any]) -> None:
         add = getattr(message, name).add
         for key, each in value.items():
             inner = add(key=key).value
             inner.SetInParent()
             fill(inner, each)
 
-    return write
-
-
-_SCALAR_WRITERS: Final = {Card.ONE: _set_scalar, Card.MANY: _add_scalars, Card.MAP: _map_scalars}
-_VALUE_WRITERS: Final = {Card.ONE: _set_value, Card.MANY: _add_values, Card.MAP: _map_values}
-_MESSAGE_WRITERS: Final = {Card.ONE: _fill_message, Card.MANY: _add_messages, Card.MAP: _map_messages}
-
-
-def _scalar_reader(get: Read, field: MessageField) -> Read:
-    holder = field.holder
-    if field.card is Card.ONE:
-        return get
-    if field.card is Card.MAP:
-        return lambda message: {each.key: each.value for each in get(message)}
-    return lambda message: holder(get(message))
+    return {Card.ONE: write_one, Card.MANY: write_many, Card.MAP: write_map}[card]
 
 
 def _member_of(leaf: Members) -> Read:

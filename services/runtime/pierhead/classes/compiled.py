@@ -52,10 +52,7 @@ def maker(
 def caller(
     fields: Sequence[MessageField], defaults: Mapping[str, Any], codecs: Codecs, refuse: Refuse
 ) -> Callable[[Callable[..., Any], Any], Any]:
-    """`call(function, message)`: calls a function with each field as a keyword. Raises `refuse(...)`.
-
-    `defaults`: what is passed on for a field that was left out.
-    """
+    """`call(function, message)`: calls it with each field, or its default, as a keyword. Raises `refuse(...)`."""
     known: dict[str, Any] = {f"{_P}left_out": LEFT_OUT, f"{_P}Unfit": Unfit, f"{_P}refuse": refuse}
     words = []
     for field in fields:

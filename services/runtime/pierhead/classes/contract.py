@@ -17,9 +17,8 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from pierhead.classes.codec import Codecs
-from pierhead.classes.compiled import caller, getter, maker
+from pierhead.classes.compiled import Refuse, caller, getter, maker
 from pierhead.classes.descriptors import ContractFile, reply_of, request_of, types_of
-from pierhead.classes.message_codecs import Unfit
 from pierhead.classes.shapes import CannotTravel, Generated, MessageField
 from pierhead.classes.signatures import MethodShape, methods_of_class
 from pierhead.errors import BadRequest, PierheadError
@@ -42,7 +41,7 @@ class Contract:
         shapes = methods_of_class(cls, root, others)
         self.file = ContractFile(self.service, shapes)
         self._pool = self.file.load_in_order()
-        requests, replies = Codecs(_is_inside), Codecs(lambda: True)
+        requests, replies = Codecs(lambda: isinstance(CURRENT.get(), InsideRequest)), Codecs(lambda: True)
         self.methods = MappingProxyType({shape.name: ClassMethod(self, shape, requests, replies) for shape in shapes})
 
     @cached_property
@@ -86,18 +85,19 @@ class ClassMethod:
             self.reply = self._whole(self.reply_class, inspect.Signature([_VALUE]))
             self.result = lambda reply: reply
         elif isinstance(shape.reply, MessageField):
-            self.reply = maker(self.reply_class, [shape.reply], [_VALUE], replies, self._bad_result)
-            self.result = getter(shape.reply, replies, self._bad_reply)
+            bad_result = self._refuse(TypeError, "returned what its type hint does not allow: ")
+            bad_reply = self._refuse(PierheadError, "has sent a reply that does not fit its contract: ")
+            self.reply = maker(self.reply_class, [shape.reply], [_VALUE], replies, bad_result)
+            self.result = getter(shape.reply, replies, bad_reply)
 
     def _set_request(self, shape: MethodShape, codecs: Codecs) -> None:
         parameters = shape.signature.parameters
         if shape.request is None:
             defaults = {name: each.default for name, each in parameters.items()}
-            self.request = maker(
-                self.request_class, shape.fields, list(parameters.values()), codecs, self._bad_argument
-            )
+            bad_argument = self._refuse(TypeError)
+            self.request = maker(self.request_class, shape.fields, list(parameters.values()), codecs, bad_argument)
             self.request.__qualname__ = self.label  # in Python's own TypeErrors
-            self.begin = caller(shape.fields, defaults, codecs, self._bad_request)
+            self.begin = caller(shape.fields, defaults, codecs, self._refuse(BadRequest))
         else:
             self.request = self._whole(self.request_class, shape.signature)
             [name] = parameters
@@ -119,27 +119,13 @@ class ClassMethod:
             raise TypeError(f"{self.label} returned {value!r:.60}; its type hint says None")
         return self.reply_class()
 
-    # ---- what does not fit
-
-    def _bad_argument(self, error: Unfit) -> Exception:
-        return TypeError(f"{self.label}: {error}")
-
-    def _bad_request(self, error: Unfit) -> Exception:
-        return BadRequest(f"{self.label}: {error}")
-
-    def _bad_result(self, error: Unfit) -> Exception:
-        return TypeError(f"{self.label} returned what its type hint does not allow: {error}")
-
-    def _bad_reply(self, error: Unfit) -> Exception:
-        return PierheadError(f"{self.label} has sent a reply that does not fit its contract: {error}")
+    def _refuse(self, kind: type[Exception], what: str = "") -> Refuse:
+        """Makes the error of a value that does not fit."""
+        return lambda error: kind(f"{self.label}{f' {what}' if what else ': '}{error}")
 
 
 def _class_of(generated: Generated | None, contract: Contract, name: str) -> type[Message]:
     return contract.message(name) if generated is None else generated.type
-
-
-def _is_inside() -> bool:
-    return isinstance(CURRENT.get(), InsideRequest)
 
 
 def _package_of(cls: type) -> str:

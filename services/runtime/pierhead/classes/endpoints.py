@@ -33,7 +33,6 @@ class HttpEndpoint(NamedTuple):
     """The requests that a method answers."""
 
     method: str
-    """Of HTTP."""
     path: str
     """As aiohttp declares one: `/items/{id}`."""
 

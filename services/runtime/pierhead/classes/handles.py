@@ -151,7 +151,7 @@ class _StreamItems(AsyncIterator[Any]):
         return self._result(await self._next())
 
     def read_ready(self) -> list[Any]:
-        """The items that have arrived already: see `pierhead.http.events.ReadsReady`."""
+        """The items that have arrived already, without waiting."""
         ready = getattr(self._replies, "read_ready", None)
         return [] if ready is None else [self._result(reply) for reply in ready()]
 

@@ -34,15 +34,12 @@ from pierhead.classes.shapes import (
     OneOf,
     Scalar,
     Struct,
-    Validated,
 )
 from pierhead.memory.arrays import BY_CODE, dtype_name
 
 MISSING: Final = dataclasses.MISSING
-"""The default of a parameter or field that has none."""
 
 _Fields: TypeAlias = "dict[str, tuple[Any, Any]]"
-"""The hint and default of each field, by its name."""
 
 _KEYS: Final = (str, int, bool)
 _HOLDERS: Final[Mapping[Any, type]] = {list: list, Sequence: list, tuple: tuple, set: set, frozenset: frozenset}
@@ -71,7 +68,9 @@ class Shapes:
         inner = _optional(hint)
         if inner is not None and (default is MISSING or default is None):
             return MessageField(name, Card.ONE, self.leaf_of(inner, path), Absent.NONE)
-        if inner is None and _is_container(hint) and _means_empty(default):
+        # An absent list or map is one without items.
+        means_empty = default is MISSING or (isinstance(default, _EMPTY) and not default)
+        if inner is None and _is_container(hint) and means_empty:
             return self._many(name, hint, path)
         absent = Absent.REFUSED if default is MISSING else Absent.DEFAULT
         return MessageField(name, Card.ONE, self.leaf_of(hint, path), absent)
@@ -112,20 +111,17 @@ class Shapes:
         if len(leaves) == 1:
             return leaves[0]
         words = list(map(_leaf_word, leaves))
-        return OneOf(
-            "Or".join(words),
-            tuple(
-                MessageField(f"{_snake(word)}_value", Card.ONE, leaf, Absent.NONE)
-                for word, leaf in zip(words, leaves, strict=True)
-            ),
-        )
+        names = [f"{re.sub('(?<=[a-z0-9])(?=[A-Z])', '_', word).lower()}_value" for word in words]
+        fields = (MessageField(name, Card.ONE, leaf, Absent.NONE) for name, leaf in zip(names, leaves, strict=True))
+        return OneOf("Or".join(words), tuple(fields))
 
     def _struct(self, kind: Any, path: str) -> Struct:
         known = self._structs.get(kind)
         if known is not None:
             return known
         members = _fields_of(kind, path)
-        made = self._structs[kind] = Struct(kind, _validated(kind, path, members))
+        defaults = {name: default for name, (_, default) in members.items() if default is not MISSING}
+        made = self._structs[kind] = Struct(kind, validated(kind, path, defaults) if is_pydantic(kind) else None)
         made.fields.extend(
             self.field_of(name, hint, default, f"{path}.{name}") for name, (hint, default) in members.items()
         )
@@ -134,18 +130,16 @@ class Shapes:
 
 def _fields_of(kind: Any, path: str) -> _Fields:
     if is_pydantic(kind):
-        return _of_pydantic(kind)
+        return {
+            name: (each.annotation, MISSING if each.is_required() else _default(each.default, each.default_factory))
+            for name, each in kind.__pydantic_fields__.items()
+        }
     if hasattr(kind, "__dataclass_fields__"):
         return _of_dataclass(kind, path)
     if issubclass(kind, tuple) and hasattr(kind, "_field_defaults"):
-        return _of_named_tuple(kind, path)
+        hints, defaults = hints_of(kind, path), kind._field_defaults
+        return {name: (hints.get(name, Any), defaults.get(name, MISSING)) for name in kind._fields}
     raise _cannot(kind, path)
-
-
-def _validated(kind: Any, path: str, members: _Fields) -> Validated | None:
-    if not is_pydantic(kind):
-        return None
-    return validated(kind, path, {name: default for name, (_, default) in members.items() if default is not MISSING})
 
 
 def hints_of(owner: Any, path: str, names: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -207,11 +201,6 @@ def _is_union(hint: Any) -> bool:
     return get_origin(hint) in (Union, types.UnionType)
 
 
-def _means_empty(default: Any) -> bool:
-    """Whether a list or map without items is what an absent one means."""
-    return default is MISSING or (isinstance(default, _EMPTY) and not default)
-
-
 def _single(hint: Any, path: str) -> Leaf | None:
     """The shape of a type without fields; None for one with fields."""
     if hint in SCALARS:
@@ -267,18 +256,6 @@ def _of_dataclass(kind: Any, path: str) -> _Fields:
     return {name: (hints[name], _default(each.default, each.default_factory)) for name, each in fields.items()}
 
 
-def _of_named_tuple(kind: Any, path: str) -> _Fields:
-    hints, defaults = hints_of(kind, path), kind._field_defaults
-    return {name: (hints.get(name, Any), defaults.get(name, MISSING)) for name in kind._fields}
-
-
-def _of_pydantic(kind: Any) -> _Fields:
-    return {
-        name: (each.annotation, MISSING if each.is_required() else _default(each.default, each.default_factory))
-        for name, each in kind.__pydantic_fields__.items()
-    }
-
-
 def _default(default: Any, factory: Any) -> Any:
     """The default of a field: its value, or what makes one."""
     if factory in (None, MISSING):
@@ -313,7 +290,3 @@ def _leaf_word(leaf: Leaf) -> str:
             return "".join(part[:1].upper() + part[1:] for part in leaf.type.DESCRIPTOR.full_name.split("."))
     word = leaf.type.__name__
     return word[:1].upper() + word[1:]
-
-
-def _snake(word: str) -> str:
-    return re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", word).lower()

@@ -65,10 +65,7 @@ def struct_codec(struct: Struct, fields: Sequence[FieldCodec]) -> MessageCodec:
 def validated_codec(
     struct: Struct, how: Validated, fields: Sequence[FieldCodec], is_inside: Callable[[], bool]
 ) -> MessageCodec:
-    """Of a pydantic model, which is validated unless it comes from a service of the stack (`is_inside()`).
-
-    `fields` may be filled afterwards.
-    """
+    """Of a pydantic model, validated unless it comes from the stack. `fields` may be filled afterwards."""
     numbers = {field.name: number for number, field in enumerate(struct.fields, 1)}
     names = {number: name for name, number in numbers.items()}
     plain = struct_codec(struct, fields)

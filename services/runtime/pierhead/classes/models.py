@@ -17,13 +17,13 @@ def is_pydantic(kind: Any) -> bool:
 
 
 def validated(kind: Any, path: str, defaults: Mapping[str, Any]) -> Validated:
-    """How objects of such a class travel. Raises CannotTravel for a class whose objects hold more than its fields.
-
-    `defaults`: of the fields that have one.
-    """
+    """How such objects travel; `defaults`: of fields that have one. Raises CannotTravel where one holds more."""
     _check(kind, path)
     if hasattr(kind, "model_fields"):
-        return Validated(defaults, lambda model: model.model_fields_set, _model_maker(kind), _model_restorer(kind))
+        make = lambda **values: kind.model_validate(values, by_alias=False, by_name=True)  # noqa: E731
+        if getattr(kind, "__pydantic_root_model__", False):
+            make = lambda **values: kind.model_validate(values["root"]) if values else kind()  # noqa: E731
+        return Validated(defaults, lambda model: model.model_fields_set, make, _model_restorer(kind))
     return Validated(defaults, lambda _: kind.__pydantic_fields__, *_of_dataclass(kind))
 
 
@@ -39,12 +39,6 @@ def _check(kind: Any, path: str) -> None:
     else:
         return
     raise CannotTravel(f"{path}: {kind.__name__} {words}")
-
-
-def _model_maker(kind: Any) -> Any:
-    if getattr(kind, "__pydantic_root_model__", False):
-        return lambda **values: kind.model_validate(values["root"]) if values else kind()
-    return lambda **values: kind.model_validate(values, by_alias=False, by_name=True)
 
 
 def _model_restorer(kind: Any) -> Any:

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from google.protobuf.descriptor_pb2 import (
-    DescriptorProto,
-    EnumDescriptorProto,
-    FieldDescriptorProto,
-    FileDescriptorProto,
-    ServiceDescriptorProto,
-)
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 
 from pierhead.classes.compare import is_choice, is_required
 from pierhead.contract.v1 import contract_pb2
@@ -33,20 +27,17 @@ def proto_text(file: FileDescriptorProto) -> str:
     lines = ['syntax = "proto3";', "", f"package {file.package};", ""]
     imports = [f'import "{name}";' for name in file.dependency if name != contract_pb2.DESCRIPTOR.name]
     lines += [*imports, ""] if imports else []
+    scope = f".{file.package}."
     for service in file.service:
-        lines += [*_service(service, f".{file.package}."), ""]
+        lines.append(f"service {service.name} {{")
+        for method in service.method:
+            stream = "stream " if method.server_streaming else ""
+            request, reply = method.input_type.removeprefix(scope), method.output_type.removeprefix(scope)
+            lines.append(f"  rpc {method.name}({request}) returns ({stream}{reply});")
+        lines += ["}", ""]
     for message in file.message_type:
-        lines += [*_message(message, f".{file.package}.{message.name}."), ""]
+        lines += [*_message(message, f"{scope}{message.name}."), ""]
     return "\n".join(lines[:-1]) + "\n"
-
-
-def _service(service: ServiceDescriptorProto, scope: str) -> Iterator[str]:
-    yield f"service {service.name} {{"
-    for method in service.method:
-        stream = "stream " if method.server_streaming else ""
-        request, reply = method.input_type.removeprefix(scope), method.output_type.removeprefix(scope)
-        yield f"  rpc {method.name}({request}) returns ({stream}{reply});"
-    yield "}"
 
 
 def _message(message: DescriptorProto, scope: str) -> Iterator[str]:
@@ -56,7 +47,9 @@ def _message(message: DescriptorProto, scope: str) -> Iterator[str]:
         if inner.name not in entries:
             yield from (f"  {line}" for line in _message(inner, scope))
     for members in message.enum_type:
-        yield from (f"  {line}" for line in _enum(members))
+        yield f"  enum {members.name} {{"
+        yield from (f"    {value.name} = {value.number};" for value in members.value)
+        yield "  }"
     choices = [field for field in message.field if is_choice(field)]
     yield from (f"  {_field(field, entries, scope)}" for field in message.field if field not in choices)
     if choices:
@@ -79,10 +72,3 @@ def _field(field: FieldDescriptorProto, entries: dict[str, DescriptorProto], sco
 
 def _type(field: FieldDescriptorProto, scope: str) -> str:
     return field.type_name.removeprefix(scope) or _WORDS[field.type]
-
-
-def _enum(members: EnumDescriptorProto) -> Iterator[str]:
-    yield f"enum {members.name} {{"
-    for value in members.value:
-        yield f"  {value.name} = {value.number};"
-    yield "}"

@@ -65,7 +65,12 @@ class Service:
 
     def __init_subclass__(cls, *, asgi: AsgiApp | None = None, **x_serve: Unpack[XServe]) -> None:
         super().__init_subclass__()
-        _check_keywords(cls.__name__, x_serve)
+        for key in [each for each in x_serve if each not in XServe.__annotations__]:
+            import difflib  # memory that a replica, whose class has none, does without
+
+            close = difflib.get_close_matches(key, XServe.__annotations__, 1)
+            hint = f'; did you mean "{close[0]}"?' if close else ""
+            raise TypeError(f"class {cls.__name__}: {key} is no key of x-serve{hint}")
         cls.__x_serve__ = x_serve
         if asgi is not None:
             cls.__asgi__ = staticmethod(asgi)
@@ -158,13 +163,3 @@ def serves_http(cls: type[Service]) -> bool:
 def name_of(cls: type) -> str:
     """The service's name in the compose file: `ImageScorer` -> `image-scorer`."""
     return "-".join(word for word in _WORDS.split(cls.__name__) if word).lower()
-
-
-def _check_keywords(cls: str, found: Mapping[str, Any]) -> None:
-    for key in found:
-        if key not in XServe.__annotations__:
-            import difflib  # memory that a replica, whose class has none, does without
-
-            close = difflib.get_close_matches(key, XServe.__annotations__, 1)
-            hint = f'; did you mean "{close[0]}"?' if close else ""
-            raise TypeError(f"class {cls}: {key} is no key of x-serve{hint}")

@@ -19,7 +19,6 @@ from typing import Any, Final, TypeAlias
 from google.protobuf.message import Message
 
 SCALARS: Final = (str, int, float, bool, bytes)
-"""The types that protobuf has itself."""
 
 
 class CannotTravel(TypeError):
@@ -102,9 +101,7 @@ class Validated:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Struct:
-    """A dataclass, named tuple or pydantic model. `fields` is complete once the whole contract is read: a type may
-    hold itself.
-    """
+    """A dataclass, named tuple or pydantic model; `fields` is filled at last, as a type may hold itself."""
 
     type: type
     validated: Validated | None = None

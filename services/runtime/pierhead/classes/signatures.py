@@ -32,14 +32,10 @@ class MethodShape:
     """The field `value` of the reply, the reply's own class, or None: an empty reply."""
     streams: bool
     threaded: bool
-    """It is a `def`."""
 
 
 def methods_of_class(cls: type, root: type, others: Collection[Callable[..., Any]]) -> list[MethodShape]:
-    """The public methods of a class and its bases below `root`; `others` are functions that are no RPCs.
-
-    Raises CannotTravel.
-    """
+    """The public methods of a class and its bases below `root`, less `others`. Raises CannotTravel."""
     shapes = Shapes()
     names = dict.fromkeys(
         name for base in reversed(cls.__mro__) if base not in root.__mro__ for name in vars(base) if name[:1] != "_"
@@ -75,9 +71,10 @@ class _MethodReader:
         returned = self._returned()
         if batched:
             parameters, hints, returned = self._unbatched(parameters, hints, returned)
+        defaults = {each.name: MISSING if each.default is each.empty else each.default for each in parameters}
         fields = tuple(
-            self._shapes.field_of(each.name, hints[each.name], _default_of(each), f"{self._path}({each.name})")
-            for each in parameters
+            self._shapes.field_of(name, hints[name], default, f"{self._path}({name})")
+            for name, default in defaults.items()
         )
         return MethodShape(
             name,
@@ -134,10 +131,6 @@ class _MethodReader:
         if isinstance(hint, type) and issubclass(hint, Message):
             return Generated(hint)
         return self._shapes.field_of("value", hint, MISSING, f"{self._path} ->")
-
-
-def _default_of(parameter: inspect.Parameter) -> Any:
-    return MISSING if parameter.default is parameter.empty else parameter.default
 
 
 def _whole(fields: tuple[MessageField, ...]) -> Generated | None:

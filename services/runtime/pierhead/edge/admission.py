@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from pierhead.errors import Backpressure, Draining, PierheadError
+from pierhead.tasks import next_change, wake_all
 
 
 class Admission:
@@ -68,14 +69,9 @@ class Admission:
             return
         self.ongoing -= 1
         if self.ongoing == 0:
-            for waiter in self._idle_waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
-            self._idle_waiters.clear()
+            wake_all(self._idle_waiters)
 
     async def wait_idle(self) -> None:
         """Return once nothing is in flight."""
         while self.ongoing:
-            waiter = asyncio.get_running_loop().create_future()
-            self._idle_waiters.append(waiter)
-            await waiter
+            await next_change(self._idle_waiters)

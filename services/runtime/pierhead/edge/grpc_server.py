@@ -6,13 +6,13 @@ import asyncio
 import inspect
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NoReturn, cast
 
 import grpc
 
 from pierhead.edge.edge import Edge, too_long
-from pierhead.edge.methods import Context, ServedMethod
+from pierhead.edge.methods import Context, ServedMethod, status_of
 from pierhead.errors import ONGOING_KEY, REFUSED_KEY, PierheadError
 from pierhead.held import HELD, MODELS_KEY
 from pierhead.memory import process
@@ -45,8 +45,6 @@ _ABOUT_REPLICA = (ONGOING_KEY, MODELS_KEY, STATS_KEY)
 
 _LINK = re.compile("[0-9a-f]{32}")
 
-_STATUS_NAME = {status.value[0]: status.name for status in grpc.StatusCode}
-
 
 def register(methods: Iterable[ServedMethod], server: grpc.aio.Server, edge: Edge) -> list[str]:
     """Register methods, each behind the edge, with a server; returns the full names of their gRPC services."""
@@ -63,11 +61,29 @@ def _guard(method: ServedMethod, edge: Edge) -> grpc.RpcMethodHandler[Any, Any]:
     """The method behind the edge. The edge decodes and encodes: a refusal must not cost the parsing of a tensor, and a
     reply that cannot be encoded counts as a failure of the service.
     """
-    kind = grpc.stream_stream_rpc_method_handler if method.request_streaming else grpc.unary_stream_rpc_method_handler
-    if method.response_streaming:
-        return kind(_streaming(method, edge))
-    kind = grpc.stream_unary_rpc_method_handler if method.request_streaming else grpc.unary_unary_rpc_method_handler
-    return kind(_unary(method, edge))
+    streams = method.request_streaming or method.response_streaming
+
+    async def call(raw: Any, context: Context) -> Any:
+        refusal = edge.admission.enter()
+        if refusal is not None:
+            reason = edge.refused(refusal)
+            edge.metrics.requests.inc((method.name, refusal.grpc_status.name))
+            await _abort(context, refusal, (REFUSED_KEY, reason), (ONGOING_KEY, str(edge.admission.ongoing)))
+        try:
+            async with _AcceptedCall(edge, method, context) as accepted:
+                served = accepted.method
+                known: Any = _Messages(context, served, edge) if streams else context
+                running = served.behaviour(served.argument(raw), known)
+                if method.response_streaming:
+                    return await _stream(running, known)
+                reply = await running
+                return b"" if context.code() else served.encode(reply)  # gRPC sends no reply beside such a status
+        finally:
+            edge.admission.leave()
+
+    ways = ("stream" if many else "unary" for many in (method.request_streaming, method.response_streaming))
+    make = getattr(grpc, f"{'_'.join(ways)}_rpc_method_handler")
+    return cast("grpc.RpcMethodHandler[Any, Any]", make(call))
 
 
 class _AcceptedCall:
@@ -88,19 +104,14 @@ class _AcceptedCall:
         CURRENT.set(request)  # each call runs in a task, and so in a context, of its own
         self._sharing: Sharing | None = None
         if process.MEMORY is not None:
-            self._share()
+            token = next((value for key, value in context.invocation_metadata() or () if key == LINK_KEY), "")
+            link = bytes.fromhex(str(token)) if _LINK.fullmatch(str(token)) else b""
+            self._sharing = serving(link, many_in=method.request_streaming, many_out=method.response_streaming)
+            self.method = around(self._sharing, method)
+            SCOPE.set(self._sharing.scope)
         context.set_trailing_metadata(self._about_replica())  # already here, for calls that the service aborts
         # gRPC itself ends a call at its caller's deadline. Without one, or with a later one, the service's counts.
         self._timeout = asyncio.timeout(limit) if remaining is None or remaining > longest else None
-
-    def _share(self) -> None:
-        """Pass its messages through shared memory."""
-        method = self.method
-        token = next((value for key, value in self.context.invocation_metadata() or () if key == LINK_KEY), "")
-        link = bytes.fromhex(str(token)) if _LINK.fullmatch(str(token)) else b""
-        self._sharing = serving(link, many_in=method.request_streaming, many_out=method.response_streaming)
-        self.method = around(self._sharing, method)
-        SCOPE.set(self._sharing.scope)
 
     async def __aenter__(self) -> _AcceptedCall:
         if self._timeout is not None:
@@ -114,10 +125,14 @@ class _AcceptedCall:
             except TimeoutError:
                 error = too_long(self.method.name, self.edge.settings)
         try:
-            if error is None:
-                self._succeed()
-            else:
+            if error is not None:
                 await self._fail(error)
+            else:
+                code = self.context.code()
+                if code:
+                    self.code = status_of(code).name
+                theirs = [pair for pair in self.context.trailing_metadata() or () if pair[0] not in _ABOUT_REPLICA]
+                self.context.set_trailing_metadata((*theirs, *self._about_replica()))
         finally:
             if error is not None:  # gRPC keeps what `abort` raised, and so this frame: arrays would keep their memory
                 error.__traceback__ = trace = None
@@ -125,17 +140,8 @@ class _AcceptedCall:
                 self._sharing.end()
             self.edge.finished(self.method.name, self.code, time.monotonic() - self.started)
 
-    def _succeed(self) -> None:
-        code = self.context.code()
-        if code:
-            self.code = _status_name(code)
-        theirs = [pair for pair in self.context.trailing_metadata() or () if pair[0] not in _ABOUT_REPLICA]
-        self.context.set_trailing_metadata((*theirs, *self._about_replica()))
-
     def _about_replica(self) -> tuple[tuple[str, str], ...]:
-        """The report on the replica for callers' policies: the load without this call, the models held, and the numbers
-        that the service publishes.
-        """
+        """For callers' policies: the load without this call, the models held, the numbers published."""
         about: tuple[tuple[str, str], ...] = ((ONGOING_KEY, str(self.edge.admission.ongoing - 1)),)
         if HELD.version:
             about = (*about, (MODELS_KEY, HELD.text))
@@ -146,7 +152,7 @@ class _AcceptedCall:
     async def _fail(self, error: BaseException) -> None:
         """Answer with a status. Raises what `abort` raises; leaves cancellation and the user's own abort alone."""
         if isinstance(error, grpc.aio.AbortError):
-            self.code = _status_name(self.context.code())
+            self.code = status_of(self.context.code()).name
             return
         if not is_answerable(error):
             # gRPC cancels a call both when its caller cancels it and when its caller's deadline passes. The deadline
@@ -158,60 +164,15 @@ class _AcceptedCall:
         self.code = answer.grpc_status.name
         try:
             async with asyncio.timeout(ANSWER_S):
-                await abort(self.context, answer, *self._about_replica())
+                await _abort(self.context, answer, *self._about_replica())
         except TimeoutError:
             # The status waits behind messages that the caller does not read. This ends the stream without a status.
             raise asyncio.CancelledError from None
 
 
-def _status_name(code: object) -> str:
-    if isinstance(code, grpc.StatusCode):
-        return code.name
-    return _STATUS_NAME.get(cast("int", code), "UNKNOWN")
-
-
-async def abort(context: Context, error: PierheadError, *more: tuple[str, str]) -> NoReturn:
+async def _abort(context: Context, error: PierheadError, *more: tuple[str, str]) -> NoReturn:
     """End a call with an error's status, message and trailing metadata."""
     await context.abort(error.grpc_status, error.details(), (*error.trailing_metadata(), *more))
-
-
-async def _refuse(edge: Edge, method: str, context: Context, refusal: PierheadError) -> NoReturn:
-    reason = edge.refused(refusal)
-    edge.metrics.requests.inc((method, refusal.grpc_status.name))
-    await abort(context, refusal, (REFUSED_KEY, reason), (ONGOING_KEY, str(edge.admission.ongoing)))
-
-
-def _unary(method: ServedMethod, edge: Edge) -> Callable[[Any, Context], Awaitable[Any]]:
-    async def call(raw: Any, context: Context) -> Any:
-        refusal = edge.admission.enter()
-        if refusal is not None:
-            await _refuse(edge, method.name, context, refusal)
-        try:
-            async with _AcceptedCall(edge, method, context) as call:
-                served = call.method
-                known: Any = _Messages(context, served, edge) if served.request_streaming else context
-                reply = await served.behaviour(served.argument(raw), known)
-                return b"" if context.code() else served.encode(reply)  # gRPC sends no reply beside such a status
-        finally:
-            edge.admission.leave()
-
-    return call
-
-
-def _streaming(method: ServedMethod, edge: Edge) -> Callable[[Any, Context], Awaitable[None]]:
-    async def call(raw: Any, context: Context) -> None:
-        refusal = edge.admission.enter()
-        if refusal is not None:
-            await _refuse(edge, method.name, context, refusal)
-        try:
-            async with _AcceptedCall(edge, method, context) as call:
-                served = call.method
-                known: Any = _Messages(context, served, edge)
-                await _stream(served.behaviour(served.argument(raw), known), known)
-        finally:
-            edge.admission.leave()
-
-    return call
 
 
 class _Messages:

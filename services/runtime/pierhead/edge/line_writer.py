@@ -39,7 +39,6 @@ class LineWriter:
         self._max_buffered = max_buffered
         self._linger_s = linger_s
         self._reported = 0
-        """Dropped lines that have been reported."""
         self._closed = False
         self._begin()
         os.register_at_fork(after_in_child=self._begin)  # a fork has no thread; the parent writes its lines

@@ -30,7 +30,6 @@ RequestLine = Callable[[str, str, str, float, str], str]
 ACCESS_LOGGER = "pierhead.access"
 
 _IDS = 2**32
-"""Values of crc32."""
 
 
 class JsonFormatter(logging.Formatter):

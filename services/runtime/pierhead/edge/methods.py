@@ -55,6 +55,14 @@ class OwnContract(Protocol):
         ...
 
 
+_STATUS = {status.value[0]: status for status in grpc.StatusCode}
+
+
+def status_of(code: Any) -> grpc.StatusCode:
+    """A status that may be given by its number."""
+    return code if isinstance(code, grpc.StatusCode) else _STATUS.get(code, grpc.StatusCode.UNKNOWN)
+
+
 def is_servicer(part: object) -> bool:
     """Whether an object has methods that are served over gRPC."""
     return bool(cast("OwnContract", part).__served__() if _has_own_contract(part) else registrations_of(part))
@@ -81,10 +89,7 @@ def registrations_of(servicer: object) -> dict[str, Callable[[Any, Any], None]]:
 
 
 def methods_of(servicer: object) -> list[ServedMethod]:
-    """Every method of a servicer, by its contract.
-
-    Raises TypeError for a servicer whose class was not generated, or with a method that is not `async def`.
-    """
+    """Every method of a servicer. Raises TypeError for a class that was not generated, or a plain `def` method."""
     if _has_own_contract(servicer):
         return cast("OwnContract", servicer).__served__()
     registrations = registrations_of(servicer)
@@ -121,7 +126,8 @@ class _MethodRecorder:
 
 def _method(service: str, name: str, handler: grpc.RpcMethodHandler[Any, Any]) -> ServedMethod:
     label = f"{service}/{name}"
-    behaviour = _behaviour(handler)
+    ways = ("stream" if many else "unary" for many in (handler.request_streaming, handler.response_streaming))
+    behaviour: Callable[..., Any] = getattr(handler, "_".join(ways))
     if not (inspect.iscoroutinefunction(behaviour) or inspect.isasyncgenfunction(behaviour)):
         behaviour = _not_async(label, behaviour)
     return ServedMethod(
@@ -135,17 +141,9 @@ def _method(service: str, name: str, handler: grpc.RpcMethodHandler[Any, Any]) -
     )
 
 
-def _behaviour(handler: grpc.RpcMethodHandler[Any, Any]) -> Callable[..., Any]:
-    for name in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
-        found = getattr(handler, name)
-        if found is not None:
-            return cast("Callable[..., Any]", found)
-    raise TypeError("a gRPC method handler without a behaviour")
-
-
 def _not_async(method: str, behaviour: Callable[..., Any]) -> Callable[..., Awaitable[NoReturn]]:
     """A method that the servicer inherits answers UNIMPLEMENTED; its own method that is not async raises TypeError."""
-    if not _is_generated(behaviour):
+    if not getattr(behaviour, "__module__", "").endswith("_pb2_grpc"):
         raise TypeError(
             f"{method}: {behaviour.__qualname__} must be `async def`; a plain function would block the loop"
         )
@@ -154,10 +152,6 @@ def _not_async(method: str, behaviour: Callable[..., Any]) -> Callable[..., Awai
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not implemented by this service")
 
     return unimplemented
-
-
-def _is_generated(behaviour: Callable[..., Any]) -> bool:
-    return getattr(behaviour, "__module__", "").endswith("_pb2_grpc")
 
 
 def decoder(method: str, deserialise: Callable[[bytes], Any] | None) -> Callable[[Any], Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pierhead.errors import Backpressure, PierheadError, UserCodeError
 from pierhead.request import REQUEST_ID_KEY
@@ -32,6 +32,13 @@ class Answer(NamedTuple):
     headers: dict[str, str]
     """Without Content-Length, which servers set themselves."""
     body: bytes
+
+    def messages(self, *more: tuple[bytes, bytes], of: str = "http.response") -> tuple[dict[str, Any], dict[str, Any]]:
+        """What an ASGI application sends in its place; `more`: further headers."""
+        headers = [(name.lower().encode(), value.encode()) for name, value in self.headers.items()]
+        headers += [(b"content-length", str(len(self.body)).encode()), *more]
+        start = {"type": f"{of}.start", "status": self.status, "headers": headers}
+        return start, {"type": f"{of}.body", "body": self.body}
 
 
 def error_answer(

@@ -61,7 +61,5 @@ class ErrorAnswers:
             if begun or is_internal(error):
                 raise
             answer = error_answer(error, new_request_id(), Settings())
-            headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
-            headers.append((b"content-length", str(len(answer.body)).encode()))
-            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-            await send({"type": "http.response.body", "body": answer.body})
+            for message in answer.messages():
+                await send(message)

@@ -40,7 +40,6 @@ class Exchange:
         self.status = ""
         """The response's status; empty while there is none."""
         self.gone = False
-        """Whether the client has left."""
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -95,7 +94,6 @@ class _DisconnectListener:
         self._left = left
         self._inbox: deque[Message] = deque()
         self._ahead = 0
-        """Bytes of body in the inbox."""
         self._changed = asyncio.Event()
         """Set when a message was put into the inbox, or taken."""
         self.task = asyncio.ensure_future(self._run())
@@ -133,12 +131,9 @@ class HttpExchange(Exchange):
         super().__init__(scope, self._from_client, send, edge)
         self._take = receive
         self._arrived = True
-        """Whether the whole body has arrived."""
         self._bytes = 0
-        """Bytes of the body so far."""
         self._taking = False
         self._held: list[Message] | None = None
-        """A response that is held back."""
         self._complete = False
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False
@@ -241,7 +236,7 @@ class HttpExchange(Exchange):
             return
         if kind == "http.response.body":
             complete = not message.get("more_body", False)
-            if self._held is not None and complete and self._is_starlette_s(message):
+            if self._held is not None and complete and self.status == "500" and message.get("body") == STARLETTE_S_500:
                 self._held.append(message)
                 return
             await self.finish()
@@ -250,9 +245,6 @@ class HttpExchange(Exchange):
             await self.finish()
         self._edge.moved += 1
         await self._send(message)
-
-    def _is_starlette_s(self, message: Message) -> bool:
-        return self.status == "500" and bytes(message.get("body", b"")) == STARLETTE_S_500
 
     async def finish(self) -> None:
         """See Exchange."""
@@ -267,13 +259,10 @@ class HttpExchange(Exchange):
         self._held = None
         answer = self._answer(error, request_id)
         self.status = str(answer.status)
-        headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
-        headers.append((b"content-length", str(len(answer.body)).encode()))
-        if self._edge.admission.draining or not self._arrived:
-            headers.append((b"connection", b"close"))
+        closes = self._edge.admission.draining or not self._arrived
         self._complete = True
-        await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": answer.body})
+        for message in answer.messages(*([(b"connection", b"close")] if closes else ())):
+            await self._send(message)
         return True
 
 
@@ -351,8 +340,6 @@ class SocketExchange(Exchange):
         if "websocket.http.response" not in self._scope.get("extensions", {}):
             await self._send({"type": "websocket.close", "code": TRY_AGAIN_LATER, "reason": error.kind})
             return True
-        headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
-        start = {"type": "websocket.http.response.start", "status": answer.status, "headers": headers}
-        await self._send(start)
-        await self._send({"type": "websocket.http.response.body", "body": answer.body})
+        for message in answer.messages(of="websocket.http.response"):
+            await self._send(message)
         return True

@@ -37,4 +37,3 @@ RUNNER_OPTIONS: Final[dict[str, Any]] = {
     "max_field_size": MAX_HEAD_BYTES,
     "shutdown_timeout": 0.1,  # the drain is over by then
 }
-"""The options of a replica's `aiohttp.web.AppRunner`."""

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterable, Callable, Mapping
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from pierhead.errors import Draining, PierheadError
 from pierhead.http.gate import VISIT
-from pierhead.http.known import direct_writer, event_response
+from pierhead.http.known import shortcuts
 from pierhead.http.poll import NoItemYet, Polled
 
 if TYPE_CHECKING:
@@ -32,15 +32,6 @@ MAX_WRITE = 64 * 1024
 
 LAST_EVENT_S = 2.0
 """How long a client may take to read the event that reports a failure; then its connection is closed."""
-
-
-@runtime_checkable
-class ReadsReady(Protocol[T]):
-    """A stream that can list its arrived items, as a handle's calls can."""
-
-    def read_ready(self) -> list[T]:
-        """The items that have arrived, without waiting; empty when there are none."""
-        ...
 
 
 HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
@@ -107,7 +98,9 @@ async def sse(
         await stream.run(end)
     except BaseException as error:
         left = request.transport is None or request.transport.is_closing()
-        known = visit.known(error, _name(request)) if stream.begun and visit is not None and not left else None
+        resource = request.match_info.route.resource
+        name = f"{request.method} {resource.canonical if resource is not None else request.path}"
+        known = visit.known(error, name) if stream.begun and visit is not None and not left else None
         if visit is None or known is None:
             raise
         visit.outcome = str(known.http_status)
@@ -130,14 +123,14 @@ class _EventStream(Generic[T]):
         status: int,
         headers: Mapping[str, str],
     ) -> None:
-        self.response = event_response()(status=status, headers=headers)
+        known = shortcuts()  # with which the head goes with the first event
+        self.response = (known.EventResponse if known else web.StreamResponse)(status=status, headers=headers)
         self._request = request
         self._source = source
         self._iterator = aiter(source)
         self._encode = encode
         self._writer: AbstractStreamWriter | None = None
         self._events: list[bytes] = []
-        """Not yet written."""
         self._size = 0
 
     @property
@@ -147,17 +140,16 @@ class _EventStream(Generic[T]):
 
     async def run(self, end: bytes) -> None:
         """Write events until the source has no more. Raises what the source raises, and ConnectionError."""
-        for stream in (self._source, self._iterator):
-            if isinstance(stream, ReadsReady):
-                await self._run_ready(stream)
-                break
+        source = self._source if hasattr(self._source, "read_ready") else self._iterator
+        if hasattr(source, "read_ready"):
+            await self._run_ready(source)
         else:
             await self._run_polled()
         await self.finish(end)
 
-    async def _run_ready(self, source: ReadsReady[T]) -> None:
-        """For a source with `read_ready`, which is cheaper than polling. Calls through a handle also deliver further
-        items directly while the client keeps up; the other items are read from the iterator.
+    async def _run_ready(self, source: Any) -> None:
+        """For a source that lists its arrived items (`read_ready`), as calls through a handle do: cheaper than polling.
+        They also deliver further items directly while the client keeps up; the others are read from the iterator.
         """
         events, encode, read_ready = self._events, self._encode, source.read_ready
         deliver = getattr(source, "deliver", None)
@@ -176,8 +168,8 @@ class _EventStream(Generic[T]):
             await self._write()
             if deliver is None:
                 continue
-            if direct is None and self._writer is not None:
-                direct = direct_writer(self._writer)
+            if direct is None and self._writer is not None and (known := shortcuts()):
+                direct = known.direct_writer(self._writer)
             if direct is not None:
                 deliver(pass_on)
 
@@ -251,8 +243,3 @@ class _EventStream(Generic[T]):
         events.clear()
         self._size = 0
         return data
-
-
-def _name(request: web.Request) -> str:
-    resource = request.match_info.route.resource
-    return f"{request.method} {resource.canonical if resource is not None else request.path}"

@@ -250,10 +250,7 @@ class ShortResponses:
         self._dated = ""
 
     def write(self, request: web.Request, response: web.Response, request_id: str) -> bool:
-        """Write `response` to `request`; False if aiohttp has to write it, and nothing was written.
-
-        Raises ValueError for invalid headers.
-        """
+        """Write `response`; False if aiohttp has to, and nothing was written. Raises ValueError for bad headers."""
         body, message, transport = response._body, request._message, request.transport
         if (
             body.__class__ is not bytes
@@ -331,9 +328,7 @@ class DirectWriter:
 
 
 def direct_writer(writer: AbstractStreamWriter) -> DirectWriter | None:
-    """A writer for a prepared response whose first piece was written; None for compressed or unchunked bodies, which
-    only aiohttp writes.
-    """
+    """A writer for a response whose first piece was written; None where aiohttp compresses, or does not chunk."""
     if not _writers_are_untouched() or writer.__class__ is not StreamWriter:
         return None
     ours = cast("Any", writer)

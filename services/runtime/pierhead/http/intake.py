@@ -30,7 +30,6 @@ class Source(Protocol):
     """A connection whose data is processed or held."""
 
     held: bytes
-    """Data that was read and is held; empty = none."""
 
     def receive(self, data: bytes) -> None:
         """Process `data`."""

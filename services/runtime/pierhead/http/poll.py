@@ -31,10 +31,7 @@ class Polled(Generic[T]):
         self._waits_for: Any = None
 
     def poll(self) -> T | NoItemYet:
-        """The next item if it is available, else NOT_YET; call `wait` next then.
-
-        Raises StopAsyncIteration at the end, and whatever the iterator raises.
-        """
+        """The next item, or NOT_YET: call `wait` next then. Raises StopAsyncIteration, and what the iterator raises."""
         step: Any = self._next()
         with_await = getattr(step, "__await__", None)
         if with_await is not None:  # else it is a coroutine made of a generator, which is stepped itself

@@ -10,9 +10,9 @@ from pierhead.edge.edge import Edge
 from pierhead.errors import cannot_listen
 from pierhead.http.asgi_edge import asgi, is_asgi
 from pierhead.http.asgi_server import AsgiListener
-from pierhead.http.constants import BACKLOG
+from pierhead.http.constants import BACKLOG, RUNNER_OPTIONS
 from pierhead.http.gate import Gate
-from pierhead.http.known import runner_for
+from pierhead.http.known import shortcuts
 
 
 class HttpListener(Protocol):
@@ -56,7 +56,14 @@ class AiohttpListener:
 
     async def start(self, edge: Edge, host: str, port: int) -> int:
         """See HttpListener."""
-        self._gate, self._runner = runner_for(self._app, edge)
+        known = shortcuts()
+        if known and known.is_untouched():
+            runner = known.GateRunner(self._app, edge)
+            self._gate, self._runner = runner.gate, runner
+        else:
+            self._gate = Gate(self._app, edge)
+            self._gate.join()
+            self._runner = web.AppRunner(self._app, **RUNNER_OPTIONS)
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, host, port, backlog=BACKLOG).start()

@@ -72,16 +72,12 @@ class Visit:
         self.outcome = ""
         """The status for the metrics, if it differs from the one in the response's head."""
         self.ended: Callable[[str], None] | None = None
-        """See `on_request_end`."""
         self.socket: object = None
-        """The WebSocket that the request has become."""
         self.entered = False
-        """Whether it counts as in flight."""
         self._lasts = False
         self._late = False
         self._sharing: Sharing | None = None
         self._struck: PierheadError | None = None
-        """The error that `fail` was called with."""
         self._deadline: Deadline | None = None
         self._body: Deadline | None = None
         self._task: asyncio.Task[object] | None = None
@@ -164,25 +160,19 @@ class Visit:
             self._deadline = Deadlines.current().add(until, self._strike)
         CURRENT.set(context._replace(deadline=until))
 
-    def _cause(self, error: BaseException, what: str) -> BaseException:
-        """`error` itself, or DeadlineExceeded if `error` is the cancellation of `what` at its deadline."""
-        task = self._task
-        if not (self._late and isinstance(error, asyncio.CancelledError)) or task is None or task.cancelling() > 1:
-            return error  # a client that leaves also cancels, and needs no answer
-        task.uncancel()
-        self._late = False
-        if self._struck is not None:
-            return self._struck
-        context = CURRENT.get()
-        limit = f" {context.deadline - self.started:g} s" if context is not None else ""
-        late = DeadlineExceeded(f"{what} was not done within{limit or ' its time'}")
-        late.__cause__ = error
-        return late
-
     def known(self, error: BaseException, what: str) -> PierheadError | None:
         """The error to answer with for an exception of `what`; None if the client no longer waits."""
-        cause = self._cause(error, what)
-        return self.edge.public_error_for(cause, what) if is_answerable(cause) else None
+        task = self._task
+        # A client that leaves also cancels, and needs no answer.
+        if self._late and isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() <= 1:
+            task.uncancel()
+            self._late = False
+            context = CURRENT.get()
+            limit = f"{context.deadline - self.started:g} s" if context is not None else "its time"
+            late = self._struck or DeadlineExceeded(f"{what} was not done within {limit}")
+            late.__cause__ = error
+            error = late
+        return self.edge.public_error_for(error, what) if is_answerable(error) else None
 
     def end(self, method: str, code: str) -> None:
         """Undo `begin`, even if it failed half-way, and count the request."""

@@ -1,7 +1,6 @@
 """Lanes: many calls over one long-lived stream to each replica. The protocol is in proto/pierhead/lane/v1/lane.proto.
 
 window.py   flow control of one stream of messages (pure)
-waiting.py  tasks that wait for the next change of something
 outbox.py   the queue of frames to send, one packet per turn of the event loop
 caller.py   the caller's connection        calls.py    its calls
 server.py   the replica's side             served.py   its calls

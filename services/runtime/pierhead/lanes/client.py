@@ -69,7 +69,6 @@ _CALLS: dict[MethodKind, Callable[..., Any]] = {
     MethodKind.UNARY_UNARY: calls.UnaryUnaryLaneCall,
     MethodKind.UNARY_STREAM: calls.UnaryStreamLaneCall,
 }
-"""The kinds of calls that lanes carry."""
 
 
 class LaneConnection:
@@ -82,7 +81,6 @@ class LaneConnection:
         self._changed = changed
         self._lane: CallerLane | None = None
         self._plain: GrpcConnection | None = None
-        """Plain gRPC in place of a lane, for a replica without lanes."""
         self._plain_changed = asyncio.Event()
         self._beside: GrpcConnection | None = None
         """For streams of requests and large messages, whose bytes must not delay other calls; made on first use."""
@@ -277,7 +275,6 @@ class CallerLane:
         self.pours: list[Any] = []
         """Calls with messages for their sinks, which receive them once the whole packet is read."""
         self.meeting: Meeting | None = None
-        """How the two processes share memory."""
         self._beside = beside
         self._calls: dict[int, LaneCall] = {}
         self._methods: dict[Method, int] = {}
@@ -319,7 +316,8 @@ class CallerLane:
     async def fetch(self, number: int, parcel: int, remaining: float) -> bytes:
         """Fetch a large message that the replica keeps. Raises AioRpcError."""
         name = ParcelName(lane=self.token, call=number, parcel=parcel)
-        taken = await _parcels(self._beside()).Take(name, timeout=min(PARCEL_TIMEOUT_S, remaining))
+        stub: Any = LaneStub(self._beside().channel)
+        taken = await stub.Take(name, timeout=min(PARCEL_TIMEOUT_S, remaining))
         return bytes(taken.message)
 
     def learn(self, trailers: Iterable[Pair]) -> None:
@@ -395,10 +393,6 @@ class CallerLane:
                 call.end(grpc.StatusCode.UNAVAILABLE, f"{NEVER_SENT}: {reason}, and the call was not begun")
             else:
                 call.end(grpc.StatusCode.UNAVAILABLE, reason)
-
-
-def _parcels(connection: GrpcConnection) -> Any:
-    return LaneStub(connection.channel)
 
 
 def _split(metadata: Iterable[Pair]) -> tuple[str, list[str], int]:

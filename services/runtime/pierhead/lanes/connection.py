@@ -13,7 +13,9 @@ import grpc
 from pierhead.memory import process
 from pierhead.memory.link import Link
 from pierhead.memory.meeting import Meeting, meet
-from pierhead.memory.sharing import LINK_KEY, Sharing, calling
+from pierhead.memory.scope import SCOPE
+from pierhead.memory.sharing import LINK_KEY, Sharing
+from pierhead.memory.walk import may_hold_tensors
 from pierhead.tasks import end_tasks
 
 NEVER_SENT = "failed to connect to all addresses"
@@ -80,15 +82,16 @@ class Method:
 
 def sharing_of(link: Link | None, method: Method, request: Any) -> Sharing | None:
     """The use of shared memory by a call that begins; None if its messages hold no tensors."""
-    request_class = None if method.request_streaming else type(request)
-    reply_class = getattr(method.response_deserializer, "__self__", None)
-    return calling(
-        link,
-        request_class,
-        reply_class,
-        many_in=method.response_streaming,
-        many_out=method.request_streaming,
+    memory = process.MEMORY
+    classes = (
+        None if method.request_streaming else type(request),
+        getattr(method.response_deserializer, "__self__", None),
     )
+    if memory is None or not any(map(may_hold_tensors, classes)):
+        return None
+    number = 0 if link is None else link.begin()
+    many_in, many_out = method.response_streaming, method.request_streaming
+    return Sharing(memory, link, SCOPE.get(), many_in=many_in, many_out=many_out, number=number)
 
 
 class Connection(Protocol):
@@ -132,7 +135,7 @@ class GrpcConnection:
         self.ready = False
         self._changed = changed
         self._service = service
-        self._link = link or self._own_link
+        self._link = link or (lambda: None if self._meeting is None else self._meeting.link)
         self._meeting: Meeting | None = None
         self.channel = grpc.aio.insecure_channel(address, options=options)
         self._methods: dict[Method, Any] = {}
@@ -169,15 +172,9 @@ class GrpcConnection:
             metadata = (*(metadata or ()), (LINK_KEY, link.token.hex()))
         make = getattr(self.channel, method.kind.value)
         start = make(
-            method.path,
-            encode,
-            lambda raw: sharing.incoming(raw if decode is None else decode(raw)),
-            method.registered,
+            method.path, encode, lambda raw: sharing.incoming(raw if decode is None else decode(raw)), method.registered
         )
         return start(request, timeout=timeout, metadata=metadata, compression=compression)
-
-    def _own_link(self) -> Link | None:
-        return None if self._meeting is None else self._meeting.link
 
     def check(self) -> None:
         """Read the state now instead of waiting for the watcher's turn."""

@@ -15,11 +15,10 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 
-from pierhead.edge.admission import Admission
 from pierhead.edge.edge import Edge
 from pierhead.edge.grpc_server import SERVER_OPTIONS, register
 from pierhead.edge.methods import ServedMethod
@@ -39,11 +38,6 @@ class LocalReplica:
     def __init__(self, methods: Sequence[ServedMethod], edge: Edge) -> None:
         self.methods = methods
         self.edge = edge
-
-    @property
-    def admission(self) -> Admission:
-        """The replica's."""
-        return self.edge.admission
 
     @property
     def metrics(self) -> RuntimeMetrics:
@@ -72,7 +66,7 @@ class LocalConnection:
         self._changed = changed
         self._server: grpc.aio.Server | None = None
         self._beside: GrpcConnection | None = None
-        self._caller = _CallersEnd(_no_parcels)
+        self._caller = _CallersEnd(self._plain_grpc)
         self._served = _ReplicasEnd(by_path(replica.methods), replica.edge, "local")
         self._served.peer_window = WINDOW_BYTES  # as in a caller's hello
         self._packets: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
@@ -97,7 +91,8 @@ class LocalConnection:
             self._server = grpc.aio.server(options=SERVER_OPTIONS)
             replica = self._replica
             # debug: these callers see exceptions as they do over a lane.
-            edge = Edge(dataclasses.replace(replica.edge.settings, debug=True), replica.admission, replica.metrics)
+            settings = dataclasses.replace(replica.edge.settings, debug=True)
+            edge = Edge(settings, replica.edge.admission, replica.metrics)
             register(replica.methods, self._server, edge)
             port = self._server.add_insecure_port("127.0.0.1:0")
             self._starting = asyncio.get_running_loop().create_task(self._server.start(), context=contextvars.Context())
@@ -137,7 +132,3 @@ class LocalConnection:
     async def write(self, packet: bytes) -> None:
         """The replica's next packet."""
         self._caller.receive(packet)
-
-
-def _no_parcels() -> NoReturn:
-    raise AssertionError("a local call sends no message beside its lane")

@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from pierhead.edge.methods import status_of
 from pierhead.errors import ONGOING_KEY
 from pierhead.lane.v1.lane_pb2 import Frame
 from pierhead.lanes.metadata import Pair, unflatten
-from pierhead.lanes.waiting import next_change, wake_all
 from pierhead.lanes.window import ReceiveWindow
+from pierhead.tasks import next_change, wake_all
 
 if TYPE_CHECKING:
     from pierhead.lanes.client import CallerLane
     from pierhead.lanes.connection import Method
     from pierhead.memory.sharing import Sharing
-
-STATUS = {status.value[0]: status for status in grpc.StatusCode}
 
 _OK = grpc.StatusCode.OK
 
@@ -133,7 +132,7 @@ class LaneCall:
             self._lane.learn(self._trailers)
         status = frame.status
         if status:
-            self.end(STATUS.get(status, grpc.StatusCode.UNKNOWN), frame.details)
+            self.end(status_of(status), frame.details)
         else:
             self.end(_OK)
 
@@ -158,8 +157,7 @@ class LaneCall:
         self.end(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     async def _fetched(self, parcel: int) -> bytes:
-        """Fetch a large message that the replica keeps. Raises AioRpcError; the call has then ended, perhaps with
-        another status."""
+        """Fetch a large message that the replica keeps. Raises AioRpcError; the call has then ended."""
         try:
             # The deadline does not matter any more once the call has ended.
             remaining = self._until - time.monotonic() if self._status is None else float("inf")

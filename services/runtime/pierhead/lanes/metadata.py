@@ -24,18 +24,13 @@ def flatten(metadata: Iterable[Pair]) -> list[str]:
     for key, value in metadata:
         if key.endswith("-bin"):
             value = b64encode(value if isinstance(value, bytes) else value.encode()).decode()
-        flat += (_key(key), text_of(key, value))
+        lower = key.lower()
+        if not _KEY.fullmatch(lower):
+            raise ValueError(f"metadata {key!r}: expected a key of ASCII letters, digits, _, - and .")
+        flat += (lower, text_of(key, value))
     if flat and size_of(flat) > MAX_BYTES:
         raise ValueError(f"metadata: expected at most {MAX_BYTES} bytes, found {size_of(flat)}; send it in the message")
     return flat
-
-
-def _key(key: str) -> str:
-    """The key in its wire form. Raises ValueError for an invalid header name."""
-    lower = key.lower()
-    if not _KEY.fullmatch(lower):
-        raise ValueError(f"metadata {key!r}: expected a key of ASCII letters, digits, _, - and .")
-    return lower
 
 
 def text_of(key: str, value: Any) -> str:

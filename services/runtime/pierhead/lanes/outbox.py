@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pierhead.lane.v1.lane_pb2 import Packet
-from pierhead.lanes.waiting import next_change, wake_all
+from pierhead.tasks import next_change, wake, wake_all
 
 PACKET_BYTES = 512 * 1024
 """A packet with this many bytes is closed: with one more message it stays well below protocol.MAX_PACKET_BYTES."""
@@ -43,14 +43,11 @@ class Outbox:
         self._bytes = 0
         self._closed_bytes = 0
         self._due = 0.0
-        """When a paced frame may be sent, by the event loop's clock."""
         self._alarm = False
         """Whether the writer will be woken then."""
         self._ready = False
-        """Whether there is something to write now."""
         self._wake: asyncio.Future[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
-        """Tasks that wait for the next written packet."""
         self._writing = False
 
     def frames(self, size: int = 0, *, paced: bool = False) -> Any:
@@ -78,9 +75,9 @@ class Outbox:
 
     def _write_now(self) -> None:
         self._ready = True
-        wake, self._wake = self._wake, None
-        if wake is not None and not wake.done():  # done: the writer was cancelled, the lane is about to be lost
-            wake.set_result(None)
+        waiter, self._wake = self._wake, None
+        if waiter is not None:
+            wake(waiter)
 
     def packet(self) -> Packet:
         """The packet that is being filled, for its fields besides frames."""
@@ -109,8 +106,8 @@ class Outbox:
             if not self._ready:
                 self._writing = False
                 wake_all(self._waiters)
-                self._wake = wake = loop.create_future()
-                await wake
+                self._wake = loop.create_future()
+                await self._wake
             self._writing = True
             if not self._closed:
                 self._next_packet()

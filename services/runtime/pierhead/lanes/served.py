@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 
 from pierhead.edge.edge import too_long
+from pierhead.edge.methods import status_of
 from pierhead.errors import MAX_DETAILS, clip
 from pierhead.lane.v1.lane_pb2 import Frame
-from pierhead.lanes.lane_calls import STATUS
 from pierhead.lanes.metadata import Pair, flatten, size_of, unflatten
-from pierhead.lanes.waiting import next_change, wake_all
 from pierhead.lanes.window import SendWindow
 from pierhead.memory import process
 from pierhead.memory.scope import SCOPE
 from pierhead.memory.sharing import Sharing, around, serving
 from pierhead.raised import is_answerable
-from pierhead.request import CURRENT, REQUEST_ID_KEY, InsideRequest, RequestContext, accept_id, from_metadata
+from pierhead.request import CURRENT, REQUEST_ID_KEY, InsideRequest, accept_id, from_metadata
+from pierhead.tasks import next_change, wake_all
 
 if TYPE_CHECKING:
     from pierhead.edge.methods import ServedMethod
@@ -61,13 +61,13 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
 
     # Class attributes: few calls change them, so creating a call need not set them.
     _sharing: Sharing | None = None
-    """Its use of shared memory."""
     _code: Any = None
     _details = ""
     _headers_sent = False
     _trailers: Sequence[Pair] = ()
     _callbacks: tuple[Callable[[Any], object], ...] = ()
-    _parcels = 0
+    parcels = 0
+    """Large replies that the lane has kept for it."""
     _begun = False
     _ended = False
     _late = False
@@ -104,7 +104,10 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         self._begun = True
         self.task = asyncio.current_task()  # type: ignore[assignment]  # this one; an eager start comes before the name
         method = self.method
-        CURRENT.set(self._request())
+        if self._metadata:
+            CURRENT.set(from_metadata(self.invocation_metadata(), self.until, InsideRequest))
+        else:
+            CURRENT.set(InsideRequest(accept_id(self._request_id), self.until))
         if self._sharing is not None:
             SCOPE.set(self._sharing.scope)
         code = "OK"
@@ -116,7 +119,7 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
             else:
                 self._end_well(method.encode(await method.behaviour(request, self)))
             if self._code:
-                code = _status(self._code).name
+                code = status_of(self._code).name
         except BaseException as error:
             code = self._end_ill(error)
             if not (is_answerable(error) or (self._late and isinstance(error, asyncio.CancelledError))):
@@ -127,23 +130,15 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
     def cancel(self) -> None:
         """Stop the work: its caller no longer waits for it."""
         if self._begin is not None:
-            self._leave_line(self._begin)
+            self._lane.edge.admission.stop_waiting(self._begin)
+            self._begin = None
+            code = self._end_ill(asyncio.CancelledError()) if self._late else grpc.StatusCode.CANCELLED.name
+            self._finished(code, placed=False, request_id=accept_id(self._request_id))
             return
         self.task.cancel()
         if not self._begun:  # and never will: a task that is cancelled before its first step runs no line
             self._begun = True
             self._finished(grpc.StatusCode.CANCELLED.name, request_id=accept_id(self._request_id))
-
-    def next_parcel(self) -> int:
-        """The number of the next large reply."""
-        self._parcels += 1
-        return self._parcels
-
-    def _leave_line(self, begin: Callable[[], None]) -> None:
-        self._begin = None
-        self._lane.edge.admission.stop_waiting(begin)
-        code = self._end_ill(asyncio.CancelledError()) if self._late else grpc.StatusCode.CANCELLED.name
-        self._finished(code, placed=False, request_id=accept_id(self._request_id))
 
     def _finished(self, code: str, *, placed: bool = True, request_id: str | None = None) -> None:
         """`request_id`: given for a call that ends outside its own context."""
@@ -157,11 +152,6 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         self._lane.edge.finished(self.method.name, code, time.monotonic() - self._started, request_id)
         for callback in self._callbacks:
             callback(self)
-
-    def _request(self) -> RequestContext:
-        if not self._metadata:
-            return InsideRequest(accept_id(self._request_id), self.until)
-        return from_metadata(self.invocation_metadata(), self.until, InsideRequest)
 
     async def _stream(self, running: Any) -> None:
         """Send the replies of a streaming method: it is an async generator, or a coroutine that calls `write`."""
@@ -183,7 +173,7 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
 
     def _end_well(self, reply: bytes | None) -> None:
         lane = self._lane
-        status = _status(self._code).value[0] if self._code else _OK
+        status = status_of(self._code).value[0] if self._code else _OK
         details, trailers = self._details, lane.trailers(self._trailers)
         size = len(details) + size_of(trailers)
         if reply is None or status != _OK:
@@ -217,7 +207,7 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
     def _answer(self, error: BaseException) -> str:
         """As `_end_ill`, but raises for a status that cannot be sent."""
         if isinstance(error, grpc.aio.AbortError) and self._code is not None:
-            status = _status(self._code)
+            status = status_of(self._code)
             self._lane.refuse(self.number, status, self._details, self._trailers, self._lane.load)
             return status.name
         if self._late and isinstance(error, asyncio.CancelledError):
@@ -390,12 +380,6 @@ class _Replies(ServedCall):
 def served_call(lane: ServedLane, frame: Frame, method: ServedMethod) -> ServedCall:
     """The call object of a method's kind."""
     return _Replies(lane, frame, method) if method.response_streaming else ServedCall(lane, frame, method)
-
-
-def _status(code: Any) -> grpc.StatusCode:
-    if isinstance(code, grpc.StatusCode):
-        return code
-    return STATUS.get(code, grpc.StatusCode.UNKNOWN)
 
 
 def _pairs(metadata: Iterable[Pair] | Mapping[str, Any]) -> tuple[Pair, ...]:

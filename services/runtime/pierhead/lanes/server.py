@@ -12,7 +12,7 @@ import grpc
 from pierhead.deadlines import Deadlines
 from pierhead.edge.edge import UNMATCHED, Edge
 from pierhead.edge.methods import Context, ServedMethod
-from pierhead.errors import REFUSED_KEY, Backpressure, PierheadError
+from pierhead.errors import REFUSED_KEY, Backpressure
 from pierhead.held import HELD, MODELS_KEY
 from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, MemoryQuestion, MemorySocket, Packet, Parcel, ParcelName
 from pierhead.lanes.metadata import Pair, flatten, size_of
@@ -22,7 +22,7 @@ from pierhead.lanes.served import ServedCall, served_call
 from pierhead.lanes.window import LARGE_BYTES, WINDOW_BYTES
 from pierhead.memory import process
 from pierhead.routing_stats import STATS, STATS_KEY
-from pierhead.tasks import end_tasks
+from pierhead.tasks import end_tasks, next_change, wake, wake_all
 
 logger = logging.getLogger("pierhead")
 
@@ -142,10 +142,9 @@ class ServedLane:
         """Likewise of the numbers that the service publishes."""
         self._kept: dict[tuple[int, int], bytes] = {}
         """Replies that wait to be fetched, by call and parcel."""
-        self._fetched: asyncio.Future[None] | None = None
-        """Set while the end of the lane waits until all large replies were fetched."""
+        self._fetched: list[asyncio.Future[None]] = []
+        """The end of the lane, while it waits until all large replies were fetched."""
         self._leaving = False
-        self._broken: LaneBrokenError | None = None
         self._ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # ---- its life
@@ -177,19 +176,12 @@ class ServedLane:
             await asyncio.wait([reader, writer, self._ending], return_when=asyncio.FIRST_COMPLETED)
         finally:
             await end_tasks(reader, writer)
-            for task in (reader, writer):
-                self._note(task)
-        if self._broken is not None:
-            raise self._broken
-
-    def _note(self, task: asyncio.Task[None]) -> None:
-        """Handle the end of the reader or writer: a failed stream means that the caller has gone; a broken rule ends
-        the lane."""
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, LaneBrokenError):
-            self._broken = error
-        elif error is not None:
-            logger.debug("lane of %s: %r", self.peer, error)
+            errors = [task.exception() for task in (reader, writer) if not task.cancelled()]
+        for error in errors:
+            if isinstance(error, LaneBrokenError):
+                raise error
+            if error is not None:  # a failed stream: the caller has gone
+                logger.debug("lane of %s: %r", self.peer, error)
 
     async def say_goodbye(self) -> None:
         """Send the caller the number of the last call that was begun here, and end the lane."""
@@ -198,11 +190,11 @@ class ServedLane:
         try:
             async with asyncio.timeout(GOODBYE_S):
                 await self.outbox.drained()
-                await self._all_fetched()
+                while self._kept:
+                    await next_change(self._fetched)
         except TimeoutError:
             logger.warning("the caller %s no longer reads its lane; closed with unsent data", self.peer)
-        if not self._ending.done():
-            self._ending.set_result(None)
+        wake(self._ending)
 
     def close(self) -> None:
         """The stream is over: cancel its calls."""
@@ -222,9 +214,7 @@ class ServedLane:
         return self.edge.admission.ongoing
 
     def trailers(self, own: Sequence[Pair]) -> Sequence[str]:
-        """A call's trailing metadata, with the models held and the numbers published here if they have changed.
-        Raises ValueError when it is too large.
-        """
+        """A call's trailing metadata, with models and numbers that have changed. Raises ValueError if too large."""
         if HELD.version != self._sent_models:
             own = (*own, (MODELS_KEY, HELD.text))
         if STATS.version != self._sent_stats:
@@ -251,23 +241,17 @@ class ServedLane:
 
     def keep(self, call: ServedCall, raw: bytes) -> int:
         """Keep a large reply until it is fetched, at most until the call's deadline; returns its number."""
-        parcel = call.next_parcel()
-        key = (call.number, parcel)
+        call.parcels += 1
+        key = (call.number, call.parcels)
         self._kept[key] = raw
         self.deadlines.add(call.until, lambda: self.let_go(key))
-        return parcel
+        return call.parcels
 
     def let_go(self, key: tuple[int, int]) -> bytes | None:
         """Stop keeping a large reply; returns it, or None if it was not kept."""
         found = self._kept.pop(key, None)
-        if not self._kept and self._fetched is not None and not self._fetched.done():
-            self._fetched.set_result(None)
+        wake_all(self._fetched)
         return found
-
-    async def _all_fetched(self) -> None:
-        while self._kept:
-            self._fetched = asyncio.get_running_loop().create_future()
-            await self._fetched
 
     # ---- frames from the caller
 
@@ -307,7 +291,10 @@ class ServedLane:
         method = self._method(frame)
         edge = self.edge
         refusal = edge.admission.enter()
-        if refusal is not None and (isinstance(method, str) or not self._waits(frame, refusal)):
+        if refusal is not None and (
+            isinstance(method, str)
+            or not (frame.patient and isinstance(refusal, Backpressure) and self._may_wait(self))
+        ):
             reason = edge.refused(refusal)
             name = UNMATCHED if isinstance(method, str) else method.name  # callers can invent names: not as labels
             edge.metrics.requests.inc((name, refusal.grpc_status.name))
@@ -329,10 +316,6 @@ class ServedLane:
             call.start(frame.message)
         else:
             call.wait(frame.message)
-
-    def _waits(self, frame: Frame, refusal: PierheadError) -> bool:
-        """Whether a refused call waits for a place instead."""
-        return frame.patient and isinstance(refusal, Backpressure) and self._may_wait(self)
 
     def _method(self, frame: Frame) -> ServedMethod | str:
         """The method that a BEGIN names; only the name if there is no such method."""

@@ -45,7 +45,6 @@ CODES: Final[dict[DType, str]] = {
 BY_CODE: Final[dict[str, DType]] = {code: dtype for dtype, code in CODES.items() if dtype != Tensor.BFLOAT16}
 
 SPELT_DIMENSIONS: Final = 8
-"""Dimensions that a message lists."""
 
 
 def write_array(tensor: Any, array: npt.NDArray[Any], dtype: DType | None, site: Hashable) -> None:

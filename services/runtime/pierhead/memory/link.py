@@ -237,7 +237,9 @@ class Link:
             if kind == RELEASED:
                 self._owner.released(self, name, first, second)
             elif kind == ASK:
-                self._asked_for(name, first)
+                reading = self._owner.received.get((name, first))
+                if reading is None or self not in reading.debts:  # else it is released when nothing reads it any more
+                    self._asked.setdefault((name, first), self._begun)
             elif kind == GONE:
                 self._regions.pop(name, None)
                 self._oldest.pop(name, None)
@@ -249,11 +251,6 @@ class Link:
             os.close(fds[0])
             raise BadRegionError(f"more than {MAX_RECEIVED} regions")
         self._regions[name] = receive(fds[0], size)
-
-    def _asked_for(self, name: bytes, generation: int) -> None:
-        reading = self._owner.received.get((name, generation))
-        if reading is None or self not in reading.debts:  # else it is released when nothing reads it any more
-            self._asked.setdefault((name, generation), self._begun)
 
 
 def _unread(why: str, name: bytes, generation: int) -> str:

@@ -42,20 +42,18 @@ MAX_WAITING = 64
 _NAME = re.compile(r"[0-9a-f]{16}\.sock")
 
 
-class Listener:
-    """The replica's socket: a file with a random name, which is removed at the end."""
+class SharedMemory:
+    """This process's shared memory, from start to end, and the socket by which callers find it."""
 
     def __init__(self, memory: Memory) -> None:
-        self.name = f"{os.urandom(8).hex()}.sock"
+        """Raises SettingsError where no socket can be made."""
         self._memory = memory
-        self._path = Path(memory.directory) / self.name
+        self._path = Path(memory.directory) / f"{os.urandom(8).hex()}.sock"
         self._socket = _new_socket()
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[socket.socket, float] = {}
         """Connections without a hello, and when each came."""
-
-    def start(self) -> None:
-        """Listen. Raises SettingsError."""
+        self.keep = memory.keep
         _remove_stale(self._path.parent)
         hidden = self._path.with_suffix(".new")  # so that no other process finds a socket that does not listen yet
         try:
@@ -67,18 +65,22 @@ class Listener:
             self._socket.close()
             raise SettingsError(
                 f"PIERHEAD_SHARED_MEMORY_DIR: expected a directory in which this user may make sockets, with a path of "
-                f'at most 80 characters, found "{self._memory.directory}": {error}'
+                f'at most 80 characters, found "{memory.directory}": {error}'
             ) from error
         self._loop.add_reader(self._socket, self._accept)
+        memory.socket = self._path.name
+        process.use(memory)
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Give all of it back."""
+        process.use(None)
         self._loop.remove_reader(self._socket)
         self._socket.close()
         for connection in list(self._waiting):
             self._drop(connection)
         with suppress(OSError):
             self._path.unlink()
+        self._memory.close()
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -153,10 +155,7 @@ class Meeting:
 
 
 def meet(service: str, channel: grpc.aio.Channel, token: bytes = b"") -> Meeting | None:
-    """Begin to share memory with the replica behind a new connection; None if this process shares none.
-
-    `token`: names the link at both ends; empty = a new one.
-    """
+    """Share memory with the replica behind a new connection, by a link of that name; None if there is none here."""
     memory = process.MEMORY
     if memory is None or not service:
         return None
@@ -181,27 +180,6 @@ def _remove_stale(directory: Path) -> None:
                         path.unlink(missing_ok=True)
                     except OSError:
                         continue
-
-
-class SharedMemory:
-    """This process's shared memory and its socket, from the start of the replica to its end."""
-
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-        self._listener = Listener(memory)
-        self._listener.start()
-        memory.socket = self._listener.name
-        process.use(memory)
-
-    async def keep(self) -> None:
-        """See `Memory.keep`."""
-        await self._memory.keep()
-
-    def close(self) -> None:
-        """Give all of it back."""
-        process.use(None)
-        self._listener.close()
-        self._memory.close()
 
 
 def share_memory(settings: Settings, metrics: RuntimeMetrics) -> SharedMemory | None:

@@ -57,7 +57,6 @@ class RegionPool:
     def __init__(self, limit: int, new_name: Callable[[], bytes]) -> None:
         self.limit = limit
         self.bytes = 0
-        """The capacity of all regions."""
         self.removed: list[Region] = []
         """Regions that were evicted or removed; the owner empties this list and frees their memory."""
         self._new_name = new_name
@@ -78,10 +77,7 @@ class RegionPool:
     # ---- content
 
     def take(self, length: int, binding: Hashable) -> Region | None:
-        """A region to fill with `length` bytes for one destination (None = not known yet), held once.
-
-        None if there is no room. Its `memory` is None if it is new.
-        """
+        """A region to fill for one destination (None = not known yet), held once; None if there is no room."""
         size = capacity(length)
         stack = self._idle.get((binding, size))
         if stack:

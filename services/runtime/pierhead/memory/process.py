@@ -52,7 +52,6 @@ class Memory:
         self._own: dict[int, ContentReference] = {}
         """Content of this process that it reads itself, by id: a weak reference whose object is dead has no hash."""
         self.links: dict[bytes, Link] = {}
-        """The open ones, by token."""
         self.metrics = metrics
         self._services: Counter[str] = Counter()
         """Open links by the service that they lead to."""
@@ -132,10 +131,7 @@ class Memory:
     # ---- content
 
     def fill(self, length: int, site: Hashable) -> tuple[Region, memoryview] | None:
-        """A region to be filled with content of the current request. None: the message has to carry the bytes.
-
-        `site`: the place in the code that makes the tensor.
-        """
+        """A region for content that `site` in the code makes for this request; None: the message has the bytes."""
         scope = SCOPE.get()
         if scope is None or length < self.threshold or not self.links:
             return None

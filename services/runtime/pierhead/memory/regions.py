@@ -20,7 +20,6 @@ _SEAL, _SHRINK, _GROW = 0x1, 0x2, 0x4  # in Python's fcntl on Linux alone
 SEALS = _SEAL | _SHRINK | _GROW | _FUTURE_WRITE
 
 BLOCK = 512
-"""Bytes of a block in `st_blocks`."""
 
 
 class BadRegionError(Exception):
@@ -110,7 +109,6 @@ class Content:
 
     def __init__(self, key: tuple[bytes, int], mapping: Mapping, length: int) -> None:
         self.key = key
-        """The region's name, and the generation."""
         self.mapping = mapping
         self.length = length
         self.once: tuple[Keeper, ...] = ()

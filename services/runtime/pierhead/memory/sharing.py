@@ -12,8 +12,8 @@ from pierhead.memory import process
 from pierhead.memory.link import Link
 from pierhead.memory.pool import Region
 from pierhead.memory.process import Memory
-from pierhead.memory.scope import SCOPE, AnyScope, Scope
-from pierhead.memory.walk import may_hold_tensors, shared_tensors
+from pierhead.memory.scope import AnyScope, Scope
+from pierhead.memory.walk import shared_tensors
 from pierhead.tensor.v1.tensor_pb2 import SharedContent
 
 M = TypeVar("M")
@@ -153,20 +153,6 @@ class Sharing:
             self._recent.append(key)
             if len(self._recent) > KEPT_ITEMS:
                 memory.pool.let_go(*self._recent.popleft(), time.monotonic(), all_holds=True)
-
-
-def calling(
-    link: Link | None, request: type | None, reply: type | None, *, many_in: bool, many_out: bool
-) -> Sharing | None:
-    """The sharing of a call that begins over a connection; None if its messages hold no tensors.
-
-    `request`, `reply`: the classes of its messages, None = unknown; `link`: the connection's.
-    """
-    memory = process.MEMORY
-    if memory is None or not (may_hold_tensors(request) or may_hold_tensors(reply)):
-        return None
-    number = 0 if link is None else link.begin()
-    return Sharing(memory, link, SCOPE.get(), many_in=many_in, many_out=many_out, number=number)
 
 
 def serving(token: bytes, *, many_in: bool, many_out: bool) -> Sharing:

@@ -64,7 +64,6 @@ class Entry(Generic[M]):
         """Callers that use the model or wait for it."""
         self.model: M | None = None
         self.task: asyncio.Task[Any] | None = None
-        """The task that loads or unloads it."""
         self.waiters: set[asyncio.Future[None]] = set()
 
     def wake(self, error: BaseException | None = None) -> None:
@@ -117,10 +116,7 @@ class ModelCache(Generic[M]):
         return [cache for cache in cls._all if cache._loop is loop]
 
     async def acquire(self, model_id: str) -> Entry[M]:
-        """An entry whose model is loaded, counted as in use until `release`.
-
-        Raises the error of its load, and Backpressure when no place became free for it in time.
-        """
+        """An entry whose model is loaded, in use until `release`. Raises the error of its load, and Backpressure."""
         self._bind()
         entry = self.entries.get(model_id)
         if entry is None:
@@ -249,7 +245,11 @@ class ModelCache(Generic[M]):
         return await self._function(model_id)
 
     def _load_ended(self, entry: Entry[M], started: float, task: asyncio.Task[M]) -> None:
-        error = self._error_of(entry, task)
+        error: BaseException | None
+        if task.cancelled():
+            error = RuntimeError(f'{self._name} was cancelled from within while it loaded "{entry.model_id}"')
+        else:
+            error = task.exception()
         if error is None:
             entry.model, entry.state = task.result(), ModelState.LOADED
             self._metrics.multiplex_loads.inc(self._label)
@@ -269,11 +269,6 @@ class ModelCache(Generic[M]):
                 '%s: loading model "%s" failed; no caller waits for it', self._name, entry.model_id, exc_info=error
             )
         entry.wake(error)
-
-    def _error_of(self, entry: Entry[M], task: asyncio.Task[M]) -> BaseException | None:
-        if task.cancelled():
-            return RuntimeError(f'{self._name} was cancelled from within while it loaded "{entry.model_id}"')
-        return task.exception()
 
     def _unload(self, entry: Entry[M]) -> None:
         self._held.remove(entry.model_id)

@@ -103,7 +103,12 @@ class Multiplexed(Generic[M]):
         what the function raises, and Backpressure when no place became free in time.
         """
         if model_id is None:
-            model_id = _requested_model()
+            request = CURRENT.get()
+            model_id = None if request is None else request.model_id
+            if model_id is None:
+                raise BadRequest(
+                    f"{MODEL_KEY}: expected the id of a model in this header (HTTP) or metadata key (gRPC), found none"
+                )
         elif not isinstance(model_id, str) or not model_id:
             raise ValueError(f"{self._name}: expected the id of a model, some text, found {model_id!r}")
         task = asyncio.current_task()
@@ -201,15 +206,6 @@ class _MultiplexedDecorator:
 async def close_models() -> None:
     """Unload every model that multiplexed functions of the running loop hold. `serve` does it at its end."""
     await asyncio.gather(*[cache.close() for cache in ModelCache.of_running_loop()])
-
-
-def _requested_model() -> str:
-    request = CURRENT.get()
-    if request is None or request.model_id is None:
-        raise BadRequest(
-            f"{MODEL_KEY}: expected the id of a model in this header (HTTP) or metadata key (gRPC), found none"
-        )
-    return request.model_id
 
 
 def places(value: int) -> int | None:

@@ -26,7 +26,6 @@ class HashRing:
 
     def __init__(self, points: int = POINTS) -> None:
         self.names: set[str] = set()
-        """The names on it; read only."""
         self._points_each = points
         self._positions: list[int] = []
         self._owners: list[str] = []

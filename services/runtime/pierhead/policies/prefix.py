@@ -22,7 +22,6 @@ from pierhead.policies.policy import C, Candidate, RoutedCall
 from pierhead.policies.prefix_tree import PrefixTree
 
 MOST_CHARS = 8192
-"""Characters of a text that are compared."""
 
 GRAIN = 16
 """Texts are compared in steps of this many characters; engines cache blocks of 16 tokens, some 64 characters."""
@@ -172,9 +171,7 @@ def _best(candidates: Sequence[C], matches: Mapping[str, int], least: int) -> Se
 
 
 def _text(call: RoutedCall) -> tuple[str, str]:
-    """The prompt, and the adapter's name to put before it: prompts match only for the same adapter, as in the engine's
-    cache.
-    """
+    """The prompt, and the adapter's name before it: prompts match only for the same adapter."""
     text = getattr(call.request, "routing_text", "")
     if not isinstance(text, str):
         return "", ""

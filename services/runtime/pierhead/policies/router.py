@@ -30,7 +30,6 @@ logger = logging.getLogger("pierhead")
 C = TypeVar("C", bound=Candidate)
 
 Ranks = Sequence[Sequence[C]]
-"""Groups of candidates, best first."""
 
 
 class Unranked(Exception):
@@ -111,10 +110,7 @@ class PolicyRouter:
         return chosen
 
     async def rank(self, candidates: Sequence[C], call: RoutedCall) -> Ranks[C]:
-        """Ask an asynchronous policy. `candidates`: at least one, full ones included.
-
-        Raises UserCodeError, and CancelledError if the task is cancelled.
-        """
+        """Ask an asynchronous policy; `candidates`: at least one, full ones too. Raises UserCodeError."""
         if call.model_id is not None:
             candidates = for_model(candidates, call.model_id)
         if self.prefer_local and self.node:

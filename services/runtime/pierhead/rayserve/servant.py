@@ -15,7 +15,7 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Final
 
-from pierhead.classes.threads import DaemonThreads, allow_more_threads, called
+from pierhead.classes.threads import allow_more_threads, called
 from pierhead.raised import as_holdable, is_answerable
 from pierhead.rayserve.context import (
     ReplicaContext,
@@ -24,6 +24,7 @@ from pierhead.rayserve.context import (
     enter_replica,
     register_replica,
 )
+from pierhead.rayserve.daemon_threads import DaemonThreads
 from pierhead.rayserve.deployment import ASGI, BUILD_ASGI, BuiltDeployment
 from pierhead.rayserve.exceptions import RayError, RayServeException
 from pierhead.rayserve.handle import RemoteCall

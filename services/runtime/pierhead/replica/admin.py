@@ -13,7 +13,6 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from http import HTTPStatus
 from typing import Literal, NamedTuple
 
@@ -82,14 +81,11 @@ class Page(NamedTuple):
     """The methods that the path accepts, for a 405."""
 
 
-Pages = Mapping[str, Callable[[], Page]]
-"""Path -> the function that makes the answer."""
-
-Takers = Mapping[str, Callable[[bytes], Page]]
-"""Path -> the function that receives the body of a PUT request and makes the answer."""
+Pages = Mapping[tuple[str, str], Callable[[bytes], Page]]
+"""GET or PUT, and the path -> the function that makes the answer, of the body of a PUT."""
 
 
-def admin_takers(offer: Callable[[str], None], report: Callable[[], ConfigReport]) -> Takers:
+def admin_takers(offer: Callable[[str], None], report: Callable[[], ConfigReport]) -> Pages:
     """The admin port's PUT paths. `offer` raises ValueError for an invalid config."""
 
     def user_config(body: bytes) -> Page:
@@ -99,7 +95,7 @@ def admin_takers(offer: Callable[[str], None], report: Callable[[], ConfigReport
             return _json(400, {"error": f"user_config: {error}"})
         return _json(200, {"user_config": asdict(report())})
 
-    return {"/user-config": user_config}
+    return {("PUT", "/user-config"): user_config}
 
 
 def admin_pages(read: Callable[[], Readiness], expose: Callable[[], bytes], contract: bytes = b"") -> Pages:
@@ -108,24 +104,25 @@ def admin_pages(read: Callable[[], Readiness], expose: Callable[[], bytes], cont
     `contract`: a `pierhead.contract.v1.Application`, serialized; b"" = it has none, and no path for it.
     """
 
-    def readyz() -> Page:
+    def readyz(_: bytes) -> Page:
         readiness = read()
         return _json(200 if readiness.state == "ready" else 503, asdict(readiness))
 
-    pages = {
-        "/livez": lambda: _json(200, {"alive": True}),
-        "/readyz": readyz,
-        "/metrics": lambda: Page(200, CONTENT_TYPE, expose()),
+    pages: dict[tuple[str, str], Callable[[bytes], Page]] = {
+        ("GET", "/livez"): lambda _: _json(200, {"alive": True}),
+        ("GET", "/readyz"): readyz,
+        ("GET", "/metrics"): lambda _: Page(200, CONTENT_TYPE, expose()),
     }
-    return {**pages, "/contract": lambda: Page(200, "application/x-protobuf", contract)} if contract else pages
+    if contract:
+        pages["GET", "/contract"] = lambda _: Page(200, "application/x-protobuf", contract)
+    return pages
 
 
 class AdminServer:
     """Serves GET and HEAD requests for a few pages, and PUT requests, over HTTP/1.1 with keep-alive."""
 
-    def __init__(self, pages: Pages, takers: Takers | None = None) -> None:
+    def __init__(self, pages: Pages) -> None:
         self._pages = pages
-        self._takers = takers or {}
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -165,34 +162,35 @@ class AdminServer:
                     head = await reader.readuntil(b"\r\n\r\n")
                 except asyncio.LimitOverrunError:
                     head = b""
-            request = read_head(head)
-            taker = self._takers.get(request.path) if request.method == "PUT" else None
-            if taker is not None and 0 < request.length <= MAX_USER_CONFIG_BYTES:
+            request, body = read_head(head), b""
+            if ("PUT", request.path) in self._pages and 0 < request.length <= MAX_USER_CONFIG_BYTES:
                 async with asyncio.timeout(SLOW_S):
                     body = await reader.readexactly(request.length)
-                page = _made(request, partial(taker, body))
-            else:
-                page = self._answer(request)
             goes_on, patience_s = request.goes_on, IDLE_S
-            writer.write(_response(page, request))
+            writer.write(_response(self._answer(request, body), request))
             async with asyncio.timeout(SLOW_S):
                 await writer.drain()
 
-    def _answer(self, request: AdminRequest) -> Page:
+    def _answer(self, request: AdminRequest, body: bytes) -> Page:
         if not request.method:
             return _json(400, {"error": "this is not an HTTP request that the admin port understands"})
-        if request.path in self._takers:
-            if request.method != "PUT":
-                return _json(405, {"error": f"{request.path} takes PUT"})._replace(allow="PUT")
-            return _json(
-                413, {"error": f"{request.path}: expected a body of 1 to {MAX_USER_CONFIG_BYTES} bytes and its length"}
-            )
-        make = self._pages.get(request.path)
+        method, path = "GET" if request.method == "HEAD" else request.method, request.path
+        make = self._pages.get((method, path))
         if make is None:
-            return _json(404, {"error": f"the admin port answers {', '.join((*self._pages, *self._takers))}"})
-        if request.method not in ("GET", "HEAD"):
-            return _json(405, {"error": f"{request.path} takes GET"})
-        return _made(request, make)
+            for takes, known in self._pages:
+                if known == path:
+                    allow = "PUT" if takes == "PUT" else "GET, HEAD"
+                    return _json(405, {"error": f"{path} takes {takes}"})._replace(allow=allow)
+            return _json(404, {"error": f"the admin port answers {', '.join(known for _, known in self._pages)}"})
+        if method == "PUT" and not body:
+            return _json(
+                413, {"error": f"{path}: expected a body of 1 to {MAX_USER_CONFIG_BYTES} bytes and its length"}
+            )
+        try:
+            return make(body)
+        except Exception:
+            logger.exception("internal: %s failed", path)
+            return _json(500, {"error": f"{path} failed; the replica's log says why"})
 
 
 class AdminRequest(NamedTuple):
@@ -225,14 +223,6 @@ def read_head(head: bytes) -> AdminRequest:
     # An unwanted body is not read, so the next request on the connection could not be found.
     goes_on = length == 0 and "keep-alive" in wishes
     return AdminRequest(method, target.partition("?")[0], goes_on, length if method == "PUT" else 0)
-
-
-def _made(request: AdminRequest, make: Callable[[], Page]) -> Page:
-    try:
-        return make()
-    except Exception:
-        logger.exception("internal: %s failed", request.path)
-        return _json(500, {"error": f"{request.path} failed; the replica's log says why"})
 
 
 def _length(headers: Mapping[str, str]) -> int:

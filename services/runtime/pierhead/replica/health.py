@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from pierhead.errors import Broken
 from pierhead.settings import Settings
+from pierhead.tasks import is_set_within, retrieve
 
 logger = logging.getLogger("pierhead")
 
@@ -63,7 +64,6 @@ class HealthJudge:
         self._timeout_s = timeout_s
         self._patience_s = max(timeout_s, patience_s)
         self.failures = 0
-        """Consecutive failures."""
         self.broken = False
         """A check has raised `Broken`, and none has passed since."""
 
@@ -114,12 +114,6 @@ def recheck() -> None:
     """
     for watch in list(_RUNNING):
         watch.ask()
-
-
-def _retrieve(round_: asyncio.Task[None]) -> None:
-    """Retrieve the outcome of a cancelled round that ends later, or the loop would log it."""
-    if not round_.cancelled():
-        round_.exception()
 
 
 class HealthWatch:
@@ -176,7 +170,7 @@ class HealthWatch:
                 counts = await self._wait(due)
                 if round_ is None or round_.done():  # user code that ignores its cancellation is not run twice
                     round_ = asyncio.create_task(self.check_all(), name="check_health")
-                    round_.add_done_callback(_retrieve)
+                    round_.add_done_callback(retrieve)
                 finding = await self._outcome(round_)
                 counts = counts or time.monotonic() >= due
                 if counts or (finding is not None and finding.certain):
@@ -192,14 +186,9 @@ class HealthWatch:
     async def _wait(self, due: float) -> bool:
         """Wait until a round is due, or requested; returns whether it is due."""
         await asyncio.sleep(min(MIN_PAUSE_S, max(due - time.monotonic(), 0.0)))
-        try:
-            async with asyncio.timeout(max(due - time.monotonic(), 0.0)):
-                await self._asked.wait()
-        except TimeoutError:
-            return True
-        finally:
-            self._asked.clear()
-        return False
+        is_asked = await is_set_within(self._asked, max(due - time.monotonic(), 0.0))
+        self._asked.clear()
+        return not is_asked
 
     async def _outcome(self, round_: asyncio.Task[None]) -> Finding | None:
         """Wait for a round's end, for as long as the judge lets it; None when it passed."""

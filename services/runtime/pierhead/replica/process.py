@@ -41,7 +41,7 @@ def serve(*parts: object, settings: Settings | None = None) -> None:
         raise SystemExit(2) from None
     logs.configure(settings)
     try:
-        asyncio.run(_serve(parts, settings))
+        asyncio.run(serve_async(*parts, settings=settings))
     except SettingsError as error:
         logger.error("%s", error)  # noqa: TRY400 - the message is enough
         raise SystemExit(2) from None
@@ -60,10 +60,7 @@ def serve(*parts: object, settings: Settings | None = None) -> None:
 
 async def serve_async(*parts: object, settings: Settings | None = None) -> None:
     """As `serve`, inside a running loop; handles SIGTERM and SIGINT meanwhile, leaves logging alone."""
-    await _serve(parts, settings or Settings.from_env())
-
-
-async def _serve(parts: tuple[object, ...], settings: Settings) -> None:
+    settings = settings or Settings.from_env()
     allow_threads(settings)
     server = ReplicaServer(*made(parts, settings.service), settings=settings, contract=told_by(parts, settings.service))
     Clients.use(settings)

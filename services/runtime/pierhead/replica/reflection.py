@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partialmethod
 from typing import Any
 
 from google.protobuf import descriptor_pool
@@ -23,17 +24,9 @@ class JoinedPools:
                 continue
         raise KeyError(name)
 
-    def FindFileByName(self, name: str) -> Any:
-        """As a pool\'s."""
-        return self._first("FindFileByName", name)
-
-    def FindFileContainingSymbol(self, name: str) -> Any:
-        """As a pool\'s."""
-        return self._first("FindFileContainingSymbol", name)
-
-    def FindMessageTypeByName(self, name: str) -> Any:
-        """As a pool\'s."""
-        return self._first("FindMessageTypeByName", name)
+    FindFileByName = partialmethod(_first, "FindFileByName")
+    FindFileContainingSymbol = partialmethod(_first, "FindFileContainingSymbol")
+    FindMessageTypeByName = partialmethod(_first, "FindMessageTypeByName")
 
     def FindExtensionByNumber(self, message: Any, number: int) -> Any:
         """As a pool\'s."""

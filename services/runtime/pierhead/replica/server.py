@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
-import inspect
 import logging
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -33,12 +32,12 @@ from pierhead.lanes.server import Lanes
 from pierhead.memory.meeting import SharedMemory, share_memory
 from pierhead.raised import as_holdable, is_answerable
 from pierhead.replica.admin import AdminServer, Readiness, State, admin_pages, admin_takers
-from pierhead.replica.health import Check, HealthWatch, ReplicaLoad, checks_of
+from pierhead.replica.health import HealthWatch, ReplicaLoad, checks_of
 from pierhead.replica.reflection import JoinedPools
 from pierhead.replica.starting import START
-from pierhead.replica.tally import RequestTally, tally
+from pierhead.replica.tally import tally
 from pierhead.replica.thread.user_loop import UserLoop
-from pierhead.replica.user_config import Hook, UserConfig, call_hook
+from pierhead.replica.user_config import UserConfig, call_hook
 from pierhead.routing_stats import STATS
 from pierhead.settings import DEFAULT_ADMIN_PORT, DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, Settings
 
@@ -103,10 +102,9 @@ class ReplicaServer:
         self._ending = [part for part in parts if part in self._servicers or isinstance(part, Service)]
         self._user: UserLoop | None = None
         self._sharing: SharedMemory | None = None
-        self._watch = HealthWatch(checks_of(parts), self.settings, self._load, self._judged, self._run_check)
-        self._config = UserConfig(parts, self.settings.user_config, self._run_hook)
-        self._reject_unknown(parts)
-        self._reject_settings()
+        self._watch = HealthWatch(checks_of(parts), self.settings, self._load, self._judged, self._run)
+        self._config = UserConfig(parts, self.settings.user_config, self._run)
+        self._reject_unfit(parts)
         name = self.settings.replica or self.settings.service or "this replica"
         self._admission = Admission(self.settings.max_ongoing_requests, name)
         self.edge = Edge(self.settings, self._admission, self.metrics)
@@ -134,8 +132,8 @@ class ReplicaServer:
             async with asyncio.TaskGroup() as tasks:
                 life = tasks.create_task(self._live(), name="replica")
                 helpers = [
-                    tasks.create_task(self._stay_well(), name="health"),
-                    tasks.create_task(self._stay_configured(), name="user_config"),
+                    tasks.create_task(self._once_ready(self._watch.run), name="health"),
+                    tasks.create_task(self._once_ready(self._config.keep), name="user_config"),
                     tasks.create_task(self._end_on_stop(life), name="stop now"),
                 ]
                 if self._sharing is not None:
@@ -168,7 +166,7 @@ class ReplicaServer:
             waiting,
             answers.answered,
             answers.errors,
-            self._progress(answers),
+            answers.in_time + self.edge.moved + sum(each.moved() for each in self._listeners.values()) + START.steps,
             config,
             dict(STATS.numbers),
             version,
@@ -177,14 +175,11 @@ class ReplicaServer:
             self.edge.lasting,
         )
 
-    def _progress(self, answers: RequestTally) -> int:
-        streams = sum(listener.moved() for listener in self._listeners.values())
-        return answers.in_time + self.edge.moved + streams + START.steps
-
     def _set_state(self, state: State, detail: str = "") -> None:
         self.state, self._detail = state, detail
 
-    def _reject_unknown(self, parts: tuple[object, ...]) -> None:
+    def _reject_unfit(self, parts: tuple[object, ...]) -> None:
+        """Raise TypeError or SettingsError for parts that cannot be served, or not together."""
         for part in parts:
             known = part in self._servicers or id(part) in self._listeners or isinstance(part, Service)
             if not known and not any(hasattr(part, hook) for hook in HOOKS):
@@ -197,8 +192,6 @@ class ReplicaServer:
             raise TypeError(
                 f"serve() takes one HTTP application, found {len(self._listeners)}: join them with add_subapp or mount"
             )
-
-    def _reject_settings(self) -> None:
         if self.settings.run_user_code_in_separate_thread and self._listeners:
             raise SettingsError(
                 "PIERHEAD_RUN_USER_CODE_IN_SEPARATE_THREAD: expected false for a process that serves HTTP, found true: "
@@ -246,7 +239,7 @@ class ReplicaServer:
 
     async def _listen_admin(self) -> None:
         takers = admin_takers(self._config.offer, self._config.report)
-        self._admin = AdminServer(admin_pages(self.readiness, self.metrics.expose, self._contract), takers)
+        self._admin = AdminServer({**admin_pages(self.readiness, self.metrics.expose, self._contract), **takers})
         host, port = self.settings.host, self.settings.admin_port
         try:
             self.admin_port = await self._admin.start(host, port)
@@ -269,18 +262,15 @@ class ReplicaServer:
             self._services = register(self.methods, self._server, self.edge)
             self._lanes = Lanes(self.methods, self.edge)
             self._lanes.add_to(self._server)
-            self._add_standard_services(self._server)
+            # Outside admission, as they must answer when the replica is full.
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+            names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server, JoinedPools(pools_of(self._servicers)))
             self.grpc_port = self._bind_grpc(self._server, port)
             await self._server.start()
         for listener in self._listeners.values():
             port = _or_default(settings.port, DEFAULT_HTTP_PORT)
             self.http_port = await listener.start(self.edge, settings.host, port)
-
-    def _add_standard_services(self, server: grpc.aio.Server) -> None:
-        """grpc.health.v1 and reflection: outside admission, as they must answer when the replica is full."""
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server, JoinedPools(pools_of(self._servicers)))
 
     def _bind_grpc(self, server: grpc.aio.Server, port: int) -> int:
         try:
@@ -291,25 +281,16 @@ class ReplicaServer:
 
     # ---- health
 
-    async def _run_check(self, check: Check) -> None:
+    async def _run(self, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> None:
+        """Run user code where it belongs."""
         if self._user is not None:
-            await self._user.run(check)
+            await self._user.run(function, *args)
         else:  # in a task of its own, whose end releases its models
-            await asyncio.ensure_future(as_holdable(check()))
+            await asyncio.ensure_future(as_holdable(function(*args)))
 
-    async def _run_hook(self, hook: Hook, config: object) -> None:
-        if self._user is not None:
-            await self._user.run(call_hook, hook, config)
-        else:
-            await asyncio.ensure_future(as_holdable(call_hook(hook, config)))
-
-    async def _stay_configured(self) -> None:
+    async def _once_ready(self, work: Callable[[], Awaitable[None]]) -> None:
         await self.ready.wait()
-        await self._config.keep()
-
-    async def _stay_well(self) -> None:
-        await self.ready.wait()
-        await self._watch.run()
+        await work()
 
     async def _judged(self, why_ill: str) -> None:
         """Apply the health watch's judgement: an unhealthy replica is out of rotation until a check passes."""
@@ -321,7 +302,9 @@ class ReplicaServer:
             await self._set_grpc_health(health_pb2.HealthCheckResponse.NOT_SERVING)
 
     def _load(self) -> ReplicaLoad:
-        return ReplicaLoad(self._admission.ongoing, self._answered())
+        good = ("OK", "2", "3")
+        answered = sum(count for (_, code), count in self.metrics.requests.values.items() if code.startswith(good))
+        return ReplicaLoad(self._admission.ongoing, answered)
 
     async def _say_ready(self) -> None:
         if self.state == "starting":
@@ -368,11 +351,6 @@ class ReplicaServer:
     def _asked(self) -> float:
         return sum(self.metrics.requests.values.values())
 
-    def _answered(self) -> float:
-        """Requests that ended well."""
-        good = ("OK", "2", "3")
-        return sum(count for (_, code), count in self.metrics.requests.values.items() if code.startswith(good))
-
     async def _close(self) -> None:
         try:
             await self._close_ports()
@@ -384,29 +362,17 @@ class ReplicaServer:
         logger.info("stopped")
 
     async def _end_servicers(self) -> None:
-        """Call the servicers' `aclose` or `close`, which end their engines and processes."""
+        """Call the servicers' `aclose` or `close`, which end their engines and processes. A failure is logged."""
         for servicer in self._ending:
-            for name in ("aclose", "close"):
-                end = getattr(servicer, name, None)
-                if callable(end):
-                    await self._end_servicer(f"{type(servicer).__name__}.{name}", end)
-                    break
-
-    async def _end_servicer(self, name: str, end: Callable[[], object]) -> None:
-        """Call one of them. A failure is logged, and the replica continues its shutdown."""
-
-        async def ended() -> None:
-            result = end()
-            if inspect.isawaitable(result):
-                await result
-
-        try:
-            async with asyncio.timeout(END_S):
-                await self._run_check(ended)
-        except BaseException as error:
-            if not is_answerable(error):
-                raise
-            logger.exception("%s failed, or took more than %g s", name, END_S)
+            names = [name for name in ("aclose", "close") if callable(getattr(servicer, name, None))]
+            for name in names[:1]:
+                try:
+                    async with asyncio.timeout(END_S):
+                        await self._run(call_hook, getattr(servicer, name))
+                except BaseException as error:
+                    if not is_answerable(error):
+                        raise
+                    logger.exception("%s.%s failed, or took more than %g s", type(servicer).__name__, name, END_S)
 
     async def _close_ports(self) -> None:
         for listener in self._listeners.values():

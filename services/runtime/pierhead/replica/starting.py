@@ -118,4 +118,3 @@ class _EarlyAdmin:
 
 
 START = Start()
-"""This process's."""

@@ -23,6 +23,7 @@ from typing import Any
 
 from pierhead.raised import is_answerable
 from pierhead.settings import NO_USER_CONFIG, read_user_config
+from pierhead.tasks import is_set_within, retrieve
 
 logger = logging.getLogger("pierhead")
 
@@ -38,8 +39,7 @@ END_S = 2.0
 LONGEST_ERROR = 400
 """Characters of an exception that are reported; the log has the whole text."""
 
-Hook = Callable[[Any], Any]
-RunHook = Callable[[Hook, Any], Coroutine[Any, Any, None]]
+Hook = Callable[..., Any]
 
 
 class DidNotReturn(Exception):
@@ -62,9 +62,9 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-async def call_hook(hook: Hook, config: Any) -> None:
-    """Call one part's `reconfigure`, which may be a coroutine function."""
-    result = hook(config)
+async def call_hook(hook: Hook, *args: Any) -> None:
+    """Call a part's method, which may be a coroutine function."""
+    result = hook(*args)
     if inspect.isawaitable(result):
         await result
 
@@ -72,13 +72,15 @@ async def call_hook(hook: Hook, config: Any) -> None:
 class UserConfig:
     """The wanted config of one process, and the one in force. Only one task may run `settle`, then `keep`.
 
-    `run` calls a hook on the loop for user code, and returns when it has ended.
+    `run(function, *args)` runs a coroutine function on the loop for user code, and returns when it has ended.
     """
 
-    def __init__(self, parts: Iterable[object], text: str, run: RunHook) -> None:
+    def __init__(self, parts: Iterable[object], text: str, run: Callable[..., Coroutine[Any, Any, None]]) -> None:
         """`text`: the config wanted at the start. Raises ValueError if it is invalid."""
         read_user_config(text)
-        self._hooks = [(type(part).__name__, hook) for part in parts if callable(hook := _hook_of(part))]
+        self._hooks: list[tuple[str, Hook]] = [
+            (type(part).__name__, hook) for part in parts if callable(hook := getattr(part, "reconfigure", None))
+        ]
         self._run = run
         self._wanted = text
         self._applied = NO_USER_CONFIG
@@ -111,7 +113,7 @@ class UserConfig:
             await self._apply(self._wanted, limit_s)
             if self._error and once:
                 raise RuntimeError(f"x-serve.user_config is refused: {self._error}")
-            if self._error and not await self._wait_for_change(pause_s):
+            if self._error and not await is_set_within(self._news, pause_s):
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             else:
                 pause_s = FIRST_PAUSE_S
@@ -122,15 +124,6 @@ class UserConfig:
             await self._news.wait()
             self._news.clear()
             await self.settle(LIMIT_S)
-
-    async def _wait_for_change(self, within_s: float) -> bool:
-        """Wait for another config to be wanted, at most that long; returns whether one is."""
-        try:
-            async with asyncio.timeout(within_s):
-                await self._news.wait()
-        except TimeoutError:
-            return False
-        return True
 
     async def _apply(self, text: str, limit_s: float | None) -> None:
         """Call every hook. When one refuses, the hooks before it get the former config again."""
@@ -167,7 +160,7 @@ class UserConfig:
 
         Raises what the hook raises (RuntimeError for a CancelledError of its own), or DidNotReturn.
         """
-        call = asyncio.ensure_future(self._run(hook, json.loads(text)))
+        call = asyncio.ensure_future(self._run(call_hook, hook, json.loads(text)))
         try:
             await asyncio.wait([call], timeout=limit_s)
         except asyncio.CancelledError:
@@ -180,7 +173,7 @@ class UserConfig:
         if call.done():
             return call.result()
         call.cancel()
-        call.add_done_callback(_forget)
+        call.add_done_callback(retrieve)
         await asyncio.wait([call], timeout=END_S)
         if call.done():
             raise DidNotReturn(f"did not return within {limit_s:g} s and was cancelled")
@@ -205,14 +198,3 @@ class UserConfig:
         if text == self._wanted:
             words = error if len(error) <= LONGEST_ERROR else f"{error[:LONGEST_ERROR]}..."
             self._error = " ".join(words.split())
-
-
-def _forget(call: asyncio.Future[None]) -> None:
-    """Retrieve the outcome of an abandoned call."""
-    if not call.cancelled():
-        call.exception()
-
-
-def _hook_of(part: object) -> Hook | None:
-    hook: Hook | None = getattr(part, "reconfigure", None)
-    return hook

@@ -41,7 +41,6 @@ class Block(NamedTuple):
     """One callback or one step of a task that blocks the loop."""
 
     length_s: float
-    """Its length so far."""
     is_over: bool
 
 

@@ -10,9 +10,9 @@ import grpc
 
 from pierhead.calls.listing import ReplicaListing
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
-from pierhead.lanes.waiting import next_change, wake_all
 from pierhead.store.memory import MemoryStore
 from pierhead.store.served import add_store
+from pierhead.tasks import next_change, wake_all
 
 
 class LocalDiscovery(discovery_pb2_grpc.DiscoveryServicer):

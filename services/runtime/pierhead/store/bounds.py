@@ -10,7 +10,6 @@ MOST_VALUE_BYTES = 4096
 MOST_KEYS_AT_ONCE = 512
 """Keys in one request. A reply then takes at most 2 MiB."""
 MOST_BYTES_AT_ONCE = 128 * 1024
-"""Keys and values that one request sets."""
 MOST_KEYS = 100_000
 MOST_BYTES = 32 * 1024 * 1024
 """Keys and values that are kept."""

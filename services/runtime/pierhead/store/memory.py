@@ -9,15 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from pierhead.errors import StoreUnavailable
-from pierhead.store.bounds import (
-    LARGEST_NUMBER,
-    MOST_BYTES,
-    MOST_KEYS,
-    check_keys,
-    check_ttl,
-    check_values,
-    size_of,
-)
+from pierhead.store.bounds import LARGEST_NUMBER, MOST_BYTES, MOST_KEYS, check_keys, check_ttl, check_values, size_of
 
 
 class Store(Protocol):
@@ -104,7 +96,8 @@ class MemoryStore:
         self._expire(now)
         until = now + ttl_s
         keys = len(self._entries) + sum(key not in self._entries for key in values)
-        size = self._bytes + sum(_size(key, value) - self._size_of(key) for key, value in values.items())
+        size = self._bytes + sum(_size(key, value) for key, value in values.items())
+        size -= sum(_size(key, self._entries[key].value) for key in values if key in self._entries)
         if keys > self._most_keys or size > self._most_bytes:
             raise StoreUnavailable(
                 f"shared store: full: it keeps at most {self._most_keys} keys and {self._most_bytes} bytes, and would "
@@ -118,10 +111,6 @@ class MemoryStore:
             self._ends = [(entry.until, key) for key, entry in self._entries.items()]
             heapq.heapify(self._ends)
 
-    def _size_of(self, key: str) -> int:
-        entry = self._entries.get(key)
-        return 0 if entry is None else _size(key, entry.value)
-
     def _expire(self, now: float) -> None:
         while self._ends and self._ends[0][0] <= now:
             until, key = heapq.heappop(self._ends)
@@ -132,7 +121,6 @@ class MemoryStore:
 
 
 OWN_STORE = MemoryStore()
-"""The shared store of a process without a controller."""
 
 
 def _size(key: str, value: str) -> int:

@@ -18,6 +18,7 @@ from contextvars import copy_context
 from typing import Any, Generic, TypeVar, cast
 
 from pierhead.raised import holdable, is_answerable
+from pierhead.tasks import retrieve, wake
 
 logger = logging.getLogger("pierhead")
 
@@ -115,8 +116,7 @@ class Crossing(Generic[T]):
         self._settled = True
         outcome = self._outcome
         if outcome.done():  # just cancelled, or abandoned: that is the outcome
-            if not task.cancelled():
-                task.exception()  # marks it as retrieved
+            retrieve(task)
         elif task.cancelled():
             outcome.cancel()
         elif (error := task.exception()) is not None:
@@ -164,8 +164,7 @@ class HandOver(Generic[T]):
 
     def _credit(self, count: int) -> None:
         self._room += count
-        if self._made is not None and not self._made.done():
-            self._made.set_result(None)
+        wake(self._made)
 
     # ---- here
 
@@ -185,12 +184,8 @@ class HandOver(Generic[T]):
 
     def _arrive(self, item: T) -> None:
         self._items.append(item)
-        self._wake()
+        wake(self._news)
 
     def _end(self) -> None:
         self._ended = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        wake(self._news)

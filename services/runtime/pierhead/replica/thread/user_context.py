@@ -6,9 +6,8 @@ Methods that only read or set a value run at once; methods that wait for the cal
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
-
-import grpc
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from pierhead.edge.methods import Context
 
@@ -25,27 +24,15 @@ class Back(Protocol):
         ...
 
 
-class UserRequests(Generic[T]):
+async def user_requests(requests: AsyncIterable[T], back: Back) -> AsyncIterator[T]:
     """A stream of requests. Each message is fetched on demand: none is queued between the loops."""
+    iterator = aiter(requests)
 
-    def __init__(self, requests: AsyncIterable[T], back: Back) -> None:
-        self._requests = requests
-        self._back = back
-        self._iterator: AsyncIterator[T] | None = None
+    async def following() -> T:
+        return await anext(iterator, _END)
 
-    def __aiter__(self) -> AsyncIterator[T]:
-        return self
-
-    async def __anext__(self) -> T:
-        message = await self._back(self._next)
-        if message is _END:
-            raise StopAsyncIteration
-        return message
-
-    async def _next(self) -> T:
-        if self._iterator is None:
-            self._iterator = aiter(self._requests)
-        return await anext(self._iterator, _END)
+    while (message := await back(following)) is not _END:
+        yield message
 
 
 class UserContext:
@@ -57,29 +44,14 @@ class UserContext:
         self._post = post
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
+        found = getattr(self._context, name)
+        if name not in ("read", "write", "send_initial_metadata", "abort", "abort_with_status"):
+            return found
 
-    async def read(self) -> Any:
-        """The next request message, or `grpc.aio.EOF`."""
-        return await self._back(self._context.read)
+        async def there(*args: Any, **kwargs: Any) -> Any:
+            return await self._back(partial(found, **kwargs), *args)
 
-    async def write(self, message: Any) -> None:
-        """Send a reply message, when the caller takes it."""
-        await self._back(self._context.write, message)
-
-    async def send_initial_metadata(self, initial_metadata: Any) -> None:
-        """Send metadata ahead of the first message; once."""
-        await self._back(self._context.send_initial_metadata, initial_metadata)
-
-    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
-        """End the call with a status. Raises AbortError, which must not be caught."""
-        await self._back(self._context.abort, code, details, trailing_metadata)
-        raise AssertionError("a context's abort raises")
-
-    async def abort_with_status(self, status: grpc.Status) -> NoReturn:
-        """End the call with a status object."""
-        await self._back(self._context.abort_with_status, status)
-        raise AssertionError("a context's abort raises")
+        return there
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Call `callback(context)` at the end, on the user's loop."""

@@ -30,7 +30,7 @@ from pierhead.edge.methods import Context, ServedMethod
 from pierhead.errors import Unavailable
 from pierhead.multiplex.multiplexed import close_models
 from pierhead.replica.thread.crossing import Crossing, HandOver, Mailbox
-from pierhead.replica.thread.user_context import UserContext, UserRequests
+from pierhead.replica.thread.user_context import UserContext, user_requests
 from pierhead.settings import Settings
 
 logger = logging.getLogger("pierhead")
@@ -147,7 +147,7 @@ class UserLoop:
     def _given(self, request: Any, context: Context) -> tuple[Any, UserContext]:
         """A method's arguments, wrapped for the user's loop."""
         if hasattr(request, "__aiter__"):
-            request = UserRequests(request, self.back)
+            request = user_requests(request, self.back)
         return request, UserContext(context, self.back, self._there.post)
 
     # ---- calls back, from the user's loop
