@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Generator, Iterator
 from random import Random
@@ -35,6 +36,11 @@ ORDER = os.environ.get("PIERHEAD_TEST_ORDER", "")
 SHARED_STACKS = ("stack", "written")
 """The fixtures of stacks that tests share."""
 _failed = pytest.StashKey[bool]()
+
+# A shell that starts pytest in the background has it ignore Ctrl-C, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+# testcontainers' reaper is an image of a registry. compose/machine/test.sh removes what is left.
+os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

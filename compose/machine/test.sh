@@ -73,10 +73,8 @@ drop_images() {
 # those that share nothing but the machine two files run at a time; the others have it to themselves.
 run_tests() {
   local status=0
-  # testcontainers' reaper is an image from a registry; remove_leftovers does its work.
-  export TESTCONTAINERS_RYUK_DISABLED=true
   .venv/bin/python -m pytest ${chosen[@]+"${chosen[@]}"} --numprocesses 2 --dist loadfile --no-loadscope-reorder \
-    tests/unit tests/contract tests/rayserve || status=1
+    tests/unit tests/bench/tests tests/contract tests/rayserve || status=1
   end_images
   .venv/bin/python -m pytest ${chosen[@]+"${chosen[@]}"} tests/faults tests/integration tests/e2e || status=1
   return "$status"

@@ -53,7 +53,7 @@ async def edge(haproxy_image: str, run_dir: Path) -> AsyncIterator[Edge]:
     """A real HAProxy in a container of its own."""
     container = HAProxyContainer(run_dir)
     with contextlib.ExitStack() as stack:
-        await asyncio.to_thread(stack.enter_context, container.running())
+        await asyncio.to_thread(stack.enter_context, container)
         edge = Edge(run_dir, container)
         try:
             yield edge

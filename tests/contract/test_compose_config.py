@@ -226,9 +226,7 @@ async def test_a_variable_that_became_empty_is_a_warning(tmp_path: Path) -> None
     ],
     ids=["variable", "file", "included file", "env_file", "no file at all", "x-serve"],
 )
-async def test_problems_say_where_and_what(
-    tmp_path: Path, text: str | None, environment: dict[str, str], said: str
-) -> None:
+async def test_problems_say_where(tmp_path: Path, text: str | None, environment: dict[str, str], said: str) -> None:
     assert (await problem(tmp_path, text, **environment)).startswith(said.replace("DIR", str(tmp_path)))
 
 
@@ -247,9 +245,7 @@ async def test_malformed_yaml_says_file_line_and_column(tmp_path: Path) -> None:
         ("services: {a: {image: a, x-serve: {request_timeout_s: .nan}}}", "unsupported value: NaN"),
     ],
 )
-async def test_what_compose_itself_refuses_is_in_its_own_words_with_the_file(
-    tmp_path: Path, written: str, said: str
-) -> None:
+async def test_what_compose_refuses_is_in_its_words_with_the_file(tmp_path: Path, written: str, said: str) -> None:
     told = await problem(tmp_path, written)
     assert said in told
     assert f"{tmp_path}/compose.yaml: " in told

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from controller.engines.labels import create_body
 from controller.files.compose import ComposeProject
 from controller.model.actions import replica_name
 from tests.debian_image import debian_image
+from tests.harness.commands import run
 
 pytestmark = pytest.mark.engine
 
@@ -91,15 +91,7 @@ def twins(docker_client: APIClient, tmp_path: Path) -> Iterator[tuple[str, Path]
 
 
 def compose(directory: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["docker", "compose", *arguments],
-        cwd=directory,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=90,
-    )
+    done = run(["docker", "compose", *arguments], 90, directory, ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -151,9 +143,7 @@ async def test_a_replica_is_what_compose_would_have_created(docker_client: APICl
     assert docker_client.inspect_container(by_us["Id"])["State"]["Running"]
 
 
-async def test_compose_knows_what_the_engine_had_to_make_for_a_replica(
-    docker_client: APIClient, twins: tuple[str, Path]
-) -> None:
+async def test_compose_knows_what_was_made_for_a_replica(docker_client: APIClient, twins: tuple[str, Path]) -> None:
     project, directory = twins
     docker_client.remove_container(f"{project}-twin-1", v=True)
     docker_client.remove_volume(f"{project}_cache")
@@ -167,9 +157,7 @@ async def test_compose_knows_what_the_engine_had_to_make_for_a_replica(
         docker_client.inspect_volume(f"{project}_cache")
 
 
-async def test_up_leaves_replicas_alone_and_makes_their_networks(
-    docker_client: APIClient, twins: tuple[str, Path]
-) -> None:
+async def test_up_leaves_replicas_and_makes_networks(docker_client: APIClient, twins: tuple[str, Path]) -> None:
     project, directory = twins
     compose(directory, "down", "--volumes", "--timeout", "0")
     compose(directory, "up", "--detach", "--no-build")

@@ -11,7 +11,7 @@ import pytest_asyncio
 from docker import APIClient
 
 from controller.engines.docker import open_client
-from controller.errors import EngineUnreachable, StateChanged, StateTooLarge, StateUnreachable, StoreError
+from controller.errors import StateChanged, StateTooLarge, StateUnreachable, StoreError
 from controller.storage.store import Override, StateStore
 from controller.swarm.state.configs import DOCUMENT, LIMIT, Configs, SwarmConfigs, SwarmDocument
 from controller.swarm.state.document import DocumentHead, RemoteDocument
@@ -25,16 +25,10 @@ from tests.harness.swarm_rig import SwarmRig
 
 
 @pytest.fixture(scope="module")
-def manager() -> Iterator[APIClient]:
+def manager(docker_client: APIClient) -> Iterator[APIClient]:
     """A client of the one node of a Swarm."""
-    try:
-        image = debian_image(client := open_client())
-    except EngineUnreachable as error:
-        pytest.skip(str(error))
-    client.close()
-    swarm_rig.build()
-    if why_not := swarm_rig.missing():
-        pytest.skip(why_not)
+    image = debian_image(docker_client)
+    swarm_rig.build_or_skip()
     with SwarmRig().running([image]) as rig, rig.nodes[0].client() as client:
         yield client
 
@@ -90,9 +84,7 @@ async def test_what_is_written_is_read_by_others(configs: Configs, name: str, do
     assert len(await contents(configs, name)) == 1
 
 
-async def test_a_write_from_an_old_version_is_refused_and_leaves_nothing(
-    configs: Configs, name: str, document: SwarmDocument
-) -> None:
+async def test_a_write_from_an_old_version_leaves_nothing(configs: Configs, name: str, document: SwarmDocument) -> None:
     await document.create({})
     old = await head_of(document)
     await document.replace(old, {"holder": "a"}, b"a's")
@@ -119,9 +111,7 @@ async def test_of_writers_at_once_one_succeeds(configs: Configs, name: str, docu
     assert await contents(configs, name) == {now.content}
 
 
-async def test_a_document_that_was_removed_refuses_and_versions_go_on(
-    configs: Configs, document: SwarmDocument
-) -> None:
+async def test_a_removed_document_refuses_and_versions_go_on(configs: Configs, document: SwarmDocument) -> None:
     await document.create({})
     before = await head_of(document)
     await document.replace(before, {}, b"one")

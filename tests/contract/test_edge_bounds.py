@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientError, ClientSession, TCPConnector, WSMsgType, WSServerHandshakeError
+from docker.types import Ulimit
 
 from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_socket import RuntimeSocket
@@ -19,7 +20,7 @@ from controller.routing.haproxy_state import info_facts
 from controller.settings import EdgeLimits
 from tests.harness import http2
 from tests.harness.edge import Edge, Replica, error_of, service, until
-from tests.harness.haproxy_container import HAProxyContainer, docker
+from tests.harness.haproxy_container import HAProxyContainer
 from tests.harness.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.engine
@@ -152,8 +153,8 @@ async def test_one_address_cannot_take_the_connections_of_all_others(edge: Edge)
         for _ in range(60):
             with contextlib.suppress(ConnectionError):  # it has as many as it may
                 await idle.enter_async_context(slow_clients(edge, 1, b""))
-        answer = await asyncio.to_thread(docker, "exec", edge.container.name, "timeout", "20", "bash", "-c", other)
-        assert " 200 " in answer
+        answer = await asyncio.to_thread(edge.container.exec, ["timeout", "20", "bash", "-c", other])
+        assert b" 200 " in answer.output
 
 
 async def test_requests_of_one_address_in_flight_are_bounded(edge: Edge) -> None:
@@ -179,12 +180,11 @@ async def _has_requests(replica: Replica, count: int) -> bool:
     return replica.requests == count
 
 
-def test_haproxy_says_where_it_may_take_fewer_connections_than_its_frontends_allow(
-    haproxy_image: str, run_dir: Path
-) -> None:
-    with HAProxyContainer(run_dir, haproxy_image, "--ulimit", "nofile=5000:5000").running() as container:
-        said = docker("logs", container.name, with_errors=True)
-    assert "it may open 5000 files, enough for 2450 connections, not for the 20000 that are allowed" in said
+def test_haproxy_says_where_it_may_take_fewer_connections_than_allowed(haproxy_image: str, run_dir: Path) -> None:
+    files = Ulimit(name="nofile", soft=5000, hard=5000)
+    with HAProxyContainer(run_dir, haproxy_image, ulimits=[files]) as container:
+        said = b"".join(container.get_logs())
+    assert b"it may open 5000 files, enough for 2450 connections, not for the 20000 that are allowed" in said
 
 
 async def test_requests_of_one_address_are_bounded_where_the_operator_says_so(edge: Edge) -> None:

@@ -105,7 +105,7 @@ async def test_an_edge_without_a_controller_serves_its_last_file_and_is_brought_
     assert nodes.router.odd_edges == {}
 
 
-async def test_routes_that_haproxy_refuses_change_nothing_at_any_edge(
+async def test_routes_that_are_refused_change_nothing_at_any_edge(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await write_routes(nodes.router, ECHO)
@@ -151,7 +151,7 @@ async def test_an_edge_that_is_stopped_says_so_first_and_finishes_what_it_has_be
         assert [await nodes.status(name, "/-/healthz") for name in ("n1", "n2")] == [200, 200]
         held = asyncio.ensure_future(nodes.http.post(f"http://{leaving.ip}:8000/echo/hold"))
         await asyncio.wait_for(replica.begun.wait(), PATIENCE_S)
-        stopping = asyncio.ensure_future(asyncio.to_thread(leaving.stop))
+        stopping = asyncio.ensure_future(asyncio.to_thread(leaving.end))
 
         async def says_so() -> bool:
             return await nodes.status("n1", "/-/healthz") == 503

@@ -344,9 +344,7 @@ def service_spec(service: str, image: str, container: dict[str, Any], *, has_bui
 def swarm_node(docker_client: APIClient) -> Iterator[tuple[RigNode, APIClient, str]]:
     """The one node of a Swarm, a client of its engine, and an image that it has."""
     image = debian_image(docker_client)
-    swarm_rig.build()
-    if why_not := swarm_rig.missing():
-        pytest.skip(why_not)
+    swarm_rig.build_or_skip()
     with SwarmRig().running([image]) as rig, rig.nodes[0].client() as client:
         client.create_network(SwarmWorld.network, driver="overlay", attachable=True)
         yield rig.nodes[0], client, image
@@ -671,9 +669,7 @@ async def test_a_file_of_an_image_is_read_and_nothing_is_started(world: World) -
 
 
 @pytest.mark.engine
-async def test_what_an_earlier_controller_made_to_read_an_image_is_removed(
-    docker_client: APIClient, tmp_path: Path
-) -> None:
+async def test_what_was_made_to_read_an_image_before_is_removed(docker_client: APIClient, tmp_path: Path) -> None:
     world = DockerWorld(docker_client, tmp_path)
     try:
         body = {"Image": world.image, "Labels": {HELPER_LABEL: world.project}}
@@ -701,9 +697,7 @@ async def test_gpus_are_listed_and_pinned(world: World) -> None:
 
 
 @pytest.mark.parametrize("slot", [GpuSlot(memory_bytes=16 * 1024**3), GpuSlot(fraction=0.25)])
-async def test_the_slot_of_a_replica_is_read_back_and_another_slot_is_another_replica(
-    world: World, slot: GpuSlot
-) -> None:
+async def test_the_slot_is_read_back_and_another_slot_is_another_replica(world: World, slot: GpuSlot) -> None:
     name = await create(world, "pinned", gpus=(Gpu("GPU-0"),), gpu_slot=slot)
     found = await get(world, name)
     assert (found.gpus, found.gpu_slot) == (("GPU-0",), slot)

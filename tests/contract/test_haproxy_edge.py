@@ -159,9 +159,7 @@ async def test_a_replica_that_went_away_costs_no_request(edge: Edge) -> None:
 
 
 @pytest.mark.parametrize("protocol", [{}, {"protocol": "grpc", "route": None, "grpc_services": ("test.Echo",)}])
-async def test_where_nothing_is_asked_servers_are_up_that_take_connections(
-    edge: Edge, protocol: dict[str, Any]
-) -> None:
+async def test_where_nothing_is_asked_servers_that_connect_are_up(edge: Edge, protocol: dict[str, Any]) -> None:
     """Also those that were down by the question before, and to be asked again takes down only who does not know it."""
     asked = service("echo", probe=ProbeSpec(port=8080, path="/die"), **protocol)
     silent = replace(asked, probe=replace(asked.probe, haproxy_asks=False))
@@ -221,7 +219,7 @@ async def test_docker_stop_lets_requests_finish(edge: Edge) -> None:
     replica = await edge.serve("echo", "echo-1")
     held = asyncio.ensure_future(edge.http.post("/echo/hold"))
     await asyncio.wait_for(replica.begun.wait(), PATIENCE_S)
-    stopping = asyncio.ensure_future(asyncio.to_thread(edge.container.stop))
+    stopping = asyncio.ensure_future(asyncio.to_thread(edge.container.end))
 
     async def refuses() -> bool:
         try:

@@ -158,7 +158,7 @@ DEATHS = ("seen by the check", "in maintenance", "deleted", "not seen by the che
 
 
 @pytest.mark.parametrize("death", DEATHS)
-async def test_a_request_after_the_death_of_the_only_replica_is_held(
+async def test_a_request_after_the_only_replica_died_is_held(
     edge: Edge, monkeypatch: pytest.MonkeyPatch, death: str
 ) -> None:
     monkeypatch.setattr(haproxy_config, "HEAL_HOLD_S", PATIENCE_S)
@@ -438,9 +438,7 @@ async def test_a_hundred_grpc_calls_wait_for_the_first_server(edge: Edge) -> Non
         assert (await held(edge)).served == 101
 
 
-async def test_grpc_calls_after_the_death_of_the_only_replica_are_held(
-    edge: Edge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_grpc_calls_after_the_only_replica_died_are_held(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
     let_checks_notice_nothing(monkeypatch)
     async with sleeping_grpc(edge) as (_, replica, probe, channel):
         dead = await edge.replica("dead")

@@ -330,9 +330,7 @@ async def test_a_path_that_it_does_not_have_is_not_found(engine: LLMEngine) -> N
 # -------------------------------------------------------------------------------------------------- load, abort, life
 
 
-async def test_a_closed_answer_aborts_its_request_which_counts_until_then(
-    engine: LLMEngine, candidate: Candidate
-) -> None:
+async def test_a_closed_answer_aborts_its_request(engine: LLMEngine, candidate: Candidate) -> None:
     before = engine.load()
     assert (before.running, before.waiting) == (0, 0)
     replies = engine.chat(chat(stream=True, max_tokens=1000, ignore_eos=True))
@@ -429,9 +427,7 @@ async def test_adapters(engine: LLMEngine, candidate: Candidate, tmp_path: Path)
     await error_of(engine.chat(request), 404)
 
 
-async def test_an_adapter_that_cannot_be_loaded_says_why(
-    engine: LLMEngine, candidate: Candidate, tmp_path: Path
-) -> None:
+async def test_a_refused_adapter_says_why(engine: LLMEngine, candidate: Candidate, tmp_path: Path) -> None:
     need(candidate, "weights")
     from tests.harness.lora_adapter import write_adapter
 

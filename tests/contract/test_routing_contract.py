@@ -103,9 +103,7 @@ async def set_waiting_room(router: HAProxyRouter, name: str, *, is_open: bool) -
     await router.perform(SetWaitingRoom(target=name, backend=backend_name(name), is_open=is_open))
 
 
-async def test_a_new_haproxy_has_no_services_and_new_routes_are_loaded_once(
-    world: World, router: HAProxyRouter
-) -> None:
+async def test_a_new_haproxy_has_no_services_and_routes_are_loaded_once(world: World, router: HAProxyRouter) -> None:
     new = await observe(router)
     assert new.routing_hash == router.routing_hash(())
     assert (new.servers, new.backends) == ((), frozenset())
@@ -117,9 +115,7 @@ async def test_a_new_haproxy_has_no_services_and_new_routes_are_loaded_once(
     assert (await observe(router)).pid == after.pid
 
 
-async def test_a_server_is_up_with_its_limit_and_adding_it_again_changes_nothing(
-    world: World, router: HAProxyRouter
-) -> None:
+async def test_a_server_has_its_limit_and_adding_it_again_changes_nothing(world: World, router: HAProxyRouter) -> None:
     await write_routes(router, ECHO)
     await add(router, "echo-1", world.addresses[0])
     before = await observe(router)
@@ -190,9 +186,7 @@ async def test_other_changes_go_on_while_a_busy_server_waits_to_be_deleted(world
     assert "server echo-1 " not in (world.run_dir / "haproxy.cfg").read_text()
 
 
-async def test_a_server_that_is_being_deleted_is_added_anew_after_its_deletion(
-    world: World, router: HAProxyRouter
-) -> None:
+async def test_a_server_that_is_being_deleted_is_added_after_it(world: World, router: HAProxyRouter) -> None:
     await write_routes(router, ECHO)
     await add(router, "echo-1", world.addresses[0])
     release = await world.occupy("/echo")
@@ -328,9 +322,7 @@ async def test_nothing_is_observed_where_nothing_answers(tmp_path: Path) -> None
     assert await HAProxyRouter(tmp_path).observe() is None
 
 
-async def test_a_broken_file_on_the_volume_does_not_keep_haproxy_from_starting(
-    world: World, router: HAProxyRouter
-) -> None:
+async def test_a_broken_file_does_not_keep_haproxy_from_starting(world: World, router: HAProxyRouter) -> None:
     await write_routes(router, ECHO)
     (world.run_dir / "haproxy.cfg").write_text("nonsense\n")
     await world.restart()
@@ -339,9 +331,7 @@ async def test_a_broken_file_on_the_volume_does_not_keep_haproxy_from_starting(
     assert (await observe(router)).backends == {"svc_echo"}
 
 
-async def test_a_server_whose_adding_was_interrupted_is_checked_once_it_is_ready(
-    world: World, router: HAProxyRouter
-) -> None:
+async def test_a_server_whose_adding_was_cut_off_is_checked_once_ready(world: World, router: HAProxyRouter) -> None:
     await write_routes(router, ECHO)
     nowhere = world.addresses[0].rpartition(":")[0] + ":1"
     options = haproxy_config.server_options(ECHO)

@@ -101,9 +101,7 @@ async def test_numbers_are_added_to(world: World) -> None:
         ({"a": "1"}, float("nan"), "ttl_s: expected seconds above 0, at most 86400, found nan"),
     ],
 )
-async def test_what_is_out_of_bounds_is_refused_with_the_bound(
-    world: World, values: dict[str, str], ttl_s: float, words: str
-) -> None:
+async def test_what_is_out_of_bounds_is_refused(world: World, values: dict[str, str], ttl_s: float, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         await world.store.set(values, ttl_s)
 

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from docker.models.containers import Container
@@ -82,29 +81,10 @@ def test_a_client_in_another_language_calls_the_ranker_through_haproxy(stack: St
     scores_of(reply["value"]["data"]["base64"])
 
 
-def test_unknown_grpc_service_is_unimplemented_and_lists_the_known_ones(stack: Stack) -> None:
-    with grpc.insecure_channel(stack.grpc_address) as channel:
-        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/nobody.v1.Nothing/Do")
-        with pytest.raises(grpc.RpcError) as caught:
-            call(b"", timeout=60)
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert RANKER in str(caught.value.details())
-
-
 def test_routes_and_health(stack: Stack) -> None:
     assert stack.get("/-/healthz").status == 200
     routes = stack.get("/-/routes").json
     assert routes == {"/echo": "echo", "/recsys": "recsys"}
-
-
-def test_unknown_route_lists_the_routes(stack: Stack) -> None:
-    for path in ("/nothing", "/echoes", "/"):
-        answer = stack.get(path)
-        assert answer.status == 404
-        assert answer.headers["content-type"].startswith("application/json")
-        message = answer.json["error"]["message"]
-        assert "/echo" in message
-        assert "/recsys" in message
 
 
 def test_no_replica_is_a_503_that_says_when_to_come_back(stack: Stack) -> None:

@@ -127,7 +127,7 @@ def test_a_second_controller_refuses_and_disturbs_nobody(echo_stack: WrittenStac
         done = echo_stack.compose("run", "--rm", "--no-deps", "-T", "controller")
     load.assert_no_failure()
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "controller.lock is held by the controller of project pierhead-test-written" in done.stdout + done.stderr
+    assert f"controller.lock is held by the controller of project {echo_stack.project}" in done.stdout + done.stderr
     assert echo_stack.replica_ids() == replicas
     assert echo_stack.plan_text() == "nothing to do"
     assert told(echo_stack) == seen

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.harness import swarm_rig
 from tests.harness.load import Load
 from tests.harness.place import TAG, OneMachine, Place
 from tests.harness.ports import free_port
@@ -53,8 +52,6 @@ def one_machine(files: str) -> Iterator[Place]:
 def three_nodes(files: str) -> Iterator[Place]:
     """Only the first one has the images: the others pull them."""
     SwarmStack.build()
-    if reason := swarm_rig.missing():
-        pytest.skip(reason)
     with SwarmRig(nodes=3).running([], only_first=IMAGES) as rig:
         yield SwarmStack(rig, PROJECT, files)
 

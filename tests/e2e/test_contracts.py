@@ -88,9 +88,7 @@ def is_refused(stack: WrittenStack, name: str) -> bool:
     return bool(row["rejected"] and row["rejected"]["is_refused"] and not row["rollout"])
 
 
-def test_a_field_with_a_default_is_added_and_a_field_that_is_used_is_not_removed(
-    shop: WrittenStack, build: Build
-) -> None:
+def test_a_field_with_a_default_is_added_and_a_used_one_is_not_removed(shop: WrittenStack, build: Build) -> None:
     before = versions(shop)
     build("v2", GROWS)
     build("v3", SHRINKS)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.commands import run
 from tests.harness.stack import ROOT, Stack
 
 pytestmark = [
@@ -70,15 +70,7 @@ EXAMPLES = [pytest.param(each, id=each.name) for page in PAGES for each in examp
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_does_what_the_page_says(stack: Stack, example: Example) -> None:
     interpreter = ["bash", "-euo", "pipefail", "-c"] if example.language == "bash" else [sys.executable, "-c"]
-    done = subprocess.run(
-        [*interpreter, on_ports_of(stack, example.code)],
-        cwd=ROOT,
-        env=stack.env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run([*interpreter, on_ports_of(stack, example.code)], 300, ROOT, stack.env)
     assert done.returncode == 0, done.stdout + done.stderr
     if example.prints:
         assert pattern(example.prints).fullmatch(_CONTROL.sub("", done.stdout).strip()), done.stdout

@@ -31,16 +31,14 @@ def problems(stack: Stack) -> list[str]:
 @pytest.mark.parametrize(
     ("old", "new", "needles"),
     [
-        ("x-serve:", "x-serve: [", ["pierhead-test-written.yaml"]),
+        ("x-serve:", "x-serve: [", ["pierhead-test-written-"]),
         ("route: /echo", "rout: /echo", ["services.echo.x-serve.rout", "unknown key", "route"]),
         ("route: /echo", "route: 7", ["services.echo.x-serve.route", "expected"]),
         ("replicas: 1", 'replicas: "two"', ["services.echo.x-serve.replicas", '"two"']),
     ],
     ids=["malformed", "unknown-key", "wrong-type", "not-a-number"],
 )
-def test_wrong_compose_files_touch_nothing_and_say_where(
-    echo: WrittenStack, old: str, new: str, needles: list[str]
-) -> None:
+def test_wrong_files_touch_nothing_and_say_where(echo: WrittenStack, old: str, new: str, needles: list[str]) -> None:
     replicas = echo.replica_ids()
     assert old in WRITTEN
     with Load([echo.url("/echo?message=x")], connections=4) as load:

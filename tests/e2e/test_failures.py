@@ -194,19 +194,3 @@ def test_replica_that_loses_its_network_is_replaced(stack: Stack) -> None:
     said = [event["message"] for event in stack.events() if event["target"] == victim.name]
     assert any("it has no network address" in message for message in said), said
     assert not any("another one has its name" in message for message in said), said
-
-
-def test_a_replica_gets_requests_from_haproxy_once_it_is_ready(stack: Stack) -> None:
-    before = set(stack.replicas("echo"))
-    stack.scale("echo", 2)
-    (new,) = set(stack.replicas("echo")) - before
-    eventually(lambda: _has_server(stack, new), "HAProxy sends it requests")
-
-
-def _has_server(stack: Stack, replica: str) -> bool:
-    statistics = request(f"http://127.0.0.1:{stack.ports['PIERHEAD_STATS_PORT']}/metrics").body.decode()
-    needle = f'server="{replica}"'
-    return any(
-        line.startswith("haproxy_server_status{") and needle in line and 'state="UP"' in line and line.endswith(" 1")
-        for line in statistics.splitlines()
-    )

@@ -63,9 +63,7 @@ def memory_stack(smi: Smi) -> Iterator[Stack]:
         yield stack
 
 
-def test_a_replica_waits_for_memory_that_somebody_else_uses(
-    memory_stack: Stack, smi: Smi, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_replica_waits_for_memory_in_use(memory_stack: Stack, smi: Smi, capsys: pytest.CaptureFixture[str]) -> None:
     why = "it asks for 8 GiB of a GPU and 0 of 4 GPUs fit: 4 have at most 4.4 GiB free (other processes use 19.5 GiB)"
     eventually(lambda: why in memory_stack.service("llm")["message"], "it waits with numbers")
     assert memory_stack.replicas("llm") == {}

@@ -31,9 +31,7 @@ def gpu_stack(running: Stack) -> Stack:
     return running
 
 
-def test_four_gpus_four_replicas_and_the_fifth_waits_with_a_reason(
-    gpu_stack: Stack, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_fifth_replica_on_four_gpus_says_why_it_waits(gpu_stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     done = gpu_stack.pierhead("scale", "pinned", "5")
     assert done.returncode == 1
     eventually(lambda: gpu_stack.service("pinned")["ready"] == GPUS, "four replicas are ready")
@@ -57,9 +55,7 @@ def test_four_gpus_four_replicas_and_the_fifth_waits_with_a_reason(
 
 
 @pytest.mark.long
-def test_slots_share_gpus_and_whole_ones_wait_for_them_to_be_empty(
-    gpu_stack: Stack, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_slots_share_gpus_and_whole_ones_wait_for_them(gpu_stack: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     gpu_stack.scale("shared", 3)
     held = {name: c.labels["pierhead.gpus"] for name, c in gpu_stack.replicas("shared").items()}
     assert sorted(held.values()) == ["GPU-0000=fraction:0.5", "GPU-0000=fraction:0.5", "GPU-0001=fraction:0.5"]

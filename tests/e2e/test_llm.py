@@ -189,9 +189,7 @@ def test_clients_that_leave_end_their_work_in_the_engines(llm: WrittenStack) -> 
         ("llm-absent", "/models/absent does not exist inside the container; mount it"),
     ],
 )
-def test_a_model_that_does_not_load_says_why_and_leaves_the_others_alone(
-    llm: WrittenStack, service: str, words: str
-) -> None:
+def test_a_model_that_does_not_load_says_why_and_stops_no_other(llm: WrittenStack, service: str, words: str) -> None:
     before = llm.replica_ids("llm")
     with streams(llm, seconds=3, count=8, again=True) as others:
         llm.api(f"/api/v1/services/{service}/scale", "PUT", {"replicas": 1})

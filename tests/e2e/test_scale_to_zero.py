@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,39 +74,9 @@ def test_the_first_request_after_idle_succeeds(asleep: WrittenStack) -> None:
     assert asleep.haproxy_worker() == worker, "neither its sleep nor its wake reloads HAProxy"
 
 
-@contextlib.contextmanager
-def child_awake(stack: Stack) -> Iterator[None]:
-    """Somebody calls the child now and then."""
-    over = threading.Event()
-
-    def call() -> None:
-        with grpc.insecure_channel(stack.grpc_address) as channel:
-            while not over.wait(0.2):
-                echo_pb2_grpc.EchoStub(channel).Echo(echo_pb2.EchoRequest(message="hi"), timeout=SOON_S)
-
-    calling = threading.Thread(target=call)
-    calling.start()
-    try:
-        stack.wait_settled(within_s=SOON_S, **{"echo-child": 1})
-        yield
-    finally:
-        over.set()
-        calling.join()
-
-
 def created(stack: Stack, service: str) -> int:
     """How many containers were made for a service."""
     return sum((event["kind"], event["service"]) == ("create_container", service) for event in stack.events())
-
-
-@pytest.mark.long
-def test_a_hundred_at_once_wake_one_replica_and_all_succeed(asleep: WrittenStack) -> None:
-    with child_awake(asleep):
-        assert asyncio.run(ask(asleep, 100)) == [(200, ANSWER)] * 100
-        asleep.wait_settled(within_s=SOON_S, echo=0)
-    assert steps(asleep, "echo") == ["0 -> 1", "1 -> 0"]
-    assert decisions(asleep, "echo")[0].startswith("echo: 0 -> 1 replicas: woken by ")
-    assert created(asleep, "echo") == 1
 
 
 @pytest.mark.long

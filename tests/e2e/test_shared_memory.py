@@ -15,7 +15,9 @@ from subprocess import PIPE
 
 import pytest
 
+from dashboards import build_overview
 from tests.harness.load import Load
+from tests.harness.prometheus import Prometheus, queries_of, traffic
 from tests.harness.shared_stacks import WrittenStack
 from tests.harness.stack import ROOT, Stack, address_of, request
 from tests.harness.waiting import eventually
@@ -95,6 +97,17 @@ def test_large_tensors_travel_in_memory_that_only_these_services_share(tensors: 
     assert len(sockets(tensors, "front")) == 2
     assert sockets(tensors, "back") == sockets(tensors, "front")
     assert not sockets(tensors, "outsider")
+
+
+def test_panels_of_large_tensors_show_what_is_shared(tensors: WrittenStack) -> None:
+    """Where nothing is shared they show zeros, which a test that wants data only would take for some."""
+    queries = queries_of((build_overview.LARGE_TENSORS,))
+    shown = {name: expr for name, expr in queries.items() if not name.endswith("elsewhere")}
+    assert len(shown) == len(queries) - 1
+    prometheus = Prometheus(tensors)
+    with traffic(lambda: tensors.get(f"/negate?size={TENSOR}&count=12")):
+        for name, expr in shown.items():
+            eventually(lambda: max(prometheus.numbers(expr), default=0) > 0, f"{name} is above 0")  # noqa: B023
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness import swarm_rig
 from tests.harness.swarm_rig import SwarmRig
 from tests.harness.swarm_stack import IMAGES, SwarmStack
 from tests.harness.waiting import eventually
@@ -25,8 +24,6 @@ BROKEN = "compose/compose.yaml:README.md"
 def stack() -> Iterator[SwarmStack]:
     """Three nodes, and nothing of the stack."""
     SwarmStack.build()
-    if reason := swarm_rig.missing():
-        pytest.skip(reason)
     with SwarmRig(nodes=3).running([], only_first=IMAGES) as rig:
         yield SwarmStack(rig)
 

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import pytest
 
-from tests.harness import swarm_rig
 from tests.harness.stack import ROOT
 from tests.harness.swarm_rig import Node, SwarmRig
 from tests.harness.swarm_stack import IMAGES, PATHS, SwarmStack
@@ -32,8 +31,6 @@ SERVICE = "pinned"
 def story() -> Iterator[tuple[SwarmStack, Node]]:
     """The stack that will run on the first three machines, and the fourth machine."""
     SwarmStack.build()
-    if reason := swarm_rig.missing():
-        pytest.skip(reason)
     with SwarmRig(nodes=4, managers=3, gpus=0).machines() as rig:
         fourth = rig.nodes.pop()
         yield SwarmStack(rig), fourth

@@ -83,13 +83,10 @@ async def two_nodes(image: str) -> AsyncIterator[Nodes]:
         port = await stack.enter_async_context(routes.serving("0.0.0.0", 0, server))
         for name in ("n1", "n2"):
             (directory / name).mkdir()
-            containers[name] = HAProxyContainer(
-                directory / name,
-                image,
-                *("--volume", f"{tls}:/run/secrets:ro", "--add-host", "controller:host-gateway"),
-                *("--env", f"PIERHEAD_NODE={name}", "--env", f"PIERHEAD_CONTROLLER=controller:{port}"),
-            )
-            running = containers[name].running()
+            hosts = {"controller": "host-gateway"}
+            running = containers[name] = HAProxyContainer(directory / name, image, extra_hosts=hosts)
+            running.with_volume_mapping(tls, "/run/secrets")
+            running.with_envs(PIERHEAD_NODE=name, PIERHEAD_CONTROLLER=f"controller:{port}")
             await asyncio.to_thread(running.__enter__)
             # Beside the loop, which thus sees the end of the edge's connections before it stops to serve.
             stack.push_async_callback(asyncio.to_thread, running.__exit__, None, None, None)

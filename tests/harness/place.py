@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import time
 from abc import ABC, abstractmethod
 from typing import Any
 
+from tests.harness.commands import Ended, run
 from tests.harness.haproxy_container import docker
 from tests.harness.stack import PORTS, ROOT, Answer, free_ports, request
 from tests.harness.waiting import eventually
@@ -41,7 +41,7 @@ class Place(ABC):
         """The addresses at which requests are answered: http://host:port."""
 
     @abstractmethod
-    def type(self, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
+    def type(self, *command: str, **more: str) -> Ended:
         """Run a command in the clone, where a user types."""
 
     @abstractmethod
@@ -58,7 +58,7 @@ class Place(ABC):
         assert not found, found
         return True
 
-    def run(self, script: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    def run(self, script: str, *arguments: str, **more: str) -> Ended:
         """What `make` does for a target, also where it fails."""
         return self.type(f"compose/machine/{script}.sh", *arguments, **more)
 
@@ -114,16 +114,8 @@ class OneMachine(Place):
     def edges(self) -> list[str]:
         return [f"http://127.0.0.1:{self.variables['PIERHEAD_HTTP_PORT']}"]
 
-    def type(self, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **self.variables, **more},
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_S,
-            check=False,
-        )
+    def type(self, *command: str, **more: str) -> Ended:
+        return run(command, COMMAND_S, ROOT, {**os.environ, **self.variables, **more})
 
     def ids(self) -> set[str]:
         return set(docker("ps", "--quiet", "--no-trunc", "--filter", self._mine).split())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
-from tests.harness.stack import EVIDENCE, Stack
+from tests.harness.stack import EVIDENCE, OURS, Stack
 from tests.harness.waiting import eventually
 
 NOTHING = "services: {}\n"
@@ -16,7 +16,7 @@ class WrittenStack(Stack):
 
     def __init__(self, project: str, environment: Mapping[str, str] | None = None) -> None:
         # Paths in it are relative to a directory of the clone's first level, as those in compose/ are.
-        self.file = EVIDENCE / f"{project}.yaml"
+        self.file = EVIDENCE / f"{project}-{OURS}.yaml"
         super().__init__(project, [f"{EVIDENCE.name}/{self.file.name}"], environment or {})
 
     def renew(self) -> None:

@@ -15,6 +15,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,10 +26,13 @@ import docker
 import docker.errors
 from docker.models.containers import Container
 
+from tests.harness.commands import Ended, run
 from tests.harness.ports import free_ports as free_ports
 from tests.harness.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
+OURS = f"{zlib.crc32(bytes(ROOT)) % 10_000:04}{os.environ.get('PYTEST_XDIST_WORKER', '')}"
+"""Of this clone, and of this process of a test run."""
 PORTS = tuple(f"PIERHEAD_{name}_PORT" for name in ("HTTP", "GRPC", "API", "STATS", "PROMETHEUS"))
 
 EVIDENCE = ROOT / "test-evidence"
@@ -58,13 +62,17 @@ class Answer:
 
 @dataclass
 class Stack:
-    """One Compose project with its controller. `apps` are file names below the clone's root."""
+    """One Compose project with its controller. `apps` are file names below the clone's root.
+
+    Other clones, and other processes of one test run, have projects of other names: this one's number is added.
+    """
 
     project: str
     apps: Sequence[str]
     extra_env: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.project = f"{self.project}-{OURS}"
         self.ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
         self.env = {
             **os.environ,
@@ -80,17 +88,9 @@ class Stack:
 
     # ------------------------------------------------------------------------------------------------- as a user does
 
-    def compose(self, *arguments: str, timeout_s: float = COMMAND_S) -> subprocess.CompletedProcess[str]:
+    def compose(self, *arguments: str, timeout_s: float = COMMAND_S) -> Ended:
         """Run `docker compose ...` in the clone's root, with this stack's environment."""
-        return subprocess.run(
-            ["docker", "compose", *arguments],
-            cwd=ROOT,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        return run(["docker", "compose", *arguments], timeout_s, ROOT, self.env)
 
     def up(self) -> None:
         done = self.compose("up", "--detach", "--no-build", "--remove-orphans")
@@ -134,7 +134,7 @@ class Stack:
         self.up()
         eventually(lambda: self.api("/healthz").status == 200, "the controller is up")
 
-    def pierhead(self, *arguments: str, timeout_s: float = COMMAND_S) -> subprocess.CompletedProcess[str]:
+    def pierhead(self, *arguments: str, timeout_s: float = COMMAND_S) -> Ended:
         """Run the controller's CLI, as every make target does."""
         return self.compose("exec", "-T", "controller", "pierhead", *arguments, timeout_s=timeout_s)
 

@@ -19,8 +19,10 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from docker import APIClient
 
+from tests.harness.commands import Ended, run
 from tests.harness.haproxy_container import docker
 from tests.harness.waiting import eventually
 
@@ -36,22 +38,18 @@ CHAIN = "CUT"
 """Of iptables, in a node: what it neither sends nor receives."""
 
 
-def missing() -> str:
-    """Why there can be no Swarm here; "" where there can."""
-    probe = ["ip", "link", "add", "probe", "type", "vxlan", "id", "4000", "dstport", "4790"]
-    done = subprocess.run(
-        ["docker", "run", "--rm", "--privileged", "--label", LABEL, IMAGE, *probe],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    return f"this kernel has no overlay networks: {done.stderr.strip()}" if done.returncode else ""
-
-
 def build(image: str = IMAGE, directory: Path = HERE, *options: str) -> None:
     """Build the image of a node (a cached build takes a second)."""
     docker("build", "--network", "host", "--label", LABEL, *options, "-t", image, str(directory))
+
+
+def build_or_skip() -> None:
+    """Build the image of a node; skips the test where there can be no Swarm."""
+    build()
+    probe = ["ip", "link", "add", "probe", "type", "vxlan", "id", "4000", "dstport", "4790"]
+    done = run(["docker", "run", "--rm", "--privileged", "--label", LABEL, IMAGE, *probe], 60, ROOT)
+    if done.returncode:
+        pytest.skip(f"this kernel has no overlay networks: {done.stderr.strip()}")
 
 
 class Node:
@@ -98,16 +96,10 @@ class Node:
         """What a docker command on it says."""
         return docker("--host", self.url, *arguments)
 
-    def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, **environment: str) -> Ended:
         """Run a command on it in the clone, which every node has at its own path."""
         variables = [word for name, value in environment.items() for word in ("--env", f"{name}={value}")]
-        return subprocess.run(
-            ["docker", "exec", "--workdir", str(ROOT), *variables, self.container, *command],
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+        return run(["docker", "exec", "--workdir", str(ROOT), *variables, self.container, *command], 600, ROOT)
 
     def wait_until_up(self) -> None:
         """Wait until its engine answers."""

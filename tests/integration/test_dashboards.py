@@ -9,15 +9,11 @@ import pytest
 
 from dashboards import build_overview
 from tests.harness.prometheus import Prometheus, queries_of, traffic
-from tests.harness.shared_stacks import WrittenStack
-from tests.harness.stack import ROOT, Stack
+from tests.harness.stack import Stack
 from tests.harness.waiting import eventually
 from tests.unit.dashboards.sources import HAPROXY
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
-
-TENSORS = (ROOT / "tests" / "e2e" / "apps" / "tensors.yaml").read_text()
-TENSORS_AND_MORE_THAN_FIT = f"/negate?size={16 * 1024**2}&count=12"
 
 
 @pytest.fixture
@@ -33,18 +29,6 @@ def test_every_panel_has_data(stack: Stack, prometheus: Prometheus) -> None:
     with traffic(ask):
         sections = [section for section in build_overview.SECTIONS if section is not build_overview.TRITON]
         prometheus.wait_for_data(queries_of(sections))
-
-
-def test_panels_of_large_tensors_show_what_is_shared(written: WrittenStack) -> None:
-    """Where nothing is shared they show zeros, which the test above takes for data."""
-    written.become(TENSORS, front=1, back=1, outsider=1)
-    queries = queries_of((build_overview.LARGE_TENSORS,))
-    shown = {name: expr for name, expr in queries.items() if not name.endswith("elsewhere")}
-    assert len(shown) == len(queries) - 1
-    prometheus = Prometheus(written)
-    with traffic(lambda: written.get(TENSORS_AND_MORE_THAN_FIT)):
-        for name, expr in shown.items():
-            eventually(lambda: max(prometheus.numbers(expr), default=0) > 0, f"{name} is above 0")  # noqa: B023
 
 
 def test_every_job_is_up(prometheus: Prometheus) -> None:

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from controller.engines.docker import open_client
-from controller.errors import EngineUnreachable
 from tests.harness import haproxy_container, swarm_rig
 from tests.harness.haproxy_container import docker
 from tests.harness.swarm_rig import Node, SwarmRig
@@ -95,15 +93,9 @@ class Address:
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[Address]:
-    try:
-        open_client().close()
-    except EngineUnreachable as error:
-        pytest.skip(str(error))
+def address(docker_client: object) -> Iterator[Address]:
     haproxy = haproxy_container.build()
-    swarm_rig.build()
-    if why_not := swarm_rig.missing():
-        pytest.skip(why_not)
+    swarm_rig.build_or_skip()
     swarm_rig.build(IMAGE, ROOT / "tests" / "harness" / "keepalived_node", "--build-arg", f"NODE={swarm_rig.IMAGE}")
     try:
         with SwarmRig(nodes=3, managers=3, image=IMAGE).running([haproxy]) as rig:

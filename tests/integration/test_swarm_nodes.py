@@ -14,7 +14,7 @@ import pytest_asyncio
 from docker import APIClient
 
 from controller.engines.docker import open_client
-from controller.errors import EngineError, EngineUnreachable
+from controller.errors import EngineError
 from controller.model.actions import CreateContainer, RemoveContainer, StartContainer, replica_name
 from controller.model.spec import GpuRequest, ProbeSpec, ServiceSpec
 from controller.model.world import ContainerState, Gpu, ReplicaContainer
@@ -31,16 +31,9 @@ PATIENCE_S = 90.0
 
 
 @pytest.fixture(scope="module")
-def rig() -> Iterator[tuple[SwarmRig, str]]:
-    try:
-        client = open_client()
-    except EngineUnreachable as error:
-        pytest.skip(str(error))
-    image = debian_image(client)
-    client.close()
-    swarm_rig.build()
-    if why_not := swarm_rig.missing():
-        pytest.skip(why_not)
+def rig(docker_client: APIClient) -> Iterator[tuple[SwarmRig, str]]:
+    image = debian_image(docker_client)
+    swarm_rig.build_or_skip()
     with SwarmRig(nodes=3).running([image]) as running:
         running.nodes[0].cli("network", "create", "--driver", "overlay", "--attachable", NETWORK)
         yield running, image

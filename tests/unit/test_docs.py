@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import yaml
 
 from controller.files.parse import parse
 from docs.generate import serve_block, settings
+from tests.harness.commands import run
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -91,15 +91,8 @@ def test_the_python_api_has_every_public_name() -> None:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built strictly."""
     into = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", into],
-        cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
+    command: list[str | Path] = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", into]
+    done = run(command, 250, ROOT, {**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     return into
 

@@ -29,9 +29,7 @@ def seen() -> Callable[[], list[str]]:
     return lambda: [words.partition(":")[0] for words in left_behind(before, threads)]
 
 
-def test_what_a_process_has_once(
-    seen: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_is_had_once(seen: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(os.environ, "PYTEST_CURRENT_TEST", "another")
     assert seen() == [], "what pytest itself changes does not count"
     root, token = logging.getLogger(), CURRENT.set(RequestContext("r-1", 1.0))

@@ -235,8 +235,10 @@ class Control:
         return each + (replica in ready[:more])
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Controller]:
-        """A controller from its start to its end, which leaves the world as it is."""
+    async def running(self, **replicas: int) -> AsyncIterator[Controller]:
+        """A controller from its start to its end, which leaves the world as it is. Within: these services have settled
+        at as many replicas.
+        """
 
         class Ended(Exception):
             pass
@@ -271,6 +273,8 @@ class Control:
                     world, tasks.create_task, clock=clock, wall=self.wall, engine_lost_s=self.engine_lost_s
                 )
                 self.controller.start(tasks.create_task)
+                for name, count in replicas.items():
+                    await self.settled(name, count)
                 yield self.controller
                 raise Ended  # noqa: TRY301
         except* (Ended, Died):

@@ -32,8 +32,8 @@ def control(tmp_path: Path) -> Control:
 
 
 @contextlib.asynccontextmanager
-async def serving(control: Control, gatekeeper: Gatekeeper | None = None) -> AsyncIterator[Client]:
-    async with control.running() as controller:
+async def serving(control: Control, gatekeeper: Gatekeeper | None = None, **replicas: int) -> AsyncIterator[Client]:
+    async with control.running(**replicas) as controller:
         application = controller.api(gatekeeper or Gatekeeper(None, frozenset)).application()
         async with TestClient(TestServer(application)) as client:
             yield client
@@ -46,9 +46,7 @@ async def error_of(response: ClientResponse) -> tuple[int, str, str]:
 
 
 async def test_services_as_status_shows_them_and_that_the_engine_is_away(control: Control) -> None:
-    async with serving(control) as client:
-        await control.settled("web", 2)
-        await control.settled("api", 1)
+    async with serving(control, web=2, api=1) as client:
         document = await (await client.get("/api/v1/services")).json()
         assert [document[key] for key in ("project", "settled", "engine_reachable")] == ["p", True, True]
         rows = [(row["name"], row["wanted"], row["ready"]) for row in document["services"]]
@@ -114,8 +112,7 @@ async def test_before_the_files_are_read_everything_is_to_be_repeated(control: C
 
 @pytest.mark.parametrize("set_by_s", [-8 * 3600.0, 8 * 3600.0])
 async def test_all_times_are_of_one_clock_however_it_is_set(control: Control, set_by_s: float) -> None:
-    async with serving(control) as client:
-        await control.settled("web", 2)
+    async with serving(control, web=2) as client:
         control.set_clock(set_by_s)
         control.engine.behaviours["web"] = Behaviour(ready_after_s=1e9)
         control.engine.crash(control.engine.names()[-1])
@@ -161,9 +158,7 @@ DEPLOY = 'body: expected JSON such as {"services": ["ranker"], "now": true} or {
         (fault_in, b'{"fault": "\\n"}', "found"),
     ],
 )
-def test_a_wrong_body_is_refused_with_what_was_expected(
-    read: Callable[[bytes], object], body: bytes, words: str
-) -> None:
+def test_a_wrong_body_is_told_what_was_expected(read: Callable[[bytes], object], body: bytes, words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read(body)
     assert words in str(caught.value)
@@ -178,8 +173,7 @@ def test_right_bodies() -> None:
 
 
 async def test_scaling_and_refusals_that_change_nothing(control: Control) -> None:
-    async with serving(control) as client:
-        await control.settled("web", 2)
+    async with serving(control, web=2) as client:
         path, gzip = "/api/v1/services/web/scale", {"Content-Encoding": "gzip", "Content-Type": "application/json"}
         assert (await error_of(await client.put(path, data=b"x")))[:2] == (400, "invalid_request")
         assert (await error_of(await client.put(path, data=b"x" * 100_000)))[0] == 413
@@ -218,8 +212,7 @@ async def test_changes_from_elsewhere_need_the_token(control: Control, monkeypat
 
 
 async def test_unknown_paths_and_methods(control: Control) -> None:
-    async with serving(control) as client:
-        await control.settled("web", 2)
+    async with serving(control, web=2) as client:
         assert (await error_of(await client.get("/api/v2")))[:2] == (404, "not_found")
         assert (await error_of(await client.post("/api/v1/plan")))[:2] == (405, "method_not_allowed")
         assert (await error_of(await client.get("/api/v1/services/nobody")))[:2] == (404, "unknown_service")
@@ -230,8 +223,7 @@ async def test_unknown_paths_and_methods(control: Control) -> None:
 
 
 async def test_a_defect_is_a_500_without_its_inside(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(control) as client:
-        await control.settled("web", 2)
+    async with serving(control, web=2) as client:
         monkeypatch.setattr("controller.daemon.api.Services", lambda **members: 1 / 0)
         status, code, message = await error_of(await client.get("/api/v1/services"))
         assert (status, code) == (500, "internal")
@@ -278,9 +270,7 @@ async def test_routes_are_what_haproxy_has(control: Control) -> None:
     control.source.edit(
         service("web", grpc_services=("p.v1.Web",)), service("api", replicas=1, route="/web/api", strip_prefix=True)
     )
-    async with serving(control) as client:
-        await control.settled("web", 2)
-        await control.settled("api", 1)
+    async with serving(control, web=2, api=1) as client:
         await until(lambda: len(control.router.ready("web")) == 2, 10)
         await until(lambda: routes(control.view).routes[-1].servers, 10)
         document = await (await client.get("/api/v1/routes")).json()
@@ -300,9 +290,7 @@ async def test_routes_are_what_haproxy_has(control: Control) -> None:
 
 
 async def test_events_are_followed(control: Control) -> None:
-    async with serving(control) as client:
-        await control.settled("web", 2)
-        await control.settled("api", 1)
+    async with serving(control, web=2, api=1) as client:
         page = await (await client.get("/api/v1/events?limit=1000")).json()
         kinds = [event["kind"] for event in page["events"]]
         assert {"spec_read", "create_container", "start_container", "add_server", "replica_ready"} <= set(kinds)
@@ -336,8 +324,7 @@ async def test_waiting_for_events_ends_with_the_server(control: Control) -> None
 
 async def test_logs(control: Control) -> None:
     control.engine.behaviours["web"] = Behaviour(output="one\ntwo\nthree\n")
-    async with serving(control) as client:
-        await control.settled("web", 2)
+    async with serving(control, web=2) as client:
         document = await (await client.get("/api/v1/services/web/logs?tail=2")).json()
         assert [replica["lines"] for replica in document["replicas"]] == [["two", "three"]] * 2
         for replica in document["replicas"]:
@@ -348,8 +335,7 @@ async def test_logs(control: Control) -> None:
 
 
 async def test_targets_health_and_metrics(control: Control) -> None:
-    async with serving(control) as client:
-        await control.settled("web", 2)
+    async with serving(control, web=2) as client:
         groups = await (await client.get("/api/v1/targets")).json()
         assert {group["labels"]["replica"] for group in groups} == set(control.router.ready("web"))
         assert await (await client.get("/api/v1/targets?job=haproxy")).json() == [], "Prometheus knows the one there is"
@@ -367,8 +353,7 @@ async def test_targets_health_and_metrics(control: Control) -> None:
 
 
 async def test_a_loop_that_stands_still_or_fails_is_not_healthy(control: Control) -> None:
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         late_s = 0.0
         late = replace(controller, clock=lambda: control.clock() + late_s)
         application = late.api(Gatekeeper(None, frozenset)).application()

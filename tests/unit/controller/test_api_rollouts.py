@@ -150,8 +150,7 @@ async def test_what_cannot_be_done_says_why(control: Control) -> None:
         ("services/web/promote", b"{}", 400, "web: no version is being watched (BAKING)"),
         ("services/wep/restart", b"{}", 404, "did you mean 'web'?"),
     ]
-    async with serving(control) as client:
-        await control.settled("web", 2)
+    async with serving(control, web=2) as client:
         for path, body, status, words in refusals:
             found, _, message = await error_of(await client.post(f"/api/v1/{path}", data=body))
             assert (found, words in message) == (status, True), message

@@ -161,9 +161,7 @@ async def test_an_action_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyP
     ],
     ids=["pulls", "starts and stops", "creations and stops", "a slow engine"],
 )
-async def test_slow_actions_do_not_hold_up_those_that_need_something_else(
-    slow: list[Action], quick: list[Action]
-) -> None:
+async def test_slow_actions_do_not_hold_up_what_needs_another(slow: list[Action], quick: list[Action]) -> None:
     world = World()
     world.held = {action.target for action in slow}
     async with world.executor() as executor:

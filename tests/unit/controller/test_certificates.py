@@ -73,9 +73,7 @@ def test_each_end_knows_the_other_and_its_role(tmp_path: Path, authority: Identi
         shake_hands(tmp_path, controller, controller, authority.certificate)
 
 
-def test_another_authority_is_trusted_beside_the_old_one_only(
-    tmp_path: Path, authority: Identity, edge: Identity
-) -> None:
+def test_a_new_authority_is_trusted_with_the_old_only(tmp_path: Path, authority: Identity, edge: Identity) -> None:
     other = make_authority(NOW)
     controller = make("controller", other, NOW)
     with pytest.raises(ssl.SSLError, match=r"certificate verify failed|unknown ca"):

@@ -38,9 +38,7 @@ from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import gpus, service
 
 ROOT = Path(__file__).resolve().parents[3]
-COMMAND = ("env", "--default-signal=INT", sys.executable, "-m", "controller.tool.command")
-"""A test run in the background hands on that Ctrl-C is ignored; the command is typed in a terminal. No function of ours
-between fork and exec says so: where other tests have left threads of gRPC's, the new process would abort."""
+COMMAND = (sys.executable, "-m", "controller.tool.command")
 
 
 @dataclass(frozen=True)
@@ -80,8 +78,8 @@ class Command:
 
 
 @contextlib.asynccontextmanager
-async def served(control: Control) -> AsyncIterator[Command]:
-    async with control.running() as controller:
+async def served(control: Control, **replicas: int) -> AsyncIterator[Command]:
+    async with control.running(**replicas) as controller:
         runner = web.AppRunner(controller.api(Gatekeeper(None, frozenset)).application(), shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -157,8 +155,7 @@ async def test_a_day_with_the_command(control: Control) -> None:
 
 
 async def test_a_call_of_a_service_that_does_not_exist_is_shown(control: Control) -> None:
-    async with served(control) as pierhead:
-        await control.settled("web", 2)
+    async with served(control, web=2) as pierhead:
         for name in control.router.ready("web"):
             control.controller.board.watch(["api", "wep"], name)
         sentence = 'it calls the service "wep", which no compose file has; did you mean "web"?'
@@ -170,8 +167,7 @@ async def test_a_call_of_a_service_that_does_not_exist_is_shown(control: Control
 
 async def test_a_followed_log_has_each_line_once(control: Control) -> None:
     control.engine.behaviours["api"] = Behaviour(output="begins\n")
-    async with served(control) as pierhead:
-        await control.settled("api", 1)
+    async with served(control, api=1) as pierhead:
         (name,) = control.router.ready("api")
         process = await pierhead.begin("logs", "-f", "api")
         seen = [await line(process)]
@@ -183,8 +179,7 @@ async def test_a_followed_log_has_each_line_once(control: Control) -> None:
 
 
 async def test_what_a_shell_is_offered(control: Control) -> None:
-    async with served(control) as pierhead:
-        await control.settled("web", 2)
+    async with served(control, web=2) as pierhead:
         assert await pierhead.offers("pierhead wh") == ["why"]
         assert await pierhead.offers("pierhead why ") == ["api", "web"]
         assert await pierhead.offers("pierhead deploy api w") == ["web"]
@@ -228,11 +223,8 @@ async def test_a_closed_pipe_is_no_error(control: Control, arguments: tuple[str,
         (("mark", "GPU-1", "broken \udcff"), "argument 3: expected UTF-8, found b'broken \\xff'"),
     ],
 )
-async def test_bad_input_is_one_message_and_exit_code_two(
-    control: Control, arguments: tuple[str, ...], words: str
-) -> None:
-    async with served(control) as pierhead:
-        await control.settled("web", 2)
+async def test_bad_input_is_one_message_and_code_two(control: Control, arguments: tuple[str, ...], words: str) -> None:
+    async with served(control, web=2) as pierhead:
         done = await pierhead(*arguments)
         assert (done.code, done.out) == (2, "")
         assert words in done.err
@@ -379,15 +371,13 @@ async def test_the_numbers_of_scale_go_to_a_swarm_and_back_as_the_page_says(tmp_
     swarm = FakeSwarmEngine(wall_clock)
     swarm.add_node("n1")
     here, there = stack("here"), stack("there", swarm)
-    async with served(here) as command:
-        await here.settled("api", 1)
+    async with served(here, api=1) as command:
         assert (await command("scale", "web", "3", "--no-wait")).code == 0
         await here.settled("web", 3)
         await typed(command, write_down)
     moved = "./pierhead scale api auto --no-wait\n./pierhead scale web 3 --no-wait\n"
     assert (clone / "scale-targets.sh").read_text() == moved
-    async with served(there) as command:
-        await there.settled("web", 2)
+    async with served(there, web=2) as command:
         await typed(command, "sh scale-targets.sh")
         await there.settled("web", 3)
         (clone / "scale-targets.sh").unlink()

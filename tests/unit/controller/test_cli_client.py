@@ -78,7 +78,7 @@ def test_a_controller_that_takes_the_place_of_a_lost_one_is_waited_for(monkeypat
             assert answer.result(30.0) == {"a": 1}
 
 
-def test_an_address_that_nothing_answers_at_takes_seconds_and_not_as_long_as_an_answer_may(
+def test_an_address_that_nothing_answers_at_takes_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The network drops what is sent to a node that was lost, as the kernel does where a backlog is full."""

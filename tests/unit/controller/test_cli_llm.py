@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,21 +11,16 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.harness import commands
+
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def run(*arguments: str, code: int = 0, cwd: Path = ROOT, project: Path | None = None) -> str:
     named = {} if project is None else {"PIERHEAD_PROJECT_DIR": str(project)}
-    done = subprocess.run(
-        [sys.executable, "-m", "controller.tool.command", "llm", "build", *arguments],
-        cwd=cwd,
-        env={"PYTHONPATH": f"{ROOT}:{ROOT}/services/runtime", "PATH": "/usr/bin:/bin", **named},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    env = {"PYTHONPATH": f"{ROOT}:{ROOT}/services/runtime", "PATH": "/usr/bin:/bin", **named}
+    done = commands.run([sys.executable, "-m", "controller.tool.command", "llm", "build", *arguments], 60, cwd, env)
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
 

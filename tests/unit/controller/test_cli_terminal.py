@@ -66,9 +66,7 @@ async def on_a_terminal(pierhead: Command, *arguments: str, **environment: str) 
 async def test_what_is_for_terminals_only(control: Control) -> None:
     line = '{"level": "error", "logger": "a", "message": "no", "error": "Traceback\\nValueError"}'
     control.engine.behaviours["api"] = Behaviour(output=f"{line}\n")
-    async with served(control) as pierhead:
-        await control.settled("web", 2)
-        await control.settled("api", 1)
+    async with served(control, web=2, api=1) as pierhead:
         assert "\x1b[32mHEALTHY" in await on_a_terminal(pierhead, "status")
         written = await on_a_terminal(pierhead, "status", NO_COLOR="1")
         assert "\x1b[3" not in written

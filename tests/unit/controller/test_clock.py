@@ -94,8 +94,7 @@ async def test_a_step_harms_no_replica_and_events_have_the_new_time(tmp_path: Pa
     """Neither those that serve, nor one that is starting, nor one that is created afterwards."""
     control = Control.of(tmp_path, service("web"), service("slow", replicas=1, startup_deadline_s=600.0))
     control.engine.behaviours["slow"] = Behaviour(ready_after_s=1.0)
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         ready = control.router.ready("web")
         control.set_clock(step)
         for _ in range(3):
@@ -107,8 +106,7 @@ async def test_a_step_harms_no_replica_and_events_have_the_new_time(tmp_path: Pa
         assert abs(scaled.at - control.wall()) < 60.0
         await control.settled("slow", 2)
         assert control.kinds("failed") == []
-    async with control.running():
-        await control.settled("slow", 2)
+    async with control.running(slow=2):
         assert control.kinds("failed") == []
 
 
@@ -139,8 +137,7 @@ async def test_a_backoff_is_as_long_as_it_was(tmp_path: Path, step: float) -> No
 async def test_a_drain_ends_at_its_deadline(tmp_path: Path, step: float) -> None:
     control = Control.of(tmp_path, service("web", graceful_shutdown_timeout_s=1.0))
     control.work["web"] = 2
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         began = control.clock()
         controller.commands.scale("web", 1)
         await until(lambda: len(control.store.retirements) == 1)
@@ -152,8 +149,7 @@ async def test_a_drain_ends_at_its_deadline(tmp_path: Path, step: float) -> None
 async def test_the_autoscaler_waits_as_long_as_it_should(tmp_path: Path) -> None:
     rules = AutoscaleSpec(min=1, max=3, target_ongoing_requests=1.0, look_back_period_s=1.0, upscale_delay_s=600.0)
     control = Control.of(tmp_path, service("web", replicas=1, autoscale=replace(rules, panic_threshold=100.0)))
-    async with control.running() as controller:
-        await control.settled("web", 1)
+    async with control.running(web=1) as controller:
         control.work["web"] = 3
         control.set_clock(HOUR)
         for _ in range(5):

@@ -333,9 +333,7 @@ def test_the_environment_of_a_managed_replica() -> None:
         ("all", "0.5", {"access_log": "off", "slow_request_s": 2}, AccessLog("off", 0.5, 2.0)),
     ],
 )
-def test_the_stack_decides_what_is_logged_where_the_service_does_not(
-    word: str, sample: str, block: Any, found: AccessLog
-) -> None:
+def test_the_stack_decides_what_is_logged_else(word: str, sample: str, block: Any, found: AccessLog) -> None:
     assert parse(PROJECT, with_access_log(word, sample, block)).services["ranker"].access_log == found
 
 
@@ -475,9 +473,7 @@ GIB = 1024**3
         ({"count": 1}, Gpu("GPU-1", memory_bytes=80 * GIB), "GPU-1", []),
     ],
 )
-def test_a_replica_is_told_its_slot_whatever_its_image_is(
-    asked: dict[str, Any], gpu: Gpu, label: str, told: list[str]
-) -> None:
+def test_a_replica_of_any_image_is_told_its_slot(asked: dict[str, Any], gpu: Gpu, label: str, told: list[str]) -> None:
     made = body(ranker({**FOREIGN, "gpu": asked}), gpu)
     assert made["Labels"]["pierhead.gpus"] == label
     assert made.get("Env", []) == told

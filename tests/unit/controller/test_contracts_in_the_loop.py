@@ -269,9 +269,7 @@ async def test_a_version_without_a_contract_rolls_out(control: Control, told: by
 @pytest.mark.parametrize(
     ("parameters", "are_watched"), [(USUAL, False), (USUAL, True), (f"{USUAL}, limit: int = 1", False)]
 )
-async def test_services_of_one_image_change_at_the_same_time(
-    tmp_path: Path, parameters: str, are_watched: bool
-) -> None:
+async def test_services_of_one_image_change_at_once(tmp_path: Path, parameters: str, are_watched: bool) -> None:
     """By `deploy --now`, where the contract stays: in any other case the callee goes first."""
     callee, caller = ranker(image="image/app"), service("web", image="image/app", rollout=QUICK, callees=(NAME,))
     control = Control.of(tmp_path, callee, caller)

@@ -33,9 +33,7 @@ def control(tmp_path: Path) -> Control:
 
 async def test_a_state_file_that_cannot_be_written_stops_nothing_and_is_reported(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web"), service("bad", replicas=1))
-    async with control.running() as controller:
-        await control.settled("web", 2)
-        await control.settled("bad", 1)
+    async with control.running(web=2, bad=1) as controller:
         control.set_disk_full(True)
         control.engine.crash(control.router.ready("web")[0], code=3)
         await until(lambda: "store_failing" in control.kinds())
@@ -60,8 +58,7 @@ async def test_a_state_file_that_cannot_be_written_stops_nothing_and_is_reported
         assert {mark.replica for mark in control.store.retirements.values()} <= {*control.engine.names()} - {hangs}
         controller.commands.scale("web", 3)
         await control.settled("web", 3)
-    async with control.running():
-        await control.settled("web", 3)
+    async with control.running(web=3):
         assert any(record.count >= 3 for (name, _), record in control.store.failures.items() if name == "bad")
         assert {"store_failing", "store_works"} <= set(control.kinds()), "events of that time are kept, too"
 
@@ -83,8 +80,7 @@ async def test_a_controller_that_is_cut_off_stops_before_another_one_acts(contro
         await asyncio.sleep(1.0)
         assert not first.view.plan.steps
         assert any("no state can be saved" in notice for notice in first.view.notices)
-        async with other.running():
-            await other.settled("web", 3)
+        async with other.running(web=3):
             control.manager.is_cut = False
             await asyncio.sleep(60)
 
@@ -99,8 +95,7 @@ async def test_a_controller_that_is_cut_off_stops_before_another_one_acts(contro
 
 async def test_a_gpu_mark_that_cannot_be_kept_is_refused(control: Control) -> None:
     control.engine.gpus = gpus(2)
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         controller.commands.mark_gpu("GPU-1", "loud fan")
         control.set_disk_full(True)
         with pytest.raises(StoreError, match="state volume"):
@@ -122,8 +117,7 @@ async def test_a_gpu_mark_that_cannot_be_kept_is_refused(control: Control) -> No
 async def test_a_replica_that_loses_its_network_is_replaced_whether_or_not_the_engine_is_read(
     control: Control, engine_is_read: bool
 ) -> None:
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         victim = control.router.ready("web")[0]
         container = control.engine.by_name(victim).id
         control.engine.lose_network(victim)
@@ -143,8 +137,7 @@ async def test_a_replica_that_loses_its_network_is_replaced_whether_or_not_the_e
 
 
 async def test_a_replica_whose_network_comes_back_in_time_goes_on(control: Control) -> None:
-    async with control.running():
-        await control.settled("web", 2)
+    async with control.running(web=2):
         victim = control.router.ready("web")[0]
         container = control.engine.by_name(victim).id
         control.engine.lose_network(victim)
@@ -187,8 +180,7 @@ async def test_after_an_engine_restart_all_replicas_come_back(tmp_path: Path) ->
 
 
 async def test_a_pruned_image_takes_nothing_down_and_is_reported(control: Control) -> None:
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         ready = control.router.ready("web")
         control.engine.images.clear()
         controller.observer.engine_changed()
@@ -220,17 +212,14 @@ async def test_the_kernels_kills_for_want_of_memory_are_named_in_a_replica_and_w
 
 
 @pytest.mark.parametrize("engine", [FakeEngine, FakeSwarmEngine])
-async def test_a_service_in_a_crash_loop_says_so_and_is_tried_ever_more_rarely(
-    tmp_path: Path, engine: type[FakeEngine]
-) -> None:
+async def test_a_service_in_a_crash_loop_is_tried_ever_more_rarely(tmp_path: Path, engine: type[FakeEngine]) -> None:
     """Also where the engine itself starts again what has ended: the controller is faster."""
     made = engine(wall_clock)
     if isinstance(made, FakeSwarmEngine):
         made.add_node("n1")
     control = Control.of(tmp_path, service("web"), service("bad", replicas=1), engine=made)
     control.engine.behaviours["bad"] = Behaviour(exits_after_s=0.0, exit_code=1, output="loading\nno such model\n")
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         web = {container.id for container in control.engine.containers.values() if container.service == "web"}
         await until(lambda: any(record.count >= 6 for record in control.store.failures.values()), within_s=40.0)
         failed = [event.at for event in control.events("replica_failed")]

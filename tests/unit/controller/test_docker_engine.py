@@ -386,9 +386,7 @@ async def test_a_long_log_is_cut_between_two_lines(daemon: Daemon, length: int, 
     assert text == (b"".join(lines[-kept:]) if kept else lines[-1][-64 * 1024 :]).decode()
 
 
-async def test_logs_that_do_not_come_keep_no_other_call_from_the_engine(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_logs_that_do_not_come_hold_up_no_other_call(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("controller.engines.docker_calls._MOST_LOG_READS", 9)
     has(daemon, summary())
     daemon.answers["GET /containers/c1/logs"] = hanging = Held()

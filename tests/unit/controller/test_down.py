@@ -92,9 +92,7 @@ async def test_an_engine_that_is_slow_to_answer_is_asked_again(tmp_path: Path, m
     assert (engine.containers, refusals) == ({}, [])
 
 
-async def test_an_engine_that_does_not_come_back_ends_the_removal(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_engine_that_stays_away_ends_the_removal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = await started(tmp_path, Behaviour(ignores_sigterm=True))
     engine.go_away()
     await remove_replicas(engine, PROJECT, limit_s=0.5)

@@ -117,9 +117,7 @@ class AskingRouter(FakeRouter):
     ids=["path", "runtime"],
 )
 @pytest.mark.virtual_time
-async def test_all_replicas_serve_while_a_version_with_another_probe_is_rolled_out(
-    tmp_path: Path, another: dict[str, object]
-) -> None:
+async def test_all_replicas_serve_while_another_probe_is_rolled_out(tmp_path: Path, another: dict[str, object]) -> None:
     rollout = RolloutSpec(bake_s=0.2)
     old = service("web", replicas=4, managed=False, probe=ProbeSpec(port=8080, path="/health"), rollout=rollout)
     new = replace(old, definition_hash="d2", **another)  # type: ignore[arg-type]
@@ -134,8 +132,7 @@ async def test_all_replicas_serve_while_a_version_with_another_probe_is_rolled_o
         state = control.controller.deployer.state("web")
         return state.rollout is None and state.stable == control.controller.deployer.wanted("web") != first
 
-    async with control.running() as controller:
-        await control.settled("web", 4)
+    async with control.running(web=4) as controller:
         await until(lambda: router.taking() == 4 and controller.deployer.state("web").stable)
         first = controller.deployer.state("web").stable
         control.source.edit(new)

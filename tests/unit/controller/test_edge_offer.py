@@ -53,9 +53,7 @@ def test_a_question_carries_what_the_edge_knows() -> None:
     assert asked == {"edge": ["node 1"], "hash": ["a"], "epoch": ["7"], "refused": ["b"], "why": [why[:LONGEST_WHY]]}
 
 
-async def test_refused_routes_are_tried_again_after_the_next_answer(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_refused_routes_are_tried_at_the_next_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With what was refused in a question, the controller answers only when it waited in vain for other routes."""
     agent = edge_agent.Agent("n1", tmp_path, "controller", 1, ssl.create_default_context())
     asked, offers = list[str](), [EdgeOffer(7, CONFIG), EdgeOffer(7), EdgeOffer(7, CONFIG)]
@@ -108,9 +106,7 @@ async def test_an_edge_that_has_refused_routes_is_answered_when_they_are_publish
         assert (await answer).status == 204
 
 
-async def test_an_address_of_a_lost_controller_is_given_up_soon(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_the_address_of_a_lost_controller_is_left_soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bounds = list[float]()
 
     def silent(address: tuple[str, int], timeout: float) -> socket.socket:

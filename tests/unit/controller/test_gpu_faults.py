@@ -143,14 +143,11 @@ class TestPlan:
         assert (lost.name in self.planned(lost, listed=1)) is leaves
 
 
-async def test_a_gpu_that_vanishes_is_marked_and_its_replica_moves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_gpu_that_vanishes_is_marked_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("controller.observe.gpu_faults.GONE_AFTER_S", 0.2)
     control = Control.of(tmp_path, gpu_service(replicas=2))
     control.engine.gpus = gpus(3)
-    async with control.running() as controller:
-        await control.settled("ranker", 2)
+    async with control.running(ranker=2) as controller:
         control.engine.gpus = (Gpu("GPU-0"), Gpu("GPU-2"))
         controller.observer.engine_changed()
         await until(lambda: "gpu_marked" in control.kinds(), within_s=10.0)
@@ -196,8 +193,7 @@ async def test_a_gpu_on_which_replicas_die_is_left_for_one_on_which_they_live(
 async def test_an_operator_marks_gpus_and_removes_the_marks(tmp_path: Path) -> None:
     control = Control.of(tmp_path, gpu_service(replicas=1))
     control.engine.gpus = gpus(2)
-    async with control.running() as controller:
-        await control.settled("ranker", 1)
+    async with control.running(ranker=1) as controller:
         held = control.engine.containers.copy()
         with pytest.raises(InvalidRequest, match="no GPU 'GPU-7'; this machine has GPU-0, GPU-1"):
             controller.commands.mark_gpu("GPU-7", "loud fan")

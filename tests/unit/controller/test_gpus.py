@@ -116,7 +116,7 @@ class TestNames:
             ([A], {A: "n0", "0": "n0"}, [A], {"0": A}),  # the alias of a file
         ],
     )
-    def test_gpus_and_their_other_names(
+    def test_other_names(
         self, names: list[str], nodes: dict[str, str], found: list[str], aliases: dict[str, str]
     ) -> None:
         inventory = inventory_of_names(names, nodes)
@@ -357,9 +357,7 @@ class TestDiscovery:
         older = StubClient({"CDISpecDirs": ["/etc/cdi"], "Runtimes": {"nvidia": {}}})
         assert uuids(self.discover(older, tmp_path).inventory()) == [A, B]
 
-    def test_then_the_probe_and_cdi_that_is_off_is_said_once(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_then_the_probe_and_cdi_off_is_said_once(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         (tmp_path / "a.yaml").write_text(cdi({A: "n0"}))
         text = printed((B, "NVIDIA L4", "23034 MiB", "1 MiB"))
         client = StubClient({"CDISpecDirs": [], "Runtimes": {"nvidia": {}}}, smi=text)
@@ -377,9 +375,7 @@ class TestDiscovery:
         )
 
     @pytest.mark.parametrize("smi", ["", requests.ReadTimeout("slow"), "garbage"])
-    def test_a_failing_probe_is_removed_said_and_tried_again(
-        self, smi: str | Exception, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_failing_probe_is_told_and_repeated(self, smi: str | Exception, caplog: pytest.LogCaptureFixture) -> None:
         client = StubClient({"Runtimes": {"nvidia": {}}}, smi=smi)
         discovery = self.discover(client)
         assert discovery.inventory().gpus == ()

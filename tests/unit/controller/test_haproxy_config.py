@@ -284,9 +284,7 @@ def test_a_refusal_says_what_and_where(change: dict[str, Any], message: str) -> 
         ("consistent_hash", "hdr(x-session-id)", "hdr(x-session-id)"),
     ],
 )
-def test_haproxy_chooses_as_callers_do_and_keeps_a_canarys_share(
-    policy: str, balance: str, with_canary_weight: str
-) -> None:
+def test_haproxy_chooses_as_callers_do_with_canaries(policy: str, balance: str, with_canary_weight: str) -> None:
     spec = replace(WEB, router_policy=policy)
     canary = replace(spec, rollout=RolloutSpec(canary_weight=5))
     for one, wanted in ((spec, balance), (canary, with_canary_weight)):

@@ -43,8 +43,7 @@ async def test_a_failed_replica_is_replaced_and_the_events_have_its_cause_and_it
     control: Control, output: str, gist: str
 ) -> None:
     control.engine.behaviours["web"] = Behaviour(output=output)
-    async with control.running():
-        await control.settled("web", 2)
+    async with control.running(web=2):
         victim = control.router.ready("web")[0]
         control.engine.crash(victim, code=3)
         await until(lambda: control.store.failures)
@@ -74,8 +73,7 @@ async def test_a_failed_replica_whose_log_cannot_be_read_is_replaced_all_the_sam
 
     monkeypatch.setattr(FakeEngine, "logs", logs)
     monkeypatch.setattr("controller.daemon.apply.LOG_LIMIT_S", 0.05)
-    async with control.running():
-        await control.settled("web", 2)
+    async with control.running(web=2):
         control.engine.crash(control.router.ready("web")[0], code=3)
         await until(lambda: "replica_failed" in control.kinds())
         await control.settled("web", 2)
@@ -101,9 +99,7 @@ async def test_a_new_controller_adopts_everything_and_restarts_nothing(control: 
     assert len(control.engine.done) + len(control.router.done) == done
 
 
-async def test_nothing_is_planned_before_the_containers_were_read(
-    control: Control, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_planned_before_a_first_reading(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     async with control.running():
         await control.settled("web", 2)
         await control.settled("api", 1)
@@ -125,8 +121,7 @@ async def test_nothing_is_planned_before_the_containers_were_read(
 
 async def test_what_scale_has_set_to_zero_is_refused_at_once_until_it_is_scaled_up(control: Control) -> None:
     """At HAProxy and by callers; also after a restart of HAProxy, and of the controller."""
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         assert controller.board.state("web").scaled_to_zero_by == ""
         controller.commands.scale("web", 0)
         await control.settled("web", 0)
@@ -146,8 +141,7 @@ async def test_what_scale_has_set_to_zero_is_refused_at_once_until_it_is_scaled_
 
 async def test_a_scale_target_can_be_taken_back(control: Control) -> None:
     """The engine takes 2 s for a start, so 60 replicas would take 15 s; only what was begun comes, and goes at once."""
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         control.engine.starting_s = 2.0
         controller.commands.scale("web", 60)
         await asyncio.sleep(3.0)
@@ -161,8 +155,7 @@ async def test_a_scale_target_beyond_the_machine_ends_with_what_fits_and_can_be_
     gib = 1024**3
     control.engine.machine = Machine(2, 4 * gib, 3 * gib, most_processes=32768, processes=500, load=1.0)
     control.engine.behaviours["web"] = Behaviour(ready_after_s=1.0)
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         controller.commands.scale("web", 1000)
         await until(lambda: len(control.view.plan.pending) == 1000 - 27 and control.row("web")[1] == 27, within_s=60.0)
         await asyncio.sleep(60.0)
@@ -175,20 +168,17 @@ async def test_a_scale_target_beyond_the_machine_ends_with_what_fits_and_can_be_
 
 
 async def test_a_scale_target_outlives_the_controller_until_its_number_in_the_files_changes(control: Control) -> None:
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         controller.commands.scale("web", 3)
         await control.settled("web", 3)
-    async with control.running():
-        await control.settled("web", 3)
+    async with control.running(web=3):
         control.source.edit(service("web", replicas=1), service("api", replicas=1))
         await control.settled("web", 1)
         assert control.store.overrides == {}
 
 
 async def test_a_scale_target_ends_with_its_service_and_not_with_files_that_cannot_be_read(control: Control) -> None:
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         controller.commands.scale("web", 3)
         await control.settled("web", 3)
         control.source.edit(error=SpecError(["services: not valid YAML"]))
@@ -204,8 +194,7 @@ async def test_a_scale_target_ends_with_its_service_and_not_with_files_that_cann
 
 
 async def test_a_haproxy_that_restarts_or_is_away_is_reported_and_gets_its_servers_back(control: Control) -> None:
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         control.router.restart()
         await until(lambda: len(control.router.ready("web")) == 2, within_s=2.0)
         await until(lambda: "haproxy_restarted" in control.kinds())
@@ -228,8 +217,7 @@ async def test_a_controller_whose_engine_stays_away_ends_and_leaves_everything_a
     control.engine_lost_s = 3600.0 if for_good else 0.5
     monkeypatch.setattr("controller.observe.engine_events.SOCKET_GONE_S", 0.5)
     with pytest.RaisesGroup(pytest.RaisesExc(EngineUnreachable, match=words)):
-        async with control.running():
-            await control.settled("web", 2)
+        async with control.running(web=2):
             done = len(control.engine.done)
             control.engine.go_away(EngineSocketGone if for_good else EngineUnreachable)
             await until(lambda: False, within_s=10.0)
@@ -238,8 +226,7 @@ async def test_a_controller_whose_engine_stays_away_ends_and_leaves_everything_a
 
 async def test_while_a_swarm_has_no_leader_nothing_is_planned_and_the_controller_stays(control: Control) -> None:
     control.engine_lost_s = 0.5
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         done = len(control.engine.done)
         control.engine.go_away(EngineLeaderless)
         await until(lambda: controller.view.engine_reachable is False, within_s=15.0)
@@ -260,8 +247,7 @@ async def test_while_a_swarm_has_no_leader_nothing_is_planned_and_the_controller
     ids=["wrong files", "a defect in the reader"],
 )
 async def test_files_that_cannot_be_read_change_nothing(control: Control, error: Exception, problem: str) -> None:
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         containers = set(control.engine.containers)
         control.source.edit(error=error)
         await until(lambda: controller.view.spec_problems)
@@ -275,8 +261,7 @@ async def test_files_are_read_although_looking_for_changes_fails(control: Contro
     async def broken() -> Hashable:
         raise KeyError("maybe")
 
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         control.source.error = SpecError(["services.web.x: expected true or false"])
         control.source.fingerprint = broken  # type: ignore[method-assign]
         await until(lambda: controller.view.spec_problems == ("services.web.x: expected true or false",))
@@ -297,8 +282,7 @@ async def test_replicas_that_only_the_controller_cannot_reach_are_left_alone(con
     control.source.services["web"] = replace(
         control.source.services["web"], probe=replace(service().probe, period_s=0.05, failures=2)
     )
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         replicas = set(control.engine.containers)
         control.silent.update(control.router.ready("web"))
         await until(
@@ -332,8 +316,7 @@ async def test_a_replica_waits_for_memory_that_others_use_and_starts_when_it_is_
 
 
 async def test_a_defect_in_the_planner_is_an_event_and_ends_nothing(control: Control) -> None:
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         planner, controller.loop.planner = controller.loop.planner, lambda *_: 1 / 0  # type: ignore[assignment]
         await until(lambda: "tick_failed" in control.kinds("failed"))
         told = "internal: a tick raised ZeroDivisionError: division by zero; nothing is done until this is over"
@@ -358,8 +341,7 @@ async def test_a_defect_in_asking_one_replica_ends_nothing(control: Control, cap
 
     control.ask = asked  # type: ignore[method-assign]
     control.source.services["api"] = service("api", replicas=1, probe=ProbeSpec(9101, "/readyz"))
-    async with control.running():
-        await control.settled("web", 2)
+    async with control.running(web=2):
         await until(lambda: "asking a replica raised" in caplog.text)
         control.ask = ask  # type: ignore[method-assign]
         control.engine.crash(control.router.ready("web")[0])

@@ -189,9 +189,7 @@ async def test_the_last_good_value_counts_for_three_periods(book: Book) -> None:
 @pytest.mark.parametrize(
     ("answers", "problem"), [([], "no answer from http://prom"), ([PolicyError("refused")], "refused")]
 )
-async def test_a_first_value_is_waited_for_while_it_is_needed(
-    book: Book, answers: list[float | Exception], problem: str
-) -> None:
+async def test_a_first_value_is_waited_for(book: Book, answers: list[float | Exception], problem: str) -> None:
     book.answers = answers
     book.measurements.sync(services(POLICY))
     await until(lambda: book.asked)

@@ -270,9 +270,7 @@ async def change(client: Client, method: str, path: str, **body: Any) -> str:
 async def test_a_node_is_drained_and_used_again(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web", replicas=3), gpu_service(replicas=3), engine=swarm())
     engine = cast(FakeSwarmEngine, control.engine)
-    async with serving(control) as client:
-        await control.settled("web", 3)
-        await control.settled("ranker", 3)
+    async with serving(control, web=3, ranker=3) as client:
         least = {"web": 3, "ranker": 3}
 
         def drained() -> bool:
@@ -309,8 +307,7 @@ async def test_a_node_is_drained_and_used_again(tmp_path: Path) -> None:
 async def test_certificates_that_end_soon_are_named_before_they_do(tmp_path: Path, days: float, words: str) -> None:
     control = Control.of(tmp_path, service("web"), engine=swarm())
     control.certificate_ends_at = wall_clock() + days * 86_400
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         told = [notice for notice in control.view.notices if "certificates" in notice]
         found = [words in notice and notice.endswith("run `pierhead up`") for notice in told]
         assert found == ([True] if words else [])
@@ -322,8 +319,7 @@ async def test_certificates_that_end_soon_are_named_before_they_do(tmp_path: Pat
 async def test_what_has_no_room_elsewhere_stays_until_it_is_forced(tmp_path: Path) -> None:
     control = Control.of(tmp_path, gpu_service(replicas=6), engine=swarm())
     engine = cast(FakeSwarmEngine, control.engine)
-    async with serving(control) as client:
-        await control.settled("ranker", 6)
+    async with serving(control, ranker=6) as client:
         message = await change(client, "POST", "n3/drain")
         assert "no other node has room for 2 of ranker: they serve on n3 until one has" in message
         await until(lambda: control.view.nodes[2].blocked, within_s=60)
@@ -345,8 +341,7 @@ async def test_what_failed_with_its_node_is_no_failure_of_the_version_that_bakes
     old = service("web", rollout=RolloutSpec(bake_s=30.0))
     control = Control.of(tmp_path, old, engine=swarm())
     engine = cast(FakeSwarmEngine, control.engine)
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         control.source.edit(replace(old, definition_hash="d2"))
         await until(lambda: "watched for" in control.view.services[0].message, within_s=20)
         made = current_version(control.source.services["web"], engine.images)
@@ -392,8 +387,7 @@ async def test_what_is_refused(tmp_path: Path) -> None:
         assert "no other node has room for 1 of web" in await change(client, "POST", "id-n4/drain")
     one = Control.of(tmp_path / "one", service("web"))
     (tmp_path / "one").mkdir()
-    async with serving(one) as client:
-        await one.settled("web", 2)
+    async with serving(one, web=2) as client:
         assert "this stack runs on one machine" in await change(client, "POST", "n1/drain")
 
 

@@ -78,9 +78,7 @@ async def test_changes_and_what_follows_them_have_its_shapes(control: Control) -
         [web] = [row.rollout for row in control.view.services if row.name == "web"]
         return web is not None
 
-    async with serving(control) as client:
-        await control.settled("web", 2)
-        await control.settled("ranker", 1)
+    async with serving(control, web=2, ranker=1) as client:
         for replicas in (3, "auto"):
             done = await client.put("/api/v1/services/web/scale", json={"replicas": replicas})
             assert (await checked(done, "scale"))["replicas"] == replicas
@@ -100,8 +98,7 @@ async def test_changes_and_what_follows_them_have_its_shapes(control: Control) -
 
 async def test_nodes_and_their_changes_have_its_shapes(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web"), engine=swarm())
-    async with serving(control) as client:
-        await control.settled("web", 2)
+    async with serving(control, web=2) as client:
         await checked(
             await client.put("/api/v1/nodes/n1/labels", json={"labels": {"zone": "a", "old": None}}), "label_node"
         )
@@ -121,8 +118,7 @@ async def test_the_bounds_of_parameters_are_the_real_ones(control: Control) -> N
         if "maximum" in each["schema"]
     ]
     assert len(bounded) == 3
-    async with serving(control) as client:
-        await control.settled("web", 2)
+    async with serving(control, web=2) as client:
         for path, name, most in bounded:
             assert (await client.get(f"{path}?{name}={most}")).status == 200
             assert (await client.get(f"{path}?{name}={most + 1}")).status == 400

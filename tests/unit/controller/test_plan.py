@@ -266,9 +266,7 @@ LEAVING: dict[str, tuple[ServiceSpec, Observed, str]] = {
 
 
 @pytest.mark.parametrize(("spec", "world", "expected"), LEAVING.values(), ids=LEAVING)
-def test_a_replica_that_leaves_is_drained_stopped_and_removed(
-    spec: ServiceSpec, world: Observed, expected: str
-) -> None:
+def test_a_replica_that_leaves_is_drained_and_removed(spec: ServiceSpec, world: Observed, expected: str) -> None:
     made = plan(first_of(spec), world, NOW)
     assert expected in str(made)
     if expected == NOTHING:
@@ -286,9 +284,7 @@ def test_a_replica_that_leaves_is_drained_stopped_and_removed(
     ],
     ids=["sessions", "queued", "in flight", "idle", "never ready"],
 )
-def test_a_replica_that_stops_answering_while_it_drains_may_finish_its_requests(
-    work: dict[str, Any], is_waited_for: bool
-) -> None:
+def test_a_draining_replica_that_is_silent_may_finish_its_requests(work: dict[str, Any], is_waited_for: bool) -> None:
     silent = {"health": ReplicaHealth.FAILED, "ongoing": None, "ongoing_at": None, **work}
     assert (text(first_of(WEB), leaving(WEB, 5, **silent)) == NOTHING) is is_waited_for
     assert "send SIGTERM" in text(first_of(WEB), leaving(WEB, 5, failed=True, **silent)), (
@@ -303,9 +299,7 @@ def test_a_replica_that_stops_answering_while_it_drains_may_finish_its_requests(
     [(1, {}, "to ready"), (0, {}, "to drain"), (0, {"draining_since": NOW - 5}, "to drain")],
     ids=["stays", "goes", "drains already"],
 )
-def test_a_server_that_some_edges_use_is_made_the_same_everywhere(
-    wanted: int, marks: dict[str, Any], expected: str
-) -> None:
+def test_a_server_of_some_edges_is_made_the_same_everywhere(wanted: int, marks: dict[str, Any], expected: str) -> None:
     one = replica(WEB, 1)
     retirements = retirement(one, **marks) if marks else {}
     world = observed(one, retirements=retirements, routing=routing(server(one, state=ServerState.PARTLY)))
@@ -414,9 +408,7 @@ MACHINES: dict[str, tuple[Machine | None, int, str]] = {
 
 
 @pytest.mark.parametrize(("machine", "starts", "pending"), MACHINES.values(), ids=MACHINES)
-def test_a_start_waits_while_the_machine_has_no_room_or_no_time_for_it(
-    machine: Machine | None, starts: int, pending: str
-) -> None:
+def test_a_start_waits_for_room_and_time_on_the_machine(machine: Machine | None, starts: int, pending: str) -> None:
     found = plan(desired(WEB, web=12), seen(ONE, TWO, machine=machine), NOW)
     assert sum(isinstance(step.action, CreateContainer) for step in found.steps) == starts
     assert {one.reason for one in found.pending} == ({pending} if pending else set())

@@ -64,7 +64,7 @@ def test_a_function_that_has_not_answered_yet_holds_the_target() -> None:
     [(None, 1.0, 0, 0, 1), (None, 0.0, 0, 0, 0), (None, 0.0, 2, 5, 5), (0.0, 0.0, 1, 1, 0), (0.0, 0.5, 1, 1, 1)],
     ids=["asleep, a request", "asleep", "not read yet", "no request", "the last replica has a request"],
 )
-def test_where_the_value_alone_does_not_decide(
+def test_where_more_than_the_value_decides(
     value: float | None, load: float, running: int, target: int, wanted: int
 ) -> None:
     seen = situation(replace(SPEC, policy=GPU), load=load, running=running, target=target)

@@ -216,9 +216,7 @@ async def test_a_refused_user_config_has_its_reason_on_one_line(probe: HttpProbe
     ],
     ids=["a contract", "an earlier runtime", "another program", "too large"],
 )
-async def test_the_contract_that_a_replica_tells(
-    probe: HttpProbe, status: int, kind: str, body: bytes, told: bytes
-) -> None:
+async def test_the_contract_of_a_replica(probe: HttpProbe, status: int, kind: str, body: bytes, told: bytes) -> None:
     async def answer(request: web.Request) -> web.Response:
         return web.Response(status=status, body=body, content_type=kind)
 
@@ -459,7 +457,7 @@ def busy(progress: int | None, ongoing: int | None = 1, queued: int = 0) -> Prob
     ],
     ids=["it moves", "it has no work", "it waits for another service", "it reports no progress"],
 )
-def test_since_when_a_replica_with_work_has_not_moved(
+def test_since_when_a_busy_replica_has_not_moved(
     readings: list[ProbeReading], stalled_since: list[float | None]
 ) -> None:
     seen = [judge(*readings[: count + 1]).verdict.stalled_since for count in range(len(readings))]

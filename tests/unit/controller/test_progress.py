@@ -58,9 +58,7 @@ def test_progress_extends_the_deadline_of_a_start() -> None:
 async def test_a_replica_that_hangs_is_replaced_and_others_are_left_alone(tmp_path: Path) -> None:
     spec = service("web", probe=replace(PROBE, progress_timeout_s=0.5, period_s=0.1))
     control = Control.of(tmp_path, spec, service("api", replicas=1))
-    async with control.running():
-        await control.settled("web", 2)
-        await control.settled("api", 1)
+    async with control.running(web=2, api=1):
         api = control.router.ready("api")
         victim = control.router.ready("web")[0]
         container = control.engine.by_name(victim).id

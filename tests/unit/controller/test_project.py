@@ -441,10 +441,8 @@ def typed(where: Path, *words: str, docker: str = "exit 1", **environment: str) 
 
 def test_ctrl_c_before_a_command_begins_is_quiet(tmp_path: Path) -> None:
     (tmp_path / "yaml.py").write_text("import time\nprint('imports', flush=True)\ntime.sleep(600)\n")
-    # Python hands down that the signal is ignored, where pytest runs in the background of a shell.
-    program = [sys.executable, "-P", "-c", "from controller.tool import main; main()"]
     process = subprocess.Popen(
-        ["env", "--default-signal=INT", *program], text=True,
+        [sys.executable, "-P", "-c", "from controller.tool import main; main()"], text=True,
         env={"PYTHONPATH": f"{tmp_path}:{ROOT}:{ROOT}/services/runtime"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip

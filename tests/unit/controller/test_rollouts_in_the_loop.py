@@ -194,9 +194,7 @@ async def test_a_version_that_haproxy_refuses_takes_nothing_away(control: Contro
         await stable_at(control, web("d2"))
 
 
-async def test_a_version_whose_check_by_haproxy_fails_is_rolled_back(
-    control: Control, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_version_that_fails_haproxys_check_goes_back(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     perform = control.router.perform
 
     async def and_down(action: RoutingAction) -> None:
@@ -217,7 +215,7 @@ async def test_a_version_whose_check_by_haproxy_fails_is_rolled_back(
         assert taking(control) == old
 
 
-async def test_a_version_that_the_engine_refuses_for_long_is_rolled_back_and_may_be_tried_again(
+async def test_a_version_that_the_engine_refuses_for_long_goes_back_and_may_be_retried(
     control: Control,
 ) -> None:
     async with control.running() as controller:
@@ -389,8 +387,7 @@ async def test_a_version_that_does_not_fit_replaces_no_replica_and_is_rolled_bac
         ready.append(control.row("ranker")[1])
         return control.controller.deployer.state("ranker").rejected is not None and not phase(control, "ranker")
 
-    async with control.running():
-        await control.settled("ranker", 4)
+    async with control.running(ranker=4):
         made = set(control.engine.containers)
         control.source.edit(replace(ranker, gpu=GpuRequest(count=4), definition_hash="d2"))
         await until(is_over, 20.0)
@@ -457,9 +454,7 @@ async def test_an_engine_restart_does_not_count_as_the_versions_failure(control:
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
-async def test_a_failure_counts_as_its_versions_unless_another_service_fails_with_it(
-    tmp_path: Path, is_alone: bool
-) -> None:
+async def test_a_failure_is_its_versions_unless_another_service_fails_too(tmp_path: Path, is_alone: bool) -> None:
     control = Control.of(tmp_path, web(), service("other", replicas=1))
     async with control.running():
         await stable_at(control, web())
@@ -543,8 +538,7 @@ async def test_replicas_of_an_earlier_build_stay_while_their_files_do(control: C
     made = sorted(one.id for one in control.engine.containers.values())
     created_at = min(one.created_at for one in control.engine.containers.values())
     control.source.edit(web(files={TOKEN: "a"}, files_changed_at=created_at - 1))
-    async with control.running():
-        await control.settled("web", 2)
+    async with control.running(web=2):
         await control.controller.loop.look_again()
         assert (sorted(one.id for one in control.engine.containers.values()), phase(control)) == (made, "")
         changed = web(files={TOKEN: "b"}, files_changed_at=created_at + 1)
@@ -565,8 +559,7 @@ async def test_a_restart_replaces_every_replica_once(control: Control) -> None:
         await control.settled("web", 2)
         after = set(control.engine.containers)
         assert len(versions(control)) == 1
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         await controller.loop.look_again()
         assert set(control.engine.containers) == after
         assert phase(control) == ""

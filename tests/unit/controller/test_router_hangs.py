@@ -61,8 +61,7 @@ async def test_a_haproxy_that_hangs_is_restarted_until_it_helps_and_gets_its_ser
             control.router.restart()
 
     control.engine.restart_router = restarted
-    async with control.running():
-        await control.settled("web", 2)
+    async with control.running(web=2):
         control.router.hangs = True
         at.append(control.clock())
         await until(lambda: not control.router.hangs, within_s=300.0)
@@ -76,16 +75,14 @@ async def test_a_haproxy_that_hangs_is_restarted_until_it_helps_and_gets_its_ser
 
 
 async def test_a_haproxy_whose_http_port_answers_is_not_restarted(control: Control) -> None:
-    async with control.running():
-        await control.settled("web", 2)
+    async with control.running(web=2):
         control.router.up = False  # the runtime API alone is silent
         await asyncio.sleep(100.0)
         assert restarts(control) == []
 
 
 async def test_a_restart_that_the_engine_refuses_is_reported_and_tried_again(control: Control) -> None:
-    async with control.running() as loop:
-        await control.settled("web", 2)
+    async with control.running(web=2) as loop:
         control.engine.fail_next(RestartRouter, EngineError("Compose made no container of service haproxy"))
         control.engine.restart_router = lambda: setattr(control.router, "hangs", False)
         control.router.hangs = True
@@ -96,8 +93,7 @@ async def test_a_restart_that_the_engine_refuses_is_reported_and_tried_again(con
 async def test_why_haproxys_answers_cannot_be_read_is_an_error_that_status_shows(
     control: Control, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with control.running() as loop:
-        await control.settled("web", 2)
+    async with control.running(web=2) as loop:
         words = "HAProxy's answers cannot be read: KeyError('Pid'); is this really HAProxy 3.0 or newer?"
         control.router.problem = RoutingError(words)
         await until(lambda: _notice(loop, words))

@@ -134,7 +134,7 @@ async def test_bounds_and_load_are_shown(control: Control) -> None:
         assert 'pierhead_service_autoscale_wanted_replicas{service="model"} 2.0' in page
 
 
-async def test_while_the_engine_is_away_nothing_is_decided_and_a_due_decision_does_not_make_the_loop_spin(
+async def test_while_the_engine_is_away_nothing_is_decided_and_the_loop_does_not_spin(
     control: Control,
 ) -> None:
     def ticks() -> float:
@@ -226,9 +226,7 @@ async def test_a_measured_value_decides_and_the_target_is_held_without_one(contr
         await until(lambda: control.events("policy_works"), within_s=120)
 
 
-async def test_a_defect_in_scaling_one_service_holds_that_service_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_defect_in_scaling_a_service_holds_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = replace(QUICK, initial=2)
 
     def decided(before: Decided, situation: Situation, answer: PolicyAnswer) -> tuple[Decided, str]:

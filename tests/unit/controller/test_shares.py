@@ -42,9 +42,7 @@ def test_bounds(target: int, pace: tuple[int, int], on_trial: bool, room: int | 
     on_trial=st.booleans(),
     room=st.none() | st.integers(0, 1000),
 )
-def test_a_change_never_needs_more_than_it_allows(
-    target: int, surge: int, unavailable: int, on_trial: bool, room: int | None
-) -> None:
+def test_a_change_needs_no_more(target: int, surge: int, unavailable: int, on_trial: bool, room: int | None) -> None:
     found = bounds(target, RolloutSpec(surge, unavailable or int(not surge)), on_trial=on_trial, room=room)
     assert 0 <= found.floor <= target
     assert found.floor >= min(target, 1) or unavailable or not surge or room == 0, "the last one is never given away"

@@ -342,9 +342,7 @@ def test_each_change_is_one_event() -> None:
         pytest.param([NOW - 500], NOW - 59, 1, False, id="it failed a moment ago"),
     ],
 )
-def test_when_failures_are_forgiven(
-    ready_since: list[float | None], failed_at: float, wanted: int, is_forgiven: bool
-) -> None:
+def test_forgiven_failures(ready_since: list[float | None], failed_at: float, wanted: int, is_forgiven: bool) -> None:
     containers = [
         replica(WEB, n, health=ReplicaHealth.READY if at else ReplicaHealth.UNKNOWN)
         for n, at in enumerate(ready_since, 1)

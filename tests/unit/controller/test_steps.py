@@ -54,7 +54,7 @@ def test_ctrl_c_is_told_as_what_it_is(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "going")
     command = [sys.executable, "-c", PROGRAM.format(pipe=pipe)]
     with subprocess.Popen(
-        ["env", "--default-signal=INT", *command], cwd=ROOT, text=True, start_new_session=True,
+        command, cwd=ROOT, text=True, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         pipe.read_text()

@@ -161,9 +161,7 @@ def overwritten(content: bytes) -> bytes:
     ],
     ids=["only its head", "pages", "a byte of a definition", "other tables", "no tables, and a version"],
 )
-def test_a_file_that_is_damaged_or_of_another_version_is_set_aside(
-    tmp_path: Path, damage: Callable[[bytes], bytes] | str
-) -> None:
+def test_a_damaged_or_other_file_is_set_aside(tmp_path: Path, damage: Callable[[bytes], bytes] | str) -> None:
     store, path = StateStore(StateFile(tmp_path)), tmp_path / FILE_NAME
     for number in range(500):
         store.append_event(event(str(number) * 20))

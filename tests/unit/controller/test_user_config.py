@@ -214,8 +214,7 @@ def row(control: Control) -> Service:
 
 
 async def test_a_change_reaches_those_that_run_and_restarts_none(control: Control) -> None:
-    async with control.running():
-        await control.settled("web", 2)
+    async with control.running(web=2):
         before, events = set(control.engine.containers), len(control.said("create_container"))
         assert in_force(control) == [A, A]
         assert control.given == [], "they have begun with it"
@@ -243,8 +242,7 @@ async def test_a_change_reaches_those_that_run_and_restarts_none(control: Contro
 
 
 async def test_one_that_is_refused_is_told_and_nothing_is_restarted(control: Control) -> None:
-    async with control.running():
-        await control.settled("web", 2)
+    async with control.running(web=2):
         before = set(control.engine.containers)
         control.refused = {B}
         control.source.edit(web(B))
@@ -279,8 +277,7 @@ async def test_a_replica_that_does_not_answer_is_tried_again(control: Control, m
         return await give(address, text)
 
     monkeypatch.setattr(control, "give", unreachable_twice)
-    async with control.running():
-        await control.settled("web", 2)
+    async with control.running(web=2):
         control.source.edit(web(B))
         await until(lambda: in_force(control) == [B, B])
         assert any("does not answer" in message for message in control.said("give_user_config"))

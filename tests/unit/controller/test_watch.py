@@ -224,8 +224,7 @@ async def test_each_look_raises_a_defect_in_reading_until_a_reading_succeeds(ben
 
 async def test_the_loop_goes_on_while_the_engine_does_not_answer(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web", replicas=2))
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         control.engine.reading_s = 4.0
         controller.observer.engine_changed()
         await asyncio.sleep(0.1)
@@ -236,8 +235,7 @@ async def test_the_loop_goes_on_while_the_engine_does_not_answer(tmp_path: Path)
 
 async def test_a_slow_engine_makes_and_removes_each_replica_once(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web", replicas=1))
-    async with control.running() as controller:
-        await control.settled("web", 1)
+    async with control.running(web=1) as controller:
         control.engine.reading_s = 0.7
         controller.commands.scale("web", 12)
         await control.settled("web", 12, within_s=60.0)
@@ -250,8 +248,7 @@ async def test_a_slow_engine_makes_and_removes_each_replica_once(tmp_path: Path)
 async def test_a_retired_replica_stays_retired_while_an_earlier_reading_still_shows_it(tmp_path: Path) -> None:
     """The store forgets a retirement with its container."""
     control = Control.of(tmp_path, service("web", replicas=2))
-    async with control.running() as controller:
-        await control.settled("web", 2)
+    async with control.running(web=2) as controller:
         control.engine.reading_s = 2.0
         controller.commands.scale("web", 1)
         await until(lambda: control.store.retirements)

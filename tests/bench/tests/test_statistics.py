@@ -6,7 +6,7 @@ from tests.bench.measure import Meter, cost
 from tests.bench.processes import MachineTime
 from tests.bench.samples import Footprint
 from tests.bench.statistics import Samples, Spread, cpu, latency, outside, rate, resident, tail
-from tests.unit.bench.worlds import sample
+from tests.bench.tests.worlds import sample
 
 
 def test_ratios_are_taken_within_a_round_that_both_sides_have() -> None:

@@ -6,7 +6,7 @@ from tests.bench.how import noise_of
 from tests.bench.report import markdown
 from tests.bench.samples import Footprint
 from tests.bench.statistics import Samples
-from tests.unit.bench.worlds import histogram, results, sample
+from tests.bench.tests.worlds import histogram, results, sample
 
 
 def row(text: str, beginning: str) -> list[str]:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.unit.bench.worlds import results, sample
+from tests.bench.tests.worlds import results, sample
 
 
 def test_the_open_loops_rate_is_seventy_percent_of_the_smaller_peak_of_the_first_round() -> None:

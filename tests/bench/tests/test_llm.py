@@ -18,7 +18,7 @@ from tests.bench.llm.figures import Samples, lines, tables
 from tests.bench.llm.load import WORKLOADS, Asking, Seen, http_user
 from tests.bench.llm.measure import Sample
 from tests.bench.processes import BenchError
-from tests.unit.bench.worlds import histogram
+from tests.bench.tests.worlds import histogram
 
 
 def sample(part: str, case: str, variant: str = "", **changes: Any) -> Sample:

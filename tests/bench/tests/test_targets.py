@@ -5,7 +5,7 @@ import pytest
 from tests.bench.results import Results
 from tests.bench.samples import Footprint
 from tests.bench.targets import Line, lines
-from tests.unit.bench.worlds import results, sample
+from tests.bench.tests.worlds import results, sample
 
 
 def line(found: Results, what: str, wanted: str) -> Line:
