@@ -12,10 +12,9 @@ import pytest
 from pierhead import Settings
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
-from pierhead.calls.listing import ReplicaListing
-from pierhead.calls.replica import Endpoint, Replica
+from pierhead.calls.replica import Endpoint, Replica, ReplicaListing
+from pierhead.lanes.client import TRANSPORTS
 from pierhead.lanes.connection import Method, MethodKind
-from pierhead.lanes.transports import TRANSPORTS
 from pierhead.metrics import RuntimeMetrics
 
 

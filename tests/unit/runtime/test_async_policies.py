@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pierhead import Backpressure, DeadlineExceeded, NoReplica, UserCodeError, close_handles, current_request
 from pierhead.calls.channel import HandleChannel
-from pierhead.calls.listing import ReplicaListing
-from pierhead.calls.replica import Endpoint
+from pierhead.calls.replica import Endpoint, ReplicaListing
 from pierhead.policies.policy import Policy, RoutedCall
 from pierhead.policies.registry import register_policy
 from pierhead.policies.router import PolicyRouter

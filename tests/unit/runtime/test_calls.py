@@ -15,9 +15,8 @@ import grpc
 import pytest
 from pierhead import Backpressure, DeadlineExceeded, NoReplica, PierheadError, ReplicaDied, Unavailable, UserCodeError
 from pierhead.calls.channel import HandleChannel
-from pierhead.calls.listing import ReplicaListing
 from pierhead.calls.outliers import FAILURES
-from pierhead.calls.replica import Endpoint
+from pierhead.calls.replica import Endpoint, ReplicaListing
 from pierhead.deadlines import Deadlines
 from pierhead.lanes.connection import NEVER_SENT
 from pierhead.policies.policy import RoutedCall

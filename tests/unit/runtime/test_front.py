@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession, WSMsgType, web
-from pierhead.calls.listing import ReplicaListing
-from pierhead.calls.replica import Endpoint
+from pierhead.calls.replica import Endpoint, ReplicaListing
 from pierhead.runner.front import Front
 from pierhead.runner.runner import FrontRoute
 

@@ -14,8 +14,7 @@ from pierhead.calls import directory as directories
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
 from pierhead.calls.directory import Directory, resolve
-from pierhead.calls.listing import ReplicaListing
-from pierhead.calls.replica import Endpoint
+from pierhead.calls.replica import Endpoint, ReplicaListing
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.metrics import RuntimeMetrics
 from pierhead.policies.balanced import PowerOfTwo

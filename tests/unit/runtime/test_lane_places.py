@@ -11,8 +11,7 @@ import pytest
 from pierhead import DeadlineExceeded, Settings
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
-from pierhead.calls.listing import ReplicaListing
-from pierhead.calls.replica import Endpoint
+from pierhead.calls.replica import Endpoint, ReplicaListing
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
 from pierhead.errors import ReplicaDied
 from pierhead.metrics import RuntimeMetrics

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from pierhead.calls.absence import switched_off
 from pierhead.calls.lease import CallPlace
-from pierhead.calls.listing import ReplicaListing
 from pierhead.calls.outliers import FAILURES
 from pierhead.calls.pool import Pool
 from pierhead.calls.queue import QueuePlace
-from pierhead.calls.replica import Endpoint, Replica
+from pierhead.calls.replica import Endpoint, Replica, ReplicaListing
 from pierhead.errors import ScaledToZero, UserCodeError
 from pierhead.policies.policy import RoutedCall
 from pierhead.policies.registry import register_policy

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from pierhead import Settings
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
-from pierhead.calls.listing import ReplicaListing
-from pierhead.calls.replica import Endpoint, Replica
+from pierhead.calls.replica import Endpoint, Replica, ReplicaListing
 from pierhead.metrics import RuntimeMetrics
 from pierhead.policies.policy import C, RoutedCall
 from pierhead.replica.admin import admin_pages

@@ -16,7 +16,7 @@ from pierhead.calls.clients import Clients
 from pierhead.calls.failures import RETRY_REASONS
 from pierhead.deadlines import Deadlines
 from pierhead.errors import Backpressure, NoReplica
-from pierhead.lanes.transports import TRANSPORTS
+from pierhead.lanes.client import TRANSPORTS
 from pierhead.metrics import RuntimeMetrics
 from pierhead.policies.router import PolicyRouter
 

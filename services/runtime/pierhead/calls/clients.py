@@ -9,11 +9,10 @@ from functools import partial
 from typing import ClassVar, Final, NamedTuple, Protocol
 
 from pierhead.calls.directory import Directory
-from pierhead.calls.listing import ReplicaListing
 from pierhead.calls.pool import Pool
-from pierhead.calls.replica import Endpoint
+from pierhead.calls.replica import Endpoint, ReplicaListing
+from pierhead.lanes.client import TRANSPORTS
 from pierhead.lanes.connection import Connection
-from pierhead.lanes.transports import TRANSPORTS
 from pierhead.metrics import PROCESS
 from pierhead.settings import Settings
 from pierhead.store.memory import OWN_STORE, Store

@@ -20,8 +20,7 @@ from dataclasses import replace
 import grpc
 
 from pierhead.calls.absence import switched_off, unfound, unknown
-from pierhead.calls.listing import ReplicaListing
-from pierhead.calls.replica import Endpoint
+from pierhead.calls.replica import Endpoint, ReplicaListing
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 from pierhead.routing_stats import Stats
 from pierhead.settings import DEFAULT_GRPC_PORT, Settings

@@ -16,12 +16,11 @@ from weakref import WeakSet
 from pierhead.calls import weights
 from pierhead.calls.budget import RetryBudget
 from pierhead.calls.lease import CallPlace
-from pierhead.calls.listing import ReplicaListing
 from pierhead.calls.outliers import Outliers, Standing, left_out, next_change
 from pierhead.calls.queue import CallQueue, QueuePlace
-from pierhead.calls.replica import FULL_TRUSTED_S, Replica
+from pierhead.calls.replica import FULL_TRUSTED_S, Replica, ReplicaListing
 from pierhead.errors import NoReplica, PierheadError
-from pierhead.lanes.transports import Connect
+from pierhead.lanes.client import Connect
 from pierhead.policies.policy import RoutedCall
 from pierhead.policies.router import PolicyRouter, Unranked
 from pierhead.routing_stats import Stats

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pierhead.calls.absence import Absence
 from pierhead.calls.outliers import Standing
 from pierhead.lanes.connection import Connection
 from pierhead.routing_stats import NOTHING, Stats
@@ -29,6 +30,21 @@ class Endpoint:
     """Its share of the calls, relative to the other replicas'."""
     stats: Stats | None = None
     """The numbers that it publishes for policies, as the source last read them; None = unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaListing:
+    """One source's whole report; the next one replaces it."""
+
+    endpoints: Sequence[Endpoint] = ()
+    max_queued_requests: int | None = None
+    """How many calls may wait at each handle; -1 = no bound, None = not set."""
+    policy: str | None = None
+    """The policy of handles that name none; None = not set."""
+    policy_kwargs: str = ""
+    """The policy's keyword arguments as a JSON object; "" = none."""
+    absence: Absence | None = None
+    """Why calls do not wait while no replica may be called; None = a replica may come at any time."""
 
 
 class Replica:

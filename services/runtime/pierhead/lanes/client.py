@@ -26,6 +26,7 @@ from pierhead.lanes.connection import (
     CHANNEL_OPTIONS,
     FOREIGN_CHANNEL_OPTIONS,
     NEVER_SENT,
+    Connection,
     GrpcConnection,
     Method,
     MethodKind,
@@ -405,3 +406,10 @@ def _split(metadata: Iterable[Pair]) -> tuple[str, list[str], int]:
     request_id = text_of(REQUEST_ID_KEY, ids[-1]) if ids else ""
     others = flatten(pair for pair in pairs if pair[0] != REQUEST_ID_KEY)
     return request_id, others, size_of(others)
+
+
+Connect = Callable[[str, Callable[[], None]], Connection]
+"""Address, and what to call when `ready` changes."""
+
+TRANSPORTS: dict[str, type[LaneConnection | GrpcConnection]] = {"lane": LaneConnection, "grpc": GrpcConnection}
+"""`handle(..., transport=...)` -> what connects: a class that implements `Connection`."""

@@ -257,7 +257,8 @@ class ReplicaServer:
     async def _listen(self) -> None:
         settings = self.settings
         if self._servicers and not self._inside:
-            port = settings.grpc_port if self._listeners else _or_default(settings.port, DEFAULT_GRPC_PORT)
+            own = DEFAULT_GRPC_PORT if settings.port is None else settings.port
+            port = settings.grpc_port if self._listeners else own
             self._server = grpc.aio.server(options=SERVER_OPTIONS)
             self._services = register(self.methods, self._server, self.edge)
             self._lanes = Lanes(self.methods, self.edge)
@@ -269,7 +270,7 @@ class ReplicaServer:
             self.grpc_port = self._bind_grpc(self._server, port)
             await self._server.start()
         for listener in self._listeners.values():
-            port = _or_default(settings.port, DEFAULT_HTTP_PORT)
+            port = DEFAULT_HTTP_PORT if settings.port is None else settings.port
             self.http_port = await listener.start(self.edge, settings.host, port)
 
     def _bind_grpc(self, server: grpc.aio.Server, port: int) -> int:
@@ -410,7 +411,3 @@ def _reject_cancelled(life: asyncio.Task[None]) -> NoReturn:
             "does at its start; see where below"
         ) from error
     raise AssertionError("a task that was cancelled has a result")
-
-
-def _or_default(port: int | None, default: int) -> int:
-    return default if port is None else port

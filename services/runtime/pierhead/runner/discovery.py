@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from pierhead.calls.listing import ReplicaListing
+from pierhead.calls.replica import ReplicaListing
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 from pierhead.store.memory import MemoryStore
 from pierhead.store.served import add_store

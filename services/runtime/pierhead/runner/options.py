@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias, get_origin, get_type_hints
 
-from pierhead.calls.listing import ReplicaListing
-from pierhead.calls.replica import Endpoint
+from pierhead.calls.replica import Endpoint, ReplicaListing
 from pierhead.classes.service import Bound
 from pierhead.errors import SettingsError
 from pierhead.runner.runner import FrontRoute

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from pierhead.calls.listing import ReplicaListing
+from pierhead.calls.replica import ReplicaListing
 
 PAUSE_S: Final = 1.0
 """After a replacement that did not start."""

@@ -13,8 +13,8 @@ from typing import Any
 
 from pierhead.calls.clients import Clients
 from pierhead.errors import DeadlineExceeded
+from pierhead.lanes.client import TRANSPORTS
 from pierhead.lanes.connection import FOREIGN_CHANNEL_OPTIONS, GrpcConnection, Method
-from pierhead.lanes.transports import TRANSPORTS
 from pierhead.multiplex.cache import Entry
 from pierhead.request import MODEL_KEY, TRACEPARENT_KEY
 from pierhead.triton.large_request import LargeRequest
