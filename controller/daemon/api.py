@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
+from pierhead.json_data import not_json
 
 from ..build import BUILD_HEADER, current_build
 from ..errors import ControllerError, Forbidden, InvalidRequest, NotYet
@@ -170,8 +171,7 @@ class Api:
 
     async def scale(self, request: web.Request) -> web.Response:
         """Set how many replicas a service shall have."""
-        self._gatekeeper.admit(request.remote, request.headers)
-        replicas = replicas_in(await request.read())
+        replicas = replicas_in(await self._admitted(request))
         name = request.match_info["name"]
         message = self._commands.scale(name, replicas)
         spec = self._commands.known(name).services[name]
@@ -199,42 +199,36 @@ class Api:
 
     async def deploy(self, request: web.Request) -> web.Response:
         """Roll out what the compose files and images give."""
-        self._gatekeeper.admit(request.remote, request.headers)
-        services, now = deployment_in(await request.read())
+        services, now = deployment_in(await self._admitted(request))
         sentences = await self._commands.deploy(services, is_watched=not now)
         return answer(changes.Deployed(sentences), 202)
 
     async def rollback(self, request: web.Request) -> web.Response:
         """Go back to an earlier version."""
-        self._gatekeeper.admit(request.remote, request.headers)
-        name, to = request.match_info["name"], version_in(await request.read())
+        name, to = request.match_info["name"], version_in(await self._admitted(request))
         return answer(changes.Asked(name, await self._commands.roll_back(name, to)), 202)
 
     async def abort(self, request: web.Request) -> web.Response:
         """End a rollout: the former version serves again."""
-        self._gatekeeper.admit(request.remote, request.headers)
         name = request.match_info["name"]
-        nothing_in(await request.read())
+        nothing_in(await self._admitted(request))
         return answer(changes.Asked(name, self._commands.abort(name)), 202)
 
     async def promote(self, request: web.Request) -> web.Response:
         """End the watch over a first batch."""
-        self._gatekeeper.admit(request.remote, request.headers)
         name = request.match_info["name"]
-        nothing_in(await request.read())
+        nothing_in(await self._admitted(request))
         return answer(changes.Asked(name, self._commands.promote(name)), 202)
 
     async def restart(self, request: web.Request) -> web.Response:
         """Replace every replica by one of the same definition."""
-        self._gatekeeper.admit(request.remote, request.headers)
         name = request.match_info["name"]
-        nothing_in(await request.read())
+        nothing_in(await self._admitted(request))
         return answer(changes.Asked(name, await self._commands.restart(name)), 202)
 
     async def gpu(self, request: web.Request) -> web.Response:
         """Mark a GPU as not to be used, or remove its mark."""
-        self._gatekeeper.admit(request.remote, request.headers)
-        uuid, fault = request.match_info["uuid"], fault_in(await request.read())
+        uuid, fault = request.match_info["uuid"], fault_in(await self._admitted(request))
         if fault is None:
             self._commands.unmark_gpu(uuid)
         else:
@@ -248,23 +242,20 @@ class Api:
 
     async def drain_node(self, request: web.Request) -> web.Response:
         """Have the replicas of a node go elsewhere, and then everything else."""
-        self._gatekeeper.admit(request.remote, request.headers)
-        name, at_once = request.match_info["node"], force_in(await request.read())
+        name, at_once = request.match_info["node"], force_in(await self._admitted(request))
         message = await self._commands.nodes.drain(name, at_once=at_once)
         return answer(changes.NodeAsked(self._commands.nodes.known(name).name, message), 202)
 
     async def activate_node(self, request: web.Request) -> web.Response:
         """Use a node again."""
-        self._gatekeeper.admit(request.remote, request.headers)
         name = request.match_info["node"]
-        nothing_in(await request.read())
+        nothing_in(await self._admitted(request))
         message = await self._commands.nodes.activate(name)
         return answer(changes.NodeAsked(self._commands.nodes.known(name).name, message), 202)
 
     async def label_node(self, request: web.Request) -> web.Response:
         """Set labels of a node, for placement constraints."""
-        self._gatekeeper.admit(request.remote, request.headers)
-        name, labels = request.match_info["node"], labels_in(await request.read())
+        name, labels = request.match_info["node"], labels_in(await self._admitted(request))
         message = await self._commands.nodes.label(name, labels)
         return answer(changes.NodeAsked(self._commands.nodes.known(name).name, message), 202)
 
@@ -336,6 +327,14 @@ class Api:
         return web.Response(
             body=self._publisher.metrics.page(), headers={"Content-Type": self._publisher.metrics.content_type}
         )
+
+    async def _admitted(self, request: web.Request) -> bytes:
+        """The body of a request for a change. Raises Forbidden; InvalidRequest for a body that is not sent as JSON."""
+        self._gatekeeper.admit(request.remote, request.headers)
+        body = await request.read()
+        if body and (problem := not_json(request.headers.get("Content-Type"))):
+            raise InvalidRequest(problem)
+        return body
 
     async def _wait_for_event(self, since: int, wait_s: int) -> None:
         """Wait for an event newer than `since`, for `wait_s` seconds, or for the end of the server."""

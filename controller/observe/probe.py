@@ -46,6 +46,7 @@ BODY_LIMIT = 64 * 1024
 MOST_CONTRACT_BYTES = 4 * 1024 * 1024
 """A larger contract counts as none."""
 CONTRACT_TYPE = "application/x-protobuf"
+JSON_BODY = {"Content-Type": "application/json"}
 MOST_COUNTED = 2**53
 """A greater count is ignored: the autoscaler uses floats, which are exact integers only up to here."""
 MOST_STATS = 16
@@ -504,7 +505,7 @@ class HttpProbe:
         """Send a replica a user_config; return its report. The caller sets a time limit. Raises ReplicaError."""
         url = f"http://{address}/user-config"
         try:
-            async with self._session.put(url, data=text.encode(), allow_redirects=False) as response:
+            async with self._session.put(url, data=text.encode(), headers=JSON_BODY, allow_redirects=False) as response:
                 answer = _report(await _body(response))
                 if not response.content.at_eof():
                     response.close()

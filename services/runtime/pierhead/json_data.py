@@ -1,13 +1,17 @@
-"""Finds values of YAML that JSON cannot hold: dates, bytes, keys that are numbers, .nan. Pure.
+"""What may be read as JSON, and what JSON can hold. Pure.
 
-For settings that are written in YAML and sent as JSON: a value is sent unchanged or refused, never converted.
+Bodies of requests count as JSON by their Content-Type alone. Settings are written in YAML and sent as JSON: a value is
+sent unchanged or refused, never converted. JSON cannot hold dates, bytes, keys that are numbers, and .nan.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
+
+_JSON = re.compile(r"application/(?:[a-z0-9.!#$&^_-]+\+)?json")
 
 
 class NotJson(NamedTuple):
@@ -36,3 +40,15 @@ def find_not_json(value: object, place: tuple[object, ...] = ()) -> NotJson | No
             return next((each for each in found if each), None)
         case _:
             return NotJson(place, value)
+
+
+def not_json(content_type: str | None) -> str:
+    """What is wrong with the Content-Type of a body that is to be read as JSON; "" = nothing.
+
+    Browsers let any web page send text, forms and bodies without a type to any address, this machine's included. For
+    other types they ask the server first.
+    """
+    found = (content_type or "").partition(";")[0].strip().lower()
+    if _JSON.fullmatch(found):
+        return ""
+    return f"Content-Type: expected application/json, found {found[:80] or 'none'}; with curl, send the body by --json"

@@ -24,6 +24,7 @@ from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import service
 
 Client = TestClient[Any, Any]
+JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture
@@ -174,8 +175,8 @@ def test_right_bodies() -> None:
 
 async def test_scaling_and_refusals_that_change_nothing(control: Control) -> None:
     async with serving(control, web=2) as client:
-        path, gzip = "/api/v1/services/web/scale", {"Content-Encoding": "gzip", "Content-Type": "application/json"}
-        assert (await error_of(await client.put(path, data=b"x")))[:2] == (400, "invalid_request")
+        path, gzip = "/api/v1/services/web/scale", {"Content-Encoding": "gzip"} | JSON
+        assert (await error_of(await client.put(path, data=b"x", headers=JSON)))[:2] == (400, "invalid_request")
         assert (await error_of(await client.put(path, data=b"x" * 100_000)))[0] == 413
         status, code, message = await error_of(await client.put("/api/v1/services/wep/scale", json={"replicas": 1}))
         assert (status, code) == (404, "unknown_service")

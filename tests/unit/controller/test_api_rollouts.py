@@ -11,7 +11,7 @@ import pytest
 from controller.model.spec import RolloutSpec
 from controller.model.world import version_of
 from tests.unit.controller.control import Control, until
-from tests.unit.controller.test_api import error_of, serving
+from tests.unit.controller.test_api import JSON, error_of, serving
 from tests.unit.controller.worlds import service
 
 WEB = service("web", rollout=RolloutSpec(bake_s=3600.0))
@@ -152,6 +152,6 @@ async def test_what_cannot_be_done_says_why(control: Control) -> None:
     ]
     async with serving(control, web=2) as client:
         for path, body, status, words in refusals:
-            found, _, message = await error_of(await client.post(f"/api/v1/{path}", data=body))
+            found, _, message = await error_of(await client.post(f"/api/v1/{path}", data=body, headers=JSON))
             assert (found, words in message) == (status, True), message
         assert control.controller.deployer.state("web").rollout is None

@@ -22,6 +22,8 @@ from pierhead.settings import MAX_USER_CONFIG_BYTES
 
 from tests.harness.waiting import PATIENCE_S
 
+JSON = {"Content-Type": "application/json"}
+
 
 class Admin:
     """A server on a loopback port, and what its pages say."""
@@ -161,7 +163,7 @@ async def put(made: Admin, body: bytes, method: str = "PUT") -> tuple[int, str]:
     try:
         async with ClientSession() as client:
             url = f"http://127.0.0.1:{port}/user-config"
-            async with client.request(method, url, data=body) as answer:
+            async with client.request(method, url, data=body, headers=JSON) as answer:
                 return answer.status, await answer.text()
     finally:
         await made.taking.close()

@@ -180,7 +180,8 @@ class TestUserConfig:
 
 async def put(server: ReplicaServer, text: str) -> tuple[int, Any]:
     url = f"http://127.0.0.1:{server.admin_port}/user-config"
-    async with ClientSession() as client, client.put(url, data=text) as answer:
+    headers = {"Content-Type": "application/json"}
+    async with ClientSession() as client, client.put(url, data=text, headers=headers) as answer:
         return answer.status, await answer.json()
 
 

@@ -67,7 +67,8 @@ class Stand:
 
     async def post(self, path: str, body: object, **options: Any) -> tuple[int, bytes, Any]:
         data = json.dumps(body).encode() if isinstance(body, dict) else body
-        async with self.client.post(self.base + path, data=data, **options) as answer:
+        headers = {"Content-Type": "application/json"} | options.pop("headers", {})
+        async with self.client.post(self.base + path, data=data, headers=headers, **options) as answer:
             return answer.status, await answer.read(), answer.headers
 
     async def get(self, path: str, **options: Any) -> tuple[int, Any]:

@@ -18,6 +18,7 @@ from services.llm.gateway.errors import ApiError
 from services.llm.gateway.keys.limits import Limits
 from services.llm.gateway.models.prefill import decode_overrides
 
+KIND = "application/json"
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
@@ -75,7 +76,7 @@ def test_a_conversation_that_goes_on_begins_as_before(before: list[Any], more: l
 @given(st.sampled_from(["messages", "prompt", "input"]), JSON)
 def test_any_json_is_read_or_refused(name: str, value: object) -> None:
     try:
-        asked = read_body(json.dumps({"model": "m", name: value}).encode(), "", messages=name == "messages")
+        asked = read_body(json.dumps({"model": "m", name: value}).encode(), KIND, messages=name == "messages")
     except ApiError as error:
         refused = error.status
     else:
@@ -215,16 +216,16 @@ def test_a_body_of_a_million_values_is_not_read(value: bytes) -> None:
         body = b'{"model": "m", "' + name + b'": [' + b",".join([value] * (MAX_VALUES + 1)) + b"]}"
         started = time.process_time()
         with pytest.raises(ApiError, match="more than the 1048576 values") as raised:
-            read_body(body, "")
+            read_body(body, KIND)
         assert raised.value.status == 413
         assert time.process_time() - started < 0.5, "20 ms where it was measured"
 
 
 def test_a_prompt_of_a_million_tokens_is_read() -> None:
     body = b'{"model": "m", "prompt": [' + b",".join([b"17"] * 1_000_000) + b"]}"
-    assert read_body(body, "").tokens == 1_000_001
+    assert read_body(body, KIND).tokens == 1_000_001
     text = json.dumps({"model": "m", "prompt": "so, and so, and " * 250_000}).encode()
-    assert read_body(text, "").tokens == 1_000_001
+    assert read_body(text, KIND).tokens == 1_000_001
 
 
 @pytest.mark.parametrize("value", ["", 1, {}, [], {"type": "text"}, {"role": "user", "content": ""}])
@@ -239,14 +240,14 @@ def test_a_prompt_in_very_many_pieces_is_counted_by_its_body(value: object) -> N
 )
 def test_every_prompt_has_answers_of_its_own(prompt: object, choices: int) -> None:
     body = json.dumps({"model": "m", "prompt": prompt, "n": 3, "max_tokens": 10}).encode()
-    asked = read_body(body, "")
+    asked = read_body(body, KIND)
     assert asked.choices == 3 * choices
     assert asked.tokens == asked.prompt.tokens + 30 * choices
 
 
 def test_an_estimate_that_makes_no_sense_is_bounded() -> None:
     most = 2**31 - 1
-    asked = read_body(json.dumps({"model": "m", "prompt": ["a"] * 9, "n": most, "max_tokens": most}).encode(), "")
+    asked = read_body(json.dumps({"model": "m", "prompt": ["a"] * 9, "n": most, "max_tokens": most}).encode(), KIND)
     assert asked.tokens == MOST_TOKENS
     limits = Limits(None, 600, 0.0)
     assert limits.admit(asked.tokens, 0.0) is None

@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pierhead.json_data import not_json
+
 from services.llm.gateway.body.multipart import FormField, form_fields
 from services.llm.gateway.body.prompt_text import PromptText, prompt_text, prompts
 from services.llm.gateway.errors import ApiError, wrong
@@ -80,6 +82,8 @@ def read_body(body: bytes, content_type: str, *, messages: bool = False) -> Requ
     """Read a body. `messages`: it must have them. Raises ApiError for the first problem: 400, or 413."""
     if content_type.partition(";")[0].strip().lower() == FORM:
         return _read_form(body, content_type)
+    if problem := not_json(content_type):
+        raise ApiError(400, problem, code="invalid_content_type")
     found = _parse(body)
     model, stream = _model(found.get("model")), found.get("stream")
     if stream is not None and not isinstance(stream, bool):

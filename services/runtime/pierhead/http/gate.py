@@ -6,12 +6,13 @@ If the installed aiohttp is a known version, `inside.py` puts the same gate arou
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from functools import partial
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 from weakref import WeakKeyDictionary, WeakSet
 
 from aiohttp import hdrs, web
@@ -24,6 +25,7 @@ from pierhead.http.answers import Answer, ErrorBody, error_answer, plain_answer
 from pierhead.http.constants import CLIENT_LEFT, INTERNAL_ERROR, SERVICE_RESTART
 from pierhead.http.errors import ERROR_BODY, ERROR_HEADERS
 from pierhead.http.visit import Visit
+from pierhead.json_data import not_json
 from pierhead.request import REQUEST_ID_KEY
 
 logger = logging.getLogger("pierhead")
@@ -44,6 +46,16 @@ def on_request_end(request: web.Request, ended: Callable[[str], None]) -> None:
         visit.ended = ended
 
 
+class JsonRequest(web.Request):
+    """A request whose body is read as JSON only where it is sent as JSON."""
+
+    async def json(self, *, loads: Callable[[str], Any] = json.loads) -> Any:
+        """See aiohttp. Raises BadRequest for a body with another Content-Type, or none."""
+        if problem := not_json(self.headers.get(hdrs.CONTENT_TYPE)):
+            raise BadRequest(problem)
+        return await super().json(loads=loads)
+
+
 class Gate:
     """Every request of one application passes through this."""
 
@@ -62,6 +74,7 @@ class Gate:
 
         @web.middleware
         async def enter(request: web.Request, handler: Handler) -> web.StreamResponse:
+            request.__class__ = JsonRequest  # aiohttp has no public way to make requests of another class
             return await self.handle(request, handler)
 
         async def prepare(request: web.Request, response: web.StreamResponse) -> None:

@@ -29,7 +29,7 @@ from aiohttp.http_writer import StreamWriter, _serialize_headers
 from pierhead.edge.edge import Edge
 from pierhead.http.answers import plain_answer
 from pierhead.http.constants import MALFORMED, RUNNER_OPTIONS
-from pierhead.http.gate import VISIT, Gate, response_of
+from pierhead.http.gate import VISIT, Gate, JsonRequest, response_of
 from pierhead.http.intake import Intake
 from pierhead.request import REQUEST_ID_KEY, new_request_id
 
@@ -61,10 +61,10 @@ _PLACE = Path(aiohttp.__file__).parent
 # ---- the gate around an application
 
 
-class Request(web.Request):
+class Request(JsonRequest):
     """A request with a reference to its gate."""
 
-    ATTRS = web.Request.ATTRS | {"gate"}
+    ATTRS = JsonRequest.ATTRS | {"gate"}
     gate: InnerGate | None = None
 
     async def _prepare_hook(self, response: web.StreamResponse) -> None:

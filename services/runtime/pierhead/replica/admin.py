@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Literal, NamedTuple
 
+from pierhead.json_data import not_json
 from pierhead.metrics import CONTENT_TYPE
 from pierhead.replica.user_config import ConfigReport
 from pierhead.settings import MAX_USER_CONFIG_BYTES
@@ -186,6 +187,8 @@ class AdminServer:
             return _json(
                 413, {"error": f"{path}: expected a body of 1 to {MAX_USER_CONFIG_BYTES} bytes and its length"}
             )
+        if method == "PUT" and (problem := not_json(request.content_type)):
+            return _json(400, {"error": problem})
         try:
             return make(body)
         except Exception:
@@ -203,6 +206,7 @@ class AdminRequest(NamedTuple):
     """Whether another request may follow on the connection."""
     length: int = 0
     """Bytes of the body of a PUT; -1 if the head does not state it: the connection is then closed after the answer."""
+    content_type: str = ""
 
 
 def read_head(head: bytes) -> AdminRequest:
@@ -222,7 +226,8 @@ def read_head(head: bytes) -> AdminRequest:
     wishes = headers.get("connection", "keep-alive" if version == "HTTP/1.1" else "close")
     # An unwanted body is not read, so the next request on the connection could not be found.
     goes_on = length == 0 and "keep-alive" in wishes
-    return AdminRequest(method, target.partition("?")[0], goes_on, length if method == "PUT" else 0)
+    path, taken = target.partition("?")[0], length if method == "PUT" else 0
+    return AdminRequest(method, path, goes_on, taken, headers.get("content-type", ""))
 
 
 def _length(headers: Mapping[str, str]) -> int:
