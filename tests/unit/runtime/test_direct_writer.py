@@ -56,7 +56,7 @@ def test_any_mixture_with_aiohttps_own_writes(pieces: list[tuple[bytes, bool]]) 
         for piece, directly in pieces:
             await plain.writer.write(piece)
             if directly:
-                assert direct.write(piece)
+                assert direct(piece)
             else:
                 await mixed.writer.write(piece)
         for each in (mixed, plain):
@@ -77,9 +77,9 @@ async def test_after_it_aiohttps_own_write_waits_for_the_client() -> None:
         waited.append(True)
 
     response.protocol._drain_helper = drain
-    assert direct.write(b"x" * 70_000)
+    assert direct(b"x" * 70_000)
     response.protocol._paused = True
-    assert not direct.write(b"this one is written, the next one has to wait")
+    assert not direct(b"this one is written, the next one has to wait")
     assert response.wire.written.endswith(b"this one is written, the next one has to wait\r\n")
     await response.writer.write(b"a small one")
     assert waited, "what was written directly counts"
@@ -95,7 +95,7 @@ async def test_to_a_client_that_has_gone_nothing_is_written(gone: str) -> None:
         response.wire.closing = True
     else:
         response.protocol.transport = None
-    assert not direct.write(b"x")
+    assert not direct(b"x")
     assert response.wire.written == before
 
 

@@ -19,6 +19,8 @@ from pierhead.metrics import PROCESS, RuntimeMetrics
 from pierhead.policies.router import PolicyRouter
 from pierhead.serve_block import DEFAULT_POLICY
 
+_NO_CREDENTIALS = "a handle's connections are plain text within the stack: call credentials cannot be sent"
+
 
 class HandleChannel(grpc.aio.Channel):
     """The channel behind one handle. May be created at import, outside any event loop; binds to each loop that calls.
@@ -79,19 +81,58 @@ class HandleChannel(grpc.aio.Channel):
 
     def unary_unary(self, method: str, *codec: Any, **options: Any) -> Any:
         """One request, one reply."""
-        return _UnaryRequest(self, UnaryUnaryCall, _method(MethodKind.UNARY_UNARY, method, *codec, **options))
+        return self._begins(UnaryUnaryCall, MethodKind.UNARY_UNARY, method, *codec, **options)
 
     def unary_stream(self, method: str, *codec: Any, **options: Any) -> Any:
         """One request, many replies."""
-        return _UnaryRequest(self, UnaryStreamCall, _method(MethodKind.UNARY_STREAM, method, *codec, **options))
+        return self._begins(UnaryStreamCall, MethodKind.UNARY_STREAM, method, *codec, **options)
 
     def stream_unary(self, method: str, *codec: Any, **options: Any) -> Any:
         """Many requests, one reply."""
-        return _StreamRequest(self, StreamUnaryCall, _method(MethodKind.STREAM_UNARY, method, *codec, **options))
+        return self._begins(StreamUnaryCall, MethodKind.STREAM_UNARY, method, *codec, **options)
 
     def stream_stream(self, method: str, *codec: Any, **options: Any) -> Any:
         """Many requests, many replies."""
-        return _StreamRequest(self, StreamStreamCall, _method(MethodKind.STREAM_STREAM, method, *codec, **options))
+        return self._begins(StreamStreamCall, MethodKind.STREAM_STREAM, method, *codec, **options)
+
+    def _begins(
+        self,
+        call: Callable[..., Call],
+        kind: MethodKind,
+        path: str,
+        request_serializer: Any = None,
+        response_deserializer: Any = None,
+        _registered_method: bool | None = False,
+    ) -> Callable[..., Call]:
+        """What begins the calls of one method, with the arguments of `grpc.aio`."""
+        method = Method(kind, path, request_serializer, response_deserializer, bool(_registered_method))
+
+        def stream(
+            request_iterator: Any = None,
+            timeout: float | None = None,
+            metadata: Any = None,
+            credentials: grpc.CallCredentials | None = None,
+            wait_for_ready: bool | None = None,
+            compression: grpc.Compression | None = None,
+        ) -> Call:
+            if credentials is not None:
+                raise ValueError(_NO_CREDENTIALS)
+            return call(self.binding(), method, request_iterator, timeout, metadata, compression)
+
+        def unary(
+            request: Any,
+            *,
+            timeout: float | None = None,
+            metadata: Any = None,
+            credentials: grpc.CallCredentials | None = None,
+            wait_for_ready: bool | None = None,
+            compression: grpc.Compression | None = None,
+        ) -> Call:
+            if credentials is not None:
+                raise ValueError(_NO_CREDENTIALS)
+            return call(self.binding(), method, request, timeout, metadata, compression)
+
+        return stream if method.request_streaming else unary
 
     # ---- the rest of grpc.aio.Channel
 
@@ -121,57 +162,3 @@ class HandleChannel(grpc.aio.Channel):
         """Return once a replica may be called."""
         while self.get_state() is not grpc.ChannelConnectivity.READY:
             await self.wait_for_state_change(grpc.ChannelConnectivity.CONNECTING)
-
-
-def _method(
-    kind: MethodKind,
-    path: str,
-    request_serializer: Any = None,
-    response_deserializer: Any = None,
-    _registered_method: bool | None = False,
-) -> Method:
-    return Method(kind, path, request_serializer, response_deserializer, bool(_registered_method))
-
-
-class _MultiCallable:
-    """One method of a stub: calling it begins a call."""
-
-    def __init__(self, channel: HandleChannel, begin: Callable[..., Call], method: Method) -> None:
-        self._channel = channel
-        self._begin = begin
-        self._method = method
-
-
-class _UnaryRequest(_MultiCallable):
-    def __call__(
-        self,
-        request: Any,
-        *,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        if credentials is not None:
-            raise _no_credentials()
-        return self._begin(self._channel.binding(), self._method, request, timeout, metadata, compression)
-
-
-class _StreamRequest(_MultiCallable):
-    def __call__(
-        self,
-        request_iterator: Any = None,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        if credentials is not None:
-            raise _no_credentials()
-        return self._begin(self._channel.binding(), self._method, request_iterator, timeout, metadata, compression)
-
-
-def _no_credentials() -> ValueError:
-    return ValueError("a handle's connections are plain text within the stack: call credentials cannot be sent")

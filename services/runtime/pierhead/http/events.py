@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
@@ -20,9 +20,6 @@ from pierhead.errors import Draining, PierheadError
 from pierhead.http.gate import VISIT
 from pierhead.http.known import shortcuts
 from pierhead.http.poll import NoItemYet, Polled
-
-if TYPE_CHECKING:
-    from pierhead.http.inside import DirectWriter
 
 T = TypeVar("T")
 
@@ -153,13 +150,13 @@ class _EventStream(Generic[T]):
         """
         events, encode, read_ready = self._events, self._encode, source.read_ready
         deliver = getattr(source, "deliver", None)
-        direct: DirectWriter | None = None
+        direct: Callable[[bytes], bool] | None = None
 
         def pass_on(items: list[T]) -> bool:
             assert direct is not None  # noqa: S101
             for item in items:
                 events.append(encode(item))  # the events before an item that fails go out before the error
-            return direct.write(self._take())
+            return direct(self._take())
 
         async for item in self._iterator:
             events.append(encode(item))

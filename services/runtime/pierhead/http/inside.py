@@ -6,7 +6,7 @@ interface alone, which does the same, more slowly.
     GateRunner, _Server      the gate stands around the whole application, its routing included
     ClientConnection         limits requests per turn during refusals (`intake.py`), writes short answers fast
     ShortResponses           writes short, whole responses at once
-    DirectWriter             writes pieces of a stream without waiting
+    direct_writer            writes pieces of a stream without waiting
     EventResponse            sends its head with its first event
 """
 
@@ -298,40 +298,30 @@ _UNTYPED = "Content-Type: application/octet-stream\r\n"
 # ---- responses that stream
 
 
-class DirectWriter:
-    """Writes pieces of a stream in the turn of the event loop in which they come, without waiting.
+def direct_writer(writer: AbstractStreamWriter) -> Callable[[bytes], bool] | None:
+    """What writes pieces of a stream in the turn of the event loop in which they come: `write(data)`.
 
     aiohttp's writer has to be awaited, because a client may be slow. For a client that keeps up, this writes the same
-    bytes without waking a task.
+    bytes without waking a task. It returns whether the client does: if not, `await writer.write(...)` has to follow,
+    which waits, or raises when the client has gone.
+    `writer`: of a response whose first piece was written. None where aiohttp compresses, or does not chunk.
     """
+    if not _writers_are_untouched() or writer.__class__ is not StreamWriter:
+        return None
+    ours = cast("Any", writer)
+    protocol = ours.protocol
 
-    __slots__ = ("_protocol", "_writer")
-
-    def __init__(self, writer: StreamWriter) -> None:
-        self._writer = writer
-        self._protocol: Any = writer.protocol
-
-    def write(self, data: bytes) -> bool:
-        """Write a piece; returns whether the client keeps up. If it does not, `await writer.write(...)` has to follow:
-        that waits, or raises when the client has gone.
-        """
-        protocol = self._protocol
+    def write(data: bytes) -> bool:
         transport = protocol.transport
         if transport is None or transport.is_closing():
             return False
         if data:  # an empty chunk would be the end
             chunk = b"%x\r\n%b\r\n" % (len(data), data)
-            self._writer.output_size += len(chunk)
-            self._writer.buffer_size += len(chunk)  # so that aiohttp's own next write waits when needed
+            ours.output_size += len(chunk)
+            ours.buffer_size += len(chunk)  # so that aiohttp's own next write waits when needed
             transport.write(chunk)
         return not protocol._paused
 
-
-def direct_writer(writer: AbstractStreamWriter) -> DirectWriter | None:
-    """A writer for a response whose first piece was written; None where aiohttp compresses, or does not chunk."""
-    if not _writers_are_untouched() or writer.__class__ is not StreamWriter:
-        return None
-    ours = cast("Any", writer)
     plain = (
         ours.chunked
         and ours.length is None
@@ -341,7 +331,7 @@ def direct_writer(writer: AbstractStreamWriter) -> DirectWriter | None:
         and ours._headers_buf is None
         and not ours._eof
     )
-    return DirectWriter(ours) if plain else None
+    return write if plain else None
 
 
 @cache

@@ -58,6 +58,8 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         self.until = now + (frame.timeout_us / 1e6 if self._callers_deadline else longest)
         """Its deadline, in `time.monotonic()` seconds."""
         self._deadline = lane.deadlines.add(self.until, self._expire)
+        if method.response_streaming:
+            self._room = SendWindow(lane.peer_window)
 
     # Class attributes: few calls change them, so creating a call need not set them.
     _sharing: Sharing | None = None
@@ -71,6 +73,8 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
     _begun = False
     _ended = False
     _late = False
+    _room: SendWindow | None = None
+    """Of a stream of replies: what the caller takes."""
     _writers: list[asyncio.Future[None]] | None = None
     """Futures of the tasks that wait to write; nearly always one."""
     _begin: Callable[[], None] | None = None
@@ -158,14 +162,14 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         if not inspect.isasyncgen(running):
             await running
             return
+        room, burst = self._room, 0
         try:
-            burst = 0
             async for message in running:
                 burst += 1
                 if burst % BURST == 0:
                     await asyncio.sleep(0)  # a generator that never waits must not keep the loop to itself
-                if self._room.open:
-                    self._send(message)
+                if room is not None and room.open:
+                    self._send(message, room)
                 else:
                     await self.write(message)
         finally:
@@ -225,19 +229,42 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         self._late = True
         self.cancel()
 
-    def credit(self, count: int) -> None:
-        """The caller's consumer took replies."""
-
     # ---- sending and receiving
 
-    _room = SendWindow(0)
-
-    def _send(self, message: Any) -> None:
-        raise AssertionError("a call with one reply was asked to stream")
+    def credit(self, count: int) -> None:
+        """The caller's consumer took replies."""
+        if self._room is not None:
+            self._room.earn(count)
+            wake_all(self._writers or [])
 
     async def write(self, message: Any) -> None:
         """Send a reply message, when the caller takes it."""
-        raise grpc.aio.UsageError(f"{self.method.name} has one reply; return it")
+        if self._room is None:
+            raise grpc.aio.UsageError(f"{self.method.name} has one reply; return it")
+        while not (self._ended or self._room.open):
+            self._writers = self._writers or []
+            await next_change(self._writers)
+        if self._ended:
+            raise asyncio.InvalidStateError("the call has ended: no message can follow")
+        self._send(message, self._room)
+
+    def _send(self, message: Any, room: SendWindow) -> None:
+        raw = self.method.encode(message)
+        size = len(raw)
+        shared = 0 if self._sharing is None else self._sharing.weight
+        lane = self._lane
+        lane.edge.moved += 1
+        room.spend(size + shared)
+        if size > lane.large:
+            lane.outbox.frames(paced=True).add(
+                call=self.number, kind=_MESSAGE, has_message=True, parcel=lane.keep(self, raw), bytes=size + shared
+            )
+        elif shared:
+            lane.outbox.frames(size, paced=True).add(
+                call=self.number, kind=_MESSAGE, message=raw, has_message=True, bytes=size + shared
+            )
+        else:
+            lane.outbox.frames(size, paced=True).add(call=self.number, kind=_MESSAGE, message=raw, has_message=True)
 
     async def read(self) -> Any:
         """The next request message, or `grpc.aio.EOF`."""
@@ -335,51 +362,6 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
     def done(self) -> bool:
         """Whether it has ended."""
         return self._ended
-
-
-class _Replies(ServedCall):
-    """Calls with a stream of replies."""
-
-    def __init__(self, lane: ServedLane, frame: Frame, method: ServedMethod) -> None:
-        super().__init__(lane, frame, method)
-        self._room = SendWindow(lane.peer_window)
-        self._writers: list[asyncio.Future[None]] = []
-
-    def credit(self, count: int) -> None:
-        """The caller's consumer took replies."""
-        self._room.earn(count)
-        wake_all(self._writers)
-
-    async def write(self, message: Any) -> None:
-        """Send a reply message, when the caller takes it."""
-        while not (self._ended or self._room.open):
-            await next_change(self._writers)
-        if self._ended:
-            raise asyncio.InvalidStateError("the call has ended: no message can follow")
-        self._send(message)
-
-    def _send(self, message: Any) -> None:
-        raw = self.method.encode(message)
-        size = len(raw)
-        shared = 0 if self._sharing is None else self._sharing.weight
-        lane = self._lane
-        lane.edge.moved += 1
-        self._room.spend(size + shared)
-        if size > lane.large:
-            lane.outbox.frames(paced=True).add(
-                call=self.number, kind=_MESSAGE, has_message=True, parcel=lane.keep(self, raw), bytes=size + shared
-            )
-        elif shared:
-            lane.outbox.frames(size, paced=True).add(
-                call=self.number, kind=_MESSAGE, message=raw, has_message=True, bytes=size + shared
-            )
-        else:
-            lane.outbox.frames(size, paced=True).add(call=self.number, kind=_MESSAGE, message=raw, has_message=True)
-
-
-def served_call(lane: ServedLane, frame: Frame, method: ServedMethod) -> ServedCall:
-    """The call object of a method's kind."""
-    return _Replies(lane, frame, method) if method.response_streaming else ServedCall(lane, frame, method)
 
 
 def _pairs(metadata: Iterable[Pair] | Mapping[str, Any]) -> tuple[Pair, ...]:

@@ -18,7 +18,7 @@ from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, MemoryQuestion, Mem
 from pierhead.lanes.metadata import Pair, flatten, size_of
 from pierhead.lanes.outbox import Outbox
 from pierhead.lanes.protocol import MAX_PACKET_BYTES, LaneBrokenError, parse_packet
-from pierhead.lanes.served import ServedCall, served_call
+from pierhead.lanes.served import ServedCall
 from pierhead.lanes.window import LARGE_BYTES, WINDOW_BYTES
 from pierhead.memory import process
 from pierhead.routing_stats import STATS, STATS_KEY
@@ -306,7 +306,7 @@ class ServedLane:
             self.refuse(number, grpc.StatusCode.UNIMPLEMENTED, "Method not found!", (), edge.admission.ongoing + 1)
             return
         try:
-            call = served_call(self, frame, method)
+            call = ServedCall(self, frame, method)
         except BaseException:
             if refusal is None:
                 edge.admission.leave()
