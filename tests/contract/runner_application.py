@@ -35,6 +35,14 @@ class Worker(Service, replicas=2, max_ongoing_requests=1, max_queued_requests=1)
             raise RuntimeError("no weights")
         self.id = uuid.uuid4().hex
 
+    async def check_health(self) -> None:
+        """It is ready once a door has started, and a door once it has called a worker: they start at the same time."""
+        while not said("door"):  # noqa: ASYNC110 - a file of another process
+            await asyncio.sleep(0.01)
+
+    async def hello(self) -> str:
+        return self.id
+
     async def work(self) -> str:
         await told_to_go("works")
         return self.id
@@ -47,13 +55,22 @@ class Door(Service, replicas=2, max_ongoing_requests=2, max_queued_requests=1, r
     def __init__(self, worker: Worker) -> None:
         if said("broken"):
             raise RuntimeError("no weights")
+        if said("broken-door"):
+            raise RuntimeError("no hinges")
         self.worker = worker
         self.id = uuid.uuid4().hex
-        self.is_ill = False
+        self.is_ill = self.has_met = False
 
     async def check_health(self) -> None:
+        if not self.has_met:
+            note("door")
+            await self.worker.hello()
+            self.has_met = True
         if self.is_ill:
             raise Broken("it will not recover")
+
+    async def hello(self) -> str:
+        return self.id
 
     @endpoint("GET", "/id")
     async def tell(self) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession
-from pierhead import close_handles
+from pierhead import NoReplica, close_handles
+from pierhead.classes.handles import handle_to
 from pierhead.runner.front import Front
 from pierhead.runner.in_loop import LoopRunner
 from pierhead.runner.processes import ProcessRunner, facts_of
@@ -172,6 +173,23 @@ async def test_a_start_that_fails_leaves_nothing_behind(kind: str, folder: Path)
         await place.runner.start()
     assert place.runner.ready() == {"door": 0, "worker": 0}
     await close_handles()
+
+
+async def test_a_service_that_does_not_start_may_leave_the_others(folder: Path) -> None:
+    """As `serve.run` has it; calls of the service that did not start fail at once."""
+    place = Place(KINDS[0], folder)
+    assert isinstance(place.runner, LoopRunner)
+    place.say("broken-door")
+    place.say("door")
+    try:
+        failed = await place.runner.start_each()
+        assert {name: str(why) for name, why in failed.items()} == {"door": "no hinges"}
+        assert place.runner.ready() == {"door": 0, "worker": 2}
+        with pytest.raises(NoReplica, match="it has ended, or did not start"):
+            await handle_to(BOUND).hello()
+    finally:
+        await place.runner.stop(at_once=True)
+        await close_handles()
 
 
 @pytest.mark.parametrize("kind", KINDS)

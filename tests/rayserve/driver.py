@@ -182,11 +182,16 @@ def _run(serve: Any, module: Any, port: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def on_services(port: int) -> Iterator[Callable[[Any], dict[str, Any]]]:
+    from pierhead import rayserve as serve
     from service_processes import ServiceProcesses  # type: ignore[import-not-found]
 
     def run(module: Any) -> dict[str, Any]:
-        with ServiceProcesses(module, port) as handle:
-            return answers_of(module, handle, port)
+        serve.start(proxy_location="Disabled")  # for applications that run others
+        try:
+            with ServiceProcesses(module, port) as handle:
+                return answers_of(module, handle, port)
+        finally:
+            serve.shutdown()
 
     yield run
 

@@ -49,18 +49,18 @@ class ServiceProcesses:
 
     async def _start(self) -> Any:
         from pierhead.calls.clients import Clients
-        from pierhead.rayserve.context import DeploymentID
         from pierhead.rayserve.handle import DeploymentHandle, register_dispatcher
-        from pierhead.rayserve.pickles import seal
-        from pierhead.rayserve.services import RemoteDeployment
         from pierhead.settings import Settings
 
         self._changed(await self._runner.start())
         await self._front.listen("127.0.0.1", self._http_port)
         Clients.use(Settings(discovery=self._runner.discovery))
-        for name, bound in self._bound.cls.__application__.services.items():
-            deployment = DeploymentID(name)
-            register_dispatcher(deployment, RemoteDeployment(bound, deployment, seal()))
+        graph = self._bound.cls.__application__
+        for deployment, dispatcher in graph.dispatchers().items():
+            register_dispatcher(deployment, dispatcher)
+            pool = Clients.current().pool(graph.services[deployment.name].name, "lane")
+            while not pool.replicas() or not all(replica.callable for replica in pool.replicas()):
+                await pool.changed()
         return DeploymentHandle[Any](self._bound.cls.__built__.name)
 
     async def _stop(self) -> None:

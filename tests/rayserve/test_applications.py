@@ -20,16 +20,11 @@ SLOW = {"backpressure", "cancel", "http_backpressure", "unhealthy"}
 
 IN_ONE_PROCESS = {
     "async_generator_http": "a replica puts the request's id on every response",
-    "bad_reconfigure": "uses serve.run itself",
-    "custom_router": "its router counts the replicas that the handle has met by then",
-    "failed_deployment": "uses serve.run itself",
+    "failed_deployment": "asks for the applications of serve.run, of which it is none",
     "http_backpressure": "HAProxy keeps the line",
-    "many_replicas": "a handle calls one replica, so there is no broadcast",
-    "redeployed": "uses serve.run itself",
     "root_path": "HAProxy answers what no route takes",
     "plain_prefix": "HAProxy answers what no route takes",
-    "timeout_header": "a deadline is 504 for a service",
-    "two_applications": "uses serve.run itself",
+    "two_applications": "asks for the applications of serve.run, of which it is none",
 }
 """Applications whose answers as services need a stack, and why."""
 
@@ -59,7 +54,7 @@ def test_serve_run_answers_as_ray_serve_did_where_time_passes(slow: dict[str, An
     assert slow[name] == recorded()[name]
 
 
-@pytest.mark.parametrize("name", ["disconnect", "errors", "fastapi_class"])
+@pytest.mark.parametrize("name", ["disconnect", "errors", "fastapi_class", "many_replicas"])
 def test_services_in_processes_answer_as_ray_serve_did(name: str, tmp_path: Path) -> None:
     assert answers("services", own_python(), [name], tmp_path / "services.json")[name] == recorded()[name]
 

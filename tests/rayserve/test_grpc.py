@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -12,6 +15,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from pierhead import rayserve as serve
 from pierhead.rayserve.context import _get_serve_request_context
 
+from tests.harness.imports import ROOT
 from tests.harness.ports import free_ports
 
 CODEC = (StringValue.FromString, StringValue.SerializeToString)
@@ -147,6 +151,22 @@ def test_streams_of_either_side(channel: grpc.Channel) -> None:
     assert joined.value == "abc"
     both = channel.stream_stream("/test.Echo/Both", CODEC[1], CODEC[0])(iter(given), timeout=20)
     assert [each.value for each in both] == ["aa", "bb", "cc"]
+
+
+def test_a_program_that_ends_with_its_server_writes_no_error() -> None:
+    program = f"""
+from tests.rayserve.test_grpc import Echo, serve
+
+serve.start(
+    proxy_location="Disabled",
+    grpc_options={{"port": {free_ports(1)[0]}, "grpc_servicer_functions": ["{__name__}.add_EchoServicer_to_server"]}},
+)
+serve.run(Echo.bind())
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "services" / "runtime"), str(ROOT)])}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stderr == ""
 
 
 def test_ray_serves_own_service_answers(channel: grpc.Channel) -> None:

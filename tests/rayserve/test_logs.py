@@ -33,8 +33,10 @@ class Outer:
         await self.inner.remote()
 
 serve.start(http_options={"port": int(sys.argv[1])})
+print(logging.getLevelName(logger.level))
 serve.run(Outer.bind(Inner.bind()), name="app", logging_config={"encoding": "JSON"}).remote().result()
 logger.info("outside")
+print(logging.getLevelName(logger.level))
 """
 
 
@@ -42,6 +44,7 @@ def test_lines_have_the_replica_and_the_request_in_the_encoding_of_the_deploymen
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "services" / "runtime")}
     command = [sys.executable, "-c", PROGRAM, str(free_ports(1)[0])]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert ended.stdout.split() == ["INFO", "DEBUG"], "what no deployment writes is not even made"
     outer, inner, outside = ended.stderr.splitlines()
     found = re.fullmatch(r"DEBUG \S+ \S+ app_Outer \w{8} (\S+) ray\.serve -- outer", outer)
     assert found, outer

@@ -87,6 +87,10 @@ def test_an_application_that_is_deleted_while_it_starts_starts_no_more() -> None
             running.result(60)
 
 
+async def waiting() -> int:
+    return INSTANCE.applications["default"].waiting
+
+
 def test_requests_wait_for_the_new_application() -> None:
     [port] = free_ports(1)
     serve.start(http_options={"port": port})
@@ -103,7 +107,7 @@ def test_requests_wait_for_the_new_application() -> None:
         eventually(lambda: serve.status().applications["default"].status == "DEPLOYING", "it is run again")
         assert serve.status().applications["default"].deployments["Gated"].replica_states == {"STARTING": 1}
         answer = threads.submit(get)
-        eventually(lambda: INSTANCE.applications["default"].ingress._line, "the request waits")
+        eventually(lambda: INSTANCE.start(listen=False).run(waiting()), "the request waits")
         GATE.set()
         assert answer.result() == b"second"
         assert running.result().remote().result() == "second"

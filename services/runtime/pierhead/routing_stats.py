@@ -41,7 +41,7 @@ class Stats(NamedTuple):
 class Published:
     """The numbers of one process. `publish` may be called by any thread."""
 
-    __slots__ = ("_lock", "_now", "_text", "numbers", "version")
+    __slots__ = ("_lock", "_now", "_text", "changed", "numbers", "version")
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self.version = 0
@@ -49,6 +49,8 @@ class Published:
         self.numbers: Mapping[str, float] = NOTHING
         self._now = now
         self._lock = threading.Lock()
+        self.changed: Callable[[], object] = lambda: None
+        """Called after each change."""
         self._text: tuple[int, str] = (0, "")
 
     def publish(self, numbers: Mapping[str, float]) -> None:
@@ -72,6 +74,7 @@ class Published:
             # The numbers before the version: a thread that sees the new version sees its numbers, or newer ones.
             self.numbers = changed
             self.version = max(self.version + 1, int(self._now() * 1e6))
+        self.changed()
 
     @property
     def text(self) -> str:

@@ -55,16 +55,23 @@ def answer(*groups: str) -> Callable[[dict[str, Any]], Awaitable[Any]]:
     return answered
 
 
+class Patient(Asked):
+    waits_for_named = True
+
+
 register_policy("questioned", Asked)
+register_policy("patient", Patient)
 
 
-def asked(fake: FakeService, *groups: str, **options: Any) -> tuple[FakeService, HandleChannel, Asked]:
+def asked(
+    fake: FakeService, *groups: str, policy: str = "questioned", **options: Any
+) -> tuple[FakeService, HandleChannel, Asked]:
     """A service, and a handle to it whose policy answers with these groups."""
-    channel = fake.channel(policy="questioned", **options)
-    policy = channel.binding().router.policy
-    assert isinstance(policy, Asked)
-    policy.answer = answer(*groups)
-    return fake, channel, policy
+    channel = fake.channel(policy=policy, **options)
+    found = channel.binding().router.policy
+    assert isinstance(found, Asked)
+    found.answer = answer(*groups)
+    return fake, channel, found
 
 
 def limit(channel: HandleChannel, *limits: int) -> None:
@@ -188,6 +195,31 @@ class TestCalls:
         await until(lambda: bool(fake.calls), "it comes from the line to one of them")
         await replied(fake, call)
         assert len(policy.shown) == 1
+
+    async def test_a_call_may_wait_for_its_replica_and_holds_up_no_other(self, service: Make) -> None:
+        fake, channel, policy = asked(service(2), "r0", policy="patient")
+        limit(channel, 1, 1)
+        calls = [begin(unary(channel)(name)) for name in "ab"]
+        await until(lambda: channel.queued == 1, "the second waits, although r1 has room")
+        policy.answer = answer("r1")
+        other = begin(unary(channel)("c"))
+        await until(lambda: where(fake) == ["r0", "r1"], "the third does not stand behind it")
+        fake.calls[0].reply("A")
+        await until(lambda: where(fake) == ["r0", "r1"] and channel.queued == 0, "its turn has come")
+        for call in list(fake.calls):
+            call.reply(call.request.upper())
+        assert [await call for call in (*calls, other)] == ["A", "B", "C"]
+
+    async def test_a_call_does_not_wait_for_a_replica_that_has_gone(self, service: Make) -> None:
+        fake, channel, _ = asked(service(2), "r0", policy="patient")
+        limit(channel, 1, 1)
+        calls = [begin(unary(channel)(name)) for name in "ab"]
+        await until(lambda: channel.queued == 1, "the second waits")
+        channel.pool().update(ReplicaListing([Endpoint("r1", "r1:1", max_ongoing_requests=1)]))
+        await until(lambda: where(fake) == ["r0", "r1"], "it goes to another one")
+        for call in list(fake.calls):
+            call.reply(call.request.upper())
+        assert [await call for call in calls] == ["A", "B"]
 
     async def test_full_replicas_are_shown_and_a_call_in_line_keeps_its_ranks(self, service: Make) -> None:
         fake, channel, policy = asked(service(2), "r0", "r1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -29,6 +30,12 @@ class TestWhen:
         window.add(member(1.0))
         assert len(taken(window, 1.0)) == 2
 
+    def test_a_request_may_wait_for_others_on_an_idle_replica_too(self) -> None:
+        window = Window(BatchLimits(10, batch_wait_timeout_s=5, eager=False))
+        window.add(member(1.0))
+        assert taken(window, 1.0) == []
+        assert len(taken(window, 6.0)) == 1
+
     def test_while_a_batch_runs_arrivals_collect(self) -> None:
         window = Window(BatchLimits(10, batch_wait_timeout_s=5))
         window.add(member(0))
@@ -44,6 +51,15 @@ class TestWhen:
 
 
 class TestWhich:
+    def test_the_rows_of_requests_together_may_be_other_than_their_sum(self) -> None:
+        def padded(members: Sequence[Member[float]]) -> float:
+            return len(members) * max(each.rows for each in members)
+
+        window = Window(BatchLimits(10, max_batch_rows=12, batch_wait_timeout_s=0), padded)
+        for rows in (3, 4, 5, 1):
+            window.add(member(0, rows))
+        assert [each.rows for each in taken(window, 0)] == [3, 4]
+
     def test_a_batch_is_for_one_model_and_is_filled_from_all_that_wait(self) -> None:
         window = Window(BatchLimits(3, batch_wait_timeout_s=5, max_concurrent_batches=9))
         for model in ("a", "b", "a", "b", "a", None):

@@ -17,6 +17,8 @@ from pierhead import NoReplica, ReplicaDied, Settings
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
 from pierhead.echo.v1 import echo_pb2, echo_pb2_grpc
+from pierhead.edge import edge
+from pierhead.edge.edge import Reports
 from pierhead.held import HeldModels
 from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, Packet, ParcelName
 from pierhead.lane.v1.lane_pb2_grpc import LaneStub
@@ -104,7 +106,7 @@ class Served:
 
 @pytest.fixture
 async def served(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
-    monkeypatch.setattr(lane_server, "HELD", HeldModels())  # the process's own has what other tests left there
+    monkeypatch.setattr(edge, "HELD", HeldModels())  # the process's own has what other tests left there
     _, service, server = await serve(cluster, max_ongoing_requests=1000)
     async with grpc.aio.insecure_channel(address(server)) as channel:
         yield Served(server, service, channel)
@@ -549,12 +551,9 @@ async def test_a_server_that_allows_few_pings_keeps_the_connection_of_a_handle(f
     await foreign.stop(0)
 
 
-async def test_models_and_published_numbers_are_sent_once_and_again_when_they_change(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_models_and_published_numbers_are_sent_once_and_again_when_they_change(served: Served) -> None:
     held, stats = HeldModels(), Published(lambda: 0.0)
-    monkeypatch.setattr(lane_server, "HELD", held)
-    monkeypatch.setattr(lane_server, "STATS", stats)
+    served.server.edge.reports = Reports(held, stats)
     held.add("a/b")
     raw = Raw(served.channel)
     await raw.open()

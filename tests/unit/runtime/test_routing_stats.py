@@ -39,7 +39,7 @@ class Clock:
 def stats(monkeypatch: pytest.MonkeyPatch) -> Published:
     """This process's, made anew."""
     made = Published()
-    for module in ("routing_stats", "edge.grpc_server", "lanes.server", "replica.server"):
+    for module in ("routing_stats", "edge.edge", "replica.server"):
         monkeypatch.setattr(f"pierhead.{module}.STATS", made)
     return made
 

@@ -121,10 +121,21 @@ class StreamBatcher(BatchRunner[_ItemReader], Generic[T, R]):
 
     _function: Callable[[list[T]], AsyncIterator[Sequence[R | Ended]]]
 
-    async def __call__(self, item: T) -> AsyncGenerator[R, None]:
+    def __call__(self, item: T) -> AsyncGenerator[R, None]:
         """The results of one item. The first read joins a batch; closing removes the item."""
+        return self._results(item, None)
+
+    def begin(self, item: T) -> AsyncGenerator[R, None]:
+        """As calling it, but the item joins a batch at once."""
+        return self._results(item, self._joined(item))
+
+    def _joined(self, item: T) -> _ItemReader:
         member = _ItemReader(item, self._rows(item), self._clock())
         self._join(member)
+        return member
+
+    async def _results(self, item: T, joined: _ItemReader | None) -> AsyncGenerator[R, None]:
+        member = joined or self._joined(item)
         try:
             while True:
                 if member.buffer:

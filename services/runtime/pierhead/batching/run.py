@@ -114,6 +114,8 @@ class BatchRunner(ABC, Generic[A]):
         limits: BatchLimits,
         batch_size_fn: Callable[[Any], int] | None = None,
         *,
+        rows_of_all: Callable[[list[Any]], float] | None = None,
+        model_of: Callable[[Any], str | None] | None = None,
         name: str | None = None,
         metrics: runtime_metrics.RuntimeMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -121,11 +123,15 @@ class BatchRunner(ABC, Generic[A]):
         functools.update_wrapper(cast("Any", self), function)
         self._function = function
         self._rows_of = batch_size_fn
+        self._rows_of_all = (
+            None if rows_of_all is None else lambda members: rows_of_all([each.item for each in members])
+        )
+        self._model_of = model_of
         self._name = name or function.__qualname__
         self._metrics = metrics or runtime_metrics.PROCESS
         self._clock = clock
         self._attribute = function.__name__
-        self._window: BatchWindow[A] = BatchWindow(limits)
+        self._window: BatchWindow[A] = BatchWindow(limits, self._rows_of_all)
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turn: asyncio.Handle | None = None
@@ -148,8 +154,12 @@ class BatchRunner(ABC, Generic[A]):
 
     @property
     def limits(self) -> BatchLimits:
-        """The decorator's arguments."""
+        """The decorator's arguments. Others hold from the next batch on."""
         return self._window.limits
+
+    @limits.setter
+    def limits(self, limits: BatchLimits) -> None:
+        self._window.limits = limits
 
     # ---- callers
 
@@ -175,13 +185,15 @@ class BatchRunner(ABC, Generic[A]):
         """Queue a member. Raises DeadlineExceeded when its deadline has passed already."""
         if member.deadline <= member.arrived_at:
             raise self._late()
+        if self._model_of is not None:
+            member.model = self._model_of(member.item)
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._bind(loop)
         self._window.add(member)
         if self._turn is None:
             # One look per turn of the loop: everything that arrives in this turn is in the window by then.
-            self._turn = loop.call_soon(self._look)
+            self._turn = loop.call_soon(self._look if self.limits.eager else self._look_next)
 
     def _leave(self, member: A) -> None:
         """Its caller has left. The other members go on; a batch that all callers have left is cancelled."""
@@ -200,7 +212,7 @@ class BatchRunner(ABC, Generic[A]):
         busy = self._loop is not None and not self._loop.is_closed() and (len(self._window) or self._tasks)
         if busy:
             raise RuntimeError(f"{self._name} works for another event loop: a batcher belongs to one loop at a time")
-        self._window = BatchWindow(self.limits)
+        self._window = BatchWindow(self.limits, self._rows_of_all)
         self._tasks = set()
         self._turn = self._timer = None
         self._loop = loop
@@ -226,6 +238,10 @@ class BatchRunner(ABC, Generic[A]):
                 member.fail(self._late())
             if members:
                 self._start(members)
+
+    def _look_next(self) -> None:
+        """Look in the next turn: callers that have been cancelled in this one have left by then."""
+        self._turn = asyncio.get_running_loop().call_soon(self._look)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

@@ -17,6 +17,7 @@ and the queue that has been due longest goes first. So a busy model fills its ba
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Generic, TypeVar
@@ -35,6 +36,8 @@ class BatchLimits:
     max_batch_rows: int | None = None
     batch_timeout_s: float | None = None
     max_buffered_results: int = 64
+    eager: bool = True
+    """Rule 3."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch_size", "max_concurrent_batches", "max_batch_rows", "max_buffered_results"):
@@ -87,8 +90,10 @@ class _ModelQueue(Generic[M]):
 class BatchWindow(Generic[M]):
     """Decides which requests form the next batch, and when. `now` is an argument, in seconds."""
 
-    def __init__(self, limits: BatchLimits) -> None:
+    def __init__(self, limits: BatchLimits, rows_of_all: Callable[[Sequence[M]], float] | None = None) -> None:
+        """`rows_of_all`: the rows of requests together, where these are not the sum of each one's."""
         self.limits = limits
+        self._rows_of_all = rows_of_all
         self.running = 0
         """Batches returned by `take` and not yet reported as `finished`."""
         self._queues: dict[str | None, _ModelQueue[M]] = {}
@@ -100,7 +105,7 @@ class BatchWindow(Generic[M]):
 
     def add(self, member: M) -> None:
         """A request arrived."""
-        if not self._queues and self.running == 0:
+        if self.limits.eager and not self._queues and self.running == 0:
             self._eager = True
         queue = self._queues.get(member.model)
         if queue is None:
@@ -136,7 +141,7 @@ class BatchWindow(Generic[M]):
             member = queue.oldest
             if member.deadline <= now:
                 expired.append(member)
-            elif members and most_rows is not None and rows + member.rows > most_rows:
+            elif members and most_rows is not None and self._rows([*members, member], rows + member.rows) > most_rows:
                 break
             else:
                 members.append(member)
@@ -162,9 +167,12 @@ class BatchWindow(Generic[M]):
     def _due(self, queue: _ModelQueue[M]) -> float:
         oldest, limits = queue.oldest.arrived_at, self.limits
         full = len(queue.members) >= limits.max_batch_size or (
-            limits.max_batch_rows is not None and queue.rows >= limits.max_batch_rows
+            limits.max_batch_rows is not None and self._rows(queue.members, queue.rows) >= limits.max_batch_rows
         )
         return oldest if self._eager or full else oldest + limits.batch_wait_timeout_s
+
+    def _rows(self, members: Iterable[M], together: int) -> float:
+        return together if self._rows_of_all is None else self._rows_of_all(list(members))
 
     def _remove(self, queue: _ModelQueue[M], member: M) -> None:
         queue.remove(member)

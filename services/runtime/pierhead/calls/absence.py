@@ -50,6 +50,11 @@ def unfound(names: Sequence[str]) -> Absence:
     )
 
 
+def stopped(service: str) -> NoReplica:
+    """An Absence: the service was in this process, and has ended, or did not start."""
+    return NoReplica(f"no replica of {service} can be called: it has ended, or did not start. Nothing was done.")
+
+
 def _named(service: str, names: Sequence[str]) -> str:
     """The services that there are, and the one that may be meant."""
     import difflib  # memory that a replica without such an error does without

@@ -86,6 +86,13 @@ class Clients:
         self._directory.names = frozenset(self._placed)
         self._forget(service)
 
+    async def drained(self, service: str) -> None:
+        """Return once no call is at those replicas of `place` that are not listed any more, where none is."""
+        placed = self._placed.get(service)
+        pool = None if placed is None else self._pools.get((service, placed.replica))
+        if pool is not None:
+            await pool.drained()
+
     async def displace(self, service: str) -> None:
         """Undo `place`, if it was called: close the replica's connections and keep no reference to it."""
         placed = self._placed.pop(service, None)

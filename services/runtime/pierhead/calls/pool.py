@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from pierhead.calls import weights
@@ -137,6 +137,11 @@ class Pool:
         """Return at the next change of which replicas may be called."""
         await next_wake(self._changes)
 
+    async def drained(self) -> None:
+        """Return once no replica is left: those that no source lists any more go when their calls have ended."""
+        while self._replicas:
+            await self.changed()
+
     def describe(self) -> str:
         """The replicas in one line, for messages."""
         if not self.listed:
@@ -155,7 +160,7 @@ class Pool:
 
         Raises UserCodeError when the policy fails, and Unranked when it is asynchronous and has not been asked.
         """
-        return None if self._queue.waiting else self._take(router, call, now, tried)
+        return None if self._queue.waiting and not router.waits else self._take(router, call, now, tried)
 
     def candidates(self, router: PolicyRouter) -> Sequence[Replica]:
         """The replicas that an asynchronous policy chooses among: those that may be called, full or not."""
@@ -267,6 +272,7 @@ class Pool:
         self._report_gone(self._listed_names())
         replicas, self._replicas = list(self._replicas.values()), {}
         self._callable = self._in_service = []
+        wake_all(self._changes)
         while (place := self._queue.head()) is not None:
             self._queue.leave(place)
             place.denied(self._closed_by_us())
@@ -289,7 +295,7 @@ class Pool:
             if replica.load >= replica.limit or tried:
                 candidates = [r for r in candidates if r.load < r.limit and r not in tried]
                 break
-        if not candidates:
+        if not candidates or (router.waits and _waits_for_others(call, candidates)):
             return None
         choice = weights.group(candidates, self._random.random()) if self._weighed else candidates
         chosen = router.choose(choice, call)
@@ -312,6 +318,7 @@ class Pool:
         if self._serving:  # re-entered from `granted` or `denied`: the outer loop goes on anyway
             return
         self._serving = True
+        passed: list[QueuePlace] = []
         try:
             while (place := self._queue.head()) is not None:
                 try:
@@ -325,13 +332,20 @@ class Pool:
                     place.granted(lease)
                     continue
                 hopeless = self.hopeless()
-                if hopeless is None:
+                if hopeless is None and not place.router.waits:
                     self._look_again()
                     return
                 self._queue.leave(place)
-                place.denied(hopeless)
+                if hopeless is None:
+                    passed.append(place)
+                else:
+                    place.denied(hopeless)
         finally:
             self._serving = False
+            for place in passed:
+                self._queue.join(place)
+            if passed:
+                self._look_again()
 
     # ---- which may be called
 
@@ -428,7 +442,14 @@ class Pool:
         if replica.inflight or self._replicas.get(replica.address) is not replica:
             return
         del self._replicas[replica.address]
+        wake_all(self._changes)
         task = asyncio.get_running_loop().create_task(replica.connection.close(), name=f"close {replica.address}")
         # The pool owns these: `close` waits for them.
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+def _waits_for_others(call: Any, candidates: Collection[Replica]) -> bool:
+    """Whether the policy has named replicas that may be called, and none of `candidates`."""
+    named = [replica for group in call.ranks or () for replica in group if replica.callable]
+    return bool(named) and not any(replica in candidates for replica in named)

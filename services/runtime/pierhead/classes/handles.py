@@ -81,6 +81,18 @@ def handle_on(cls: type[Service], channel: grpc.aio.Channel) -> ClassHandle:
     return ClassHandle(ClassStub(cls.__contract__, channel), CallOptions())
 
 
+async def each_replica(bound: Bound) -> list[ClassHandle]:
+    """A handle to each replica of a bound service that may be called now, once there is one: calls go to it alone."""
+    channel = HandleChannel(bound.name)
+    await channel.channel_ready()
+    names = sorted(replica.name for replica in channel.pool().replicas() if replica.callable)
+    policy = "pierhead.policies.named:Named"
+    return [
+        handle_on(bound.cls, HandleChannel(bound.name, policy=policy, policy_kwargs={"replica": name}))
+        for name in names
+    ]
+
+
 def options(
     handle: T, *, timeout_s: float | None = None, session_id: str | None = None, model_id: str | None = None
 ) -> T:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.descriptor_pool import DescriptorPool
 
+    from pierhead.edge.edge import Reports
     from pierhead.edge.methods import ServedMethod
     from pierhead.http.asgi_edge import AsgiApp
 
@@ -57,6 +58,10 @@ class Service:
     __x_serve__: ClassVar[Mapping[str, Any]] = {}
     __environment__: ClassVar[Mapping[str, str]] = {}
     """Variables that the compose file sets for the service; `${NAME:?...}` is a secret of the stack's own."""
+    __reports__: Reports | None = None
+    """What this replica tells callers' policies, where it shares its process with others; None = what the process
+    tells.
+    """
     __asgi__: ClassVar[AsgiApp | None] = None
     __routes__: ClassVar[frozenset[Any]] = frozenset()
     """The methods that are routes of the ASGI application."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import grpc
 
 from pierhead.edge import logs
 from pierhead.edge.admission import Admission
 from pierhead.errors import DeadlineExceeded, Draining, PierheadError, RemoteError, SettingsError, UserCodeError
+from pierhead.held import HELD, HeldModels
 from pierhead.metrics import RuntimeMetrics
 from pierhead.request import current_request, new_request_id
+from pierhead.routing_stats import STATS, Published
 from pierhead.settings import Settings
 from pierhead.trailers import Trailers, from_status
 
@@ -27,6 +29,15 @@ _LOGGED_AS = "_pierhead_error_id"
 
 REFUSAL_REASONS = ("overloaded", "draining")
 """The values of `pierhead-refused` and of the metric's label."""
+
+
+class Reports(NamedTuple):
+    """What a replica tells callers' policies with its replies."""
+
+    held: HeldModels
+    stats: Published
+    name: str = ""
+    """"" = the one that it was started with."""
 
 
 def _first_known(exception: BaseException) -> BaseException:
@@ -57,6 +68,8 @@ class Edge:
         """Those of the requests in flight that do not end by themselves but by a drain: WebSockets, endless streams."""
         self.drained: set[Callable[[], None]] = set()
         """Functions that end the endless streams at a drain."""
+        self.reports = Reports(HELD, STATS)
+        """This process's, unless the replica has its own."""
         self._log = logs.request_log()
 
     def refused(self, refusal: PierheadError) -> str:

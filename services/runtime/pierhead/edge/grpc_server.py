@@ -14,13 +14,13 @@ import grpc
 from pierhead.edge.edge import Edge, too_long
 from pierhead.edge.methods import Context, ServedMethod, status_of
 from pierhead.errors import ONGOING_KEY, REFUSED_KEY, PierheadError
-from pierhead.held import HELD, MODELS_KEY
+from pierhead.held import MODELS_KEY
 from pierhead.memory import process
 from pierhead.memory.scope import SCOPE
 from pierhead.memory.sharing import LINK_KEY, Sharing, around, serving
 from pierhead.raised import is_answerable
 from pierhead.request import CURRENT, RequestContext, from_metadata
-from pierhead.routing_stats import STATS, STATS_KEY
+from pierhead.routing_stats import STATS_KEY
 
 SERVER_OPTIONS = (
     # Callers ping idle connections every two seconds to notice a dead peer; the default treats that as a flood.
@@ -143,10 +143,11 @@ class _AcceptedCall:
     def _about_replica(self) -> tuple[tuple[str, str], ...]:
         """For callers' policies: the load without this call, the models held, the numbers published."""
         about: tuple[tuple[str, str], ...] = ((ONGOING_KEY, str(self.edge.admission.ongoing - 1)),)
-        if HELD.version:
-            about = (*about, (MODELS_KEY, HELD.text))
-        if STATS.version:
-            about = (*about, (STATS_KEY, STATS.text))
+        held, stats, _ = self.edge.reports
+        if held.version:
+            about = (*about, (MODELS_KEY, held.text))
+        if stats.version:
+            about = (*about, (STATS_KEY, stats.text))
         return about
 
     async def _fail(self, error: BaseException) -> None:

@@ -5,15 +5,56 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pierhead.edge.edge import Edge
 from pierhead.errors import SettingsError, cannot_listen
 from pierhead.http.asgi_edge import AsgiApp, AsgiEdge
 from pierhead.http.constants import BACKLOG, KEEPALIVE_S
 
-if TYPE_CHECKING:
-    import uvicorn
+
+class UvicornServer:
+    """uvicorn in the running event loop."""
+
+    def __init__(self, app: AsgiApp, extra: str, **options: Any) -> None:
+        """`options` of uvicorn. Raises SettingsError where it is missing; `extra`: what installs it."""
+        try:
+            import uvicorn
+        except ImportError as error:
+            raise SettingsError(
+                f"an ASGI application is to be served, and uvicorn is not installed: install pierhead[{extra}]"
+            ) from error
+        config = uvicorn.Config(
+            app,
+            loop="none",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=1,  # what drains has drained by then
+            **options,
+        )
+        config.load()
+        self._server = uvicorn.Server(config)
+        self._server.lifespan = config.lifespan_class(config)
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port. Raises OSError where it cannot, RuntimeError where the application cannot start."""
+        bound = _bind(host, port)
+        try:
+            # Not serve(), which takes over the process's signals.
+            await self._server.startup(sockets=[bound])
+        except SystemExit as error:
+            bound.close()
+            raise RuntimeError("the application's lifespan has failed at its start; see the log") from error
+        self._running = asyncio.create_task(self._server.main_loop(), name="uvicorn")
+        return int(bound.getsockname()[1])
+
+    async def stop(self) -> None:
+        """Close the port and every connection."""
+        if self._running is not None:
+            self._server.should_exit = True
+            await self._running
+            await self._server.shutdown()
 
 
 class AsgiListener:
@@ -22,43 +63,25 @@ class AsgiListener:
     def __init__(self, app: AsgiApp) -> None:
         self._app = app
         self._edge: AsgiEdge | None = None
-        self._server: uvicorn.Server | None = None
-        self._running: asyncio.Task[None] | None = None
+        self._server: UvicornServer | None = None
 
     async def start(self, edge: Edge, host: str, port: int) -> int:
         """See HttpListener."""
-        try:
-            import uvicorn
-        except ImportError as error:
-            raise SettingsError(
-                "an ASGI application is to be served, and uvicorn is not installed: install pierhead[asgi]"
-            ) from error
         # It logs every start, stop and WebSocket, as the runtime does.
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         self._edge = AsgiEdge(self._app, edge)
-        config = uvicorn.Config(
+        self._server = UvicornServer(
             self._edge,
-            loop="none",
+            "asgi",
             http=_protocol(),
-            log_config=None,
-            access_log=False,
             server_header=False,
             backlog=BACKLOG,
             timeout_keep_alive=KEEPALIVE_S,
-            timeout_graceful_shutdown=1,  # the drain is over by then
         )
-        config.load()
-        self._server = server = uvicorn.Server(config)
-        server.lifespan = config.lifespan_class(config)
-        bound = _bind(host, port)
         try:
-            # Not serve(), which takes over the process's signals.
-            await server.startup(sockets=[bound])
-        except SystemExit as error:
-            bound.close()
-            raise RuntimeError("the application's lifespan has failed at its start; see the log") from error
-        self._running = asyncio.create_task(server.main_loop(), name="uvicorn")
-        return int(bound.getsockname()[1])
+            return await self._server.start(host, port)
+        except OSError as error:
+            raise cannot_listen("PIERHEAD_PORT", host, port, error) from error
 
     def moved(self) -> int:
         """See HttpListener: the edge around the application counts."""
@@ -71,11 +94,8 @@ class AsgiListener:
 
     async def stop(self) -> None:
         """See HttpListener."""
-        if self._server is None or self._running is None:
-            return
-        self._server.should_exit = True
-        await self._running
-        await self._server.shutdown()
+        if self._server is not None:
+            await self._server.stop()
 
 
 class _ToTheEnd(int):
@@ -105,12 +125,12 @@ def _protocol() -> Any:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet."""
+    """A bound socket that does not listen yet. Raises OSError."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
-    except OSError as error:
+    except OSError:
         bound.close()
-        raise cannot_listen("PIERHEAD_PORT", host, port, error) from error
+        raise
     return bound

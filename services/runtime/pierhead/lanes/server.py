@@ -13,7 +13,7 @@ from pierhead.deadlines import Deadlines
 from pierhead.edge.edge import UNMATCHED, Edge
 from pierhead.edge.methods import Context, ServedMethod
 from pierhead.errors import REFUSED_KEY, Backpressure
-from pierhead.held import HELD, MODELS_KEY
+from pierhead.held import MODELS_KEY
 from pierhead.lane.v1.lane_pb2 import Frame, Goodbye, Hello, MemoryQuestion, MemorySocket, Packet, Parcel, ParcelName
 from pierhead.lanes.metadata import Pair, flatten, size_of
 from pierhead.lanes.outbox import Outbox
@@ -21,7 +21,7 @@ from pierhead.lanes.protocol import MAX_PACKET_BYTES, LaneBrokenError, parse_pac
 from pierhead.lanes.served import ServedCall
 from pierhead.lanes.window import LARGE_BYTES, WINDOW_BYTES
 from pierhead.memory import process
-from pierhead.routing_stats import STATS, STATS_KEY
+from pierhead.routing_stats import STATS_KEY
 from pierhead.tasks import end_tasks, next_change, wake, wake_all
 
 logger = logging.getLogger("pierhead")
@@ -215,12 +215,13 @@ class ServedLane:
 
     def trailers(self, own: Sequence[Pair]) -> Sequence[str]:
         """A call's trailing metadata, with models and numbers that have changed. Raises ValueError if too large."""
-        if HELD.version != self._sent_models:
-            own = (*own, (MODELS_KEY, HELD.text))
-        if STATS.version != self._sent_stats:
-            own = (*own, (STATS_KEY, STATS.text))
+        held, stats, _ = self.edge.reports
+        if held.version != self._sent_models:
+            own = (*own, (MODELS_KEY, held.text))
+        if stats.version != self._sent_stats:
+            own = (*own, (STATS_KEY, stats.text))
         flat = flatten(own) if own else ()
-        self._sent_models, self._sent_stats = HELD.version, STATS.version
+        self._sent_models, self._sent_stats = held.version, stats.version
         return flat
 
     def ended(self, call: ServedCall, placed: bool) -> None:

@@ -128,6 +128,10 @@ class Multiplexed(Generic[M]):
         """Unload a model, and return when it is gone; False if a caller uses it or waits for it."""
         return await self._cache.drop(model_id)
 
+    async def close(self) -> None:
+        """Unload every model, in use or not."""
+        await self._cache.close()
+
     async def _keep(self, model_id: str, task: asyncio.Task[Any]) -> M:
         """A model that is in use until `task` ends."""
         self._reject_more_than_fit(model_id, self._kept.get(task, {}))

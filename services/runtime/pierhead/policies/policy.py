@@ -13,6 +13,8 @@ call, before the call takes a replica, and until the call's deadline. Two differ
 - The candidates also include replicas that are full: they may have room when `choose` returns, and others none.
 - The groups count until the call is at a replica: where those of one group are full, refuse or have gone, it goes to
   the next group, and at last to any replica. A call that has to wait in the queue takes its groups along.
+- With `waits_for_named = True` in the class a call waits for the replicas of its groups, while one of them may be
+  called; it holds up no call that waits for another replica.
 
 A policy that keeps state about replicas may have two more methods, which are plain ones also beside an `async def
 choose`; a policy without them costs nothing more. The three are those that Ray Serve's request routers have:

@@ -87,6 +87,8 @@ class PolicyRouter:
         self.policy = policy
         self.is_async = inspect.iscoroutinefunction(policy.choose)
         """Whether calls have to be ranked (`rank`) before a replica is chosen for them."""
+        self.waits = self.is_async and getattr(policy, "waits_for_named", False)
+        """Whether calls wait for the replicas that the policy has named, while one of them may be called."""
         self._choose = self._by_ranks if self.is_async else policy.choose
         self._on_routed = getattr(self.policy, "on_routed", None)
         self._on_replica_gone = getattr(self.policy, "on_replica_gone", None)
@@ -95,7 +97,7 @@ class PolicyRouter:
 
     def choose(self, candidates: Sequence[C], call: RoutedCall) -> C:
         """One of `candidates`, of which there is at least one."""
-        if call.model_id is not None:
+        if call.model_id is not None and not self.waits:
             candidates = for_model(candidates, call.model_id)
         if self.prefer_local and self.node:
             candidates = near(candidates, self.node)
@@ -111,7 +113,7 @@ class PolicyRouter:
 
     async def rank(self, candidates: Sequence[C], call: RoutedCall) -> Ranks[C]:
         """Ask an asynchronous policy; `candidates`: at least one, full ones too. Raises UserCodeError."""
-        if call.model_id is not None:
+        if call.model_id is not None and not self.waits:
             candidates = for_model(candidates, call.model_id)
         if self.prefer_local and self.node:
             candidates = near(candidates, self.node)

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import signal
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from pierhead.http.asgi_server import UvicornServer
 from pierhead.raised import is_answerable
 from pierhead.rayserve.config import HTTPOptions, gRPCOptions, made
 from pierhead.rayserve.context import DEFAULT_APPLICATION, DeploymentID, current_replica
 from pierhead.rayserve.deployment import Application
-from pierhead.rayserve.engine import EngineApplication, EngineThread
 from pierhead.rayserve.exceptions import RayServeException, RayTaskError
 from pierhead.rayserve.grpc_proxy import RayServeGrpc
 from pierhead.rayserve.handle import DeploymentHandle, is_known
-from pierhead.rayserve.logs import write_logs
-from pierhead.rayserve.proxy import RayServeListener, RayServeProxy
+from pierhead.rayserve.logs import let_through, write_logs
+from pierhead.rayserve.loop_thread import LoopThread
+from pierhead.rayserve.proxy import RayServeProxy, listen
+from pierhead.rayserve.running import RunningApplication
 from pierhead.rayserve.schema import LoggingConfig, ProxyStatus, ServeStatus
+
+LEAVE_S: Final = 5.0
+"""How long the servers may take to end at the process's end."""
 
 
 @dataclass(frozen=True)
@@ -41,45 +48,45 @@ class Instance:
         self.grpc = gRPCOptions(grpc_servicer_functions=())
         self.listens = True
         """Whether there is to be an HTTP server: `proxy_location` says so."""
-        self.applications: dict[str, EngineApplication] = {}
-        self._apart: list[EngineApplication] = []
-        self.engine: EngineThread | None = None
+        self.applications: dict[str, RunningApplication] = {}
+        self._apart: list[RunningApplication] = []
+        self.engine: LoopThread | None = None
         self._lock = threading.RLock()
-        self._listener: RayServeListener | None = None
+        self._http_server: UvicornServer | None = None
         self._grpc_server: RayServeGrpc | None = None
 
-    def start(self, *, listen: bool) -> EngineThread:
+    def start(self, *, listen: bool) -> LoopThread:
         """The engine, started and listening."""
         with self._lock:
             if self.engine is None:
                 write_logs()
-                self.engine = EngineThread()
-            if listen and self.listens and self._listener is None:
+                self.engine = LoopThread()
+                atexit.register(self.leave)
+            if listen and self.listens and self._http_server is None:
                 self.engine.run(self._listen())
             if self.grpc.grpc_servicer_functions and self._grpc_server is None:
                 self.engine.run(self._listen_grpc())
             return self.engine
 
     async def _listen(self) -> None:
-        listener = RayServeListener(RayServeProxy(self.applications, self.http), self.http)
-        await listener.start()
-        self._listener = listener
-        self.http = replace(self.http, port=listener.port)
+        self._http_server, port = await listen(RayServeProxy(self.applications, self.http), self.http)
+        self.http = replace(self.http, port=port)
 
     async def _listen_grpc(self) -> None:
         server = RayServeGrpc(self.applications, self.grpc, self.http.host or "127.0.0.1")
         await server.start()
         self._grpc_server = server
 
-    async def deploy_apart(self, target: RunTarget) -> EngineApplication:
+    async def deploy_apart(self, target: RunTarget) -> RunningApplication:
         """Start an application for its handle alone, as a test does. Raises what its constructors raise."""
-        application = EngineApplication(target.target, target.name, None, is_known=False)
+        application = RunningApplication(target.target, target.name, None, is_known=False)
         self._apart.append(application)
+        application.announce()
         for error in (await application.start()).values():
             raise error
         return application
 
-    async def deploy(self, target: RunTarget) -> EngineApplication:
+    async def deploy(self, target: RunTarget) -> RunningApplication:
         """Start an application in the place of the one of its name. Raises RayServeException, RuntimeError.
 
         One of which a deployment does not start stays, as in Ray Serve: calls of that deployment fail.
@@ -92,8 +99,10 @@ class Instance:
                     f"application {target.name}."
                 )
                 raise RayTaskError(refused, str(refused)).as_instanceof_cause()  # Ray's controller raises it
-        application = EngineApplication(target.target, target.name, target.route_prefix)
+        application = RunningApplication(target.target, target.name, target.route_prefix)
         application.built.default_logging(made(LoggingConfig, target.logging_config, "logging_config"))
+        for each in application.built.deployments.values():
+            let_through(each.options.logging_config)
         former = self.applications.get(target.name)
         application.announce(former)
         self.applications[target.name] = application  # in any case: its status says what failed
@@ -118,22 +127,34 @@ class Instance:
         if application is not None:
             await application.close()
 
-    async def close(self) -> None:
-        """End every application and the servers."""
-        if self._listener is not None:
-            await self._listener.stop()
+    async def stop_servers(self) -> None:
+        """Close their ports and connections."""
+        if self._http_server is not None:
+            await self._http_server.stop()
         if self._grpc_server is not None:
             await self._grpc_server.stop()
-        self._listener = self._grpc_server = None
+        self._http_server = self._grpc_server = None
+
+    async def close(self) -> None:
+        """End every application and the servers."""
+        await self.stop_servers()
         for name in list(self.applications):
             await self.delete(name)
         while self._apart:
             await self._apart.pop().close()
 
+    def leave(self) -> None:
+        """The process ends: nothing drains. gRPC's server has to be stopped before its own thread is."""
+        if self.engine is not None:
+            with suppress(TimeoutError):
+                self.engine.run(self.stop_servers(), LEAVE_S)
+            self.engine.close()
+
     def shut_down(self) -> None:
         """End everything; the next `start` begins anew."""
         with self._lock:
             engine, self.engine = self.engine, None
+            atexit.unregister(self.leave)
             if engine is not None:
                 engine.run(self.close())
                 engine.close()

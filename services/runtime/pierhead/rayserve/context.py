@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pierhead.edge.edge import Reports
+from pierhead.held import HELD
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.schema import ReplicaRank
+from pierhead.routing_stats import STATS
 
 DEFAULT_APPLICATION: Final = "default"
 
@@ -60,6 +62,10 @@ class ReplicaContext:
     code_version: str | None = None
     _dispatchers: Mapping[DeploymentID, Any] = field(default_factory=dict)
     """What sends the replica's own calls: those of its version of the application."""
+    _reports: Reports = field(default_factory=lambda: Reports(HELD, STATS))
+    """What callers' policies are told."""
+    _shares_process: bool = False
+    """With other replicas, which go on when user code of this one calls `sys.exit`."""
 
     @property
     def app_name(self) -> str:
@@ -141,14 +147,12 @@ def cancel_children() -> None:
         child.cancel()
 
 
-@contextmanager
-def batch_of(requests: tuple[_RequestContext, ...]) -> Iterator[None]:
-    """The running code computes a batch of these requests."""
-    token = _BATCH.set(requests)
-    try:
-        yield
-    finally:
-        _BATCH.reset(token)
+def enter_batch(requests: Iterable[_RequestContext]) -> None:
+    """Let the running task, which has a context of its own, compute a batch of these requests. It belongs to none."""
+    replica = current_replica()
+    if replica is not None:
+        enter_replica(replica, _RequestContext())
+    _BATCH.set(tuple(requests))
 
 
 def get_replica_context() -> ReplicaContext:

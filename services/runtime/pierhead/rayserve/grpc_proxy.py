@@ -19,10 +19,10 @@ from pierhead.errors import MAX_DETAILS, clip
 from pierhead.raised import is_answerable
 from pierhead.rayserve.config import gRPCOptions
 from pierhead.rayserve.context import _RequestContext, _serve_request_context
-from pierhead.rayserve.engine import EngineApplication
 from pierhead.rayserve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
 from pierhead.rayserve.grpc_util import RayServegRPCContext, gRPCInputStream
 from pierhead.rayserve.handle import DeploymentHandle
+from pierhead.rayserve.running import RunningApplication
 
 logger = logging.getLogger("ray.serve")
 
@@ -32,7 +32,7 @@ _OWN_SERVICE: Final = "ray.serve.RayServeAPIService"
 class RayServeGrpc:
     """One server for every function `add_...Servicer_to_server` that the options name, and for Ray Serve's own."""
 
-    def __init__(self, applications: Mapping[str, EngineApplication], options: gRPCOptions, host: str) -> None:
+    def __init__(self, applications: Mapping[str, RunningApplication], options: gRPCOptions, host: str) -> None:
         """`host`: where it listens."""
         self._applications = applications
         self._options = options
@@ -139,7 +139,7 @@ class _Call:
 
     def __init__(
         self,
-        application: EngineApplication,
+        application: RunningApplication,
         method: str,
         metadata: Mapping[str, str],
         grpc_context: Any,

@@ -30,15 +30,11 @@ from pierhead.rayserve.exceptions import (
     RayServeException,
     RequestCancelledError,
 )
+from pierhead.rayserve.items import END, ItemQueue
 from pierhead.rayserve.options import DEFAULT
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-_END: Final = object()
-
-_MOST_ITEMS: Final = 16
-"""Of a stream, that wait for their reader."""
 
 _NO_STREAMS: Final = (
     "Streaming deployment handle results cannot be passed to downstream handle calls: read the stream, and pass its "
@@ -56,8 +52,6 @@ class RemoteCall:
     app_name: str = ""
     model_id: str = ""
     session_id: str = ""
-    caller: str = ""
-    """The handle's id: the line of waiting calls is bounded for each."""
 
 
 class Dispatcher(Protocol):
@@ -218,31 +212,8 @@ class DeploymentResponse(_Response[R]):
         )
 
 
-class _ResponseItems:
-    """The items of a stream. They do not refer to its response, which may be forgotten meanwhile."""
-
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
-        self._items: asyncio.Queue[Any] = asyncio.Queue()
-        self._places = asyncio.Semaphore(_MOST_ITEMS)
-
-    async def put(self, item: Any) -> None:
-        """Waits while there are many."""
-        await self._places.acquire()
-        self._items.put_nowait(item)
-
-    def end(self) -> None:
-        self._items.put_nowait(_END)
-
-    async def get(self) -> Any:
-        """The next item, or _END."""
-        item = await self._items.get()
-        self._places.release()
-        return item
-
-
 async def _fill(
-    items: _ResponseItems, dispatcher: Dispatcher, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    items: ItemQueue, dispatcher: Dispatcher, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
     try:
         async with aclosing(dispatcher.stream(call, args, kwargs)) as stream:  # type: ignore[type-var]
@@ -262,7 +233,7 @@ class DeploymentResponseGenerator(_Response[R]):
     def __init__(
         self, dispatcher: Dispatcher, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        self._items = _ResponseItems()
+        self._items = ItemQueue()
         super().__init__(dispatcher, call, _fill(self._items, dispatcher, call, args, kwargs))
 
     def __del__(self) -> None:
@@ -277,16 +248,16 @@ class DeploymentResponseGenerator(_Response[R]):
         self._loop.call_soon_threadsafe(self._items.end)
 
     async def _next(self) -> Any:
-        """The next item, or _END. On the dispatcher's loop."""
+        """The next item, or END. On the dispatcher's loop."""
         item = await self._items.get()
-        if item is not _END:
+        if item is not END:
             return item
         self._items.end()  # for the one that asks again
         if self._cancelled or self._future.cancelled():
             raise RequestCancelledError(self.request_id)
         if self._items.error is not None:
             raise self._items.error
-        return _END
+        return END
 
     def __await__(self) -> Any:
         raise TypeError(
@@ -302,7 +273,7 @@ class DeploymentResponseGenerator(_Response[R]):
             item = await self._next()
         else:
             item = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._next(), self._loop))
-        if item is _END:
+        if item is END:
             raise StopAsyncIteration
         found: R = item
         return found
@@ -317,7 +288,7 @@ class DeploymentResponseGenerator(_Response[R]):
                 "response.__anext__()` instead."
             )
         item = asyncio.run_coroutine_threadsafe(self._next(), self._loop).result()
-        if item is _END:
+        if item is END:
             raise StopIteration
         found: R = item
         return found
@@ -475,7 +446,6 @@ class DeploymentHandle(Generic[T]):
             app_name=request.app_name or self.app_name,
             model_id=chosen.multiplexed_model_id,
             session_id=chosen.session_id,
-            caller=self.handle_id,
         )
 
     def __repr__(self) -> str:

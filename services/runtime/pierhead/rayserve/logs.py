@@ -26,8 +26,19 @@ def write_logs() -> None:
     handler.addFilter(_is_wanted)
     logger.addHandler(handler)
     if logger.level == logging.NOTSET:
-        logger.setLevel(logging.DEBUG)  # each deployment has a level of its own
+        logger.setLevel(logging.INFO)
     logger.propagate = False
+
+
+def let_through(config: LoggingConfig | None) -> None:
+    """Lower the logger's level to that of a deployment's config. The lines of others are filtered by their own."""
+    logger = logging.getLogger("ray.serve")
+    if config is not None and any(isinstance(each.formatter, _Lines) for each in logger.handlers):
+        logger.setLevel(min(logger.level, _number(config.log_level)))
+
+
+def _number(level: str | int) -> int:
+    return level if isinstance(level, int) else logging.getLevelNamesMapping()[level]
 
 
 def _config() -> LoggingConfig:
@@ -37,8 +48,7 @@ def _config() -> LoggingConfig:
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:
-    level = _config().log_level
-    return record.levelno >= (level if isinstance(level, int) else logging.getLevelNamesMapping()[level])
+    return record.levelno >= _number(_config().log_level)
 
 
 class _Lines(logging.Formatter):

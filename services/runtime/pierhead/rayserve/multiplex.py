@@ -1,87 +1,38 @@
-"""`@serve.multiplexed`: models that are loaded when they are asked for, the least recently used one leaving."""
+"""`@serve.multiplexed`: `pierhead.multiplexed` with Ray Serve's rules for who shares models, and how a model ends."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextvars import copy_context
 from functools import wraps
 from typing import Any, Final
 
-from pierhead.held import HELD
-from pierhead.raised import is_answerable
+from pierhead.multiplex.multiplexed import Multiplexed
 from pierhead.rayserve.context import ReplicaContext, current_replica
-
-logger = logging.getLogger("ray.serve")
 
 _MODELS: Final = "__rayserve_models__"
 """The attribute of a replica's context that holds its models."""
 
 
-class ReplicaModels:
-    """The models of one object or function in a replica. One is loaded or unloaded at a time, as in Ray Serve."""
+class _LoadedModel:
+    """A loaded model."""
 
-    def __init__(self, load: Callable[..., Any], owner: Any, most: int) -> None:
-        HELD.begin()
-        self._load = load
-        self._owner = owner
-        self._most = most
-        self._models: OrderedDict[str, Any] = OrderedDict()
-        self._loading: set[str] = set()
-        self._lock = asyncio.Lock()
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._context = copy_context()
 
-    def held(self) -> Iterable[str]:
-        """The ids of models that are here or on their way."""
-        return {*self._models, *self._loading}
-
-    async def get(self, model_id: Any) -> Any:
-        """A model; loads it if it is not here. Raises what the load raises, TypeError and ValueError for an id."""
-        if not isinstance(model_id, str):
-            raise TypeError("The model ID must be a string.")
-        if not model_id:
-            raise ValueError("The model ID cannot be empty.")
-        if model_id in self._models:
-            self._models.move_to_end(model_id)
-            return self._models[model_id]
-        self._loading.add(model_id)
-        try:
-            async with self._lock:
-                if model_id in self._models:
-                    return self._models[model_id]
-                if 0 < self._most <= len(self._models):
-                    await self._unload_one()
-                owner = () if self._owner is None else (self._owner,)
-                model = self._models[model_id] = await self._load(*owner, model_id)
-                HELD.add(model_id)
-                return model
-        finally:
-            self._loading.discard(model_id)
-
-    async def close(self) -> None:
-        """Unload every model."""
-        while self._models:
-            try:
-                await self._unload_one()
-            except BaseException as error:
-                if not is_answerable(error):
-                    raise
-                logger.exception("a model could not be unloaded")
-
-    async def _unload_one(self) -> None:
-        """Unload the model that was used longest ago: its `__del__` is called at once, and by Python later."""
-        model_id, model = self._models.popitem(last=False)
-        HELD.remove(model_id)
+    async def aclose(self) -> None:
+        """Call its `__del__`, at once; Python calls it later, in the same thread."""
+        model, self.model = self.model, None
         end = getattr(model, "__del__", None)
-        if end is None:
-            return
         if inspect.iscoroutinefunction(end):
-            await end()
-            return
-        last = [end]
-        del model, end
-        await asyncio.get_running_loop().run_in_executor(None, _call_last, last)
+            await asyncio.get_running_loop().create_task(end(), context=self._context)
+        elif end is not None:
+            last = [end]
+            del model, end
+            await asyncio.get_running_loop().run_in_executor(None, self._context.run, _call_last, last)
 
 
 def _call_last(functions: list[Callable[[], Any]]) -> None:
@@ -89,9 +40,30 @@ def _call_last(functions: list[Callable[[], Any]]) -> None:
     functions.pop()()
 
 
-def models_of(replica: ReplicaContext) -> list[ReplicaModels]:
-    """What has loaded models in a replica."""
-    return list(getattr(replica, _MODELS, {}).values())
+def _models_of(load: Callable[..., Any], owner: Any, most: int) -> Multiplexed[_LoadedModel]:
+    """The models of one object or function in this replica. One is loaded at a time, as in Ray Serve."""
+    replica = current_replica()
+    if replica is None:
+        raise RuntimeError("`@serve.multiplexed` can only be used within a deployment.")
+    by_owner: dict[int, Multiplexed[_LoadedModel]] = replica.__dict__.setdefault(_MODELS, {})
+    # Two methods of one object share its models, as in Ray Serve.
+    key = id(load if owner is None else owner)
+    if key in by_owner:
+        return by_owner[key]
+    lock, own = asyncio.Lock(), () if owner is None else (owner,)
+
+    async def loaded(model_id: str) -> _LoadedModel:
+        async with lock:
+            return _LoadedModel(await load(*own, model_id))
+
+    models = by_owner[key] = Multiplexed(loaded, most, name=load.__qualname__, held=replica._reports.held)
+    return models
+
+
+async def close_models(replica: ReplicaContext) -> None:
+    """Unload every model of a replica."""
+    for models in getattr(replica, _MODELS, {}).values():
+        await models.close()
 
 
 def multiplexed(func: Callable[..., Any] | None = None, max_num_models_per_replica: int = 3) -> Any:
@@ -114,19 +86,20 @@ def multiplexed(func: Callable[..., Any] | None = None, max_num_models_per_repli
             if len(args) not in (1, 2):
                 raise TypeError(f"The model ID must be the only argument of {function.__name__}")
             owner, model_id = (None, args[0]) if len(args) == 1 else args
-            replica = current_replica()
-            if replica is None:
-                raise RuntimeError("`@serve.multiplexed` can only be used within a deployment.")
-            by_owner: dict[int, ReplicaModels] = replica.__dict__.setdefault(_MODELS, {})
-            # Two methods of one object share its models, as in Ray Serve.
-            key = id(function if owner is None else owner)
-            if key not in by_owner:
-                by_owner[key] = ReplicaModels(function, owner, max_num_models_per_replica)
-            return await by_owner[key].get(model_id)
+            _check_id(model_id)
+            async with _models_of(function, owner, max_num_models_per_replica)(model_id) as found:
+                return found.model
 
         return load
 
     return decorate if func is None else decorate(func)
+
+
+def _check_id(model_id: Any) -> None:
+    if not isinstance(model_id, str):
+        raise TypeError("The model ID must be a string.")
+    if not model_id:
+        raise ValueError("The model ID cannot be empty.")
 
 
 def _check_function(function: Any) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import AsyncExitStack
+from typing import Any, Final
 
 from pierhead.errors import SettingsError
+from pierhead.http.asgi_server import UvicornServer
 from pierhead.raised import is_answerable
 from pierhead.rayserve.config import HTTPOptions
-from pierhead.rayserve.engine import EngineApplication
 from pierhead.rayserve.handle import RemoteCall
 from pierhead.rayserve.responses import (
     REQUEST_ID,
@@ -20,18 +20,17 @@ from pierhead.rayserve.responses import (
     Receive,
     Scope,
     Send,
+    late,
     messages_of,
     request_of,
     serve_request,
+    timeout_of,
     words_of,
 )
-
-if TYPE_CHECKING:
-    import uvicorn
+from pierhead.rayserve.running import RunningApplication
 
 logger = logging.getLogger("ray.serve")
 
-_TIMEOUT: Final = b"x-request-timeout-seconds"
 _MOST_MESSAGES: Final = 16
 """Of one request, that wait for the application. uvicorn reads no further meanwhile."""
 
@@ -41,7 +40,7 @@ _WITHOUT_WATCH: Final = b"x-request-disconnect-disabled"
 class RayServeProxy:
     """An ASGI application before the applications of this process."""
 
-    def __init__(self, applications: Mapping[str, EngineApplication], options: HTTPOptions) -> None:
+    def __init__(self, applications: Mapping[str, RunningApplication], options: HTTPOptions) -> None:
         self._applications = applications
         self._options = options
 
@@ -75,9 +74,9 @@ class RayServeProxy:
             return messages_of("Route table is not populated yet.", 503)
         return messages_of("success" if path == "/-/healthz" else routes)
 
-    def _match(self, path: str) -> EngineApplication | None:
+    def _match(self, path: str) -> RunningApplication | None:
         """The application with the longest prefix of the path."""
-        best: EngineApplication | None = None
+        best: RunningApplication | None = None
         for each in self._applications.values():
             prefix = each.route_prefix
             if prefix is None or not (prefix == "/" or path == prefix or path.startswith(f"{prefix}/")):
@@ -87,14 +86,14 @@ class RayServeProxy:
         return best
 
     async def _serve(
-        self, application: EngineApplication, request_id: str, scope: Scope, receive: Receive, send: Send
+        self, application: RunningApplication, request_id: str, scope: Scope, receive: Receive, send: Send
     ) -> None:
         prefix = application.route_prefix or "/"
         scope["root_path"] = self._options.root_path + ("" if prefix == "/" else prefix)
         client = _Client(receive, send)
         work = asyncio.create_task(self._work(application, prefix, request_id, scope, client))
         headers = dict(scope["headers"])
-        timeout_s = _timeout_of(headers, self._options.request_timeout_s)
+        timeout_s = timeout_of(headers, self._options.request_timeout_s)
         waits: set[asyncio.Future[Any]] = {work}
         if headers.get(_WITHOUT_WATCH) != b"?1":
             waits.add(client.left)
@@ -107,8 +106,7 @@ class RayServeProxy:
                 logger.info("Client for request %s disconnected, cancelling request.", request_id)
                 return
             if not client.started:
-                text = f"Request {request_id} timed out after {timeout_s}s."
-                await _send_all(messages_of(text, 408), send)
+                await _send_all(messages_of(late(request_id, timeout_s), 408), send)
         finally:
             if not work.done():
                 work.cancel()
@@ -117,10 +115,9 @@ class RayServeProxy:
             client.close()
 
     async def _work(
-        self, application: EngineApplication, prefix: str, request_id: str, scope: Scope, client: _Client
+        self, application: RunningApplication, prefix: str, request_id: str, scope: Scope, client: _Client
     ) -> None:
         request = request_of(scope, request_id, route=prefix, app_name=application.name)
-        deployment = application.ingress
         call = RemoteCall(
             "__call__",
             request_id,
@@ -128,20 +125,17 @@ class RayServeProxy:
             application.name,
             request.multiplexed_model_id,
             request.session_id,
-            caller="proxy",
         )
-        try:
-            replica = await deployment.acquire(call)
-        except BaseException as error:
-            if not is_answerable(error):
-                raise
-            status, text, headers = words_of(error)
-            await _send_all(messages_of(text, status, headers), client.send)
-            return
-        try:
-            await serve_request(replica.servant, request, scope, client.receive, client.send)
-        finally:
-            deployment.release(replica)
+        async with AsyncExitStack() as place:
+            try:
+                servant = await place.enter_async_context(application.at_a_replica(call))
+            except BaseException as error:
+                if not is_answerable(error):
+                    raise
+                status, text, headers = words_of(error)
+                await _send_all(messages_of(text, status, headers), client.send)
+                return
+            await serve_request(servant, request, scope, client.receive, client.send)
 
     @staticmethod
     def _report(work: asyncio.Task[None], request_id: str) -> None:
@@ -208,75 +202,27 @@ async def _send_all(messages: list[dict[str, Any]], send: Send) -> None:
         await send(message)
 
 
-def _timeout_of(headers: Mapping[bytes, bytes], default: float | None) -> float | None:
-    """The request's own timeout in seconds; None = none."""
+async def listen(proxy: RayServeProxy, options: HTTPOptions) -> tuple[UvicornServer, int]:
+    """Listen for HTTP; returns the server and its port. Raises SettingsError where uvicorn is missing, or the port is
+    taken.
+    """
+    app: Any = proxy
+    for middleware in options.middlewares:
+        app = middleware.cls(app, *middleware.args, **middleware.kwargs)
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    server = UvicornServer(
+        app,
+        "rayserve",
+        root_path=options.root_path,
+        lifespan="off",
+        timeout_keep_alive=options.keep_alive_timeout_s,
+        ssl_keyfile=options.ssl_keyfile,
+        ssl_certfile=options.ssl_certfile,
+        ssl_keyfile_password=options.ssl_keyfile_password,
+        ssl_ca_certs=options.ssl_ca_certs,
+    )
+    host = options.host or "127.0.0.1"
     try:
-        own = float(headers[_TIMEOUT])
-    except (KeyError, ValueError):
-        return default
-    return own if own > 0 else None
-
-
-class RayServeListener:
-    """Listens for HTTP, by uvicorn."""
-
-    def __init__(self, app: RayServeProxy, options: HTTPOptions) -> None:
-        self._app = app
-        self._options = options
-        self._server: uvicorn.Server | None = None
-        self._running: asyncio.Task[None] | None = None
-        self.port = 0
-        """Where it listens."""
-
-    async def start(self) -> None:
-        """Listen. Raises SettingsError where uvicorn is missing, or the port is taken."""
-        try:
-            import uvicorn
-        except ImportError as error:
-            raise SettingsError(
-                "`serve.run` is to answer HTTP requests, and uvicorn is not installed: install pierhead[rayserve]"
-            ) from error
-        options = self._options
-        app: Any = self._app
-        for middleware in options.middlewares:
-            app = middleware.cls(app, *middleware.args, **middleware.kwargs)
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-        config = uvicorn.Config(
-            app,
-            root_path=options.root_path,
-            loop="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            timeout_keep_alive=options.keep_alive_timeout_s,
-            timeout_graceful_shutdown=1,
-            ssl_keyfile=options.ssl_keyfile,
-            ssl_certfile=options.ssl_certfile,
-            ssl_keyfile_password=options.ssl_keyfile_password,
-            ssl_ca_certs=options.ssl_ca_certs,
-        )
-        config.load()
-        self._server = server = uvicorn.Server(config)
-        server.lifespan = config.lifespan_class(config)
-        bound = _bound(options.host or "127.0.0.1", options.port)
-        self.port = bound.getsockname()[1]
-        await server.startup(sockets=[bound])
-        self._running = asyncio.create_task(server.main_loop(), name="uvicorn")
-
-    async def stop(self) -> None:
-        """Close the port and every connection."""
-        if self._server is not None and self._running is not None:
-            self._server.should_exit = True
-            await self._running
-            await self._server.shutdown()
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((host, port))
+        return server, await server.start(host, options.port)
     except OSError as error:
-        bound.close()
-        raise SettingsError(f"Failed to bind to address '{host}:{port}': {error}") from error
-    return bound
+        raise SettingsError(f"Failed to bind to address '{host}:{options.port}': {error}") from error

@@ -124,6 +124,8 @@ class RunningReplica:
 class RequestRouter:
     """Chooses replicas; a user's class is derived from it. Used as a policy (`pierhead.policies`)."""
 
+    waits_for_named = True
+
     def __init__(self, rng: Random, **kwargs: Any) -> None:
         """`kwargs`: `request_router_kwargs`, for `initialize_state`."""
         self._settings: dict[str, Any] | None = kwargs

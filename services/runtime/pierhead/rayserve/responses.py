@@ -28,8 +28,23 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 MODEL_HEADER: Final = "serve_multiplexed_model_id"
 SESSION_HEADER: Final = "x_session_id"
 REQUEST_ID: Final = b"x-request-id"
+_TIMEOUT: Final = b"x-request-timeout-seconds"
 
 _UNAVAILABLE: Final = (BackPressureError, DeploymentUnavailableError)
+
+
+def timeout_of(headers: Mapping[bytes, bytes], default: float | None = None) -> float | None:
+    """A request's own timeout in seconds; None = none."""
+    try:
+        own = float(headers[_TIMEOUT])
+    except (KeyError, ValueError):
+        return default
+    return own if own > 0 else None
+
+
+def late(request_id: str, timeout_s: float | None) -> str:
+    """The text of the answer to a request that has reached its timeout."""
+    return f"Request {request_id} timed out after {timeout_s}s."
 
 
 def needs_starlette() -> Any:

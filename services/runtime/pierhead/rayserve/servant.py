@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, closing
 from contextvars import Context, copy_context
@@ -28,65 +27,21 @@ from pierhead.rayserve.daemon_threads import DaemonThreads
 from pierhead.rayserve.deployment import ASGI, BUILD_ASGI, BuiltDeployment
 from pierhead.rayserve.exceptions import RayError, RayServeException
 from pierhead.rayserve.handle import RemoteCall
+from pierhead.rayserve.items import END, ItemQueue
 from pierhead.rayserve.lifespan import Lifespan
-from pierhead.rayserve.multiplex import models_of
+from pierhead.rayserve.multiplex import close_models
 
 logger = logging.getLogger("ray.serve")
 
 _MOST_THREADS: Final = 1000
 
-_MOST_ITEMS: Final = 16
-"""Of a stream, that wait for its reader."""
-
-
-class _ReaderGone(Exception):
-    """Nobody reads the stream any more."""
-
-
-class _ItemQueue:
-    """A stream's items on their way to its reader. `put` waits while there are many."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._items: asyncio.Queue[Any] = asyncio.Queue()
-        self._places = asyncio.Semaphore(_MOST_ITEMS)
-        self._places_for_thread = threading.Semaphore(_MOST_ITEMS)
-        self._has_reader = True
-
-    async def get(self) -> Any:
-        item = await self._items.get()
-        self._places.release()
-        self._places_for_thread.release()
-        return item
-
-    async def put(self, item: Any) -> None:
-        await self._places.acquire()
-        self._items.put_nowait(item)
-
-    def put_from_thread(self, item: Any) -> None:
-        """As `put`. Raises _ReaderGone."""
-        self._places_for_thread.acquire()
-        if not self._has_reader:
-            raise _ReaderGone
-        self._loop.call_soon_threadsafe(self._items.put_nowait, item)
-
-    def end(self, word: Any) -> None:
-        """Put the last item."""
-        self._items.put_nowait(word)
-
-    def leave(self) -> None:
-        """The reader reads no more."""
-        self._has_reader = False
-        self._places_for_thread.release()
-
 
 class Servant:
     """The user's object, in the context of its replica. Belongs to one event loop."""
 
-    def __init__(self, built: BuiltDeployment, context: ReplicaContext, *, shares_process: bool = False) -> None:
-        """`shares_process`: with other replicas, which go on when user code of this one calls `sys.exit`."""
+    def __init__(self, built: BuiltDeployment, context: ReplicaContext) -> None:
         self.built = built
-        self._shares_process = shares_process
+        self._shares_process = context._shares_process
         self.context = context
         self.app: Any = None
         """The ASGI application of a class with `@serve.ingress`."""
@@ -98,11 +53,6 @@ class Servant:
         # One more than requests: those of slow readers do not hold up `check_health`.
         most = min(_MOST_THREADS, built.options.max_ongoing_requests + 1)
         self._threads = DaemonThreads(most, f"rayserve-{built.name}")
-
-    @property
-    def held_models(self) -> set[str]:
-        """The ids of the models that the replica has or loads."""
-        return {model for each in models_of(self.context) for model in each.held()}
 
     # ---- life
 
@@ -166,8 +116,7 @@ class Servant:
                     raise
                 logger.exception("%s: __del__ raised", self.built.name)
             _without_del(self._object)
-        for models in models_of(self.context):
-            await models.close()
+        await close_models(self.context)
 
     async def reconfigure(self, user_config: Any) -> None:
         """Hand over settings. Raises what user code raises, and RayServeException where it cannot take any."""
@@ -233,18 +182,17 @@ class Servant:
 
     async def stream(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AsyncIterator[Any]:
         """The items that a method yields. Raises what it raises, and TypeError for one that yields nothing."""
-        items = _ItemQueue()
-        done = object()
+        items = ItemQueue()
 
         async def fill() -> None:
             try:
                 await self._request(_context_of(call), self._fill, call.method, args, kwargs, items)
             finally:
-                items.end(done)
+                items.end()
 
         filling = asyncio.create_task(fill(), name=f"stream of {self.built.name}")
         try:
-            while (item := await items.get()) is not done:
+            while (item := await items.get()) is not END:
                 yield item
             await filling
         finally:
@@ -253,10 +201,11 @@ class Servant:
                 filling.cancel()
                 await asyncio.wait([filling])
 
-    async def _fill(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], items: _ItemQueue) -> None:
+    async def _fill(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], items: ItemQueue) -> None:
         method = self._method(name)
+        put_from_thread = partial(items.put_from_thread, asyncio.get_running_loop())
         if inspect.isgeneratorfunction(method):
-            await self._in_thread(_exhaust, method, args, kwargs, items.put_from_thread)
+            await self._in_thread(_exhaust, method, args, kwargs, put_from_thread)
             return
         result = method(*args, **kwargs)
         if inspect.iscoroutine(result):
@@ -268,7 +217,7 @@ class Servant:
                 async for item in result:
                     await items.put(item)
         elif inspect.isgenerator(result):
-            await self._in_thread(_put_all, result, items.put_from_thread)
+            await self._in_thread(_put_all, result, put_from_thread)
         else:
             raise TypeError(
                 f"Called method '{name}' with `handle.options(stream=True)` but it did not return a generator."

@@ -7,16 +7,20 @@ pickles with a seal (`pickles.py`). Handles call these methods, HAProxy does not
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import re
 import uuid
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import Any, ClassVar, Final, cast
 
-from pierhead.classes.handles import handle_to, options
+from pierhead.classes.handles import each_replica, handle_to, options
 from pierhead.classes.service import Bound, Service, name_of
+from pierhead.edge.edge import Reports
 from pierhead.errors import Backpressure, DeadlineExceeded, NoReplica, PierheadError
+from pierhead.held import HeldModels
 from pierhead.raised import is_answerable
 from pierhead.rayserve.context import (
     DEFAULT_APPLICATION,
@@ -33,13 +37,25 @@ from pierhead.rayserve.exceptions import (
     RequestCancelledError,
 )
 from pierhead.rayserve.handle import DeploymentHandle, RemoteCall, forget_dispatcher, register_dispatcher, resolved
-from pierhead.rayserve.pickles import ALLOW, SECRET, PickledError, Seal, copied, dumps, failure_of, loads, seal
+from pierhead.rayserve.options import DeploymentOptions
+from pierhead.rayserve.pickles import ALLOW, SECRET, PickledError, copied, dumps, failure_of, loads, seal
 from pierhead.rayserve.request_router import tell_routers
-from pierhead.rayserve.responses import REQUEST_ID, Message, prepare, request_of, serve_request, warm, words_of
+from pierhead.rayserve.responses import (
+    REQUEST_ID,
+    Message,
+    late,
+    prepare,
+    request_of,
+    serve_request,
+    timeout_of,
+    warm,
+    words_of,
+)
 from pierhead.rayserve.schema import ReplicaRank
 from pierhead.rayserve.servant import Servant
 from pierhead.request import accept_opaque, current_request
-from pierhead.routing_stats import publish
+from pierhead.routing_stats import Published, publish
+from pierhead.tasks import end_tasks
 
 logger = logging.getLogger("ray.serve")
 
@@ -64,31 +80,36 @@ class RayDeployment(Service):
         SECRET: "${" + SECRET + ":?write a secret of 32 characters into .env}",
     }
     """What the compose file sets for the service beside its x-serve block."""
+    __ranks__: ClassVar[set[int]]
+    """Those of its replicas in this process."""
 
     def __init__(self, *_: Any) -> None:
-        """The handles of bound services are not used: handles are had by name."""
+        """The handles of bound services are not used: handles are looked up by name."""
         self._started: asyncio.Task[None] | None = None
         self._reporting: asyncio.Task[None] | None = None
-        built, own_seal = self.__built__, seal()
-        self._seal = own_seal.of(built.name)
-        app_name = self.__application__.name
-        replica = os.environ.get("PIERHEAD_REPLICA") or uuid.uuid4().hex[:8]
-        replica_id = ReplicaID(replica, DeploymentID(built.name, app_name))
-        self._dispatchers = dispatchers = {
-            (deployment := DeploymentID(name, app_name)): RemoteDeployment(bound, deployment, own_seal)
-            for name, bound in self.__application__.services.items()
-        }
-        for deployment, dispatcher in dispatchers.items():
-            register_dispatcher(deployment, dispatcher)  # for threads that do not know their replica
+        built, graph = self.__built__, self.__application__
+        self._seal = seal().of(built.name)
+        self._dispatchers = graph.dispatchers()
+        own_name = "" if graph.in_process else os.environ.get("PIERHEAD_REPLICA", "")
+        if not graph.in_process:
+            for deployment, dispatcher in self._dispatchers.items():
+                register_dispatcher(deployment, dispatcher)  # for threads that do not know their replica
+        self._rank = _rank_of(own_name, self.__ranks__)
+        self.__ranks__.add(self._rank)
+        name = own_name or uuid.uuid4().hex[:8]
         context = ReplicaContext(
-            replica_id,
+            ReplicaID(name, DeploymentID(built.name, graph.name)),
             None,
             built.options,
-            ReplicaRank(0, 0, 0),
+            ReplicaRank(rank=self._rank, node_rank=0, local_rank=self._rank),
             built.options.first_replicas,
-            _dispatchers=dispatchers,
+            _dispatchers=self._dispatchers,
+            _shares_process=graph.in_process,
         )
-        self._servant = Servant(built, context)
+        if graph.in_process:
+            self.__reports__ = context._reports = Reports(HeldModels(), Published(), name)
+        self.servant = Servant(built, context)
+        """The user's object."""
         self._settings: Any = built.options.user_config
 
     # ---- the replica's hooks
@@ -96,7 +117,7 @@ class RayDeployment(Service):
     async def check_health(self) -> None:
         """Construct the object when first called; then the user's own check."""
         await self._ready()
-        await self._servant.check_health()
+        await self.servant.check_health()
 
     async def reconfigure(self, user_config: Any) -> None:
         """Settings from the compose file, before and after the start."""
@@ -104,16 +125,21 @@ class RayDeployment(Service):
         first = self._started is None
         await self._ready()
         if not first:
-            await self._servant.reconfigure(user_config)
+            await self.servant.reconfigure(user_config)
 
     async def aclose(self) -> None:
         """End the object."""
+        self.__ranks__.discard(self._rank)
         for deployment, dispatcher in self._dispatchers.items():
             forget_dispatcher(deployment, dispatcher)
         if self._reporting is not None:
             self._reporting.cancel()
-        if self._started is not None and self._started.done() and self._started.exception() is None:
-            await self._servant.close()
+        if self._started is None:
+            return
+        if not self._started.done():
+            await end_tasks(self._started)
+        if not self._started.cancelled() and self._started.exception() is None:
+            await self.servant.close()
 
     async def _ready(self) -> None:
         if self._started is None or (self._started.done() and self._started.exception() is not None):
@@ -126,10 +152,11 @@ class RayDeployment(Service):
         args, kwargs = built.arguments(lambda name: DeploymentHandle(name, app_name))
         if type(self).__asgi__ is not None:
             warm()
-        await self._servant.start(args, kwargs, copied(self._settings))
-        if self._servant.app is not None:
-            prepare(self._servant.app)
-        numbers = self._servant.report_stats(lambda stats: publish(**stats))
+        await self.servant.start(args, kwargs, copied(self._settings))
+        if self.servant.app is not None:
+            prepare(self.servant.app)
+        own = self.__reports__
+        numbers = self.servant.report_stats(own.stats.publish if own is not None else lambda stats: publish(**stats))
         self._reporting = asyncio.create_task(numbers, name="numbers for routers")
 
     # ---- calls
@@ -140,28 +167,38 @@ class RayDeployment(Service):
         call, args, kwargs = loads(self._seal.opened(request, _CALL))
         reply: Any
         try:
-            reply = (True, await self._servant.call(call, args, kwargs))
+            reply = (True, await self.servant.call(call, args, kwargs))
         except BaseException as error:
             if not is_answerable(error):
                 raise
-            own = isinstance(error, asyncio.CancelledError)
-            reply = (False, failure_of(RequestCancelledError(call.request_id) if own else error))
+            reply = self._failed(call, error)
         return self._sealed(reply)
 
     async def stream(self, request: bytes) -> AsyncIterator[bytes]:
         """Many results; an exception is the last item."""
         await self._ready()
         call, args, kwargs = loads(self._seal.opened(request, _CALL))
-        items = self._servant.stream(call, args, kwargs)
+        items = self.servant.stream(call, args, kwargs)
         try:
             async for item in items:
                 yield self._sealed((True, item))
         except BaseException as error:
             if type(error) is GeneratorExit or not is_answerable(error):  # this stream is closed
                 raise
-            yield self._sealed((False, failure_of(error)))
+            yield self._sealed(self._failed(call, error))
         finally:
             await items.aclose()  # type: ignore[attr-defined]
+
+    def _failed(self, call: RemoteCall, error: BaseException) -> tuple[bool, Any]:
+        """The reply to a call whose user code has raised."""
+        if isinstance(error, asyncio.CancelledError):
+            error = RequestCancelledError(call.request_id)
+        kept = self.__application__.kept
+        if kept is None:
+            return False, failure_of(error)
+        number = next(kept.numbers)
+        kept.errors[number] = error
+        return False, number
 
     def _sealed(self, reply: Any) -> bytes:
         try:
@@ -197,8 +234,10 @@ class RayDeployment(Service):
                 cancel_children()  # the application may end at this message, and leave them
             return message
 
+        timeout_s = timeout_of(dict(scope["headers"]))
         try:
-            await serve_request(self._servant, request, scope, watched, noted)
+            async with asyncio.timeout(timeout_s) as limit:
+                await serve_request(self.servant, request, scope, watched, noted)
         except BaseException as error:
             if not is_answerable(error):
                 raise
@@ -208,6 +247,8 @@ class RayDeployment(Service):
                     raise
                 return
             status, text, headers = words_of(error)
+            if isinstance(error, TimeoutError) and limit.expired():
+                status, text = 408, late(request_id, timeout_s)
             kind = (b"content-type", b"text/plain; charset=utf-8")
             await send({"type": "http.response.start", "status": status, "headers": [kind, *headers]})
             await send({"type": "http.response.body", "body": text.encode()})
@@ -227,12 +268,19 @@ async def _enter(scope: Any, receive: Any, send: Any) -> None:
 class RemoteDeployment:
     """Calls of a deployment whose replicas are behind a service's handle. A Dispatcher."""
 
-    def __init__(self, bound: Bound, deployment: DeploymentID, own_seal: Seal) -> None:
+    def __init__(self, bound: Bound, deployment: DeploymentID, graph: AppGraph) -> None:
         self.loop = asyncio.get_running_loop()
         self.id = deployment
+        self._bound = bound
+        self._graph = graph
         self._handle: Any = handle_to(bound)
         self._options = cast("type[RayDeployment]", bound.cls).__built__.options
-        self._seal = own_seal.of(deployment.name)
+        self._seal = seal().of(deployment.name)
+
+    @property
+    def successor(self) -> RemoteDeployment | None:
+        """What takes its place, and gets the calls that no replica has had."""
+        return self._graph.successors.get(self.id)
 
     async def call(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """See Dispatcher."""
@@ -240,6 +288,8 @@ class RemoteDeployment:
         try:
             reply = await self._for(call).call(self._request(call, args, kwargs))
         except PierheadError as error:
+            if isinstance(error, NoReplica) and self.successor is not None:
+                return await self.successor.call(call, args, kwargs)
             raise self._translated(error) from None
         return self._result(reply)
 
@@ -251,13 +301,26 @@ class RemoteDeployment:
             async for item in items:
                 yield self._result(item)
         except PierheadError as error:
-            raise self._translated(error) from None
+            if not isinstance(error, NoReplica) or self.successor is None:
+                raise self._translated(error) from None
+            async with aclosing(self.successor.stream(call, args, kwargs)) as others:  # type: ignore[type-var]
+                async for item in others:
+                    yield item
         finally:
             await items.aclose()
 
     async def broadcast(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Not possible: a handle calls one replica."""
-        raise RayServeException("handle.broadcast() works within one process only: a handle calls one replica")
+        """See Dispatcher."""
+        request = self._request(call, args, kwargs)
+
+        async def at(handle: Any) -> Any:
+            try:
+                return self._result(await handle.call(request))
+            except PierheadError as error:
+                raise self._translated(error) from None
+
+        handles = await each_replica(self._bound)
+        return await asyncio.gather(*map(at, handles), return_exceptions=True)
 
     def _request(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         if self._options.request_router_config is not None:
@@ -272,30 +335,56 @@ class RemoteDeployment:
         is_result, value = loads(self._seal.opened(reply, _REPLY))
         if is_result:
             return value
+        if isinstance(value, int):
+            assert self._graph.kept is not None  # noqa: S101 - it has made the number
+            raise self._graph.kept.errors.pop(value)
         raise cast("PickledError", value).error()
 
     def _translated(self, error: PierheadError) -> Exception:
-        """The error of Ray Serve's name for one of the way to the replica."""
-        if isinstance(error, Backpressure):
-            given = self._options
-            answer = given.backpressure_config
-            most = given.max_queued_requests
-            full = BackPressureError(most, most, answer.status_code, answer.retry_after_s)
-            full.add_note(error.message)
-            return full
-        if isinstance(error, DeadlineExceeded):
-            return TimeoutError(error.message)
-        if isinstance(error, NoReplica):
-            return DeploymentUnavailableError(self.id)
-        return error
+        return translated(error, self.id, self._options)
+
+
+def translated(error: PierheadError, deployment: DeploymentID, given: DeploymentOptions) -> Exception:
+    """The error of Ray Serve's name for one of the way to a replica."""
+    if isinstance(error, Backpressure):
+        answer = given.backpressure_config
+        most = given.max_queued_requests
+        full = BackPressureError(most, most, answer.status_code, answer.retry_after_s)
+        full.add_note(error.message)
+        return full
+    if isinstance(error, DeadlineExceeded):
+        return TimeoutError(error.message)
+    if isinstance(error, NoReplica):
+        return DeploymentUnavailableError(deployment)
+    return error
+
+
+class KeptErrors:
+    """Exceptions on their way to callers in this process."""
+
+    def __init__(self) -> None:
+        self.numbers = itertools.count()
+        self.errors: dict[int, BaseException] = {}
 
 
 class AppGraph:
     """The services of one application by the names of its deployments."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, in_process: bool = False, keeps_errors: bool = False) -> None:
+        """`in_process`: for `serve.run`, whose replicas share its process; `keeps_errors`: callers get the exceptions
+        of user code themselves, as in Ray Serve's local testing mode.
+        """
         self.name = name
+        self.in_process = in_process
+        self.kept = KeptErrors() if keeps_errors else None
         self.services: dict[str, Bound] = {}
+        self.successors: Mapping[DeploymentID, RemoteDeployment] = {}
+        """What sends the calls of the version that takes this one's place."""
+
+    def dispatchers(self) -> dict[DeploymentID, RemoteDeployment]:
+        """What sends calls of its deployments, for one caller: the calls of each are bounded."""
+        ids = {DeploymentID(name, self.name): bound for name, bound in self.services.items()}
+        return {deployment: RemoteDeployment(bound, deployment, self) for deployment, bound in ids.items()}
 
 
 def bound_of(app: Application) -> Bound:
@@ -304,12 +393,19 @@ def bound_of(app: Application) -> Bound:
     APPLICATION and PREFIXED say how it is called. Raises RayServeException for deployments whose names make one
     service's name.
     """
-    built = BuiltApplication(app)
     graph = AppGraph(os.environ.get(APPLICATION) or DEFAULT_APPLICATION)
-    name = graph.name if os.environ.get(PREFIXED) == "true" else ""
+    return services_of(BuiltApplication(app), graph, graph.name if os.environ.get(PREFIXED) == "true" else "")
+
+
+def services_of(built: BuiltApplication, graph: AppGraph, prefix: str) -> Bound:
+    """As `bound_of`; `prefix`: what services' names begin with. Puts them into `graph`."""
     classes: dict[str, str] = {}
     for deployment in built.deployments.values():
-        cls = _class_of(deployment, name, is_ingress=deployment.name == built.ingress)
+        is_ingress = deployment.name == built.ingress and not graph.in_process
+        # In a process there is no name but the one that handles know: those of services are only to differ.
+        module = __name__ if graph.in_process else deployment.deployment.func_or_class.__module__
+        numbered = f"{prefix}_{len(classes)}" if graph.in_process else prefix
+        cls = _class_of(deployment, numbered, module, is_ingress=is_ingress)
         cls.__application__ = graph
         other = classes.setdefault(name_of(cls), deployment.name)
         if other != deployment.name:
@@ -336,14 +432,22 @@ def _class_name(deployment: str, application: str) -> str:
     return f"Deployment{name}" if not name or name[0].isdigit() else name
 
 
-def _class_of(deployment: BuiltDeployment, application: str, *, is_ingress: bool) -> type[RayDeployment]:
+def _class_of(deployment: BuiltDeployment, application: str, module: str, *, is_ingress: bool) -> type[RayDeployment]:
     name = _class_name(deployment.name, application)
-    definition = deployment.deployment.func_or_class
-    names = {"__module__": definition.__module__, "__qualname__": name, "__doc__": definition.__doc__}
+    names = {"__module__": module, "__qualname__": name, "__doc__": deployment.deployment.func_or_class.__doc__}
     keywords: dict[str, Any] = deployment.options.x_serve()
     if is_ingress:
         keywords |= {"asgi": _enter, "route": "/"}
     make: Any = type(RayDeployment)
     cls: type[RayDeployment] = make(name, (RayDeployment,), names, **keywords)
     cls.__built__ = deployment
+    cls.__ranks__ = set()
     return cls
+
+
+def _rank_of(replica: str, taken: set[int]) -> int:
+    """The number at the end of a replica's name, from 0; without a name the least that none has."""
+    numbered = re.search(r"-(\d+)$", replica)
+    if numbered:
+        return max(0, int(numbered[1]) - 1)
+    return next(number for number in itertools.count() if number not in taken)

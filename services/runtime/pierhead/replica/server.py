@@ -340,8 +340,10 @@ class ReplicaServer:
             )
 
     async def _wait_quiet(self) -> None:
-        """Return once no request is in flight and none has come for a moment: callers may not know of the drain yet."""
-        for _ in range(QUIET_TRIES):
+        """Return once no request is in flight and none has come for a moment: callers may not know of the drain yet,
+        unless all of them are in this process.
+        """
+        for _ in range(QUIET_TRIES if self._listeners or not self._inside else 0):
             await self._admission.wait_idle()
             before = self._asked()
             await asyncio.sleep(QUIET_S)

@@ -6,13 +6,16 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import grpc
 from grpc_reflection.v1alpha import reflection
 
+from pierhead.calls.absence import stopped
 from pierhead.calls.clients import Clients, Placed
-from pierhead.calls.replica import Endpoint
+from pierhead.calls.replica import Endpoint, ReplicaListing
 from pierhead.classes.handles import handle_to
 from pierhead.classes.service import Bound, serves_http
 from pierhead.edge.grpc_server import SERVER_OPTIONS, register
@@ -20,8 +23,10 @@ from pierhead.edge.methods import pools_of
 from pierhead.lanes.connection import Connection
 from pierhead.lanes.in_memory import LocalReplica
 from pierhead.metrics import RuntimeMetrics
+from pierhead.raised import is_answerable
 from pierhead.replica.reflection import JoinedPools
-from pierhead.replica.server import ReplicaServer
+from pierhead.replica.server import LAST_STATUS_S, ReplicaServer
+from pierhead.routing_stats import Published, Stats
 from pierhead.runner.graph import check_routes, graph_of
 from pierhead.runner.options import Options, listing_of, options_of, replicas_of, route_of, settings_of
 from pierhead.runner.runner import PAUSE_S, Changed, FrontRoute, Offer
@@ -30,15 +35,26 @@ from pierhead.tasks import end_tasks
 
 logger = logging.getLogger("pierhead")
 
+Adapt = Callable[[str, Settings], Settings]
+"""A service's name and the settings of its words -> the settings of its replicas."""
+
 
 class LoopReplica:
     """One replica. It starts as it is made."""
 
-    def __init__(self, bound: Bound, settings: Settings) -> None:
-        self.name = settings.replica
+    def __init__(self, bound: Bound, settings: Settings, told: Callable[[], object]) -> None:
+        """`told`: called when it has told other numbers of its own."""
         self.limit = settings.max_ongoing_requests
         self.service = bound.make(handle_to)
+        own = self.service.__reports__
+        self.name = own.name if own is not None and own.name else settings.replica
+        settings = replace(settings, replica=self.name)
         self.server = ReplicaServer(self.service, settings=settings, metrics=RuntimeMetrics(), inside=True)
+        self._stats: Published | None = None
+        if own is not None:
+            self.server.edge.reports = own
+            self._stats = own.stats
+            self._stats.changed = told
         self.local = LocalReplica(self.server.methods, self.server.edge)
         self.life = asyncio.create_task(self.server.run(), name=f"replica {self.name}")
 
@@ -52,6 +68,11 @@ class LoopReplica:
         if self.life.done():
             await self.life
         self.local.methods = self.server.methods
+
+    def endpoint(self, address: str) -> Endpoint:
+        """Where it is, with its own numbers."""
+        stats = None if self._stats is None else Stats(self._stats.version, self._stats.numbers)
+        return Endpoint(self.name, address, max_ongoing_requests=self.limit, stats=stats)
 
     async def ill(self) -> None:
         """Return once it is unhealthy, or has ended by itself."""
@@ -73,13 +94,15 @@ class LoopReplica:
 class LoopService:
     """The replicas of one service, each replaced by another one when it is ill. An InProcess, for handles."""
 
-    def __init__(self, bound: Bound, words: Options, settings: Settings, changed: Callable[[], object]) -> None:
+    def __init__(self, bound: Bound, words: Options, adapt: Adapt, tries: int, changed: Callable[[], object]) -> None:
         self.name = bound.name
         self.words = words
-        self.settings = settings
+        self.settings = adapt(self.name, settings_of(self.name, words))
+        self.tries = tries
         self.replicas: dict[str, LoopReplica] = {}
         """Those that are ready, by name."""
         self._bound = bound
+        self._adapt = adapt
         self._changed = changed
         self._starting: set[LoopReplica] = set()
         self._ending: set[asyncio.Task[None]] = set()
@@ -88,12 +111,11 @@ class LoopService:
 
     async def start(self) -> None:
         """Return once all are ready. Raises what keeps one from it."""
-        starts = [asyncio.create_task(self._start()) for _ in range(replicas_of(self.words))]
+        starts = [asyncio.create_task(self._start_first()) for _ in range(replicas_of(self.words))]
         try:
             started = await asyncio.gather(*starts)
         finally:
             await end_tasks(*starts)
-        Clients.current().place(self.name, self._placed())
         self._keeping = [asyncio.create_task(self._keep(each), name=f"keeps {each.name}") for each in started]
 
     def connect(self, address: str, changed: Callable[[], None]) -> Connection:
@@ -103,29 +125,48 @@ class LoopService:
     def route(self) -> FrontRoute:
         """Its route. Only for a service that has one."""
         ports = ((each, each.server.http_port) for each in self.replicas.values())
-        ends = [Endpoint(each.name, f"127.0.0.1:{port}", max_ongoing_requests=each.limit) for each, port in ports]
+        ends = [each.endpoint(f"127.0.0.1:{port}") for each, port in ports]
         return route_of(self.name, self.words, self.settings, ends)
 
+    def place(self) -> None:
+        """Have this loop's calls go to its replicas; where there is none yet, they wait."""
+        Clients.current().place(self.name, self._placed())
+
     async def stop(self, *, at_once: bool) -> None:
-        """End all of them; returns when they have ended."""
+        """End all of them; returns when they have ended. Calls that wait fail, and so do later ones."""
         await end_tasks(*self._keeping)
+        Clients.current().place(self.name, Placed(self, ReplicaListing(absence=stopped)))
         alive = [*self.replicas.values(), *self._starting]
         await asyncio.gather(*(each.stop(at_once=at_once) for each in alive), *self._ending)
+        with suppress(TimeoutError):  # their calls have ended by now; callers are to know it
+            async with asyncio.timeout(LAST_STATUS_S):
+                await Clients.current().drained(self.name)
         self.replicas.clear()  # their objects are freed now: nothing else refers to them
         self._keeping.clear()
         self._starting.clear()
-        await Clients.current().displace(self.name)
+
+    async def _start_first(self) -> LoopReplica:
+        for left in reversed(range(self.tries)):
+            try:
+                return await self._start()
+            except BaseException as error:
+                if not left or not is_answerable(error):
+                    raise
+                logger.exception("%s: a replica did not start; it is tried again", self.name)
+        raise AssertionError("every try returns or raises")
 
     async def _start(self) -> LoopReplica:
         name = f"{self.name}-{next(self._numbers)}"
-        replica = LoopReplica(self._bound, settings_of(self.name, self.words, name))
+        settings = self._adapt(self.name, settings_of(self.name, self.words, name))
+        replica = LoopReplica(self._bound, settings, self.place)
         self._starting.add(replica)
         try:
             await replica.ready()
         finally:
             if replica.life.done() or replica.server.ready.is_set():
                 self._starting.discard(replica)
-        self.replicas[name] = replica
+        self.replicas[replica.name] = replica
+        self.place()
         return replica
 
     async def _keep(self, replica: LoopReplica) -> None:
@@ -145,17 +186,19 @@ class LoopService:
         while True:
             try:
                 return await self._start()
-            except Exception:
+            except BaseException as error:
+                if not is_answerable(error):
+                    raise
                 logger.exception("%s: a replica did not start; another one is tried in %g s", self.name, PAUSE_S)
             await asyncio.sleep(PAUSE_S)
 
     def _show(self) -> None:
-        Clients.current().place(self.name, self._placed())
+        self.place()
         self._changed()
 
     def _placed(self) -> Placed:
         """Itself for handles, with what Discovery would report of it."""
-        ends = [Endpoint(each.name, each.name, max_ongoing_requests=each.limit) for each in self.replicas.values()]
+        ends = [each.endpoint(each.name) for each in self.replicas.values()]
         return Placed(self, listing_of(self.words, ends))
 
 
@@ -163,35 +206,55 @@ class LoopRunner:
     """A Runner."""
 
     def __init__(
-        self, bound: Bound, written: Mapping[str, Options] | None = None, changed: Changed = lambda _: None
+        self,
+        bound: Bound,
+        written: Mapping[str, Options] | None = None,
+        changed: Changed = lambda _: None,
+        *,
+        adapt: Adapt = lambda _, settings: settings,
+        tries: int = 1,
     ) -> None:
-        """`written`: the words of a compose file, by service.
+        """`written`: the words of a compose file, by service; `adapt`: what a service's settings become; `tries`: how
+        often a first replica is tried.
 
         Raises NoApplication for a graph that no stack could serve, NoWords for words that no service can have.
         """
         self.graph = graph_of(bound)
         words = {name: options_of(each, written or {}) for name, each in self.graph.items()}
-        settings = {name: settings_of(name, each) for name, each in words.items()}
         check_routes(words, {name: serves_http(each.cls) for name, each in self.graph.items()})
         self._changed = changed
         self.services = {
-            name: LoopService(each, words[name], settings[name], self._show) for name, each in self.graph.items()
+            name: LoopService(each, words[name], adapt, tries, self._show) for name, each in self.graph.items()
         }
         """Callers before their callees."""
-        self._started: list[LoopService] = []
+        self._has_started = False
         self._grpc = _GrpcServer()
+
+    def place(self) -> None:
+        """Let calls wait for replicas, before the start."""
+        for service in self.services.values():
+            service.place()
 
     async def start(self) -> Offer:
         """See Runner."""
+        self.place()
+        starts = [asyncio.create_task(each.start()) for each in reversed(self.services.values())]
         try:
-            for service in reversed(self.services.values()):
-                self._started.append(service)
-                await service.start()
+            try:
+                await asyncio.gather(*starts)
+            finally:
+                await end_tasks(*starts)
             await self._grpc.start(list(self.services.values()))
         except BaseException:
             await self.stop(at_once=True)
             raise
+        self._has_started = True
         return self._offer()
+
+    async def start_each(self) -> Mapping[str, BaseException]:
+        """As `start`, each service by itself, without gRPC; returns what keeps services from it: calls of them fail."""
+        self.place()
+        return {name: why for name, why in await asyncio.gather(*map(_started_alone, self.services.values())) if why}
 
     @property
     def most_ongoing(self) -> int:
@@ -202,20 +265,34 @@ class LoopRunner:
         """See Runner."""
         return {name: len(service.replicas) for name, service in self.services.items()}
 
-    async def stop(self, *, at_once: bool = False) -> None:
-        """See Runner."""
+    async def stop(self, *, at_once: bool = False, in_turn: bool = True) -> None:
+        """See Runner. Without `in_turn` callees do not wait for their callers' end."""
+        self._has_started = False
         longest = max(service.settings.drain_timeout_s for service in self.services.values())
         await self._grpc.stop(0 if at_once else longest)
-        for service in reversed(self._started):
-            await service.stop(at_once=at_once)
-        self._started.clear()
+        for together in [[each] for each in self.services.values()] if in_turn else [list(self.services.values())]:
+            await asyncio.gather(*(each.stop(at_once=at_once) for each in together))
+        for name in self.services:
+            await Clients.current().displace(name)
 
     def _offer(self) -> Offer:
         routes = [each.route() for each in self.services.values() if "route" in each.words]
         return Offer(routes, self._grpc.port, dict.fromkeys(self._grpc.services, ""))
 
     def _show(self) -> None:
-        self._changed(self._offer())
+        if self._has_started:
+            self._changed(self._offer())
+
+
+async def _started_alone(service: LoopService) -> tuple[str, BaseException | None]:
+    try:
+        await service.start()
+    except BaseException as error:
+        if not is_answerable(error):
+            raise
+        await service.stop(at_once=True)
+        return service.name, error
+    return service.name, None
 
 
 class _GrpcServer:

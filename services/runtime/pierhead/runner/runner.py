@@ -73,7 +73,7 @@ class Runner(Protocol):
     """The replicas of one application, from `start` to the end of `stop`. Used on one event loop, once."""
 
     async def start(self) -> Offer:
-        """Start the replicas, callees first; return once all are ready.
+        """Start the replicas; return once all are ready. Calls that they make at their start wait for the callee.
 
         Raises NoApplication, ProcessFailed, or what a constructor or a check raises; then nothing runs. Cancellation
         ends what was started.
