@@ -17,7 +17,7 @@ PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 @dataclass(frozen=True, slots=True)
 class EdgeLimits:
-    """Bounds at HAProxy. A bound of one client address that is 0 is off."""
+    """Bounds at HAProxy, for connections and for what it tells. A bound of one client address that is 0 is off."""
 
     connections: int = 10_000
     """Open connections of HTTP clients, and the same number of gRPC clients (PIERHEAD_MAX_CONNECTIONS)."""
@@ -33,6 +33,8 @@ class EdgeLimits:
     """Requests of one client address, on average over 10 s (PIERHEAD_CLIENT_REQUESTS_PER_S)."""
     client_websockets: int = 0
     """Open WebSockets of one client address (PIERHEAD_CLIENT_WEBSOCKETS)."""
+    shows_routes: bool = False
+    """`/-/routes` and errors for unknown routes and gRPC services list what there is (PIERHEAD_ROUTES=shown)."""
 
     @property
     def queued_requests(self) -> int:
@@ -167,4 +169,5 @@ def _edge_limits(reader: _EnvironmentReader) -> EdgeLimits:
         client_requests=reader.integer("PIERHEAD_CLIENT_REQUESTS", 0, 1_000_000, a_fifth),
         client_requests_per_s=reader.integer("PIERHEAD_CLIENT_REQUESTS_PER_S", 0, 100_000, 0),
         client_websockets=reader.integer("PIERHEAD_CLIENT_WEBSOCKETS", 0, 100_000, 0),
+        shows_routes=reader.choice("PIERHEAD_ROUTES", ("HIDDEN", "SHOWN"), "HIDDEN") == "SHOWN",
     )

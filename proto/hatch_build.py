@@ -16,10 +16,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-EDITABLE = """\
-# The controller of the clone that is installed here.
-__path__ = [{controller!r}]
-"""
+STACK, INSTALLED = "pierhead_stack", "proto/installed.py"
+"""The package of the stack's files, and its code."""
 
 
 class ProtoBuildHook(BuildHookInterface):  # type: ignore[misc]
@@ -29,29 +27,28 @@ class ProtoBuildHook(BuildHookInterface):  # type: ignore[misc]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Generate stubs into the package; fails the build with protoc's own message when a .proto is wrong."""
-        root = Path(self.root)
+        root = Path(__file__).resolve().parents[1]
         generate(root)
-        # An image that needs the runtime alone is built where the rest is not.
-        if self.target_name == "wheel" and (root / "controller" / "tool").is_dir():
+        if self.target_name == "wheel" and Path(self.root) == root:
             if version == "editable":
                 build_data["force_include_editable"] = self._editable(root)
             else:
                 build_data["force_include"] = included(root)
 
     def _editable(self, root: Path) -> dict[str, str]:
-        shim = Path(self.directory) / "editable" / "__init__.py"
-        shim.parent.mkdir(parents=True, exist_ok=True)
-        shim.write_text(EDITABLE.format(controller=str(root / "controller")), encoding="utf-8")
-        return {str(shim): "pierhead_controller/__init__.py"}
+        """The way to this clone."""
+        text = (root / INSTALLED).read_text(encoding="utf-8")
+        made = Path(self.directory) / "editable" / "__init__.py"
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.write_text(text.replace("Path(__file__).resolve().parent", f"Path({str(root)!r})"), encoding="utf-8")
+        return {str(made): f"{STACK}/__init__.py"}
 
 
 def included(root: Path) -> dict[str, str]:
     """What the wheel has beside the runtime: the path in the clone, and that in the wheel."""
-    carried = runpy.run_path(str(root / "controller" / "project" / "carried.py"))["FILES"]
-    return {
-        str(root / "controller"): "pierhead_controller",
-        **{str(root / path): f"pierhead_stack/{path}" for path in carried},
-    }
+    carried = runpy.run_path(str(root / "controller/tool/project/carried.py"))["FILES"]
+    files = {str(root / path): f"{STACK}/{path}" for path in carried}
+    return {str(root / INSTALLED): f"{STACK}/__init__.py", **files}
 
 
 def generate(root: Path) -> None:

@@ -9,7 +9,7 @@ cd "$here/../.."
 readonly ADDRESS=127.0.0.1:8080
 export NO_MKDOCS_2_WARNING=1 # a notice about later versions of MkDocs
 
-"$here/venv.sh"
+"$here/venv.sh" packages
 case ${1:-} in
   build) exec .venv/bin/mkdocs build --strict ;;
   serve) exec .venv/bin/mkdocs serve --strict --dev-addr "$ADDRESS" ;;

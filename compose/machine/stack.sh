@@ -32,7 +32,7 @@ setting() {
   printf '%s' "${value:-$2}"
 }
 
-# image_tag: of the stack's images; in a project it is the tool's version, unless PIERHEAD_TAG names another.
+# image_tag: of the stack's images; in a project it is the tool's release, unless PIERHEAD_TAG names another.
 image_tag() {
   local own_tag=latest
   [ -n "$is_clone" ] || own_tag=$(sed -n 's/^PIERHEAD_TAG=//p' "$own/.env")
@@ -243,7 +243,7 @@ whole_config() { docker compose --profile '*' config 2>/dev/null || true; }
 # program COMMAND...: Pierhead's own, in the Python of the tool that has called this script, or of this clone.
 program() {
   if [ -n "${PIERHEAD_PROGRAM:-}" ]; then
-    "$PIERHEAD_PROGRAM" -P -m pierhead_controller.tool "$@"
+    "$PIERHEAD_PROGRAM" -P -c 'from pierhead_stack import main; main()' "$@"
   else
     "$root/pierhead" "$@"
   fi

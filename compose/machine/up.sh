@@ -105,7 +105,8 @@ refuse_what_the_tool_sees() {
   local said status=0
   refuse_broken_files
   [ -n "${PIERHEAD_PROGRAM:-}" ] || return 0
-  said=$(PIERHEAD_PROJECT_DIR=$root "$PIERHEAD_PROGRAM" -P -m pierhead_controller.tool.command validate 2>/dev/null) || status=$?
+  said=$(PIERHEAD_PROJECT_DIR=$root "$PIERHEAD_PROGRAM" -P -c 'import pierhead_stack, controller.tool.command' validate \
+    2>/dev/null) || status=$?
   [ "$status" -ne 2 ] || [ -z "$said" ] || refuse_files "$said"
   sed -n '/^warning: /p' <<<"$said" >&2
 }

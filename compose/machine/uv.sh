@@ -50,7 +50,7 @@ make_once() {
   exec 8>"$ENVIRONMENT.lock"
   flock 8
   if is_made; then return; fi
-  has_uv || "$here/venv.sh"
+  has_uv || "$here/venv.sh" packages
   trust_own_certificates
   rm -f "$ENVIRONMENT/made"
   make_all

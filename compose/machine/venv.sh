@@ -2,8 +2,9 @@
 # Sees to the Python environment that the checks and tests run in: .venv, as uv.lock says, but for torch: that is the
 # build for CPUs, from this machine's own wheels where they hold it.
 #
-#   venv.sh        everything
-#   venv.sh tool   at least what `./pierhead` needs; .venv/uv.lock says of which packages it was made
+#   venv.sh            everything
+#   venv.sh packages   but for torch: what neither tests nor measures models does not wait for it
+#   venv.sh tool       at least what `./pierhead` needs; .venv/uv.lock says of which packages it was made
 set -euo pipefail
 
 # shellcheck source=compose/machine/uv.sh
@@ -14,8 +15,8 @@ readonly PYTHON=.venv/bin/python
 main() {
   case ${1:-} in
     '') ;;
-    tool) ;;
-    *) refuse "venv.sh: expected tool or nothing, found \"$1\"." ;;
+    packages | tool) ;;
+    *) refuse "venv.sh: expected packages, tool or nothing, found \"$1\"." ;;
   esac
   one_at_a_time
   make_environment
@@ -27,7 +28,7 @@ main() {
   fi
   step "Installing Python packages" install_packages || give_up "the packages of uv.lock could not be installed."
   cp uv.lock .venv/uv.lock
-  has_torch || step "Installing $TORCH" install_cpu_torch "$PYTHON" "$TORCH" || give_up "$TORCH could not be installed."
+  [ "${1:-}" = packages ] || has_torch || step "Installing $TORCH" install_cpu_torch "$PYTHON" "$TORCH" || give_up "$TORCH could not be installed."
 }
 
 make_environment() {

@@ -16,10 +16,7 @@ from pierhead.serve_block import ServeBlock
 
 from .serve_block import MODELS
 
-_PACKAGES = Path(__file__).resolve().parents[2]
-_STACK = _PACKAGES / "pierhead_stack"
-REFERENCE = (_STACK if _STACK.is_dir() else _PACKAGES) / "compose" / "reference.yaml"
-"""Where the wheel has it; else where the clone and the controller's image do."""
+REFERENCE = Path(__file__).resolve().parents[2] / "compose" / "reference.yaml"
 _KEY = re.compile(r"( *)([a-z_-]+):(?: .*)?")
 _BLOCK = "x-serve"
 

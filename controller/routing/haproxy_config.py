@@ -175,8 +175,10 @@ def _render(services: Collection[ServiceSpec], limits: EdgeLimits, *, is_remote:
     # The longest prefix decides, so it comes first.
     http = sorted((s for s in routed if s.route), key=lambda s: (-len(s.route or ""), s.route))
     grpc = [s for s in routed if s.grpc_services]
-    routes = {s.route: s.name for s in http if s.route}
-    grpc_names = sorted({name for s in grpc for name in s.grpc_services})
+    routes = {s.route: s.name for s in http if s.route and limits.shows_routes}
+    routes_text = f" The routes are {', '.join(routes)}." if routes else " There are no routes yet."
+    grpc_names = ", ".join(sorted({name for s in grpc for name in s.grpc_services}))
+    grpc_text = f" Known are {grpc_names}." if grpc_names else " There are none yet."
     longest_call_s = max((s.longest_call_s for s in routed), default=0)
     longest_held_ms = max((s.timeout_held_ms for s in routed), default=0)
     return _template(TEMPLATE).render(
@@ -187,9 +189,8 @@ def _render(services: Collection[ServiceSpec], limits: EdgeLimits, *, is_remote:
         grpc_services=grpc,
         applications=applications,
         routes_json=json.dumps(routes, separators=(",", ":")),
-        routes_text=f"The routes are {', '.join(routes)}." if routes else "There are no routes yet.",
-        grpc_text="No such gRPC service here. "
-        + (f"Known are {', '.join(grpc_names)}." if grpc_names else "There are none yet."),
+        routes_text=routes_text if limits.shows_routes else "",
+        grpc_text="No such gRPC service here." + (grpc_text if limits.shows_routes else ""),
         grpc_errors=_GRPC_ERRORS,
         held_again_ms=longest_held_ms,
         hold_server_id=_HOLD_SERVER_ID,

@@ -22,12 +22,12 @@ import yaml
 
 from controller.daemon.loop import LOOK_S
 from controller.model.spec import AutoscaleSpec, ProbeSpec, ServiceSpec
-from controller.tool.simulate.distributions import parse_distribution
-from controller.tool.simulate.plot import draw
-from controller.tool.simulate.report import Summary, summarise
-from controller.tool.simulate.simulation import Happened, Result, Sample, SimulatedService, seeded, simulate
-from controller.tool.simulate.traces import Trace, read_trace
-from controller.tool.simulate.world import Requests
+from simulator.distributions import parse_distribution
+from simulator.plot import draw
+from simulator.report import Summary, summarise
+from simulator.simulation import Happened, Result, Sample, Setting, seeded, simulate
+from simulator.traces import Trace, read_trace
+from simulator.world import Requests
 from tests.bench.load.generator import OpenLoop, Record
 from tests.bench.many_containers import Events, Start, starts_of
 from tests.bench.record import Page, Table, directory_of, run_facts
@@ -141,7 +141,7 @@ def measure(stack: Stack, trace: Trace, autoscale: AutoscaleSpec) -> Found:
     )
     work_s = float(yaml.safe_load((ROOT / APP).read_text())["services"][SERVICE]["environment"]["WORK_S"])
     own = sorted(start.serving_s - start.created_s for start in starts)
-    setting = SimulatedService(
+    setting = Setting(
         service_time=parse_distribution("service_time", f"{work_s:g}"),
         start_time=parse_distribution("start_time", f"{own[len(own) // 2]:.1f}" if own else "3"),
     )

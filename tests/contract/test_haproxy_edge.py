@@ -18,6 +18,7 @@ from controller.model.actions import AddServer
 from controller.model.spec import AccessLog, BackpressureAnswer, ProbeSpec
 from controller.routing import haproxy_config
 from controller.routing.haproxy import HAProxyRouter
+from controller.settings import EdgeLimits
 from tests.harness.edge import Edge, GrpcReplica, error_of, metadata_of, refusal, service, until, with_probe_port
 from tests.harness.waiting import PATIENCE_S
 
@@ -37,6 +38,7 @@ async def test_health_routes_and_unknown_routes(edge: Edge) -> None:
             return answer.status, await answer.json()
 
     assert await health() == (200, {"status": "ok"})
+    edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(shows_routes=True))
     await edge.route(service("echo"), service("b", route="/a/b"))
     status, error, headers = await error_of(edge, "/-/healthz")
     assert (status, error["code"], headers["retry-after"]) == (503, "no_replica", "1")
@@ -337,6 +339,7 @@ async def grpc_edge(edge: Edge, **changes: Any) -> AsyncIterator[tuple[GrpcRepli
 
 
 async def test_grpc_calls_go_through_with_trailers_and_streams(edge: Edge) -> None:
+    edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(shows_routes=True))
     async with grpc_edge(edge) as (_, channel):
         call = channel.unary_unary("/test.Echo/Unary")(b"x" * 300_000, metadata=(("x-request-id", "mine"),))
         assert await call == b"x" * 300_000
@@ -403,6 +406,7 @@ async def test_a_grpc_service_of_two_services_is_chosen_by_the_application(edge:
         )
         for name in names
     ]
+    edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(shows_routes=True))
     await edge.route(*(with_probe_port(spec, probe.port) for spec in specs))
     for name, replica in replicas.items():
         await replica.server.start()

@@ -30,7 +30,8 @@ from pierhead import BadRequest, DeadlineExceeded, NotFound, ReplicaDied, Settin
 from pierhead.calls.clients import Clients
 from pierhead.errors import PierheadError, RemoteError
 from pierhead.metrics import PROCESS
-from pierhead.triton import cuda, registrations
+from pierhead.triton import cuda
+from pierhead.triton import regions as triton_regions
 from pierhead.triton.messages import infer_request
 from pierhead.triton.regions import TritonRegions
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -210,7 +211,7 @@ async def test_calls_that_fail_or_are_cancelled_leave_no_memory(server: Server) 
     client, sleep = server.client, np.full((1, MEGA.size), 0.5, np.float32)
     for call, kind, regions in [
         (client.infer("add", {"a": MEGA - 1, "b": MEGA}, outputs={"sum": MEGA.nbytes}), RemoteError, 2),
-        (client.infer("add", {"a": MEGA, "b": MEGA}, outputs={"sum": MEGA.nbytes // 2}), BadRequest, 2),
+        (client.infer("add", {"a": MEGA, "b": MEGA}, outputs={"sum": MEGA.nbytes - 64}), BadRequest, 2),
         (client.infer("slow", {"seconds": sleep}, timeout=0.2), DeadlineExceeded, 1),
     ]:
         await shared_sum(client)
@@ -252,29 +253,29 @@ async def test_regions_serve_small_tensors_and_close_while_the_server_is_asked(
 ) -> None:
     port, server, bounded = free_port(), Holding(held), held == "each unregister"
     async with fake(port, server) as kill, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        regions = TritonRegions(channel, "/dev/shm")
-        assert regions.system.take(100) is None
-        assert regions.system.why_none() == "new"
+        regions = TritonRegions(service_pb2_grpc.GRPCInferenceServiceStub(channel), "/dev/shm")
+        assert regions.take(100) is None
+        assert regions.why_none() == "new"
         async with asyncio.timeout(PATIENCE_S):
-            while (region := regions.system.take(100)) is None:  # noqa: ASYNC110
+            while (region := regions.take(100)) is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             if held == "register":
-                assert regions.system.take(100) is None
+                assert regions.take(100) is None
             elif held == "reading":
-                server.reading[region.name] += 1
+                server.reading[region.memory.name] += 1
                 asyncio.get_running_loop().call_later(0.1, server.reading.clear)
                 server.asked.set()
             elif held == "gone":
                 await kill()
                 server.asked.set()
             else:
-                regions.system.remove(region)
+                regions.remove(region)
             await server.asked.wait()
-            monkeypatch.setattr(registrations, "CLOSE_TIMEOUT_S", 0.2 if bounded else 2 * PATIENCE_S)
+            monkeypatch.setattr(triton_regions, "CLOSE_TIMEOUT_S", 0.2 if bounded else 2 * PATIENCE_S)
             await regions.close()
         assert bool(server.regions) is (held in ("each unregister", "gone"))
-        assert regions.system.take(100) is None
-        assert files({region.name}) == set()
+        assert regions.take(100) is None
+        assert files({region.memory.name}) == set()
 
 
 @pytest.mark.parametrize("removable", [True, False], ids=["", "file of another user"])

@@ -81,6 +81,7 @@ class Stack:
             "COMPOSE_FILE": ":".join(["compose/compose.yaml", *self.apps]),
             "COMPOSE_PROFILES": "",
             "PWD": str(ROOT),
+            "PIERHEAD_ROUTES": "shown",
             **self.extra_env,
         }
         self.docker = docker.from_env(environment=self.env, timeout=int(ENGINE_S))

@@ -16,7 +16,7 @@ import pytest
 from tests.harness.stack import ROOT
 
 SOURCES = (
-    *("services/runtime", "services/llm", "proto", "controller", "compose", "dashboards", "haproxy"),
+    *("services/runtime", "services/llm", "proto", "controller", "simulator", "compose", "dashboards", "haproxy"),
     *(".dockerignore", "README.md", "LICENSE", "pyproject.toml", "uv.lock"),
 )
 NO_NETWORK = re.compile(r"network|connect|resolve host|dns error|Failed to fetch|timed out", re.IGNORECASE)

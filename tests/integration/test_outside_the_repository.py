@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.tool.project.version import release_of
 from tests.harness.ports import own_address
 from tests.harness.stack import ROOT
 from tests.harness.waiting import eventually
@@ -34,7 +35,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def lowest() -> list[str]:
     """The lower bounds of what the stubs need, and the generator of that age."""
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    declared = tomllib.loads((ROOT / "services" / "runtime" / "pyproject.toml").read_text())
     bounds = [text.split(",")[0].replace(">=", "==") for text in declared["project"]["dependencies"]]
     [generator] = [text for text in declared["build-system"]["requires"] if text.startswith("grpcio-tools")]
     return [generator, *(text for text in bounds if text.startswith(("grpcio", "protobuf")))]
@@ -140,10 +141,10 @@ def test_the_wheel_holds_the_runtime_the_controller_and_the_stacks_files(wheel: 
     with zipfile.ZipFile(wheel) as archive:
         listed = {each.filename: each.external_attr >> 16 & 0o777 for each in archive.infolist()}
     assert {name.split("/")[0] for name in listed} == {
-        *("pierhead", "pierhead_controller", "pierhead_stack", "pierhead-0.1.0.dist-info")
+        *("pierhead", "pierhead_stack", f"pierhead-{release_of(ROOT)}.dist-info")
     }, "no generic name lands in site-packages"
     assert {"pierhead/py.typed", "pierhead/lane/v1/lane_pb2.py", "pierhead/lane/v1/lane.proto"} <= set(listed)
-    assert {"pierhead_controller/tool/place.py", "pierhead_controller/Dockerfile"} <= set(listed)
+    assert {"pierhead_stack/controller/tool/place.py", "pierhead_stack/controller/Dockerfile"} <= set(listed)
     assert {"pierhead_stack/compose/compose.yaml", "pierhead_stack/haproxy/haproxy.cfg.j2"} <= set(listed)
     assert listed["pierhead_stack/compose/machine/up.sh"] == 0o755
     assert not [name for name in listed if "__pycache__" in name]
@@ -151,21 +152,23 @@ def test_the_wheel_holds_the_runtime_the_controller_and_the_stacks_files(wheel: 
 
 TOOLS_FILES = """
 from pathlib import Path
-from pierhead_controller.project import stack_files
+import pierhead_stack
+from controller.tool.project import stack_files
 stack_files.write(Path("."))
-print(stack_files.build(), stack_files.version())
+print(stack_files.build(), stack_files.version(), stack_files.release())
 """
 
 
 def test_the_installed_tool_writes_what_the_clone_would(project: Path) -> None:
-    build, version = run(project, "-c", TOOLS_FILES).split()
+    build, version, release = run(project, "-c", TOOLS_FILES).split()
+    assert version == release, "the wheel of an archive without git"
     written = project / ".pierhead"
     assert (written / "build").read_text() == f"{build}\n"
     ours = {path.relative_to(ROOT / "controller") for path in (ROOT / "controller").rglob("*.py")}
     assert {path.relative_to(written / "controller") for path in (written / "controller").rglob("*.py")} == ours
     for proto in (ROOT / "proto").rglob("*.proto"):
         assert (written / proto.relative_to(ROOT)).read_bytes() == proto.read_bytes()
-    assert f"PIERHEAD_TAG={version}" in (written / "compose" / ".env").read_text()
+    assert f"PIERHEAD_TAG={release}" in (written / "compose" / ".env").read_text()
     said = subprocess.run(
         [project / "venv/bin/pierhead", "--help"], env=variables(), cwd="/", capture_output=True, text=True, check=True
     )

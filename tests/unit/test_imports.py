@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
+import pierhead
 import pytest
 
 from tests.harness.imports import ROOT, circle, graph_of, imported, modules_of, within
@@ -33,9 +35,8 @@ ROOMS = {
     "daemon": {
         *("model", "storage", "engines", "routing", "files", "observe", "desired", "plan", "status", "status.records"),
     },
-    "tool": {"model", "files", "plan", "status.records", "tool.project", "tool.simulate"},
+    "tool": {"model", "files", "plan", "status.records", "tool.project"},
     "tool.project": {"files"},
-    "tool.simulate": {"model", "files", "plan", "desired", "storage"},
     "swarm": {"swarm.engine", "swarm.edges", "swarm.state", "swarm.files", "plan"},
     "swarm.engine": {"model", "engines"},
     "swarm.edges": {"model", "routing"},
@@ -154,6 +155,28 @@ def test_the_command_starts_without_the_rooms_of_the_daemon() -> None:
         "controller.model",
         "controller.model.text",
     }
+
+
+SIMULATED = {"errors", "model", "files", "plan", "desired", "storage"}
+
+
+def test_the_simulator_runs_the_controllers_decisions_and_one_command_knows_it() -> None:
+    simulator = modules_of(ROOT / "simulator", "simulator")
+    used = {name for module, path in simulator.items() for name in imported(module, path) if name in CONTROLLER}
+    assert {floor_of(name).partition(".")[0] for name in used} <= SIMULATED
+    knows = {module for module, path in CONTROLLER.items() if within(imported(module, path), "simulator")}
+    assert knows == {"controller.tool.commands.offline"}
+
+
+def test_the_command_starts_without_the_packages_of_a_replica() -> None:
+    program = "import sys, controller.tool.app, controller.tool.place; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {"grpc", "aiohttp", "google.protobuf", "prometheus_client"} & set(done.stdout.split()) == set()
+
+
+def test_a_public_name_is_of_no_module_that_is_imported_later() -> None:
+    modules = {name for name in pierhead.__all__ if isinstance(getattr(pierhead, name), ModuleType)}
+    assert {name for name in pierhead.__all__ if f"pierhead.{name}" in RUNTIME} == modules - {"http_errors"}
 
 
 def test_imports_inside_the_controller_are_relative() -> None:

@@ -740,6 +740,26 @@ def test_ctrl_c_is_told_as_what_it_is(machine: Machine, node: dict[str, str]) ->
     assert told.splitlines()[-1] == "Interrupted. The same command goes on from here."
 
 
+@pytest.mark.parametrize(
+    ("script", "needs_torch"), [("docs.sh build", False), ("simulate.sh step", False), ("lint.sh check", True)]
+)
+def test_what_runs_no_model_does_not_install_torch(
+    machine: Machine, clone: Path, script: str, needs_torch: bool
+) -> None:
+    (clone / "uv.lock").touch()
+    (clone / ".venv" / "bin").mkdir(parents=True)
+    for name in ("python", "mkdocs", "ruff", "mypy"):
+        machine.has(name, 'case "$*" in *\'version("torch")\'*) exit 1 ;; esac')
+        (clone / ".venv" / "bin" / name).symlink_to(machine.programs / name)
+    machine.has("uv")
+    machine.has("cp")
+    name, argument = script.split()
+    done = machine.run(str(clone / "compose" / "machine" / name), argument)
+    assert done.returncode == 0, done.stderr
+    assert machine.calls("uv sync ")
+    assert bool(machine.calls(".*torch==")) is needs_torch
+
+
 def test_make_help_lists_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text()
     phony = next(line for line in makefile.splitlines() if line.startswith(".PHONY:"))

@@ -33,8 +33,7 @@ FLOORS = (
 FOR_USERS = {
     "pierhead",
     "pierhead.__main__",
-    "pierhead.handle",
-    "pierhead.local",
+    "pierhead.local_service",
     "pierhead.llm_app",
     "pierhead.llm_config",
     "pierhead.shared_store",

@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness.stack import ROOT
 
-DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())
+DECLARED = tomllib.loads((ROOT / "services" / "runtime" / "pyproject.toml").read_text())
 STUBS = sorted((ROOT / "services/runtime/pierhead").glob("*/v1/*_pb2.py"))
 
 

@@ -69,7 +69,7 @@ def simulate(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="TRACE [SERVICE] [OPTION]...")] = None,
 ) -> None:
     """Try autoscaling on a trace of requests, in simulated time; `pierhead simulate --help` has the options."""
-    from ..simulate.__main__ import main
+    from simulator.__main__ import main
 
     raise typer.Exit(main(arguments or ["--help"]))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
 import importlib.util
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,12 +15,13 @@ from pierhead.files import replace_file
 
 from ...errors import ControllerError, InvalidRequest
 from .carried import FILES
+from .version import release_of, version_of
 
 DIRECTORY = ".pierhead"
 STACK_FILES = {"docker": f"{DIRECTORY}/stack.yaml", "swarm": f"{DIRECTORY}/swarm.yaml"}
 """By engine, what COMPOSE_FILE has after the project's own files."""
 
-_PACKAGE = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 _BUILD = "build"
 """Written last: which build everything else is of."""
 _LEFT_OUT = ("__pycache__", ".pytest_cache", ".DS_Store")
@@ -41,7 +42,7 @@ class NoStackFiles(ControllerError):
 
 def is_from(directory: Path) -> bool:
     """Whether this program runs from the clone in `directory`."""
-    return _PACKAGE.parent == directory.resolve()
+    return directory.resolve() == _ROOT
 
 
 def machine_scripts() -> Path:
@@ -50,13 +51,19 @@ def machine_scripts() -> Path:
 
 
 def tag() -> str:
-    """The tag of the stack's images and of the base of users' images: PIERHEAD_TAG, else the wheel's version."""
-    return os.environ.get("PIERHEAD_TAG") or version()
+    """The tag of the stack's images and of the base of users' images: PIERHEAD_TAG, else the release."""
+    return os.environ.get("PIERHEAD_TAG") or release()
 
 
 def version() -> str:
-    """The wheel's version. Raises NoStackFiles."""
-    return str(tomllib.loads((_root() / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
+    """The wheel's version, which names the commit that it was built from. Raises NoStackFiles."""
+    root = _root()
+    return importlib.metadata.version("pierhead") if root.name == "pierhead_stack" else version_of(root)
+
+
+def release() -> str:
+    """The release that this is a build of. Raises NoStackFiles."""
+    return release_of(_root())
 
 
 def build() -> str:
@@ -90,9 +97,9 @@ def write(project: Path, *, has_grafana: bool = False) -> None:
         file = "compose/compose.yaml"
         wanted[file] = _GRAFANA.sub(b"", wanted[file])
     for file, engine in (("compose.yaml", "docker"), ("swarm.yaml", "swarm")):
-        text = _INCLUDE.format(version=version(), directory=DIRECTORY, file=file)
+        text = _INCLUDE.format(version=release(), directory=DIRECTORY, file=file)
         wanted[STACK_FILES[engine].partition("/")[2]] = text.encode()
-    wanted["compose/.env"] = f"# The tag of the stack's images.\nPIERHEAD_TAG={version()}\n".encode()
+    wanted["compose/.env"] = f"# The tag of the stack's images.\nPIERHEAD_TAG={release()}\n".encode()
     wanted[".gitignore"] = b"*\n"
     (target / _BUILD).unlink(missing_ok=True)
     _remove_others(target, wanted)
@@ -122,18 +129,15 @@ def _remove_others(target: Path, wanted: Mapping[str, bytes]) -> None:
 
 
 def _root() -> Path:
-    carried = _PACKAGE.parent / "pierhead_stack"
-    root = carried if carried.is_dir() else _PACKAGE.parent  # the latter: a clone, installed as it is
-    if not (root / "compose" / "machine" / "up.sh").is_file():
+    if not (_ROOT / "compose" / "machine" / "up.sh").is_file():
         raise NoStackFiles("this `pierhead` is the controller's own, without the stack's files: type it on the machine")
-    return root
+    return _ROOT
 
 
 def _sources() -> dict[str, Path]:
     """Every file of the copy by its path there."""
     root = _root()
     found = {path: file for name in FILES for path, file in _below(root / name, name)}
-    found.update(_below(_PACKAGE, "controller"))
     runtime = _runtime()
     for path, file in _below(runtime, "services/runtime/pierhead"):
         inside = file.relative_to(runtime)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from controller.tool.simulate.distributions import parse_distribution
-from controller.tool.simulate.report import summarise
-from controller.tool.simulate.simulation import Result, SimulatedService, simulate
-from controller.tool.simulate.traces import RateStep, Trace
+from simulator.distributions import parse_distribution
+from simulator.report import summarise
+from simulator.simulation import Result, Setting, simulate
+from simulator.traces import Step, Trace
 from tests.bench import autoscale_step, many_containers
 from tests.bench.many_containers import READINGS, TICKS, Found, Growth, Rest, Start, TickBook, Ticks
 from tests.harness.stack import ROOT, Answer
@@ -68,8 +68,8 @@ def test_ticks_and_readings_of_the_engine_are_those_since_the_last_lap() -> None
 def simulated(*, ready_after_s: str) -> Result:
     autoscale = autoscale_step.autoscale_of(ROOT / autoscale_step.APP)
     times = [number / 8 for number in range(160)] + [20 + number / 144 for number in range(144 * 60)]
-    trace = Trace("step", times, 80.0, steps=(RateStep(20.0, 8, 144),))
-    setting = SimulatedService(parse_distribution("", "0.25"), parse_distribution("", ready_after_s))
+    trace = Trace("step", times, 80.0, steps=(Step(20.0, 8, 144),))
+    setting = Setting(parse_distribution("", "0.25"), parse_distribution("", ready_after_s))
     return simulate(replace(service("sleeper", route="/sleeper"), autoscale=autoscale), trace, setting)
 
 

@@ -137,6 +137,29 @@ def test_how_haproxy_checks_a_server(spec: ServiceSpec, options: str) -> None:
     assert any("httpchk" in line for line in backend) is spec.probe.haproxy_asks
 
 
+@pytest.mark.parametrize("shown", [False, True])
+@pytest.mark.parametrize(
+    ("where", "begins", "names"),
+    [
+        ("frontend http", "http-request return status 200 content-type application/json string '{\"/", "/web web"),
+        ("backend unknown_route", "http-request return status 404", "/web web"),
+        ("backend unknown_grpc_service", "http-request return", "p.A p.B"),
+        ("backend unknown_application_p.A", "http-request return", "eu us"),
+    ],
+)
+def test_clients_learn_what_there_is_only_where_the_operator_says_so(
+    where: str, begins: str, names: str, shown: bool
+) -> None:
+    services = [
+        replace(RANKER, application="eu", grpc_services=("p.A", "p.B")),
+        replace(RANKER, name="other", application="us", grpc_services=("p.A",)),
+        replace(WEB, name="web", route="/web"),
+    ]
+    lines = section(config.render(services, EdgeLimits(shows_routes=shown)), where)
+    told = "\n".join(line for line in lines if line.startswith(begins))
+    assert [bool(re.search(rf"(?<![\w/]){name}\b", told)) for name in names.split()] == [shown] * 2, told
+
+
 def test_the_application_counts_only_where_several_services_have_the_grpc_service() -> None:
     alone = replace(RANKER, application="eu", grpc_services=("p.A",))
     assert "req.fhdr(application)" not in config.render([alone])

@@ -347,7 +347,7 @@ def test_compose_reads_the_users_paths_from_the_project_and_the_stacks_from_its_
     assert web["build"]["context"] == str(shop.root)
     assert config["services"]["grafana"] == {"image": "mine", "networks": {"default": None}}, "the stack has none"
     assert web["volumes"][0]["source"] == str(shop.root / "data")
-    assert controller["image"] == f"pierhead/controller:{stack_files.version()}"
+    assert controller["image"] == f"pierhead/controller:{stack_files.release()}"
     if file == "stack.yaml":
         assert controller["build"]["context"] == str(shop.root / ".pierhead")
         assert (controller["working_dir"], controller["environment"]["COMPOSE_FILE"]) == (
@@ -455,10 +455,11 @@ def test_ctrl_c_before_a_command_begins_is_quiet(tmp_path: Path) -> None:
 
 
 def test_the_schema_is_printed_where_the_wheel_has_its_files(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "controller", tmp_path / "pierhead_controller")
-    (tmp_path / "pierhead_stack").mkdir()
-    (tmp_path / "pierhead_stack" / "compose").symlink_to(ROOT / "compose")
-    program = "import sys; sys.argv[1:] = ['schema']; from pierhead_controller.tool import main; main()"
+    stack = tmp_path / "pierhead_stack"
+    shutil.copytree(ROOT / "controller", stack / "controller")
+    (stack / "compose").symlink_to(ROOT / "compose")
+    shutil.copy(ROOT / "proto" / "installed.py", stack / "__init__.py")
+    program = "import sys; sys.argv[1:] = ['schema']; from pierhead_stack import main; main()"
     done = subprocess.run(
         [sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{tmp_path}:{ROOT}/services/runtime"},
@@ -477,7 +478,7 @@ def test_the_schema_is_printed_where_the_wheel_has_its_files(tmp_path: Path) -> 
         ("new shop", 0, "pierhead up"),
         ("new -- -x", 0, "  cd ./-x\n"),
         ("new größe/it's", 0, "  cd 'größe/it'\"'\"'s'\n"),
-        ("--version", 0, "pierhead 0.1.0, build "),
+        ("--version", 0, f"pierhead {stack_files.version()}, build {stack_files.build()}\n"),
         ("statsu", 2, "No such command 'statsu'"),
         ("new 'shop", 2, ""),
     ],
@@ -549,7 +550,7 @@ def test_in_a_project_that_does_not_run(shop: Project) -> None:
     ("question", "answer"),
     [
         ("typed up; typed 'why SERVICE=a' 'why a'", "pierhead uppierhead why a"),
-        ("image_tag", stack_files.version()),
+        ("image_tag", stack_files.release()),
         ("PIERHEAD_TAG=mine; image_tag", "mine"),
         ("choose_files '' ''; printf %s $COMPOSE_FILE", "compose.yaml:.pierhead/stack.yaml"),
         ("PIERHEAD_ENGINE=swarm; choose_files '' ''; printf %s $COMPOSE_FILE", "compose.yaml:.pierhead/swarm.yaml"),
@@ -574,10 +575,10 @@ def test_what_the_scripts_know_of_a_project(tmp_path: Path, question: str, answe
 @pytest.mark.parametrize(
     ("line", "builds", "refuses"),
     [
-        (f"FROM pierhead/python:{stack_files.version()}\r", True, False),
-        (f"FROM --platform=linux/amd64 pierhead/python:{stack_files.version()} AS base", True, False),
+        (f"FROM pierhead/python:{stack_files.release()}\r", True, False),
+        (f"FROM --platform=linux/amd64 pierhead/python:{stack_files.release()} AS base", True, False),
         ("ARG BASE=pierhead/python:${TAG}\nFROM ${BASE}", True, False),
-        (f"inline FROM pierhead/python:{stack_files.version()}", True, False),
+        (f"inline FROM pierhead/python:{stack_files.release()}", True, False),
         ("FROM pierhead/python:0.0.1", False, True),
         ("FROM pierhead/python", False, True),
         ("FROM registry.example/pierhead/python:0.0.1", False, False),

@@ -35,6 +35,7 @@ def test_one_client_address_has_a_fifth_of_the_places_unless_the_operator_says_o
     assert default == DEFAULT_LIMITS
     smaller = Settings.from_env(env | {"PIERHEAD_MAX_CONNECTIONS": "50", "PIERHEAD_CLIENT_REQUESTS": "0"}).edge
     assert (smaller.client_connections, smaller.client_requests) == (10, 0)
+    assert Settings.from_env(env | {"PIERHEAD_ROUTES": "shown"}).edge.shows_routes
 
 
 def test_every_wrong_value_is_named() -> None:

@@ -16,24 +16,24 @@ from hypothesis import strategies as st
 from controller.daemon import loop
 from controller.errors import InvalidRequest
 from controller.model.spec import AutoscaleSpec, FunctionPolicy, GpuRequest, PrometheusPolicy, ServiceSpec
-from controller.tool.simulate import simulation
-from controller.tool.simulate.__main__ import main
-from controller.tool.simulate.distributions import parse_distribution
-from controller.tool.simulate.report import Summary, percentile, step_words, summarise, table
-from controller.tool.simulate.simulation import Result, SimulatedService, seeded, simulate
-from controller.tool.simulate.traces import RateStep, Trace, read_trace
+from simulator import simulation
+from simulator.__main__ import main
+from simulator.distributions import parse_distribution
+from simulator.report import Summary, percentile, step_words, summarise, table
+from simulator.simulation import Result, Setting, seeded, simulate
+from simulator.traces import Step, Trace, read_trace
 from tests.unit.controller.worlds import service
 
 FIVE_EACH = AutoscaleSpec(min=1, max=8, target_ongoing_requests=5)
 
 
-def setting(**changes: Any) -> SimulatedService:
+def setting(**changes: Any) -> Setting:
     fields = {
         "service_time": parse_distribution("", "exp:0.2"),
         "start_time": parse_distribution("", "uniform:10:20"),
         **changes,
     }
-    return SimulatedService(**fields)
+    return Setting(**fields)
 
 
 def run(
@@ -189,12 +189,12 @@ def test_every_request_has_one_end_and_replicas_stay_within_bounds(
 def test_shapes() -> None:
     rng = Random(1)
     step = read_trace("step:10x,rate=20,at=100,duration=200", rng)
-    assert (step.duration_s, step.steps) == (200.0, (RateStep(100.0, 20.0, 200.0),))
+    assert (step.duration_s, step.steps) == (200.0, (Step(100.0, 20.0, 200.0),))
     before = sum(at < 100 for at in step.times)
     assert before == pytest.approx(2000, rel=0.1)
     assert len(step.times) - before == pytest.approx(20_000, rel=0.05)
     spike = read_trace("spike:4x,rate=5,at=50,length=10,duration=100", rng)
-    assert spike.steps == (RateStep(50.0, 5.0, 20.0), RateStep(60.0, 20.0, 5.0))
+    assert spike.steps == (Step(50.0, 5.0, 20.0), Step(60.0, 20.0, 5.0))
     ramp = read_trace("ramp:9x,rate=10,at=100,length=100,duration=300", rng)
     assert ramp.steps == ()
     assert sum(140 <= at < 160 for at in ramp.times) == pytest.approx(20 * 50, rel=0.15)
@@ -218,7 +218,7 @@ def test_files(tmp_path: Path) -> None:
     assert read_trace(str(requests), Random(1)).service_times is None
     rates.write_text("t_s,rate_per_s\n0,10\n100,50\n")
     trace = read_trace(str(rates), Random(1))
-    assert (trace.duration_s, trace.steps) == (200.0, (RateStep(100.0, 10.0, 50.0),))
+    assert (trace.duration_s, trace.steps) == (200.0, (Step(100.0, 10.0, 50.0),))
     assert sum(at >= 100 for at in trace.times) == pytest.approx(5000, rel=0.1)
 
 

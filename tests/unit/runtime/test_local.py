@@ -15,7 +15,7 @@ from pierhead import Backpressure, BadRequest, close_handles, handle
 from pierhead.calls.channel import HandleChannel
 from pierhead.echo.v1 import echo_pb2_grpc
 from pierhead.lanes.in_memory import LocalReplica
-from pierhead.local import local, override_handle
+from pierhead.local_service import local, override_handle
 from pierhead.metrics import RuntimeMetrics
 from pierhead.request import CURRENT, RequestContext
 

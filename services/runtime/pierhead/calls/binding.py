@@ -33,7 +33,7 @@ def service_name(service: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HandleOptions:
-    """The arguments of a handle; see `pierhead.handle.handle`. Raises ValueError for those that cannot be."""
+    """The arguments of a handle; see `pierhead.handle`. Raises ValueError for those that cannot be."""
 
     service: str
     policy: str | None = None

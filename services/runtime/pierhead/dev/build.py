@@ -114,7 +114,8 @@ def _service(name: str, bound: Bound, image: str, *, builds: bool) -> Iterator[s
 
 def dockerfile_text(target: str, has_requirements: bool) -> str:
     """The Dockerfile of an application's image."""
-    lines = [f"FROM pierhead/python:{metadata.version('pierhead')}"]
+    release = metadata.version("pierhead").partition(".dev")[0]  # what follows names the commit
+    lines = [f"FROM pierhead/python:{release}"]
     if has_requirements:
         lines += ["COPY requirements.txt .", "RUN pip install --no-cache-dir -r requirements.txt"]
     command = json.dumps(["python", "-m", "pierhead", "serve", target])

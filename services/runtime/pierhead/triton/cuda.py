@@ -15,9 +15,11 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from pierhead.errors import BadRequest
-from pierhead.triton.registrations import RPC_TIMEOUT_S
 
 HANDLE_BYTES = 64
+
+RPC_TIMEOUT_S = 5.0
+"""For the calls that register memory, and have the server let go of it."""
 
 UNKNOWN = 2
 """A stream that only the array's own thread can wait for: that thread's default one. Also where none is said."""
@@ -109,16 +111,6 @@ class CudaRegion:
         request = service_pb2.CudaSharedMemoryRegisterRequest(
             name=name, raw_handle=found.handle, device_id=found.device, byte_size=found.size
         )
-        self._stub = stub
         self.name = name
         self.array = array
         self.registering = asyncio.ensure_future(stub.CudaSharedMemoryRegister(request, timeout=RPC_TIMEOUT_S))
-
-    async def unregister(self) -> bool:
-        """Later servers agree at once, and list the region for as long as they read it. Raises AioRpcError."""
-        await asyncio.wait([self.registering])
-        self.registering.exception()  # marks it as read
-        request = service_pb2.CudaSharedMemoryUnregisterRequest(name=self.name)
-        await self._stub.CudaSharedMemoryUnregister(request, timeout=RPC_TIMEOUT_S)
-        every = service_pb2.CudaSharedMemoryStatusRequest()
-        return self.name not in (await self._stub.CudaSharedMemoryStatus(every, timeout=RPC_TIMEOUT_S)).regions

@@ -6,9 +6,10 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -24,6 +25,10 @@ from pierhead.triton.errors import error_of, joined, load_error, reply_of, trans
 from pierhead.triton.large_request import LargeRequest
 from pierhead.triton.messages import Arrays, Parameters, arrays_of, infer_request, request_and_contents
 from pierhead.triton.models import MAX_MODELS, TRANSPORT
+
+T = TypeVar("T")
+
+Metadata = tuple[tuple[str, str], ...]
 
 
 def client(
@@ -92,17 +97,30 @@ class Client:
         - parameters: the request's own (`priority`, `timeout` in microseconds, `sequence_id`, or the model's).
         - timeout: seconds; None = the handle's.
         """
-        began, parts = time.monotonic(), request_and_contents(model, inputs, outputs, version, parameters)
+        parts = request_and_contents(model, inputs, outputs, version, parameters)
         most = outputs if isinstance(outputs, Mapping) else {}
+        return await self._twice(model, timeout, partial(self._infer, *parts, most))
+
+    async def _twice(
+        self, model: str, timeout: float | None, attempt: Callable[[float | None, Metadata], Awaitable[T]]
+    ) -> T:
+        """A second attempt follows where the server lacks a model that it should have loaded: another process has
+        unloaded it.
+        """
+        if not self._on_demand:
+            return await attempt(timeout, ())
+        began = time.monotonic()
         try:
-            return await self._infer(*parts, most, timeout, self._metadata(model))
+            return await attempt(timeout, ((MODEL_KEY, model), (LOAD_KEY, "1")))
         except NotFound as error:
-            if not self._unloaded(error):
+            if "unknown model" not in error.message:
                 raise
-        return await self._infer(*parts, most, self._left(timeout, began), self._metadata(model, "again"))
+        limits = (timeout, self._timeout_s, Clients.current().settings.request_timeout_s)
+        left = max(0.0, next(each for each in limits if each is not None) - (time.monotonic() - began))
+        return await attempt(left, ((MODEL_KEY, model), (LOAD_KEY, "again")))
 
     async def _infer(
-        self, message: Any, contents: list[Any], most: Mapping[str, int], timeout: float | None, metadata: Any
+        self, message: Any, contents: list[Any], most: Mapping[str, int], timeout: float | None, metadata: Metadata
     ) -> Arrays:
         threshold = self._threshold or self._read_threshold()
         on_gpu = [array for array in contents if isinstance(array, DeviceArray)]
@@ -124,19 +142,6 @@ class Client:
         self._threshold = settings.shared_memory_threshold if settings.triton_shared_memory_dir else math.inf
         return self._threshold
 
-    def _left(self, timeout: float | None, began: float) -> float:
-        """Seconds for the second attempt of a call."""
-        limits = (timeout, self._timeout_s, Clients.current().settings.request_timeout_s)
-        limit: float = next(each for each in limits if each is not None)
-        return max(0.0, limit - (time.monotonic() - began))
-
-    def _metadata(self, model: str, load: str = "1") -> tuple[tuple[str, str], ...]:
-        return ((MODEL_KEY, model), (LOAD_KEY, load)) if self._on_demand else ()
-
-    def _unloaded(self, error: NotFound) -> bool:
-        """Whether the server does not have a model that it should have loaded: another process has unloaded it."""
-        return self._on_demand and "unknown model" in error.message
-
     async def stream(
         self,
         model: str,
@@ -152,23 +157,22 @@ class Client:
         Each call is a stream of its own. Closing the generator cancels the request at the server:
         `async with contextlib.aclosing(models.stream(...)) as parts:`.
         """
-        started, request = time.monotonic(), infer_request(model, inputs, outputs, version, parameters)
-        for load in ("1", "again"):
-            begun = False
-            try:
-                if load == "again":
-                    timeout = self._left(timeout, started)
-                async with aclosing(self._stream(request, timeout, self._metadata(model, load))) as parts:
-                    async for part in parts:
-                        begun = True
-                        yield part
-            except NotFound as error:
-                if begun or load == "again" or not self._unloaded(error):
-                    raise
-            else:
-                return
+        request = infer_request(model, inputs, outputs, version, parameters)
 
-    async def _stream(self, request: Any, timeout: float | None, metadata: Any) -> AsyncGenerator[Arrays, None]:
+        async def begin(
+            timeout: float | None, metadata: Metadata
+        ) -> tuple[AsyncGenerator[Arrays, None], Arrays | None]:
+            parts = self._stream(request, timeout, metadata)
+            return parts, await anext(parts, None)
+
+        parts, first = await self._twice(model, timeout, begin)
+        async with aclosing(parts):
+            if first is not None:
+                yield first
+            async for part in parts:
+                yield part
+
+    async def _stream(self, request: Any, timeout: float | None, metadata: Metadata) -> AsyncGenerator[Arrays, None]:
         call = self._stub.ModelStreamInfer(timeout=timeout, metadata=metadata)
         try:
             await call.write(request)

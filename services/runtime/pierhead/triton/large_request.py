@@ -23,22 +23,14 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import triton_to_np_dtype
 
 from pierhead.errors import BadRequest
+from pierhead.memory.pool import Region
+from pierhead.memory.regions import Content
 from pierhead.metrics import PROCESS
 from pierhead.triton.cuda import CudaRegion, DeviceArray
 from pierhead.triton.regions import TritonRegions
-from pierhead.triton.system_regions import SystemRegion
 
 ALIGNED = 64
 """Tensors begin at multiples of so many bytes."""
-
-
-class _Content:
-    """What the outputs of one reply are read from; arrays have it as their base."""
-
-    def __init__(self, region: SystemRegion) -> None:
-        address = np.frombuffer(region.mapped, np.uint8).ctypes.data
-        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (region.size,), "data": (address, True)}
-        self.region = region
 
 
 class LargeRequest:
@@ -54,8 +46,8 @@ class LargeRequest:
         """Where in memory each of those outputs begins."""
         self._threshold = threshold
         self._regions: TritonRegions | None = None
-        self._inputs: SystemRegion | None = None
-        self._outputs: SystemRegion | None = None
+        self._inputs: Region | None = None
+        self._outputs: Region | None = None
         self.on_gpu: list[CudaRegion] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -80,13 +72,13 @@ class LargeRequest:
             if self._inputs is None or array.nbytes < self._threshold:
                 message.raw_input_contents.append(array.tobytes())
                 continue
-            place = np.frombuffer(self._inputs.mapped, array.dtype, array.size, end)
+            place = np.frombuffer(self._inputs.memory.view(self._inputs.size), array.dtype, array.size, end)
             np.copyto(place.reshape(array.shape), array)
-            _refer(tensor, self._inputs.name, end, array.nbytes)
+            _refer(tensor, self._inputs.memory.name, end, array.nbytes)
             end += _aligned(array.nbytes)
         for tensor in message.outputs:
             if self._outputs is not None and tensor.name in self._most:
-                _refer(tensor, self._outputs.name, self._places[tensor.name], self._most[tensor.name])
+                _refer(tensor, self._outputs.memory.name, self._places[tensor.name], self._most[tensor.name])
         return message
 
     async def registered(self) -> None:
@@ -105,18 +97,18 @@ class LargeRequest:
         """The call is over: its memory is free, or gone."""
         for region in (self._inputs, self._outputs):
             if region is not None and self._regions is not None:
-                (self._regions.system.remove if failed else self._regions.system.give_back)(region)
+                (self._regions.remove if failed else self._regions.give_back)(region)
         self._inputs = self._outputs = None
         while self.on_gpu and self._regions is not None:
-            self._regions.release(self.on_gpu.pop())
+            self._regions.unregister(self.on_gpu.pop().name)
 
     def arrays(self, reply: Any) -> dict[str, Any]:
         """The outputs of a reply that are in memory, which is free when no array is left. Raises BadRequest."""
         region, self._outputs = self._outputs, None
         if region is None or self._regions is None:
             return {}
-        content = _Content(region)
-        weakref.finalize(content, _later, asyncio.get_running_loop(), self._regions.system.give_back, region)
+        content = Content((region.name, region.generation), region.memory, region.size)
+        weakref.finalize(content, _later, asyncio.get_running_loop(), self._regions.give_back, region)
         found, memory = {}, np.asarray(content)
         for output in reply.outputs:
             place = self._places.get(output.name)
@@ -129,16 +121,15 @@ class LargeRequest:
             found[output.name] = raw.view(dtype).reshape(output.shape)
         return found
 
-    def _taken(self, sizes: Collection[int]) -> SystemRegion | None:
+    def _taken(self, sizes: Collection[int]) -> Region | None:
         if not sizes or self._regions is None:
             return None
-        system = self._regions.system
-        region = system.take(sum(map(_aligned, sizes)))
-        PROCESS.shared_memory_tensors.inc((system.why_none() if region is None else "shared",), len(sizes))
+        region = self._regions.take(sum(map(_aligned, sizes)))
+        PROCESS.shared_memory_tensors.inc((self._regions.why_none() if region is None else "shared",), len(sizes))
         return region
 
 
-def _later(loop: asyncio.AbstractEventLoop, action: Callable[[SystemRegion], None], region: SystemRegion) -> None:
+def _later(loop: asyncio.AbstractEventLoop, action: Callable[[Region], None], region: Region) -> None:
     with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(action, region)
 

@@ -1,4 +1,4 @@
-"""Models that are loaded on demand.
+"""Models that are loaded on demand, in a model cache of ours for each server.
 
 model's id -> loaded here? -- yes -> the call is sent
                    |
@@ -8,11 +8,10 @@ model's id -> loaded here? -- yes -> the call is sent
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import grpc
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
 from pierhead.calls.clients import Clients
 from pierhead.errors import DeadlineExceeded, NoReplica
@@ -32,8 +31,8 @@ MAX_MODELS: dict[str, int | None] = {}
 class LoadedModels:
     """The models that this process has loaded at one server."""
 
-    def __init__(self, channel: grpc.aio.Channel, service: str, connection: Connection) -> None:
-        self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    def __init__(self, stub: Any, service: str, connection: Connection) -> None:
+        self.stub = stub
         self._held = HeldModels()
         replicas = Clients.current().pool(service, TRANSPORT).replicas()
         replica = next((each for each in replicas if each.connection is connection), None)
@@ -48,14 +47,14 @@ class LoadedModels:
         """Report to the router which models the replica holds, or will."""
         self._replica.models = self._held.models() | frozenset(more)
 
-    async def then(self, send: Callable[[Entry[LoadedModel]], Any], model: str, again: bool, until: float) -> Any:
-        """Send a call once its model is loaded. `again`: although it was known as loaded."""
+    async def acquire(self, model: str, again: bool, until: float) -> Entry[LoadedModel]:
+        """The cache's entry, once the model is loaded. `again`: although it was known as loaded."""
         try:
             async with asyncio.timeout_at(until):
                 entry = await self.cache.acquire(model)
                 try:
                     if again and entry.model is not None:
-                        await entry.model.load_again()
+                        await entry.model.load()
                 except BaseException:
                     self.cache.release(entry)
                     raise
@@ -63,47 +62,42 @@ class LoadedModels:
             raise DeadlineExceeded(f"model {model} was not loaded in time") from None
         finally:
             self.report()
-        return send(entry)
+        return entry
 
-    async def _load(self, model: str) -> LoadedModel:
-        return LoadedModel(self, model, loaded_here=await self.load(model))
-
-    async def load(self, model: str) -> bool:
-        """Whether it had to be loaded."""
-        try:
-            if (await self._stub.ModelReady(service_pb2.ModelReadyRequest(name=model))).ready:
-                return False
-            await self._stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name=model))
-        except grpc.aio.AioRpcError as error:
-            found = load_error(error.details() or "")
-            if found is None:
-                raise
-            raise found from error
-        return True
-
-    async def evict(self, model: str, *, unload: bool) -> None:
-        """It loses its place."""
-        self.report()
-        if unload and model in self.cache.entries:  # else the cache was closed, with the connection or the process
-            await self._stub.RepositoryModelUnload(service_pb2.RepositoryModelUnloadRequest(model_name=model))
+    async def _load(self, name: str) -> LoadedModel:
+        model = LoadedModel(self, name)
+        await model.load()
+        return model
 
 
 class LoadedModel:
     """A loaded model, as the cache sees it."""
 
-    def __init__(self, models: LoadedModels, name: str, *, loaded_here: bool) -> None:
-        """`loaded_here`: by this process. Other models are not its to unload."""
+    def __init__(self, models: LoadedModels, name: str) -> None:
         self._models = models
         self._name = name
-        self._loaded_here = loaded_here
+        self._is_ours = False
+        """Loaded by this process. Other models are not its to unload."""
         self._loading = asyncio.Lock()
+        """One load for all calls that have met that another process has unloaded it."""
 
-    async def load_again(self) -> None:
-        """Another process has unloaded it: load it, once for all calls that have met this."""
+    async def load(self) -> None:
+        """Load it where the server does not have it."""
+        stub = self._models.stub
         async with self._loading:
-            if await self._models.load(self._name):
-                self._loaded_here = True
+            try:
+                if not (await stub.ModelReady(service_pb2.ModelReadyRequest(name=self._name))).ready:
+                    await stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name=self._name))
+                    self._is_ours = True
+            except grpc.aio.AioRpcError as error:
+                found = load_error(error.details() or "")
+                if found is None:
+                    raise
+                raise found from error
 
     async def aclose(self) -> None:
-        """The cache calls it."""
-        await self._models.evict(self._name, unload=self._loaded_here)
+        """It loses its place in the cache."""
+        self._models.report()
+        if self._is_ours and self._name in self._models.cache.entries:  # else the cache was closed, with the connection
+            request = service_pb2.RepositoryModelUnloadRequest(model_name=self._name)
+            await self._models.stub.RepositoryModelUnload(request)

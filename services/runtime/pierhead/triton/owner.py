@@ -11,8 +11,8 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-OWNER, PART = "pierhead-{}", "pierhead-{}-{}"
-"""Names: of the file, and of regions."""
+PREFIX = "pierhead-"
+"""An owner's file is `pierhead-<16 hex digits>`; its regions have `-<number>` behind that."""
 
 
 class Owner:
@@ -20,14 +20,13 @@ class Owner:
 
     def __init__(self, directory: str) -> None:
         self.directory = Path(directory)
-        self._token = os.urandom(8).hex()
+        self._path = self.directory / f"{PREFIX}{os.urandom(8).hex()}"
         self._numbers = count()
-        self._path = self.directory / OWNER.format(self._token)
         self._fd: int | None = None
 
     def new_name(self) -> str:
         """A name for a region."""
-        return PART.format(self._token, next(self._numbers))
+        return f"{self._path.name}-{next(self._numbers)}"
 
     def hold(self) -> None:
         """Make the file, and hold it locked. Raises OSError."""
@@ -47,7 +46,7 @@ class Owner:
 
     def remove_files_of_killed_processes(self) -> None:
         """Their own, and those of their regions."""
-        for path in self.directory.glob(OWNER.format("[0-9a-f]" * 16)):
+        for path in self.directory.glob(PREFIX + "[0-9a-f]" * 16):
             if _dead(path):
                 for each in (*self.directory.glob(f"{path.name}-*"), path):
                     with suppress(OSError):  # another user's
@@ -56,21 +55,14 @@ class Owner:
     def left_over(self, region: str) -> bool:
         """Whether a region is one of ours whose process was killed."""
         owner = region.rpartition("-")[0]
-        return owner.startswith(OWNER.format("")) and _dead(self.directory / owner)
+        return owner.startswith(PREFIX) and _dead(self.directory / owner)
 
 
 def _dead(path: Path) -> bool:
     """Whether nothing holds the file's lock, or it is gone."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
     return True

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from ...errors import InvalidRequest
+from controller.errors import InvalidRequest
 
 MOST_REQUESTS = 10_000_000
 LONGEST_S = 7 * 86_400.0
@@ -48,7 +48,7 @@ _POSITIVE = ("factor", "length", "duration")
 
 
 @dataclass(frozen=True, slots=True)
-class RateStep:
+class Step:
     """A moment at which the rate jumps; requests per second before and after."""
 
     at_s: float
@@ -65,7 +65,7 @@ class Trace:
     duration_s: float
     service_times: Sequence[float] | None = None
     """Seconds of work of each request, where the trace has them."""
-    steps: tuple[RateStep, ...] = ()
+    steps: tuple[Step, ...] = ()
 
 
 def read_trace(text: str, rng: Random) -> Trace:
@@ -158,11 +158,11 @@ def _by_rates(name: str, pieces: Sequence[Piece], duration_s: float, rng: Random
     return Trace(name, times, duration_s, steps=tuple(_steps(pieces, duration_s)))
 
 
-def _steps(pieces: Iterable[Piece], duration_s: float) -> Iterator[RateStep]:
+def _steps(pieces: Iterable[Piece], duration_s: float) -> Iterator[Step]:
     for (_, before), (at, after) in itertools.pairwise(pieces):
         jumps = max(before, after) >= STEP * min(before, after) and before != after
         if jumps and at < duration_s:
-            yield RateStep(at, before, after)
+            yield Step(at, before, after)
 
 
 # --------------------------------------------------------------------------------------------------------------- files

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .simulation import Result, Sample
-from .traces import RateStep
+from .traces import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def _step_answers(result: Result) -> Iterator[StepAnswer]:
             yield _step_answer(result, step, samples)
 
 
-def _step_answer(result: Result, step: RateStep, samples: Sequence[Sample]) -> StepAnswer:
+def _step_answer(result: Result, step: Step, samples: Sequence[Sample]) -> StepAnswer:
     up = step.after > step.before
     if result.autoscale.policy is None:
         busy = step.after * result.setting.service_time.mean

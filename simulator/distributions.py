@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from ...errors import InvalidRequest
+from controller.errors import InvalidRequest
 
 _Z99 = 2.3263478740408408
 """A normal variable stays below this many standard deviations 99 times out of 100."""

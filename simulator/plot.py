@@ -10,8 +10,9 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 
-from ...desired.policies import query_words
-from ...model.spec import AutoscaleSpec, FunctionPolicy, PrometheusPolicy
+from controller.desired.policies import query_words
+from controller.model.spec import AutoscaleSpec, FunctionPolicy, PrometheusPolicy
+
 from .report import Summary, percentile, span_words
 from .simulation import Result, Sample
 

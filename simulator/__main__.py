@@ -1,4 +1,4 @@
-"""`python -m controller.tool.simulate TRACE [SERVICE]`: what the autoscaler would do."""
+"""`python -m simulator TRACE [SERVICE]`: what the autoscaler would do."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from typing import Any
 
 import yaml
 
-from ...errors import ControllerError, InvalidRequest, UnknownService
-from ...files.compose import ComposeProject
-from ...files.parse import parse
-from ...model.spec import ServiceSpec
+from controller.errors import ControllerError, InvalidRequest, UnknownService
+from controller.files.compose import ComposeProject
+from controller.files.parse import parse
+from controller.model.spec import ServiceSpec
+
 from . import distributions, traces
 from .report import document, summarise, table
-from .simulation import SimulatedService, seeded, simulate
+from .simulation import Setting, seeded, simulate
 
 DEFAULT_BLOCK = "{autoscale: {min: 1, max: 8}}"
 INVENTED = "simulated"
@@ -93,7 +94,7 @@ def _run(options: Options) -> None:
         sys.stdout.write("" if as_json else f"drawn to {options.plot}\n")
 
 
-def _setting(options: Options) -> SimulatedService:
+def _setting(options: Options) -> Setting:
     for name, value, low, high in (
         ("concurrency", options.concurrency, 1, 1_000_000),
         ("begin", options.begin, 0, 1000),
@@ -102,7 +103,7 @@ def _setting(options: Options) -> SimulatedService:
     ):
         if value is not None and not low <= value <= high:
             raise InvalidRequest(f"--{name}: expected a number from {low:g} to {high:g}, found {value:g}")
-    return SimulatedService(
+    return Setting(
         service_time=distributions.parse_distribution("--service-time", options.service_time),
         start_time=distributions.parse_distribution("--start-time", options.start_time),
         places=options.concurrency,

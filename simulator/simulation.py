@@ -19,21 +19,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from ...desired.functions import Functions
-from ...desired.policies import Policies
-from ...desired.scaler import Scaler
-from ...desired.targets import targets_of
-from ...model.desired import Desired
-from ...model.plan import Plan
-from ...model.spec import AutoscaleSpec, PrometheusPolicy, ServiceSpec, Spec
-from ...plan import plan as make_plan
-from ...plan.failures import forgiven
-from ...storage.events import EventLog
-from ...storage.file import StateFile
-from ...storage.store import StateStore
+from controller.desired.functions import Functions
+from controller.desired.policies import Policies
+from controller.desired.scaler import Scaler
+from controller.desired.targets import targets_of
+from controller.model.desired import Desired
+from controller.model.plan import Plan
+from controller.model.spec import AutoscaleSpec, PrometheusPolicy, ServiceSpec, Spec
+from controller.plan import plan as make_plan
+from controller.plan.failures import forgiven
+from controller.storage.events import EventLog
+from controller.storage.file import StateFile
+from controller.storage.store import StateStore
+
 from .distributions import Distribution, parse_distribution
 from .traces import Trace
-from .world import PROJECT, Happening, Requests, SimulatedReplica, SimulatedWorld
+from .world import PROJECT, Happening, Replica, Requests, SimulatedWorld
 
 LOOK_S = 1.0
 """Longest time between two ticks, as in the loop."""
@@ -43,7 +44,7 @@ MOST_EVENTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedService:
+class Setting:
     """The service's replicas."""
 
     service_time: Distribution = field(default_factory=lambda: parse_distribution("service_time", "exp:0.1"))
@@ -91,7 +92,7 @@ class Result:
     spec: ServiceSpec
     autoscale: AutoscaleSpec
     trace: Trace
-    setting: SimulatedService
+    setting: Setting
     samples: tuple[Sample, ...]
     events: tuple[Happened, ...]
     requests: Requests
@@ -99,9 +100,9 @@ class Result:
     failed_starts: int
 
 
-def simulate(spec: ServiceSpec, trace: Trace, setting: SimulatedService | None = None) -> Result:
+def simulate(spec: ServiceSpec, trace: Trace, setting: Setting | None = None) -> Result:
     """Run a service that has an `autoscale` block against a trace."""
-    setting = setting or SimulatedService()
+    setting = setting or Setting()
     with tempfile.TemporaryDirectory(prefix="pierhead-simulate-") as directory, _quiet():
         store = StateStore(StateFile(Path(directory)))
         try:
@@ -128,7 +129,7 @@ def seeded(seed: int, of: str) -> Random:
 
 
 class _Simulation:
-    def __init__(self, spec: ServiceSpec, trace: Trace, setting: SimulatedService, store: StateStore) -> None:
+    def __init__(self, spec: ServiceSpec, trace: Trace, setting: Setting, store: StateStore) -> None:
         autoscale = spec.autoscale
         if autoscale is None:
             raise AssertionError("internal: a service without an autoscale block is simulated")
@@ -137,7 +138,7 @@ class _Simulation:
         self._spec, self._autoscale, self._trace, self._setting = spec, autoscale, trace, setting
         self._project = Spec(PROJECT, {spec.name: spec})
         self._now = 0.0
-        self._heap: list[tuple[float, int, Happening, SimulatedReplica, int]] = []
+        self._heap: list[tuple[float, int, Happening, Replica, int]] = []
         self._serial = 0
         self._store = store
         self._events = EventLog(store, lambda: self._now)
@@ -183,7 +184,7 @@ class _Simulation:
                 look_at = now + self._look(now)
         return self._result()
 
-    def _later(self, at: float, happening: Happening, replica: SimulatedReplica, request: int) -> None:
+    def _later(self, at: float, happening: Happening, replica: Replica, request: int) -> None:
         self._serial += 1
         heapq.heappush(self._heap, (at, self._serial, happening, replica, request))
 

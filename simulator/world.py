@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
-from ...model.actions import (
+from controller.model.actions import (
     Action,
     AddServer,
     BeginRetirement,
@@ -26,9 +26,9 @@ from ...model.actions import (
     StartContainer,
     replica_name,
 )
-from ...model.observed import Observed
-from ...model.spec import ServiceSpec, backend_name
-from ...model.world import (
+from controller.model.observed import Observed
+from controller.model.spec import ServiceSpec, backend_name
+from controller.model.world import (
     ContainerState,
     Gpu,
     ReplicaContainer,
@@ -39,19 +39,20 @@ from ...model.world import (
     ServerState,
     version_of,
 )
-from ...storage.store import StateStore
+from controller.storage.store import StateStore
+
 from .distributions import Distribution
 
 PROJECT = "simulation"
 IMAGE_ID = "sha256:simulated"
 
 Happening = Literal["finished", "ready", "exited"]
-Later = Callable[[float, Happening, "SimulatedReplica", int], None]
+Later = Callable[[float, Happening, "Replica", int], None]
 """Schedules an event of a replica (and of a request, by number) at a time."""
 
 
 @dataclass(slots=True, eq=False)
-class SimulatedReplica:
+class Replica:
     """One container and the process in it."""
 
     id: str
@@ -118,7 +119,7 @@ class SimulatedWorld:
     ) -> None:
         self.spec = spec
         self.requests = Requests()
-        self.replicas: dict[str, SimulatedReplica] = {}
+        self.replicas: dict[str, Replica] = {}
         self.queue: deque[int] = deque()
         self.starts = self.failed_starts = 0
         self._store = store
@@ -128,7 +129,7 @@ class SimulatedWorld:
         self._places = places
         self._failing_starts = failing_starts
         self._gpus = tuple(Gpu(f"GPU-{number}") for number in range(gpus))
-        self._routable: list[SimulatedReplica] = []
+        self._routable: list[Replica] = []
         self._made = 0
 
     # --------------------------------------------------------------------------------------------------- the requests
@@ -176,7 +177,7 @@ class SimulatedWorld:
             requests.refused_at.append(requests.arrived[self.queue.popleft()] + limit_s)
             requests.timed_out += 1
 
-    def finish(self, replica: SimulatedReplica, request: int, now: float) -> None:
+    def finish(self, replica: Replica, request: int, now: float) -> None:
         """End a request; its replica takes the next one."""
         if not replica.state.is_up:
             return  # the replica was killed, and the request with it
@@ -191,17 +192,17 @@ class SimulatedWorld:
         if replica.stopping and not replica.ongoing:
             self._exit(replica, 0)
 
-    def _accept(self, replica: SimulatedReplica, request: int, now: float) -> None:
+    def _accept(self, replica: Replica, request: int, now: float) -> None:
         if replica.working < self._places:
             self._work(replica, request, now)
         else:
             replica.backlog.append(request)
 
-    def _work(self, replica: SimulatedReplica, request: int, now: float) -> None:
+    def _work(self, replica: Replica, request: int, now: float) -> None:
         replica.working += 1
         self._later(now + self.requests.needs[request], "finished", replica, request)
 
-    def _fill(self, replica: SimulatedReplica, now: float) -> None:
+    def _fill(self, replica: Replica, now: float) -> None:
         """Send queued requests to a replica while it has room."""
         if not self.queue or not self._takes(replica):
             return
@@ -209,7 +210,7 @@ class SimulatedWorld:
         while self.queue and replica.ongoing < self.spec.max_ongoing_requests:
             self._accept(replica, self.queue.popleft(), now)
 
-    def _takes(self, replica: SimulatedReplica) -> bool:
+    def _takes(self, replica: Replica) -> bool:
         if replica.leaving or not replica.is_ready:
             return False
         return replica.server is ServerState.READY or not self.spec.is_routed
@@ -231,27 +232,27 @@ class SimulatedWorld:
     def _gpus_each(self) -> int:
         return self.spec.gpu.count if self.spec.gpu else 0
 
-    def become_ready(self, replica: SimulatedReplica, now: float) -> None:
+    def become_ready(self, replica: Replica, now: float) -> None:
         """A replica has started."""
         if replica.state is ContainerState.RUNNING:
             replica.ready_since = now
             self._reroute(now)
 
-    def fail(self, replica: SimulatedReplica) -> None:
+    def fail(self, replica: Replica) -> None:
         """A replica exits during its start."""
         if replica.state is ContainerState.RUNNING:
             self.failed_starts += 1
             self._exit(replica, 1)
 
-    def _exit(self, replica: SimulatedReplica, code: int) -> None:
+    def _exit(self, replica: Replica, code: int) -> None:
         self.requests.lost += replica.ongoing
         replica.state, replica.exit_code = ContainerState.EXITED, code
         replica.working, replica.ready_since = 0, None
         replica.backlog.clear()
 
-    def _create(self, name: str, version: str, number: int, gpus: tuple[str, ...], now: float) -> SimulatedReplica:
+    def _create(self, name: str, version: str, number: int, gpus: tuple[str, ...], now: float) -> Replica:
         self._made += 1
-        replica = SimulatedReplica(f"c{self._made}", name, version, number, gpus, now)
+        replica = Replica(f"c{self._made}", name, version, number, gpus, now)
         self.replicas[name] = replica
         return replica
 
@@ -314,13 +315,13 @@ class SimulatedWorld:
                 return  # routes and images exist from the beginning
         self._reroute(now)
 
-    def _start(self, replica: SimulatedReplica, now: float) -> None:
+    def _start(self, replica: Replica, now: float) -> None:
         replica.state, replica.started_at = ContainerState.RUNNING, now
         self.starts += 1
         takes_s, fails = self._start_time.sample(self._rng), self._rng.random() < self._failing_starts
         self._later(now + takes_s, "exited" if fails else "ready", replica, -1)
 
-    def _signal(self, replica: SimulatedReplica, action: SignalContainer, now: float) -> None:
+    def _signal(self, replica: Replica, action: SignalContainer, now: float) -> None:
         if action.signal == "SIGKILL":
             self._exit(replica, 137)
             return
@@ -330,11 +331,11 @@ class SimulatedWorld:
             self._exit(replica, 0)
 
 
-def _address(replica: SimulatedReplica) -> str:
+def _address(replica: Replica) -> str:
     return f"10.0.{replica.number // 250}.{replica.number % 250 + 1}:8080"
 
 
-def _container(replica: SimulatedReplica, service: str, now: float) -> ReplicaContainer:
+def _container(replica: Replica, service: str, now: float) -> ReplicaContainer:
     address, _, port = _address(replica).partition(":")
     return ReplicaContainer(
         id=replica.id,
