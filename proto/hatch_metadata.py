@@ -1,4 +1,4 @@
-"""The tool has the runtime's dependencies and extras, and its own: one wheel carries both. Its version names the build."""
+"""The tool's dependencies and extras are the runtime's and its own; one wheel has both. Its version names the build."""
 
 from __future__ import annotations
 
