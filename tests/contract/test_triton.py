@@ -1,7 +1,4 @@
-"""`pierhead.triton` against the fake Triton and, where PIERHEAD_TEST_TRITONSERVER has its command, against a real one.
-
-The command gets tritonserver's own flags; this is the whole of it where tritonserver is on PATH: `tritonserver`.
-"""
+"""`pierhead.triton` against the fake Triton and the real one that compose/machine/triton.sh makes."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import errno
 import fcntl
 import gc
 import os
-import shlex
 import signal
 import sys
 import weakref
@@ -38,10 +34,11 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.fakes.fake_triton import FakeTriton
 from tests.harness.ports import free_port
+from tests.harness.stack import ROOT
 from tests.harness.waiting import PATIENCE_S
 
 MODELS = Path(__file__).parent / "triton_models"
-COMMAND = os.environ.get("PIERHEAD_TEST_TRITONSERVER")
+SERVER = ROOT / ".state" / "triton" / "pytriton" / "tritonserver"
 ONE = np.array([1, 2], np.float32)
 
 
@@ -65,12 +62,13 @@ async def fake(port: int, triton_in_memory: FakeTriton | None = None) -> AsyncIt
 @contextlib.asynccontextmanager
 async def real(port: int) -> AsyncIterator[Any]:
     flags = [
+        f"--backend-directory={SERVER}/backends",
         f"--model-repository={MODELS}", "--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false",
         "--strict-readiness=false", "--exit-timeout-secs=3", f"--grpc-port={port}", "--grpc-address=127.0.0.1",
         "--allow-http=false", "--allow-metrics=false", f"--backend-config=python,shm-region-prefix-name=test{port}",
     ]  # fmt: skip
     process = await asyncio.create_subprocess_exec(
-        *shlex.split(COMMAND or ""), *flags, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+        SERVER / "bin" / "tritonserver", *flags, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
     )
 
     async def kill() -> None:
@@ -101,16 +99,17 @@ async def becomes_ready(client: triton.Client, model: str, ready: bool) -> None:
             await asyncio.sleep(0.01)
 
 
-SERVERS = {"fake": fake, "real": real}
+REAL = (
+    pytest.mark.long,
+    pytest.mark.skipif(not SERVER.exists(), reason="no Triton server here; compose/machine/triton.sh makes it"),
+)
 
 
-@pytest.fixture(params=list(SERVERS))
+@pytest.fixture(params=[pytest.param(fake, id="fake"), pytest.param(real, id="real", marks=REAL)])
 async def server(request: pytest.FixtureRequest) -> AsyncIterator[Server]:
-    if request.param == "real" and COMMAND is None:
-        pytest.skip("needs a Triton Inference Server: PIERHEAD_TEST_TRITONSERVER=<command>")
     port = free_port()
     Clients.use(Settings(static={"TRITON": (f"127.0.0.1:{port}",)}, triton_shared_memory_dir="/dev/shm"))
-    async with SERVERS[request.param](port) as kill:
+    async with request.param(port) as kill:
         client = triton.client("triton", timeout_s=PATIENCE_S)
         await becomes_ready(client, "same", True)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
