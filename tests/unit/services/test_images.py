@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,15 @@ def test_two_builds_install_the_same_packages(dockerfile: Path) -> None:
     for command in installed:
         is_locked = "--frozen" in command or "--no-deps" in command or "uv==" in command
         assert is_locked or "/locked.txt" in command, command
+
+
+def test_a_replica_has_no_package_of_the_command() -> None:
+    project = tomllib.loads((SERVICES / "runtime" / "pyproject.toml").read_text())["project"]
+    assert {re.split("[<>=]", text)[0] for text in project["dependencies"]} == {
+        *("aiohttp", "grpcio", "grpcio-health-checking", "grpcio-reflection", "prometheus-client", "protobuf")
+    }
+    for dockerfile in (*DOCKERFILES, BASE_OF_USERS):
+        assert "uv sync" not in dockerfile.read_text(), "which installs the dependencies of the tool"
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=NAMES)
