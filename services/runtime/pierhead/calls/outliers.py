@@ -19,6 +19,7 @@ Pure: the time (monotonic seconds) and the randomness are passed in.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from random import Random
 
 FAILURES = 5
@@ -41,24 +42,22 @@ TRIAL_PAUSE_S = 0.05
 Also because a call's failure is classified a moment after its end."""
 
 
+@dataclass(slots=True, eq=False)
 class Standing:
     """How one replica's calls have gone, as this process saw them."""
 
-    __slots__ = ("answered_at", "back_at", "failures", "judged_at", "next_trial_at", "on_trial", "times_out", "until")
-
-    def __init__(self) -> None:
-        self.failures = 0
-        self.answered_at = 0.0
-        self.judged_at = 0.0
-        """Calls begun before this time are ignored: the last verdict, or the lost connection, covered them too."""
-        self.until = 0.0
-        """When the time out ends; 0 = in service. Stays until the verdict of a call begun after it."""
-        self.next_trial_at = 0.0
-        self.on_trial = False
-        self.times_out = 0
-        """Consecutive times out, which set the length of the next one."""
-        self.back_at = 0.0
-        """When the last one ended well."""
+    failures: int = 0
+    answered_at: float = 0.0
+    judged_at: float = 0.0
+    """Calls begun before this time are ignored: the last verdict, or the lost connection, covered them too."""
+    until: float = 0.0
+    """When the time out ends; 0 = in service. Stays until the verdict of a call begun after it."""
+    next_trial_at: float = 0.0
+    on_trial: bool = False
+    times_out: int = 0
+    """Consecutive times out, which set the length of the next one."""
+    back_at: float = 0.0
+    """When the last one ended well."""
 
     @property
     def in_service(self) -> bool:

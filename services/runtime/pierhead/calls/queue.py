@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,25 +16,16 @@ if TYPE_CHECKING:
     from pierhead.policies.router import PolicyRouter
 
 
+@dataclass(slots=True, eq=False)
 class QueuePlace:
     """One call's place in the queue. Either `granted` or `denied` is called, once, unless the call leaves first."""
 
-    __slots__ = ("age", "call", "denied", "granted", "router", "waits")
-
-    def __init__(
-        self,
-        age: float,
-        call: Any,
-        router: PolicyRouter,
-        granted: Callable[[CallPlace], None],
-        denied: Callable[[Exception], None],
-    ) -> None:
-        self.age = age
-        self.call = call
-        self.router = router
-        self.granted = granted
-        self.denied = denied
-        self.waits = False
+    age: float
+    call: Any
+    router: PolicyRouter
+    granted: Callable[[CallPlace], None]
+    denied: Callable[[Exception], None]
+    waits: bool = False
 
 
 class CallQueue:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 
@@ -211,13 +211,10 @@ class LaneCall:
             )
 
 
-class Parcel:
+class Parcel(NamedTuple):
     """A message that the replica keeps until it is fetched beside the lane."""
 
-    __slots__ = ("number",)
-
-    def __init__(self, number: int) -> None:
-        self.number = number
+    number: int
 
 
 class UnaryUnaryLaneCall(LaneCall):

@@ -8,6 +8,7 @@ idle --take--> filled: held by requests, named by messages --all let go, all rel
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 PAGE = 4096
@@ -19,36 +20,31 @@ ASK_AFTER_S = 1.0
 """How long after the end of its request content may be at a receiver before it is asked whether it still reads it."""
 
 
+@dataclass(slots=True, eq=False)
 class Region:
     """One region, and the content that it was last filled with."""
 
-    __slots__ = (
-        "asked_at", "binding", "calls", "generation", "holds", "idle_at", "introduced", "memory", "name", "out",
-        "passed", "size", "spoiled",
-    )  # fmt: skip
-
-    def __init__(self, name: bytes, size: int) -> None:
-        self.name = name
-        self.size = size
-        self.memory: Any = None
-        """The mapped memory; None until the caller of `take` has made it."""
-        self.binding: Hashable = None
-        """The one destination that may read it; None until it is known."""
-        self.introduced: set[Hashable] = set()
-        """The open links that it was passed over."""
-        self.passed = False
-        """It was ever passed to another process: its destination is final."""
-        self.generation = 0
-        self.holds = 0
-        """Requests that the content belongs to, and arrays of it in this process."""
-        self.calls = 0
-        """Calls of this process in flight whose messages name the content."""
-        self.out: dict[Hashable, int] = {}
-        """By link: messages that name the content and were not released there."""
-        self.spoiled = False
-        """A receiver vanished that may still read it: it is not filled again."""
-        self.idle_at = 0.0
-        self.asked_at = 0.0
+    name: bytes
+    size: int
+    memory: Any = None
+    """The mapped memory; None until the caller of `take` has made it."""
+    binding: Hashable = None
+    """The one destination that may read it; None until it is known."""
+    introduced: set[Hashable] = field(default_factory=set)
+    """The open links that it was passed over."""
+    passed: bool = False
+    """It was ever passed to another process: its destination is final."""
+    generation: int = 0
+    holds: int = 0
+    """Requests that the content belongs to, and arrays of it in this process."""
+    calls: int = 0
+    """Calls of this process in flight whose messages name the content."""
+    out: dict[Hashable, int] = field(default_factory=dict)
+    """By link: messages that name the content and were not released there."""
+    spoiled: bool = False
+    """A receiver vanished that may still read it: it is not filled again."""
+    idle_at: float = 0.0
+    asked_at: float = 0.0
 
 
 class RegionPool:

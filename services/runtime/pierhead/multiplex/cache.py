@@ -22,6 +22,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -52,19 +53,17 @@ class ModelState(Enum):
     UNLOADING = "is being unloaded"
 
 
+@dataclass(eq=False)
 class Entry(Generic[M]):
     """One model of the cache."""
 
-    __slots__ = ("model", "model_id", "state", "task", "users", "waiters")
-
-    def __init__(self, model_id: str) -> None:
-        self.model_id = model_id
-        self.state = ModelState.WANTED
-        self.users = 0
-        """Callers that use the model or wait for it."""
-        self.model: M | None = None
-        self.task: asyncio.Task[Any] | None = None
-        self.waiters: set[asyncio.Future[None]] = set()
+    model_id: str
+    state: ModelState = ModelState.WANTED
+    users: int = 0
+    """Callers that use the model or wait for it."""
+    model: M | None = None
+    task: asyncio.Task[Any] | None = None
+    waiters: set[asyncio.Future[None]] = field(default_factory=set)
 
     def wake(self, error: BaseException | None = None) -> None:
         """End the wait of all callers: it is loaded, or it failed with `error`."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 _Entry = tuple[int, int, int, "_TreeNode"]
@@ -19,28 +20,24 @@ _Entry = tuple[int, int, int, "_TreeNode"]
 least entry is evicted first; of equally old nodes, the longest prefix."""
 
 
+@dataclass(slots=True, eq=False)
 class _TreeNode:
-    __slots__ = ("children", "end", "label", "parent", "used")
-
-    def __init__(self, label: str, end: int, parent: _TreeNode | None) -> None:
-        self.label = label
-        self.end = end
-        """Characters of the prefix that ends with this node; never changes."""
-        self.parent = parent
-        self.children: dict[str, _TreeNode] = {}
-        """By the first `grain` characters of their labels."""
-        self.used: dict[str, int] = {}
-        """Each holder's last use."""
+    label: str
+    end: int
+    """Characters of the prefix that ends with this node; never changes."""
+    parent: _TreeNode | None
+    children: dict[str, _TreeNode] = field(default_factory=dict)
+    """By the first `grain` characters of their labels."""
+    used: dict[str, int] = field(default_factory=dict)
+    """Each holder's last use."""
 
 
+@dataclass(slots=True)
 class _Holder:
     """A replica. It has exactly one entry for each node that it holds; entries may be older than the node's use."""
 
-    __slots__ = ("chars", "entries")
-
-    def __init__(self) -> None:
-        self.chars = 0
-        self.entries: list[_Entry] = []
+    chars: int = 0
+    entries: list[_Entry] = field(default_factory=list)
 
 
 class PrefixTree:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pierhead.edge.methods import Context
 
@@ -16,12 +16,8 @@ T = TypeVar("T")
 _END: Any = object()
 
 
-class Back(Protocol):
-    """The way to the server's loop."""
-
-    async def __call__(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """Run `function(*args)` there."""
-        ...
+Back = Callable[..., Coroutine[Any, Any, Any]]
+"""`await back(function, *args)`: what a coroutine function returns or raises on the server's loop."""
 
 
 async def user_requests(requests: AsyncIterable[T], back: Back) -> AsyncIterator[T]:
