@@ -33,23 +33,41 @@ if [ "$most" -lt "$allowed" ]; then
   echo "haproxy: it may open $(ulimit -Hn) files, enough for $most connections, not for the $allowed that are allowed (2 x PIERHEAD_MAX_CONNECTIONS). Raise the engine's limit of open files (nofile), or lower PIERHEAD_MAX_CONNECTIONS" >&2
 fi
 
-# -W: a master that starts workers; -S: its socket; -db: in the foreground. The master runs as root and only root may use
-# the sockets; the workers, which read from clients, run as user haproxy.
-set -- haproxy -W -db -S /run/haproxy/master.sock,user,root,group,root,mode,600 "$@" -f "$config"
-[ -d /usr/local/lib/pierhead ] || exec "$@"
+# -W: a master that starts workers; -S: its sockets; -db: in the foreground. The master runs as root and only root may use
+# the first socket; the second one answers and changes nothing. The workers, which read from clients, run as user haproxy.
+haproxy -W -db -S /run/haproxy/master.sock,user,root,group,root,mode,600 -S 127.0.0.1:8406,level,user "$@" -f "$config" &
+master=$!
 
-# leave: on one of many nodes, the stop signal. HAProxy says for 6 s that it leaves, then finishes what it has, and ends. A
-# reload would start another worker in the meantime, so the master's socket goes first.
+# ask COMMAND: the master's answer.
+ask() {
+  timeout 2 bash -c 'exec 3<>/dev/tcp/127.0.0.1/8406 && printf "%s\nquit\n" "$1" >&3 && cat <&3' - "$1" || true
+}
+
+# Whether a worker has a request, or an answer is not sent yet: its connection (port 8000 or 9000) has bytes to send.
+is_busy() {
+  for worker in $(ask 'show proc' | awk '$2 == "worker" {print $1}'); do
+    ask "@!$worker show stat -1 2 -1"
+  done | awk -F, '$5 + 0 > 0 {busy = 1} END {exit !busy}' ||
+    awk '$2 ~ /:(1F40|2328)$/ && $5 !~ /^0+:/ {busy = 1} END {exit !busy}' /proc/net/tcp
+}
+
+# leave: the stop signal. HAProxy takes no new connection, finishes what it has, and ends. It would wait for idle connections
+# too (idle-close-on-response): they are closed. On one of many nodes it first says for 6 s that it leaves; a reload would
+# start another worker in the meantime, so the master's socket goes before.
 leave() {
   trap '' USR1
-  python3 -m controller.swarm.edges.leave 6 || true
-  rm -f /run/haproxy/master.sock
+  if [ -d /usr/local/lib/pierhead ]; then
+    python3 -m controller.swarm.edges.leave 6 || true
+    rm -f /run/haproxy/master.sock
+  fi
   kill -USR1 "$master" 2>/dev/null || true
+  while kill -0 "$master" 2>/dev/null && is_busy; do sleep 0.05; done
+  kill -TERM "$master" 2>/dev/null || true
+  exit 0
 }
 
 trap leave USR1
-"$@" &
-master=$!
+trap 'kill -TERM "$master"' TERM INT
 while :; do
   status=0
   wait "$master" || status=$? # a signal ends the wait as well

@@ -13,6 +13,7 @@ readonly ENGINE_START_S=60
 readonly ENGINE_LOG=/var/log/dockerd.log
 # Overridable, so that a test can see what is written.
 readonly ENGINE_SETTINGS=${PIERHEAD_ENGINE_SETTINGS:-/etc/docker/daemon.json}
+readonly KERNEL_SETTINGS=${PIERHEAD_KERNEL_SETTINGS:-/etc/sysctl.d/60-pierhead.conf}
 readonly PLUGIN_LINKS=/usr/local/lib/docker/cli-plugins
 plugin_homes=(/usr/libexec/docker/cli-plugins /usr/lib/docker/cli-plugins)
 
@@ -86,6 +87,18 @@ install_engine() {
   else
     install_from_distribution
   fi
+  raise_neighbour_table
+}
+
+# A replica takes about 8 entries of the kernel's table of neighbours, which has 1,024. Beyond it containers do not reach
+# each other. An entry takes 0.5 kB, and only while it is used.
+raise_neighbour_table() {
+  as_root tee "$KERNEL_SETTINGS" >/dev/null <<'END'
+net.ipv4.neigh.default.gc_thresh2 = 8192
+net.ipv4.neigh.default.gc_thresh3 = 16384
+END
+  as_root sysctl --quiet --load="$KERNEL_SETTINGS" ||
+    warn "$KERNEL_SETTINGS, with room for 2,000 replicas instead of 120, holds from the next start of the machine on."
 }
 
 install_from_distribution() {

@@ -46,9 +46,8 @@ start() {
     resolved_files | run_stack up || give_up "the stack was not started; the lines above say why."
     return
   fi
-  ! replaces_haproxy ||
-    say "This replaces HAProxy's container: new connections are refused until clients have closed theirs, for 11 seconds at most."
-  step "Starting the stack" docker compose --progress plain up --detach --no-build && return
+  { ! replaces_haproxy || replace_haproxy; } &&
+    step "Starting the stack" docker compose --progress plain up --detach --no-build && return
   refuse_taken_ports # by what was started at the same time
   while read -r image; do
     docker image inspect "$image" >/dev/null 2>&1 || missing="$missing $image"
@@ -60,6 +59,12 @@ start() {
 replaces_haproxy() {
   [ -n "$(docker compose ps --quiet haproxy 2>/dev/null)" ] &&
     docker compose --dry-run --progress plain up --no-build --detach 2>&1 | grep -q 'haproxy-1  *Recreate$'
+}
+
+# Alone: among others it would not start before the last of them has been replaced.
+replace_haproxy() {
+  say "This replaces HAProxy's container: new connections are refused until requests in flight have ended, for 11 seconds at most."
+  step "Replacing HAProxy" docker compose --progress plain up --detach --no-build --no-deps haproxy
 }
 
 replicated_services() {

@@ -22,6 +22,7 @@ from .contents import attached_files, with_contents
 from .dialect import Dialect
 from .messages import MessageContext, explain, explain_warning, split_output
 from .parse import parse
+from .places import with_places
 from .project_files import Fingerprint, ProjectFiles, compose_files, stat_of
 from .yaml import load_resolved
 
@@ -74,6 +75,15 @@ class ComposeProject:
 
         Raises SpecError when the files are wrong, ControllerError when Compose cannot be run or does not answer.
         """
+        try:
+            return await self._load()
+        except SpecError as error:
+            roots = compose_files(self.project_dir, self._environment)
+            others = [path for path in map(Path, self._files.names()) if path not in roots]
+            files = [*(path for path in others if path.suffix in (".yaml", ".yml")), *roots]
+            raise SpecError(await asyncio.to_thread(with_places, error.problems, files, self.project_dir)) from error
+
+    async def _load(self) -> Spec:
         output, messages = await self.resolved()
         setting = self._setting()
         try:

@@ -21,6 +21,8 @@ _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?(
 _DURATION_UNITS_NS = (86_400_000_000_000, 3_600_000_000_000, 60_000_000_000, 1_000_000_000, 1_000_000, 1_000, 1)
 _SIZE = re.compile(r"(-1$|\d+)\s*([kmgt]?)b?", re.IGNORECASE)
 _SIZE_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
+MOST_KEYS = 6
+"""Known keys that a message names."""
 _LARGEST = 2**63 - 1
 """The engine's numbers are 64 bits wide."""
 
@@ -31,6 +33,14 @@ def at(path: str, key: object) -> str:
         return f"{path}[{key}]"
     text = key if isinstance(key, str) and _PLAIN_KEY.fullmatch(key) else shown(key)
     return f"{path}.{text}" if path else text
+
+
+def _nearest(key: str, known: Collection[str]) -> str:
+    """The known keys; of many those that are most like this one."""
+    if len(known) <= MOST_KEYS:
+        return ", ".join(known)
+    near = difflib.get_close_matches(key, known, n=MOST_KEYS, cutoff=0.0)
+    return f"{', '.join(near)} and {len(known) - len(near)} more (`pierhead schema` has all)"
 
 
 class Problems:
@@ -52,8 +62,9 @@ class Problems:
         if instead:
             self.add(at(path, str(key)), f"unknown key; {instead}")
             return
-        near = difflib.get_close_matches(str(key)[:SHOWN_LENGTH], known, n=1)
-        guess = f'did you mean "{near[0]}"?' if near else f"known keys: {', '.join(known)}"
+        found = str(key)[:SHOWN_LENGTH]
+        near = difflib.get_close_matches(found, known, n=1)
+        guess = f'did you mean "{near[0]}"?' if near else f"known keys: {_nearest(found, known)}"
         self.add(at(path, str(key)), f"unknown key; {guess}")
 
     def mapping(self, path: str, value: object) -> Mapping[Any, Any]:

@@ -66,6 +66,10 @@ class ProjectFiles:
             self._fingerprint = tuple(map(stat_of, self._watched))
         return self._fingerprint
 
+    def names(self) -> list[str]:
+        """The absolute paths of the files."""
+        return [name for name, *_ in self.fingerprint()]
+
     def _find(self) -> set[Path]:
         roots = compose_files(self._project_dir, self._environment)
         first_dir = roots[0].parent if roots else self._project_dir

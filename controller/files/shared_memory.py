@@ -18,7 +18,7 @@ from .problems import Problems, ServiceSource, at
 from .serve_block import memory_bytes, shared_memory_size
 from .stack_options import StackOptions
 
-VOLUME = "shared-memory"
+VOLUME = "memory-sockets"
 """Its name in the top-level volumes section (compose/compose.yaml)."""
 DIRECTORY = "/run/pierhead/memory"
 DEFAULT_SIZE = "1GiB"

@@ -64,6 +64,11 @@ def load_written(text: str) -> Any:
     return _load(text, WrittenLoader)
 
 
+def nodes_of(text: str) -> yaml.Node | None:
+    """One compose file as written, with the place of each key; None = it is empty. Raises yaml.YAMLError."""
+    return yaml.compose(text, Loader=WrittenLoader)
+
+
 def _load(text: str, loader: type[ResolvedLoader]) -> Any:
     try:
         return yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader by inheritance

@@ -64,6 +64,9 @@ class PublishedStats:
 
 NO_STATS = PublishedStats()
 
+Unreached = Mapping[str, Mapping[str, str]]
+"""By called service: replicas to which no call of a caller goes, and why."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaContainer:
@@ -113,6 +116,8 @@ class ReplicaContainer:
     """Calls of this replica that wait for replicas of other services."""
     waiting: Mapping[str, int] = field(default_factory=dict)
     """The same by the service that they wait for."""
+    unreached: Unreached = field(default_factory=dict)
+    """The replicas to which no call of this replica goes, as it reports them."""
     answered: int | None = None
     """Requests that it has answered since its start, without refusals; None if it does not report them."""
     errors: int | None = None

@@ -30,7 +30,7 @@ import aiohttp
 from ..errors import ReplicaError
 from ..model.spec import ProbeSpec, ServiceSpec
 from ..model.text import storable, told
-from ..model.world import NO_STATS, PublishedStats, ReplicaContainer, ReplicaHealth, UserConfigReport
+from ..model.world import NO_STATS, PublishedStats, ReplicaContainer, ReplicaHealth, Unreached, UserConfigReport
 from ..outlive import outlive
 
 EAGER_S = 0.25
@@ -79,6 +79,7 @@ class ProbeReading:
     stage: str = ""
     """What its start is doing, as it reports it: "loading weights"."""
     lasting: int | None = None
+    unreached: Unreached = field(default_factory=dict)
 
 
 NOT_ASKED = ProbeReading(ok=False, detail="not asked yet")
@@ -124,6 +125,7 @@ class ProbeVerdict:
             stalled_since=self.stalled_since,
             user_config=self.user_config,
             stats=reading.stats,
+            unreached=reading.unreached,
             contract=self.contract,
         )
 
@@ -571,6 +573,7 @@ def _reading(status: int, where: str, report: Mapping[str, Any]) -> ProbeReading
         not ok and not draining and report.get("broken") is True,
         told(stage) if not ok and isinstance(stage := report.get("stage"), str) else "",
         _count(report.get("lasting")),
+        _unreached(report.get("unreached")),
     )
 
 
@@ -611,6 +614,17 @@ def _counts(value: object) -> Mapping[str, int]:
     if not isinstance(value, dict):
         return {}
     return {storable(str(name)): count for name, found in value.items() if (count := _count(found)) is not None}
+
+
+def _unreached(value: object) -> Unreached:
+    """The replicas that a replica does not reach; what cannot be read counts as none."""
+    if not isinstance(value, dict):
+        return {}
+    return {
+        storable(str(service)): {storable(str(name)): told(why) for name, why in found.items() if isinstance(why, str)}
+        for service, found in value.items()
+        if isinstance(found, dict)
+    }
 
 
 def _count(value: object) -> int | None:

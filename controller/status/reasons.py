@@ -72,6 +72,7 @@ def _obstacles(row: Service) -> Iterator[Obstacle]:
     if row.user_config:
         yield from (Obstacle(sentence, ("user_config", sentence)) for sentence in row.user_config.refused)
     yield from (Obstacle(sentence, ("callee", name)) for name, sentence in row.unknown_callees.items())
+    yield from (Obstacle(sentence, ("unreached", sentence)) for sentence in row.unreached)
     yield from _unready(row)
     if not row.converged and not pending and row.blocked:
         yield Obstacle(row.blocked, ("blocked", row.blocked))

@@ -6,7 +6,7 @@ All rows are derived from one snapshot, so they never contradict each other.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -20,7 +20,7 @@ from ..model.phases import Phase, gets_traffic, phase_of
 from ..model.plan import PendingReplica, Plan, Refusal
 from ..model.reports import AutoscaleStatus, RolloutStatus, UserConfigStatus
 from ..model.spec import ServiceSpec
-from ..model.world import ContainerState, FailureRecord, ReplicaContainer, ServerState, service_address
+from ..model.world import ContainerState, FailureRecord, ReplicaContainer, ReplicaHealth, ServerState, service_address
 from ..plan.leave import grace_of
 from ..plan.user_config import progress_words, user_config_status
 from .reasons import autoscale_words, explained, pending_words, refusal_words, refused_action
@@ -89,6 +89,7 @@ def service_rows(
                 rollout=rollouts.get(name),
                 user_config=_user_config(name, desired, observed, user_configs, now),
                 unknown_callees=_unknown_callees(name, desired, observed, callers),
+                unreached=tuple(_not_reached(name, observed)),
                 called_by=desired.remaining.get(name),
                 now=now,
                 ahead_s=ahead_s,
@@ -124,6 +125,26 @@ def _unknown_callees(
     return found
 
 
+def _not_reached(name: str, observed: Observed) -> Iterator[str]:
+    """Yield which ready replica is not reached by which caller: where the service is one of both."""
+    telling = [one for one in observed.containers if one.unreached and one.health is ReplicaHealth.READY]
+    if not telling:
+        return
+    ready = [
+        one for one in observed.containers if one.health is ReplicaHealth.READY and one.id not in observed.retirements
+    ]
+    serving = {(one.service, one.name) for one in ready}
+    callers: dict[tuple[str, str, str], list[str]] = {}
+    for caller in sorted(telling, key=lambda one: one.name):
+        for callee, unreached in caller.unreached.items():
+            for replica, why in unreached.items():
+                if name in (caller.service, callee) and (callee, replica) in serving:
+                    callers.setdefault((callee, replica, why), []).append(caller.name)
+    for (callee, replica, why), (first, *more) in callers.items():
+        others = f" and {len(more)} more do" if more else " does"
+        yield f"{first}{others} not reach {replica} of {callee}, which is ready: {why}"
+
+
 # ------------------------------------------------------------------------------------------------------------ one row
 
 
@@ -147,6 +168,7 @@ class _Material:
     rollout: RolloutStatus | None
     user_config: UserConfigStatus | None
     unknown_callees: Mapping[str, str]
+    unreached: tuple[str, ...]
     called_by: tuple[str, ...] | None
     """Of a service that the compose files no longer have, and that stays: the services that call it."""
     now: float
@@ -185,6 +207,7 @@ def _row(material: _Material) -> Service:
         rollout=_rollout(material),
         user_config=material.user_config,
         unknown_callees=material.unknown_callees,
+        unreached=material.unreached,
         at=material.wall_time(material.now),
         engine_reachable=material.engine_reachable,
         image=spec.image if spec else None,
@@ -360,6 +383,7 @@ def _message(material: _Material, replicas: list[ReplicaStatus], ready: int) -> 
         *_obstacles(material, ready),
         *(material.user_config.refused if material.user_config else ()),
         *material.unknown_callees.values(),
+        *material.unreached,
     ]
     rollout = material.rollout
     if rollout is not None and rollout.state.rollout is not None:

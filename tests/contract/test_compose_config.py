@@ -230,6 +230,15 @@ async def test_problems_say_where(tmp_path: Path, text: str | None, environment:
     assert (await problem(tmp_path, text, **environment)).startswith(said.replace("DIR", str(tmp_path)))
 
 
+async def test_a_problem_of_a_file_that_another_one_includes_has_its_place(tmp_path: Path) -> None:
+    text = (
+        "services:\n  a: {image: a, scale: 0, x-serve: {}}\n  b:\n    extends: a\n    x-serve:\n      replicas: two\n"
+    )
+    write(tmp_path / "apps" / "b.yaml", text)
+    told = await problem(tmp_path, "include: [apps/b.yaml]")
+    assert told == 'services.b.x-serve.replicas: expected an integer >= 0, found "two" (apps/b.yaml:6)'
+
+
 async def test_malformed_yaml_says_file_line_and_column(tmp_path: Path) -> None:
     write(tmp_path / "good.yaml", "services: {}")
     write(tmp_path / "bad.yaml", "services:\n  a:\n    image: b\n   scale: 0\n")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +20,19 @@ from controller.model.spec import AccessLog, BackpressureAnswer, ProbeSpec
 from controller.routing import haproxy_config
 from controller.routing.haproxy import HAProxyRouter
 from controller.settings import EdgeLimits
-from tests.harness.edge import Edge, GrpcReplica, error_of, metadata_of, refusal, service, until, with_probe_port
+from tests.harness import http2
+from tests.harness.edge import (
+    LARGE,
+    Edge,
+    GrpcReplica,
+    Replica,
+    error_of,
+    metadata_of,
+    refusal,
+    service,
+    until,
+    with_probe_port,
+)
 from tests.harness.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.engine
@@ -216,25 +229,55 @@ async def test_a_haproxy_that_hangs_is_silent_and_one_that_is_gone_is_not(edge: 
     await until(partial(says_something, refuses), "a refusal is an answer")
 
 
-async def test_docker_stop_lets_requests_finish(edge: Edge) -> None:
+async def test_docker_stop_waits_for_requests_and_not_for_idle_connections(edge: Edge) -> None:
     await edge.route(service("echo"))
     replica = await edge.serve("echo", "echo-1")
-    held = asyncio.ensure_future(edge.http.post("/echo/hold"))
-    await asyncio.wait_for(replica.begun.wait(), PATIENCE_S)
-    stopping = asyncio.ensure_future(asyncio.to_thread(edge.container.end))
+    large = b"GET /echo/large HTTP/1.0\r\n\r\n"
+    async with ClientSession(edge.url) as idle:
+        async with idle.get("/echo") as answer:
+            assert answer.status == 200
+        with (
+            _client(edge, 9000, http2.PREFACE),
+            _client(edge, 8000, large) as slow_reader,
+        ):
+            await until(partial(_has_answered, replica, edge), "HAProxy has the large answer")
+            held = asyncio.ensure_future(edge.http.post("/echo/hold"))
+            await asyncio.wait_for(replica.begun.wait(), PATIENCE_S)
+            stopping = asyncio.ensure_future(asyncio.to_thread(edge.container.end))
+            await until(partial(_refuses, edge), "new connections are refused")
+            replica.let_go.set()
+            assert (await held).status == 200
+            assert len(await asyncio.to_thread(_all_of, slow_reader)) > LARGE
+            assert await stopping != KILLED, "it ends once it has no request"
 
-    async def refuses() -> bool:
-        try:
-            _, writer = await asyncio.open_connection(edge.container.ip, 8000)
-        except OSError:
-            return True
-        writer.close()
-        return False
 
-    await until(refuses, "new connections are refused")
-    replica.let_go.set()
-    assert (await held).status == 200
-    assert await stopping != KILLED, "it ends once it is idle"
+@contextlib.contextmanager
+def _client(edge: Edge, port: int, begin: bytes) -> Iterator[socket.socket]:
+    """A connection that has sent this, and takes 4 kB of an answer before it is read."""
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(PATIENCE_S)
+        client.connect((edge.container.ip, port))
+        client.sendall(begin)
+        yield client
+
+
+async def _has_answered(replica: Replica, edge: Edge) -> bool:
+    return replica.requests == 2 and await edge.is_idle("echo")
+
+
+async def _refuses(edge: Edge) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(edge.container.ip, 8000)
+    except OSError:
+        return True
+    writer.close()
+    return False
+
+
+def _all_of(connection: socket.socket) -> bytes:
+    """What arrives until the other side ends the connection."""
+    return b"".join(iter(partial(connection.recv, 65536), b""))
 
 
 # -------------------------------------------------------------------------------------------------------- observability

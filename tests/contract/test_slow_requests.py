@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -113,6 +114,20 @@ async def test_requests_without_their_bodies_take_no_place_of_a_replica(edge: Ed
         assert replica.requests == 50, "only whole bodies reach it"
     finally:
         await called.server.stop(None)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS.values() if kind.port == 8000], ids=list(KINDS)[:4])
+async def test_requests_with_the_first_part_of_their_bodies_lose_their_places(edge: Edge, kind: Kind) -> None:
+    await edge.route(service("echo", max_ongoing_requests=4))
+    replica = await edge.serve("echo", "echo-1")
+
+    async def is_full() -> bool:
+        return replica.requests >= 4
+
+    async with slow_requests(edge, kind, 8300):
+        await until(is_full, "slow bodies have every place")
+        await honest_clients_are_served(edge)
+    await until(partial(edge.is_idle, "echo"), "no place is lost for good")
 
 
 async def honest_callers_are_served(edge: Edge) -> None:

@@ -24,6 +24,9 @@ from controller.routing.haproxy_state import traffic
 from tests.harness.haproxy_container import HAProxyContainer
 from tests.harness.waiting import PATIENCE_S
 
+LARGE = 40_000
+"""Bytes of a large answer: more than a client of 4 kB takes, and less than HAProxy and the kernel keep."""
+
 
 class Replica:
     """One HTTP server of this process: answers /ready and whatever its tests ask for."""
@@ -80,6 +83,8 @@ class Replica:
             case "die":
                 assert request.transport is not None
                 request.transport.abort()
+            case "large":
+                return web.Response(body=bytes(LARGE))
             case "missing":
                 return web.Response(status=404)
             case "socket":

@@ -230,7 +230,7 @@ async def test_each_node_has_the_volume_with_its_options_and_the_secret(world: W
     secret = (
         await asyncio.to_thread(manager.cli, "secret", "create", "shop_token", str(world.rig.work / "token"))
     ).strip()
-    options = {"type": "tmpfs", "device": "tmpfs", "o": "mode=1777,size=1m,nosuid,nodev,noexec"}
+    options = {"type": "tmpfs", "device": "tmpfs", "o": "mode=1733,size=1m,nosuid,nodev,noexec"}
     volume = {"NoCopy": True, "DriverConfig": {"Name": "local", "Options": options}}
     mount = {"Type": "volume", "Source": "shop_memory", "Target": "/memory", "VolumeOptions": volume}
     place = {"Name": "shop_token", "Target": "/run/secrets/token", "UID": "0", "GID": "0", "Mode": 0o400}
@@ -245,7 +245,7 @@ async def test_each_node_has_the_volume_with_its_options_and_the_secret(world: W
             )
             assert "tmpfs" in said, said
             assert "size=1024k" in said, said
-            assert said.split()[-2:] == ["1777", "400"]
+            assert said.split()[-2:] == ["1733", "400"]
             assert node.cli("exec", here, "cat", "/run/secrets/token") == "told"
     finally:
         await world.clear()

@@ -84,6 +84,7 @@ class Machine:
             "TMPDIR": str(self.directory),
             "COMPOSE_PROJECT_NAME": "pierhead",
             "PIERHEAD_OS_RELEASE": str(self.directory / "os-release"),
+            "PIERHEAD_KERNEL_SETTINGS": str(self.directory / "sysctl.conf"),
         }
         return subprocess.run(
             [str(MACHINE / script), *arguments],
@@ -213,6 +214,8 @@ def test_an_engine_that_is_installed_gets_settings_with_which_published_ports_ou
         "log-driver": "json-file",
         "log-opts": {"max-size": "10m", "max-file": "3"},
     }
+    assert "net.ipv4.neigh.default.gc_thresh3 = 16384" in (machine.directory / "sysctl.conf").read_text()
+    assert len(machine.calls("sudo sysctl --quiet --load=")) == 1
     settings.write_text("{}")
     there.unlink()
     assert machine.run("engine.sh", PIERHEAD_ENGINE_SETTINGS=str(settings)).returncode == 0
@@ -439,7 +442,7 @@ def test_up_waits_until_every_service_serves_and_lists_the_address_of_every_rout
 
 
 @pytest.mark.parametrize("change", ["Recreate", "Running"])
-def test_up_says_before_it_replaces_haproxy_that_connections_are_refused(
+def test_up_says_that_it_replaces_haproxy_and_does_so_before_the_rest(
     machine: Machine, running: dict[str, str], change: str
 ) -> None:
     cases = (
@@ -450,8 +453,9 @@ def test_up_says_before_it_replaces_haproxy_that_connections_are_refused(
     machine.has("docker", docker.replace('case "$*" in', 'case "$*" in ' + " ;; ".join(cases) + " ;;"))
     told = machine.run("up.sh", MINE="", WAITED="0", READY="all\n", **running).stdout.splitlines()
     starts = told.index("Starting the stack ...")
-    words = "This replaces HAProxy's container: new connections are refused until clients have closed theirs"
+    words = "This replaces HAProxy's container: new connections are refused until requests in flight have ended"
     assert any(line.startswith(words) for line in told[:starts]) is (change == "Recreate")
+    assert ("Replacing HAProxy ..." in told[:starts]) is (change == "Recreate")
 
 
 @pytest.mark.parametrize(

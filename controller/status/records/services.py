@@ -126,6 +126,8 @@ class Service(Document):
     """None where nothing is set, and nothing is in force."""
     unknown_callees: Mapping[str, str]
     """Names that its code calls although no service has that name, each with a sentence."""
+    unreached: tuple[str, ...]
+    """Ready replicas of it that callers do not reach, and those that its own replicas do not reach: a sentence each."""
     at: float
     engine_reachable: bool
     image: str | None

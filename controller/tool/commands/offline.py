@@ -5,7 +5,7 @@ run, so that it does not delay other commands.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +22,11 @@ Files = Annotated[
     list[str] | None,
     typer.Argument(metavar="[FILE]...", help="compose files; none named: those of COMPOSE_FILE or .env"),
 ]
+
+
+NEIGHBOUR_TABLE = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
+NEIGHBOURS = 8
+"""Entries of it that a replica takes, about: each of two that talk has the other."""
 
 
 def register(app: typer.Typer) -> None:
@@ -47,6 +52,7 @@ def validate(
         return
     spec, problems = _read(_environment(files or []))
     services, warnings = (spec.services, spec.warnings) if spec else ({}, ())
+    warnings = (*warnings, *_neighbours(services.values(), NEIGHBOUR_TABLE))
     if as_json:
         found = {"valid": not problems, "services": sorted(services), "problems": list(map(_problem, problems))}
         out.print_json({**found, "warnings": list(warnings)})
@@ -105,6 +111,20 @@ def _read(environment: Mapping[str, str]) -> tuple[Spec | None, tuple[str, ...]]
         return None, tuple(error.problems)
     except ControllerError as error:
         raise CommandError(str(error)) from None
+
+
+def _neighbours(services: Iterable[ServiceSpec], table: Path) -> Iterator[str]:
+    """Yield a warning where this machine's kernel has no room for all replicas that the files allow."""
+    most = sum(one.autoscale.max if one.autoscale else one.replicas for one in services)
+    if os.environ.get("PIERHEAD_ENGINE") == "swarm" or not table.exists():  # a container cannot read it
+        return
+    entries = int(table.read_text())
+    if most * NEIGHBOURS > entries:
+        yield (
+            f"the files allow {most} replicas, and this machine's kernel has room for about {entries // NEIGHBOURS}: "
+            "beyond that containers do not reach each other. Raise net.ipv4.neigh.default.gc_thresh3 (it is "
+            f"{entries}) to {NEIGHBOURS} for each replica, and gc_thresh2 to half of it"
+        )
 
 
 def _problem(line: str) -> dict[str, str]:

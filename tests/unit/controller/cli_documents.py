@@ -64,6 +64,7 @@ def row(name: str = "web", **changes: Any) -> Service:
         "refusals": (),
         "user_config": None,
         "unknown_callees": {},
+        "unreached": (),
         "engine_reachable": True,
         "version": "1a2b3c4d",
         "offered": "1a2b3c4d",

@@ -6,13 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from pierhead.serve_block import ServeBlock, keys_of
 
 from controller.files.schema import REFERENCE, compose_schema, schema_text
+from controller.model.spec import AutoscaleSpec
+from controller.tool.commands.offline import _neighbours
+from tests.unit.controller.worlds import service
 
 ROOT = Path(__file__).resolve().parents[3]
 GOOD = """
@@ -89,6 +92,20 @@ def test_every_problem_is_shown_and_ends_with_two(project: Project) -> None:
         "path": "services.web.x-serve.replicas",
         "message": 'expected an integer >= 0, found "two"',
     }
+
+
+@pytest.mark.parametrize(("entries", "warns"), [("1024", True), ("16384", False), (None, False)])
+def test_more_replicas_than_the_kernel_has_room_for_are_a_warning(
+    tmp_path: Path, entries: str | None, warns: bool
+) -> None:
+    table, web = tmp_path / "gc_thresh3", service("web")
+    if entries is not None:
+        table.write_text(f"{entries}\n")
+    services = [replace(web, replicas=100), replace(web, replicas=1, autoscale=AutoscaleSpec(max=29))]
+    found = list(_neighbours(services, table))
+    assert [one.partition(":")[0] for one in found] == [
+        "the files allow 129 replicas, and this machine's kernel has room for about 128"
+    ] * warns
 
 
 def test_named_files_are_those_that_are_read(project: Project) -> None:

@@ -13,6 +13,7 @@ import pytest
 from controller.errors import ControllerError, SpecError
 from controller.files.compose import ComposeProject
 from controller.files.messages import MessageContext, explain, explain_warning, split_output
+from controller.files.places import with_places
 from controller.files.project_files import Fingerprint, ProjectFiles, compose_files
 from controller.files.yaml import load_resolved
 from controller.swarm.files.kept import KeptProject
@@ -130,6 +131,51 @@ async def test_a_failure_is_a_spec_error(tmp_path: Path, script: str, problem: s
     with pytest.raises(SpecError) as caught:
         await project(tmp_path, script).load()
     assert caught.value.problems == (f"{tmp_path}/compose.yaml: {problem}",)
+
+
+BASE = """\
+x-common: &common
+  x-serve: {rout: /a}
+services:
+  web:
+    <<: *common
+    image: a
+  ranker:
+    image: b
+    x-serve:
+      autoscale:
+        min: 2
+        max: one
+"""
+OVERRIDE = """\
+services:
+  ranker:
+
+    x-serve: {autoscale: {max: one}, "odd key": 1}
+    volumes: [a:/a, b]
+"""
+
+
+@pytest.mark.parametrize(
+    ("problem", "place"),
+    [
+        ("services.ranker.x-serve.autoscale.max: expected", "more/over.yaml:4"),
+        ("services.ranker.x-serve.autoscale.min: expected", "compose.yaml:11"),
+        ("services.ranker.x-serve.autoscale: expected x: y", "more/over.yaml:4"),
+        ('services.ranker.x-serve."odd key": unknown', "more/over.yaml:4"),
+        ("services.ranker.volumes[1].source: expected", "more/over.yaml:5"),
+        ("services.ranker.x-serve.replicas: expected", "more/over.yaml:4"),
+        ("services.web.x-serve.rout: unknown", "compose.yaml:2"),
+        ("services.other.x-serve.rout: unknown", None),
+        ("PIERHEAD_PROJECT_DIR: no directory", None),
+    ],
+)
+def test_a_problem_has_the_file_and_the_line_of_its_key(tmp_path: Path, problem: str, place: str | None) -> None:
+    files = [tmp_path / "compose.yaml", tmp_path / "more" / "over.yaml", tmp_path / "none.yaml", tmp_path / "bad.yaml"]
+    files[1].parent.mkdir()
+    for file, text in ((files[0], BASE), (files[1], OVERRIDE), (files[3], "a: [")):
+        file.write_text(text)
+    assert with_places([problem], files, tmp_path) == [f"{problem} ({place})" if place else problem]
 
 
 async def test_a_command_that_hangs_is_ended(tmp_path: Path) -> None:

@@ -351,14 +351,14 @@ def with_access_log(word: str, sample: str, block: Any) -> dict[str, Any]:
     return config(ranker=service({"logging": block}), controller={"image": "c", "environment": words})
 
 
-MEMORY_VOLUME = {"driver_opts": {"type": "tmpfs", "device": "tmpfs", "o": "mode=1777"}}
+MEMORY_VOLUME = {"driver_opts": {"type": "tmpfs", "device": "tmpfs", "o": "mode=1733"}}
 
 
 def with_memory(of_the_stack: str, x_serve: Any, **definition: Any) -> dict[str, Any]:
     """A project with the controller, whose service has the stack's size in its environment."""
     controller = {"image": "c", "networks": {"default": None}, "environment": {"PIERHEAD_SHARED_MEMORY": of_the_stack}}
     whole = config(ranker=service(x_serve, **definition), controller=controller)
-    return whole | {"volumes": {"shared-memory": MEMORY_VOLUME}}
+    return whole | {"volumes": {"memory-sockets": MEMORY_VOLUME}}
 
 
 @pytest.mark.parametrize(
@@ -385,10 +385,10 @@ def test_shared_memory_is_three_variables_and_the_directory_of_sockets(
         return
     assert variables == {"BYTES": str(size), "THRESHOLD": str(threshold), "DIR": "/run/pierhead/memory"}
     (mount,) = created["HostConfig"]["Mounts"]
-    assert (mount["Type"], mount["Source"], mount["Target"]) == ("volume", "shop_shared-memory", variables["DIR"])
+    assert (mount["Type"], mount["Source"], mount["Target"]) == ("volume", "shop_memory-sockets", variables["DIR"])
     assert mount["VolumeOptions"] == {
         "NoCopy": True,
-        "Labels": {"com.docker.compose.project": "shop", "com.docker.compose.volume": "shared-memory"},
+        "Labels": {"com.docker.compose.project": "shop", "com.docker.compose.volume": "memory-sockets"},
         "DriverConfig": {"Name": "local", "Options": MEMORY_VOLUME["driver_opts"]},
     }
 
@@ -412,7 +412,7 @@ def test_the_stacks_shared_memory_is_a_size_and_has_a_volume() -> None:
     )
     (problem,) = problems_of(with_memory("1g", {}) | {"volumes": {}})
     assert problem == (
-        'services.ranker.volumes[0].source: expected a name of the top-level volumes section, found "shared-memory"'
+        'services.ranker.volumes[0].source: expected a name of the top-level volumes section, found "memory-sockets"'
     )
 
 

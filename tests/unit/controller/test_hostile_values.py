@@ -103,7 +103,18 @@ def test_the_labels_of_a_swarm_are_read_or_count_as_none(value: str) -> None:
 
 # --------------------------------------------------------------------------------------------------- replicas' answers
 
-_FIELDS = ("ongoing", "queued", "waiting", "answered", "errors", "progress", "user_config", "stats", "stats_version")
+_FIELDS = (
+    "ongoing",
+    "queued",
+    "waiting",
+    "answered",
+    "errors",
+    "progress",
+    "user_config",
+    "stats",
+    "stats_version",
+    "unreached",
+)
 _TEXTS = ("detail", "stage", "state")
 
 
@@ -111,7 +122,10 @@ def _reports(value: str) -> list[bytes]:
     """Bodies that have a value in every place of a report, as text and as a number."""
     text = json.dumps(dict.fromkeys((*_FIELDS, *_TEXTS), value)).encode(errors="replace")
     number = ", ".join(f'"{name}": {value}' for name in _FIELDS).encode(errors="surrogateescape")
-    inner = json.dumps({"waiting": {value: 1}, "stats": {value: 1}, "stats_version": 1}).encode()
+    unreached = {value: {value: value, "name": 1}, "service": value}
+    inner = json.dumps(
+        {"waiting": {value: 1}, "stats": {value: 1}, "stats_version": 1, "unreached": unreached}
+    ).encode()
     config = json.dumps({"user_config": dict.fromkeys(("wanted", "applied", "error"), value)}).encode()
     return [text, b"{" + number + b"}", inner, config, value.encode(errors="surrogateescape")]
 

@@ -99,7 +99,10 @@ def test_engines_that_may_be(more: dict[str, Any]) -> None:
         ),
         ({"lora": {}}, ".lora.dynamic_lora_loading_path: expected a string, found nothing"),
         ({"lora": {**ADAPTERS, "adapters": ["../x"]}}, ".lora.adapters[0]: expected the name of an adapter: letters, "),
-        ({"model": "qwen"}, ".model: unknown key; known keys: engine, model_loading, accelerator_type, tensor_paral"),
+        (
+            {"model": "qwen"},
+            ".model: unknown key; known keys: model_loading, tensor_parallel_size, lora, accelerator_type, ",
+        ),
     ],
 )
 def test_wrong_keys_and_values(more: dict[str, Any], problem: str) -> None:

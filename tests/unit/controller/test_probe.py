@@ -161,6 +161,7 @@ def says(report: dict[str, Any], status: int = 200) -> Answer:
             {
                 "detail": "reading\n  caf\udce9.bin\x1b[0m",
                 "waiting": {"r\udce9": 1},
+                "unreached": {"r\udce9": {"r\udce9-1": "no\nconnection", "r-2": 1}, "s": []},
                 "user_config": {"wanted": "a\udce9", "applied": "b\udce9", "error": "no such file:\n  caf\udce9.bin"},
             },
             ProbeReading(
@@ -168,6 +169,7 @@ def says(report: dict[str, Any], status: int = 200) -> Answer:
                 "503: reading caf\\udce9.bin [0m",
                 reason="reading caf\\udce9.bin [0m",
                 waiting={"r\\udce9": 1},
+                unreached={"r\\udce9": {"r\\udce9-1": "no connection"}},
                 user_config=UserConfigReport("a\\udce9", "b\\udce9", "no such file: caf\\udce9.bin"),
             ),
         ),

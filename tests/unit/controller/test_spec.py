@@ -350,8 +350,11 @@ A_SIZE = 'expected a size from "1MiB" to "1TiB" such as "2GiB"'
         ({"graceful_shutdown_wait_loop_s": 0}, f"graceful_shutdown_wait_loop_s: {SECONDS} 0.25 to 86400, found 0"),
         # Keys that do not exist, and those of other systems or earlier versions.
         ({"replcas": 2}, 'replcas: unknown key; did you mean "replicas"?'),
-        ({"zz": 2}, "zz: unknown key; known keys: replicas, autoscale, rollout, canary, max_replicas_per_node, gpu"),
-        ({"a b\n": 2}, '"a b\\n": unknown key; known keys: replicas, '),
+        (
+            {"zz": 2},
+            "zz: unknown key; known keys: user_config, strip_prefix, streams_requests, startup, shared_memory, ",
+        ),
+        ({"a b\n": 2}, '"a b\\n": unknown key; known keys: debug, health, canary, startup, managed, replicas and '),
         ({"health": {"probe": {"prt": 1}}}, 'health.probe.prt: unknown key; did you mean "port"?'),
         ({"logging": {"logs_dir": "/var/log"}}, "logging.logs_dir: unknown key; a replica writes to standard error"),
         ({"logging_config": {}}, "logging_config: unknown key; write logging"),

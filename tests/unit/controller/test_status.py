@@ -121,6 +121,21 @@ def test_a_routed_replica_runs_when_haproxy_sends_to_it() -> None:
     assert row_of(observed(replica(RANKER, 1), routing=None), desired(RANKER, ranker=1)).ready == 1
 
 
+def test_status_says_which_caller_does_not_reach_which_ready_replica() -> None:
+    first, second = replica(RANKER, 1), replica(RANKER, 2)
+    cut = {"ranker": {first.name: "no connection", "gone": "no connection"}, "other": {second.name: "no connection"}}
+    callers = [replica(WEB, number, unreached=cut) for number in (1, 2)]
+    wanted = desired(WEB, RANKER, web=2, ranker=2)
+    rows = service_rows(wanted, observed(first, second, *callers), Plan(), (), {}, NOW)
+    words = f"{callers[0].name} and 1 more do not reach {first.name} of ranker, which is ready: no connection"
+    for row in rows:
+        assert (row.unreached, row.message, [one.words for one in row.obstacles]) == ((words,), words, [words])
+        assert row.state == "HEALTHY"
+    failed = replace(first, health=ReplicaHealth.FAILED)
+    for row in service_rows(wanted, observed(failed, second, *callers), Plan(), (), {}, NOW):
+        assert row.unreached == (), "it is the replica's own fault"
+
+
 def test_pending_replicas_say_why_once() -> None:
     plan = Plan(pending=(PendingReplica("ranker", "it asks for 1 GPU and 0 of 2 are free", blocked=True),) * 2)
     row = row_of(observed(replica(RANKER, 1)), desired(RANKER, ranker=3), plan)

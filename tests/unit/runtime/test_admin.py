@@ -90,6 +90,7 @@ async def test_the_three_pages(served: Admin) -> None:
                 "broken": False,
                 "stage": "",
                 "lasting": 0,
+                "unreached": {},
             }
         async with client.get("/metrics") as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=")

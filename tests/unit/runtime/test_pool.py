@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pierhead.calls.absence import switched_off
 from pierhead.calls.lease import CallPlace
-from pierhead.calls.outliers import FAILURES
+from pierhead.calls.outliers import FAILURES, SHORTEST_S
 from pierhead.calls.pool import Pool
 from pierhead.calls.queue import QueuePlace
-from pierhead.calls.replica import Endpoint, Replica, ReplicaListing
+from pierhead.calls.replica import CONNECT_S, Endpoint, Replica, ReplicaListing
 from pierhead.errors import ScaledToZero, UserCodeError
 from pierhead.policies.policy import RoutedCall
 from pierhead.policies.registry import register_policy
@@ -276,6 +276,18 @@ class TestComingAndGoing:
         world.say()
         world.say(5)
         assert world.must_take().replica is lease.replica
+
+    def test_the_replicas_to_which_no_call_goes_are_told_with_the_reason(self) -> None:
+        world = World(1, 1, 1)
+        world.connection("r0").become(False)
+        world.fail("r1", FAILURES)
+        assert world.pool.unreached() == {"r1": "its calls there fail"}, "a connection may come back at once"
+        world.timers.advance(CONNECT_S)
+        assert world.pool.unreached() == {"r0": "no connection", "r1": "its calls there fail"}
+        world.timers.advance(SHORTEST_S)
+        assert world.pool.unreached() == {"r0": "no connection"}, "it may have recovered"
+        world.say(1, 1, 1, draining=(0,))
+        assert world.pool.unreached() == {}
 
     def test_messages_name_the_replicas_in_one_line(self) -> None:
         world = World()

@@ -20,7 +20,7 @@ from pierhead import tensors
 from pierhead.lane.v1.lane_pb2 import MemoryQuestion
 from pierhead.lane.v1.lane_pb2_grpc import LaneStub
 from pierhead.memory.link import _ENTRY, REGION, RELEASED
-from pierhead.memory.meeting import HELLO
+from pierhead.memory.meeting import HELLO, MAX_WAITING
 from pierhead.memory.regions import SEALS, OwnMemory, receive
 from pierhead.memory.sharing import LINK_KEY
 from pierhead.tensor.v1.tensor_pb2 import Tensor
@@ -103,6 +103,16 @@ async def caller(cluster: Cluster, tmp_path: Path, free_port: int) -> AsyncItera
     assert await made.is_served(), "the replica lives on"
     await made.close()
     await until(lambda: held(replica.pid) == (0, 0), "the replica has given everything back")
+
+
+async def test_each_caller_has_a_socket_of_its_own_which_is_gone_when_it_has_connected(caller: Caller) -> None:
+    """Another process of the same user can replace a file that it finds."""
+    assert list(caller.directory.iterdir()) == []
+    stub: Any = LaneStub(caller.channel)
+    names = {(await stub.FindMemory(MemoryQuestion())).name for _ in range(MAX_WAITING + 1)}
+    left = {path.name for path in caller.directory.iterdir()}
+    assert (len(names), len(left), left < names) == (MAX_WAITING + 1, MAX_WAITING, True)
+    await until(lambda: not list(caller.directory.iterdir()), "those to which nobody connects are removed")
 
 
 async def test_a_packet_that_breaks_the_rules_ends_the_link(caller: Caller) -> None:

@@ -75,6 +75,16 @@ class Clients:
             clients._forget(service)
         return before
 
+    @classmethod
+    def unreached(cls) -> dict[str, dict[str, str]]:
+        """By service, the listed replicas to which no call of this process goes, and why. For any thread."""
+        pools = [pool for clients in list(cls._of_loop.values()) for pool in list(clients._pools.values())]
+        found: dict[str, dict[str, str]] = {}
+        for pool in pools:
+            if not pool.closed and (unreached := pool.unreached()):
+                found.setdefault(pool.service, {}).update(unreached)
+        return found
+
     def place(self, service: str, placed: Placed) -> None:
         """Send this loop's calls for `service` to replicas in this process: these, or these from now on."""
         known = self._placed.get(service)

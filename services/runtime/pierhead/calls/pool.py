@@ -108,6 +108,7 @@ class Pool:
                 known.update(endpoint)
             else:
                 replica = self._replicas[address] = Replica(endpoint)
+                replica.lost_at = self._clock()
                 replica.connection = self._connect(address, self._watcher_of(replica))
         self._refresh()
         self._report_gone(before - self._listed_names())
@@ -115,6 +116,11 @@ class Pool:
     def replicas(self) -> Collection[Replica]:
         """Every replica that is known, callable or not."""
         return self._replicas.values()
+
+    def unreached(self) -> dict[str, str]:
+        """The listed replicas to which no call goes, and why. For any thread."""
+        now = self._clock()
+        return {one.name: why for one in list(self._replicas.values()) if (why := one.unreached(now))}
 
     def watch(self, router: PolicyRouter) -> None:
         """Report gone replicas and the service's policy to `router`, for as long as it is referenced."""
@@ -353,6 +359,7 @@ class Pool:
         def changed() -> None:
             if not replica.connection.ready:
                 lost = not replica.drains  # a draining replica closes its connection as planned
+                replica.lost_at = self._clock()
                 replica.renewed()
                 if lost:
                     standing, out = replica.standing, replica.standing.until

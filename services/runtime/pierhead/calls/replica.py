@@ -14,6 +14,9 @@ from pierhead.routing_stats import NOTHING, Stats
 FULL_TRUSTED_S = 0.05
 """How long a replica counts as full after it refused a call; then it is tried again."""
 
+CONNECT_S = 3.0
+"""How long a connection may take before the replica counts as not reached."""
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -52,13 +55,15 @@ class Replica:
 
     __slots__ = (
         "address", "closing", "connection", "full", "inflight", "limit", "listed_draining", "listed_limit", "load",
-        "models", "name", "node", "others_until", "refuses", "reported_at", "standing", "stats", "stats_version",
-        "weight",
+        "lost_at", "models", "name", "node", "others_until", "refuses", "reported_at", "standing", "stats",
+        "stats_version", "weight",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.address = endpoint.address
         self.connection: Connection
+        self.lost_at = 0.0
+        """Since when it has had no connection, while it has none."""
         self.inflight = 0
         self.load = 0
         """Calls in flight there: this process's, plus other callers' by the replica's last report."""
@@ -130,6 +135,14 @@ class Replica:
     def callable(self) -> bool:
         """Whether new calls may go there, regardless of how the last ones ended."""
         return self.connection.ready and not self.drains
+
+    def unreached(self, now: float) -> str:
+        """Why no call goes there although the source lists it; "" = calls do."""
+        if self.drains:
+            return ""
+        if not self.connection.ready:
+            return "no connection" if now - self.lost_at >= CONNECT_S else ""
+        return "its calls there fail" if self.standing.until > now else ""
 
     def describe(self, now: float) -> str:
         """The replica in a few words, for messages."""

@@ -339,9 +339,9 @@ class ServedLane:
 
 async def _find_memory(_: MemoryQuestion, context: Context) -> MemorySocket:
     memory = process.MEMORY
-    if memory is None or not memory.socket:
+    if memory is None or memory.invite is None:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this replica shares no memory")
-    return MemorySocket(name=memory.socket)
+    return MemorySocket(name=memory.invite())
 
 
 def by_path(methods: Iterable[ServedMethod]) -> dict[str, ServedMethod]:

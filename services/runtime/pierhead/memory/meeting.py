@@ -1,7 +1,8 @@
 """How two processes that share memory find each other: the replica listens on a Unix socket, the caller connects to it.
 
-The caller asks for the socket's name over the connection that it calls by, and has the file in its own
-PIERHEAD_SHARED_MEMORY_DIR if both run on one machine. Its first packet names the link.
+The caller asks for a socket over the connection that it calls by. The replica makes one for it, whose name is told to
+nobody else. The caller has the file in its own PIERHEAD_SHARED_MEMORY_DIR if both run on one machine. Its first packet
+names the link.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ import logging
 import os
 import re
 import socket
-import stat
-import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,61 +37,76 @@ MEETING_S = 5.0
 """How long a replica, and a caller, may take until their link is open."""
 
 MAX_WAITING = 64
-"""Most connections that have not sent their hello; further ones are closed."""
+"""Most callers that have asked for a socket, or connected, and not sent their hello; the oldest ones are dropped."""
 
 _NAME = re.compile(r"[0-9a-f]{16}\.sock")
 
 
 class SharedMemory:
-    """This process's shared memory, from start to end, and the socket by which callers find it."""
+    """This process's shared memory, from start to end, and the sockets by which callers find it.
+
+    Each caller that asks gets a socket of its own, until it connects: only that caller is given its name. Processes of
+    the same user may remove and replace each other's files, but not find one: nobody may list the directory.
+    """
 
     def __init__(self, memory: Memory) -> None:
         """Raises SettingsError where no socket can be made."""
         self._memory = memory
-        self._path = Path(memory.directory) / f"{os.urandom(8).hex()}.sock"
-        self._socket = _new_socket()
+        self._directory = Path(memory.directory)
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[socket.socket, float] = {}
-        """Connections without a hello, and when each came."""
+        self._waiting: dict[socket.socket, Path] = {}
+        """Sockets without a caller, and connections without a hello, oldest first; each with the socket's file."""
         self.keep = memory.keep
-        _remove_stale(self._path.parent)
-        hidden = self._path.with_suffix(".new")  # so that no other process finds a socket that does not listen yet
         try:
-            self._socket.bind(str(hidden))
-            hidden.chmod(0o666)  # replicas run as different users; a link gives nothing to a process that is not called
-            self._socket.listen(128)
-            hidden.rename(self._path)
+            self._drop(self._listen())
         except OSError as error:
-            self._socket.close()
             raise SettingsError(
                 f"PIERHEAD_SHARED_MEMORY_DIR: expected a directory in which this user may make sockets, with a path of "
                 f'at most 80 characters, found "{memory.directory}": {error}'
             ) from error
-        self._loop.add_reader(self._socket, self._accept)
-        memory.socket = self._path.name
+        memory.invite = self._invite
         process.use(memory)
 
     def close(self) -> None:
         """Give all of it back."""
         process.use(None)
-        self._loop.remove_reader(self._socket)
-        self._socket.close()
-        for connection in list(self._waiting):
-            self._drop(connection)
-        with suppress(OSError):
-            self._path.unlink()
+        for one in list(self._waiting):
+            self._drop(one)
         self._memory.close()
 
-    def _accept(self) -> None:
+    def _invite(self) -> str:
+        """The name of a new socket, for one caller; "" = none can be made."""
+        try:
+            return self._waiting[self._listen()].name
+        except OSError as error:
+            logger.warning("no shared memory for a caller: no socket in %s: %s", self._directory, error)
+            return ""
+
+    def _listen(self) -> socket.socket:
+        path, listening = self._directory / f"{os.urandom(8).hex()}.sock", _new_socket()
+        try:
+            listening.bind(str(path))
+            path.chmod(0o666)  # replicas run as different users
+            listening.listen(1)
+        except OSError:
+            listening.close()
+            raise
+        self._wait(listening, path, self._accept)
+        return listening
+
+    def _wait(self, one: socket.socket, path: Path, found: Callable[[socket.socket], None]) -> None:
+        if len(self._waiting) >= MAX_WAITING:
+            self._drop(next(iter(self._waiting)))
+        self._waiting[one] = path
+        self._loop.add_reader(one, found, one)
+        self._loop.call_later(MEETING_S, self._drop, one)
+
+    def _accept(self, listening: socket.socket) -> None:
         with suppress(OSError):
-            connection, _ = self._socket.accept()
+            connection, _ = listening.accept()
             connection.setblocking(False)
-            now = time.monotonic()
-            for other, came in list(self._waiting.items()):
-                if now - came > MEETING_S or len(self._waiting) >= MAX_WAITING:
-                    self._drop(other)
-            self._waiting[connection] = now
-            self._loop.add_reader(connection, self._greet, connection)
+            self._wait(connection, self._waiting[listening], self._greet)
+        self._drop(listening)
 
     def _greet(self, connection: socket.socket) -> None:
         try:
@@ -109,10 +124,14 @@ class SharedMemory:
         with suppress(OSError):  # the caller has gone: reading it tells
             connection.send(HELLO)
 
-    def _drop(self, connection: socket.socket) -> None:
-        self._loop.remove_reader(connection)
-        del self._waiting[connection]
-        connection.close()
+    def _drop(self, one: socket.socket) -> None:
+        path = self._waiting.pop(one, None)
+        if path is None:
+            return
+        self._loop.remove_reader(one)
+        one.close()
+        with suppress(OSError):
+            path.unlink()
 
 
 class Meeting:
@@ -166,20 +185,6 @@ def _new_socket() -> socket.socket:
     found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     found.setblocking(False)
     return found
-
-
-def _remove_stale(directory: Path) -> None:
-    """Remove the sockets of processes that were killed: nothing listens there."""
-    with suppress(OSError):
-        for path in directory.iterdir():
-            if _NAME.fullmatch(path.name) and stat.S_ISSOCK(path.lstat().st_mode):
-                with _new_socket() as probe:
-                    try:
-                        probe.connect(str(path))
-                    except ConnectionRefusedError:
-                        path.unlink(missing_ok=True)
-                    except OSError:
-                        continue
 
 
 def share_memory(settings: Settings, metrics: RuntimeMetrics) -> SharedMemory | None:

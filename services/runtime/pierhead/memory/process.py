@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Final
 
@@ -61,8 +61,8 @@ class Memory:
         """By region: the place in the code that filled it last."""
         self._dead: deque[ContentReference | tuple[Region, int]] = deque()
         """Content that nothing reads any more, and (region, generation) of calls that have ended."""
-        self.socket = ""
-        """The name of the socket at which callers find this process; empty = it has none."""
+        self.invite: Callable[[], str] | None = None
+        """Makes a socket for a caller and returns its name; None = this process has no callers."""
         self._woken = False
         self._loop = asyncio.get_running_loop()
         metrics.shared_memory_limit.read = lambda: limit

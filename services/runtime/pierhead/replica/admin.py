@@ -70,6 +70,8 @@ class Readiness:
     """What its start is doing, without the progress; "" after the start, or if it was not reported."""
     lasting: int = 0
     """How many of the requests in flight only a drain ends: WebSockets, endless streams."""
+    unreached: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    """By called service, the replicas that it lists and to which no call of this replica goes, and why."""
 
 
 class Page(NamedTuple):

@@ -20,6 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pierhead import metrics as runtime_metrics
+from pierhead.calls.clients import Clients
 from pierhead.classes.parts import with_applications
 from pierhead.classes.service import Service
 from pierhead.edge import logs
@@ -173,6 +174,7 @@ class ReplicaServer:
             self.state == "starting" and self._watch.broken,
             "" if self.ready.is_set() else START.stage,
             self.edge.lasting,
+            Clients.unreached(),
         )
 
     def _set_state(self, state: State, detail: str = "") -> None:
