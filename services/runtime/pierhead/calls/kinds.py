@@ -43,8 +43,6 @@ class _OneReply(Call):
 class _ManyReplies(Call):
     """Kinds that are iterated over or read."""
 
-    _iterated: Any = None
-    _next: Callable[[], Awaitable[Any]] | None = None
     _has_read = False
 
     def __aiter__(self) -> AsyncIterator[Any]:
@@ -54,30 +52,10 @@ class _ManyReplies(Call):
         return self
 
     async def __anext__(self) -> Any:
-        try:
-            while True:
-                if self._next is None:
-                    self._iterated = await self._opened()
-                    self._next = aiter(self._iterated).__anext__
-                try:
-                    message = await self._next()
-                except StopAsyncIteration:
-                    if self._succeeded():
-                        await self._read_report()
-                    raise
-                except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-                    self._next = None
-                    failure = await self._failure(self._iterated, error)
-                    self._recover(self._iterated, failure, begun=self._has_read)
-                else:
-                    if not self._has_read:
-                        self._answered()
-                    return message
-        except StopAsyncIteration:
-            raise
-        except BaseException as error:
-            self._failed(error)
-            raise
+        message = await self.read()
+        if message is grpc.aio.EOF:
+            raise StopAsyncIteration
+        return message
 
     async def aclose(self) -> None:
         """Cancel the call unless it has ended: `async with contextlib.aclosing(stub.Method(...)) as replies:`."""
@@ -88,7 +66,7 @@ class _ManyReplies(Call):
         """The next message, or `grpc.aio.EOF`. Raises a PierheadError."""
         try:
             while True:
-                call = await self._opened()
+                call = self._call if self._call is not None else await self._opened()
                 try:
                     message = await call.read()
                 except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
