@@ -18,7 +18,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -308,8 +308,9 @@ LONGEST_GIST = 200
 LOG_LIMIT_S = 5.0
 """Longest wait for a failed replica's log: its removal, and so its replacement, waits for it."""
 
-Give = Callable[[str, str], Awaitable[UserConfigReport]]
-"""(address of a replica's admin port, text of a user_config) -> the replica's report. Raises ReplicaError."""
+Give = Callable[[str, str, str], Awaitable[UserConfigReport]]
+"""(address of a replica's admin port, text of a user_config, the port's token) -> the replica's report. Raises
+ReplicaError."""
 
 
 class Performer:
@@ -348,7 +349,9 @@ class Performer:
                 await self._engine.perform(action, self._project)
                 if action.signal == "SIGTERM":
                     self._store.stopping(action.container_id, self._clock())
-            case CreateContainer() | PullImage() | StartContainer() | RestartRouter() | UpdateNode():
+            case CreateContainer():
+                await self._engine.perform(self._with_token(action), self._project)
+            case PullImage() | StartContainer() | RestartRouter() | UpdateNode():
                 await self._engine.perform(action, self._project)
             case (
                 AddServer()
@@ -361,7 +364,8 @@ class Performer:
             ):
                 await self._router.perform(action)
             case GiveUserConfig():
-                self._given(action.container_id, await self._give(action.address, action.text))
+                token = self._store.token_of(action.target)
+                self._given(action.container_id, await self._give(action.address, action.text, token))
             case BeginRetirement():
                 self._store.retire(
                     Retirement(
@@ -373,6 +377,14 @@ class Performer:
                         failed=action.failed,
                     )
                 )
+
+    def _with_token(self, action: CreateContainer) -> CreateContainer:
+        """With what the admin port of the new replica asks for. It is no part of the version."""
+        if not action.spec.managed:
+            return action
+        token = f"PIERHEAD_ADMIN_TOKEN={self._store.token_of(action.target)}"
+        container = {**action.spec.container, "Env": [*action.spec.container.get("Env", ()), token]}
+        return replace(action, spec=replace(action.spec, container=container))
 
     async def _remove(self, action: RemoveContainer) -> None:
         # The log is read before the removal, which deletes it. The failure is counted after the removal, so only once.

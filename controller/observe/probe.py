@@ -503,11 +503,11 @@ class HttpProbe:
         is_one = (response.status, response.content_type) == (200, CONTRACT_TYPE)
         return body if is_one and len(body) <= MOST_CONTRACT_BYTES else b""
 
-    async def give(self, address: str, text: str) -> UserConfigReport:
+    async def give(self, address: str, text: str, token: str) -> UserConfigReport:
         """Send a replica a user_config; return its report. The caller sets a time limit. Raises ReplicaError."""
-        url = f"http://{address}/user-config"
+        url, headers = f"http://{address}/user-config", JSON_BODY | {"Authorization": f"Bearer {token}"}
         try:
-            async with self._session.put(url, data=text.encode(), headers=JSON_BODY, allow_redirects=False) as response:
+            async with self._session.put(url, data=text.encode(), headers=headers, allow_redirects=False) as response:
                 answer = _report(await _body(response))
                 if not response.content.at_eof():
                     response.close()

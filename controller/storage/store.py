@@ -10,6 +10,8 @@ containers are the truth, and `set_aside` says where the old state is.
 
 from __future__ import annotations
 
+import hmac
+import secrets
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -55,6 +57,7 @@ class StateStore:
         self._gpu_faults: RowKind[str, GpuFault] = RowKind(rows, "gpu_fault", lambda row: GpuFault(**row), asdict)
         self._restarts: RowKind[str, str] = RowKind(rows, "restart", str, _same)
         self._seen_ready: RowKind[str, float] = RowKind(rows, "seen_ready", float, _same)
+        self._keys: RowKind[str, str] = RowKind(rows, "key", str, _same)
         self._last_seq = rows.last_seq
         self._events = {stored.seq: stored for stored in rows.events()}
         self._of_service = Counter(stored.event.service for stored in self._events.values())
@@ -107,6 +110,13 @@ class StateStore:
     def note_restart(self, service: str, at: str) -> None:
         """Keep a restart, which gives the service another version. Raises StoreError."""
         self._restarts.put(service, at, asked=True)
+
+    def token_of(self, replica: str) -> str:
+        """What the admin port of a replica asks for: made of its name and a key that only the state has."""
+        key = self._keys.values.get("admin")
+        if key is None:
+            self._keys.put("admin", key := secrets.token_hex(32))
+        return hmac.digest(key.encode(), replica.encode(), "sha256").hex()
 
     # ---------------------------------------------------------------------------------------------------- autoscaling
 

@@ -36,6 +36,7 @@ from controller.model.world import ContainerState, Gpu, ReplicaContainer, StrayC
 
 Readiness = Literal["absent", "starting", "ready", "draining", "silent"]
 
+TOKEN = "PIERHEAD_ADMIN_TOKEN"
 _EVENT_LIMIT = 256
 
 A_REPLICA = Footprint(memory_bytes=100 * 1024**2, processes=20)
@@ -79,6 +80,8 @@ class FakeContainer:
     gpu_slot: GpuSlot | None = None
     user_config: str = NO_USER_CONFIG
     """What its environment says, or what it was given since."""
+    admin_token: str = ""
+    """What it asks for before it takes another one."""
     ours: bool = True
     one_off: bool = False
     state: ContainerState = ContainerState.CREATED
@@ -473,6 +476,7 @@ class FakeEngine:
             gpus=tuple(gpu.uuid for gpu in action.gpus),
             gpu_slot=action.gpu_slot,
             user_config=spec.user_config,
+            admin_token=dict(each.partition("=")[::2] for each in spec.container.get("Env", ())).get(TOKEN, ""),
         )
         with contextlib.suppress(KeyError):  # the name is free: the usual case
             _refuse_unless_same(self.by_name(action.target), new)

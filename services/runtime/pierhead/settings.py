@@ -63,6 +63,7 @@ class Settings:
     | PIERHEAD_PORT | port of the service's requests: 50051 (gRPC) or 8080 (HTTP) |
     | PIERHEAD_GRPC_PORT | gRPC port of a process that serves both kinds, default 50051 |
     | PIERHEAD_ADMIN_PORT | /livez, /readyz, /metrics; default 9100 |
+    | PIERHEAD_ADMIN_TOKEN | what a change through the admin port has to show; empty = nothing |
     | PIERHEAD_DISCOVERY | host:port of the controller's Discovery service |
     | PIERHEAD_STATIC_<SERVICE> | ip:port,ip:port of a service's replicas, where there is no Discovery |
     | PIERHEAD_MAX_ONGOING_REQUESTS | requests that this replica works on at a time, default 100 |
@@ -99,6 +100,7 @@ class Settings:
     grpc_port: int = DEFAULT_GRPC_PORT
     """Used only by a process that serves gRPC and HTTP; `port` is then the HTTP one."""
     admin_port: int = DEFAULT_ADMIN_PORT
+    admin_token: str = field(default="", repr=False)
     discovery: str = ""
     """"host:port"; empty = no controller."""
     static: Mapping[str, tuple[str, ...]] | None = None
@@ -147,6 +149,7 @@ class Settings:
             port=env.read("PIERHEAD_PORT", None, _port, f"{_PORT} (0 = any free one)"),
             grpc_port=env.read("PIERHEAD_GRPC_PORT", DEFAULT_GRPC_PORT, _port, _PORT),
             admin_port=env.read("PIERHEAD_ADMIN_PORT", DEFAULT_ADMIN_PORT, _port, _PORT),
+            admin_token=env.text("PIERHEAD_ADMIN_TOKEN"),
             discovery=env.read("PIERHEAD_DISCOVERY", "", _address, "host:port, for example controller:8101"),
             static=_static(env),
             max_ongoing_requests=block.max_ongoing_requests,

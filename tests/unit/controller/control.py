@@ -163,7 +163,7 @@ class Control:
         """What the controller published last."""
         return self.controller.view
 
-    async def give(self, address: str, text: str) -> UserConfigReport:
+    async def give(self, address: str, text: str, token: str) -> UserConfigReport:
         """Take a user_config the way the replica at that address would."""
         await asyncio.sleep(0)
         if self.actions_to_live == 0:
@@ -171,6 +171,7 @@ class Control:
         self.given.append((address, text))
         for container in self.engine.containers.values():
             if address == f"{container.ip}:9100" and self.engine.readiness(container.name) in ("ready", "starting"):
+                assert token == container.admin_token != "", "else the replica refuses it"
                 container.user_config = text
                 return self.configured(container)
         raise ReplicaError(f"http://{address}/user-config does not answer: nobody is there")

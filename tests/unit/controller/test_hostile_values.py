@@ -171,7 +171,7 @@ async def test_any_answer_of_a_replica_is_a_reading(value: str) -> None:
                 assert isinstance(await probe(_foreign(subject)), ProbeReading)
                 assert isinstance(await probe.contract(subject), bytes | None)
                 with contextlib.suppress(ReplicaError):
-                    await probe.give(f"127.0.0.1:{subject.spec.port}", "{}")
+                    await probe.give(f"127.0.0.1:{subject.spec.port}", "{}", "")
     finally:
         await probe.close()
 

@@ -203,9 +203,9 @@ async def test_only_a_managed_replicas_connection_is_kept(probe: HttpProbe, mana
 async def test_a_refused_user_config_has_its_reason_on_one_line(probe: HttpProbe) -> None:
     async with listening(says({"error": "no such file:\n  caf\udce9.bin"}, 400)) as target:
         with pytest.raises(ReplicaError, match=r"refused it with 400: no such file: caf\\udce9\.bin$"):
-            await probe.give(f"127.0.0.1:{target.spec.port}", "{}")
+            await probe.give(f"127.0.0.1:{target.spec.port}", "{}", "")
     with pytest.raises(ReplicaError, match=r"does not answer: .*; it is tried again"):
-        await probe.give(f"127.0.0.1:{target.spec.port}", "{}")
+        await probe.give(f"127.0.0.1:{target.spec.port}", "{}", "")
 
 
 @pytest.mark.parametrize(

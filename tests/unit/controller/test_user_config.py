@@ -270,11 +270,11 @@ async def test_one_that_is_refused_is_told_and_nothing_is_restarted(control: Con
 async def test_a_replica_that_does_not_answer_is_tried_again(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     give, asked = control.give, []
 
-    async def unreachable_twice(address: str, text: str) -> UserConfigReport:
+    async def unreachable_twice(address: str, text: str, token: str) -> UserConfigReport:
         asked.append(address)
         if len(asked) <= 2:
             raise ReplicaError(f"http://{address}/user-config does not answer")
-        return await give(address, text)
+        return await give(address, text, token)
 
     monkeypatch.setattr(control, "give", unreachable_twice)
     async with control.running(web=2):
@@ -302,6 +302,16 @@ async def test_a_rollback_brings_back_the_user_config_that_its_version_had_last(
         await runs(web(B))
 
 
+async def test_each_replica_has_a_token_of_its_own_which_the_next_controller_knows(tmp_path: Path) -> None:
+    control = Control.of(tmp_path, web(A))
+    async with control.running():
+        await control.settled("web", 2)
+        tokens = {each.name: each.admin_token for each in control.engine.containers.values()}
+        assert len(set(tokens.values())) == 2
+    async with control.running():
+        assert {name: control.store.token_of(name) for name in tokens} == tokens
+
+
 # ------------------------------------------------------------------------------------------------ on the wire, for real
 
 
@@ -312,17 +322,19 @@ class Part:
 
 async def test_the_controller_gives_and_the_runtime_takes() -> None:
     config = UserConfig([Part()], NO_USER_CONFIG, call_hook)
-    server, probe = AdminServer(admin_takers(config.offer, config.report)), HttpProbe()
+    server, probe = AdminServer(admin_takers(config.offer, config.report), "its-token"), HttpProbe()
     port = await server.start("127.0.0.1", 0)
     try:
-        assert await probe.give(f"127.0.0.1:{port}", A) == UserConfigReport(DA, NONE)
+        assert await probe.give(f"127.0.0.1:{port}", A, "its-token") == UserConfigReport(DA, NONE)
         await config.settle()
-        assert await probe.give(f"127.0.0.1:{port}", A) == UserConfigReport(DA, DA)
+        assert await probe.give(f"127.0.0.1:{port}", A, "its-token") == UserConfigReport(DA, DA)
+        with pytest.raises(ReplicaError, match="refused it with 403: this is for the controller alone"):
+            await probe.give(f"127.0.0.1:{port}", B, "of-another-replica")
         with pytest.raises(ReplicaError, match="refused it with 400: user_config: expected a JSON object"):
-            await probe.give(f"127.0.0.1:{port}", "[]")
+            await probe.give(f"127.0.0.1:{port}", "[]", "its-token")
     finally:
         await server.close()
         refused = f"http://127.0.0.1:{port}/user-config does not answer: "
         with pytest.raises(ReplicaError, match=refused):
-            await probe.give(f"127.0.0.1:{port}", A)
+            await probe.give(f"127.0.0.1:{port}", A, "its-token")
         await probe.close()

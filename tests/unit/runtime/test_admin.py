@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
 
 import pytest
 from aiohttp import ClientSession
@@ -22,6 +23,7 @@ from pierhead.settings import MAX_USER_CONFIG_BYTES
 
 from tests.harness.waiting import PATIENCE_S
 
+NOTHING: Mapping[str, str] = MappingProxyType({})
 JSON = {"Content-Type": "application/json"}
 
 
@@ -159,12 +161,12 @@ async def test_a_connection_without_a_request_is_closed(served: Admin, monkeypat
     assert await served.raw(b"GET /livez") == b""
 
 
-async def put(made: Admin, body: bytes, method: str = "PUT") -> tuple[int, str]:
+async def put(made: Admin, body: bytes, method: str = "PUT", headers: Mapping[str, str] = NOTHING) -> tuple[int, str]:
     port = await made.taking.start("127.0.0.1", 0)
     try:
         async with ClientSession() as client:
             url = f"http://127.0.0.1:{port}/user-config"
-            async with client.request(method, url, data=body, headers=JSON) as answer:
+            async with client.request(method, url, data=body, headers={**JSON, **headers}) as answer:
                 return answer.status, await answer.text()
     finally:
         await made.taking.close()
@@ -197,6 +199,16 @@ async def test_other_bodies_are_refused(served: Admin, body: bytes, method: str,
     assert status == expected[0]
     assert expected[1] in text
     assert served.taken == []
+
+
+@pytest.mark.parametrize("shown", ["", "Bearer another", "Bearer", "t0ken", "Basic t0ken"])
+async def test_only_who_knows_the_token_may_change_something(shown: str) -> None:
+    made = Admin()
+    made.taking = AdminServer(admin_takers(made.take, lambda: ConfigReport("1", "0")), "t0ken")
+    status, text = await put(made, b"{}", headers={"Authorization": shown} if shown else {})
+    assert (status, made.taken) == (403, [])
+    assert "for the controller alone" in text
+    assert (await put(made, b'{"a": 1}', headers={"Authorization": "Bearer t0ken"}))[0] == 200
 
 
 NO_REQUEST = AdminRequest("")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hmac
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -124,7 +125,9 @@ def admin_pages(read: Callable[[], Readiness], expose: Callable[[], bytes], cont
 class AdminServer:
     """Serves GET and HEAD requests for a few pages, and PUT requests, over HTTP/1.1 with keep-alive."""
 
-    def __init__(self, pages: Pages) -> None:
+    def __init__(self, pages: Pages, token: str = "") -> None:
+        """`token`: what a PUT has to show as `Authorization: Bearer`; "" = nothing."""
+        self._token = token
         self._pages = pages
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -185,6 +188,9 @@ class AdminServer:
                     allow = "PUT" if takes == "PUT" else "GET, HEAD"
                     return _json(405, {"error": f"{path} takes {takes}"})._replace(allow=allow)
             return _json(404, {"error": f"the admin port answers {', '.join(known for _, known in self._pages)}"})
+        if method == "PUT" and not self._is_token(request.authorization):
+            why = "this is for the controller alone, by a token; if its state was lost, restart the service"
+            return _json(403, {"error": why})
         if method == "PUT" and not body:
             return _json(
                 413, {"error": f"{path}: expected a body of 1 to {MAX_USER_CONFIG_BYTES} bytes and its length"}
@@ -196,6 +202,9 @@ class AdminServer:
         except Exception:
             logger.exception("internal: %s failed", path)
             return _json(500, {"error": f"{path} failed; the replica's log says why"})
+
+    def _is_token(self, shown: str) -> bool:
+        return not self._token or hmac.compare_digest(shown.encode(), f"bearer {self._token}".encode())
 
 
 class AdminRequest(NamedTuple):
@@ -209,6 +218,8 @@ class AdminRequest(NamedTuple):
     length: int = 0
     """Bytes of the body of a PUT; -1 if the head does not state it: the connection is then closed after the answer."""
     content_type: str = ""
+    authorization: str = ""
+    """In lower case."""
 
 
 def read_head(head: bytes) -> AdminRequest:
@@ -229,7 +240,8 @@ def read_head(head: bytes) -> AdminRequest:
     # An unwanted body is not read, so the next request on the connection could not be found.
     goes_on = length == 0 and "keep-alive" in wishes
     path, taken = target.partition("?")[0], length if method == "PUT" else 0
-    return AdminRequest(method, path, goes_on, taken, headers.get("content-type", ""))
+    shown = headers.get("content-type", ""), headers.get("authorization", "")
+    return AdminRequest(method, path, goes_on, taken, *shown)
 
 
 def _length(headers: Mapping[str, str]) -> int:

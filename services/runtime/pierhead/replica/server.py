@@ -241,7 +241,8 @@ class ReplicaServer:
 
     async def _listen_admin(self) -> None:
         takers = admin_takers(self._config.offer, self._config.report)
-        self._admin = AdminServer({**admin_pages(self.readiness, self.metrics.expose, self._contract), **takers})
+        pages = admin_pages(self.readiness, self.metrics.expose, self._contract)
+        self._admin = AdminServer({**pages, **takers}, self.settings.admin_token)
         host, port = self.settings.host, self.settings.admin_port
         try:
             self.admin_port = await self._admin.start(host, port)
