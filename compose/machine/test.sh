@@ -20,12 +20,13 @@ export PIERHEAD_TAG=${PIERHEAD_TAG:-test}
 readonly TEST_APPS=tests/e2e/apps/llm.yaml # whose images are of tests alone
 # shellcheck disable=SC2016  # for a shell of its own
 readonly BUILDS='"$0"/build.sh && "$0"/build.sh echo-proto' # which has services of the same names as the echo
-images='' images_log='' chosen=()
+readonly TWO_FILES=(--numprocesses 2 --dist loadfile --no-loadscope-reorder)
+images='' images_log='' chosen=() at_a_time=()
 readonly TEST_PROJECTS=pierhead-test # what the names of the Compose projects that tests start begin with
 
 main() {
   case ${1:-} in
-    '') chosen=(-m "not long") ;;
+    '') chosen=(-m "not long") at_a_time=("${TWO_FILES[@]}") ;;
     all) ;;
     *) refuse "test.sh: expected all or nothing, found \"$1\"." ;;
   esac
@@ -71,14 +72,15 @@ drop_images() {
   [ -z "$images_log" ] || rm -f "$images_log"
 }
 
-# Cheap ones first, so that a plain mistake is told before a stack is started for it; the others run all the same. Of
-# those that share nothing but the machine two files run at a time; the others have it to themselves.
+# Cheap ones first, so that a plain mistake is told before a stack is started for it; the others run all the same. Two
+# files run at a time, each process with stacks of its own; with the long tests, those of stacks have the machine to themselves.
 run_tests() {
   local status=0
-  .venv/bin/python -m pytest ${chosen[@]+"${chosen[@]}"} --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+  .venv/bin/python -m pytest ${chosen[@]+"${chosen[@]}"} "${TWO_FILES[@]}" \
     tests/unit tests/bench/tests tests/contract tests/rayserve || status=1
   end_images
-  .venv/bin/python -m pytest ${chosen[@]+"${chosen[@]}"} tests/faults tests/integration tests/e2e || status=1
+  .venv/bin/python -m pytest ${chosen[@]+"${chosen[@]}"} ${at_a_time[@]+"${at_a_time[@]}"} \
+    tests/faults tests/integration tests/e2e || status=1
   return "$status"
 }
 

@@ -134,7 +134,7 @@ def is_in_crash_loop(stack: Stack, service: str) -> bool:
     return all(words in message for words in ("CRASH_LOOP", "next try in", "no such model"))
 
 
-# A page and the model that it asks; the page's new versions are watched for five seconds each time.
+# A page and the model that it asks; the page's new versions are watched for two seconds each time.
 BEFORE = """
 x-all: &all
   image: pierhead/echo:${PIERHEAD_TAG:-latest}
@@ -147,7 +147,7 @@ services:
     x-serve: {replicas: 1, protocol: grpc}
   web:
     <<: *all
-    x-serve: {replicas: 2, route: /renamed, rollout: {bake_s: 5}}
+    x-serve: {replicas: 2, route: /renamed, rollout: {bake_s: 2}}
 """
 AFTER = BEFORE.replace("before.py", "after.py").replace("  model:", "  scorer:")
 
