@@ -43,6 +43,18 @@ class Endless:
         await asyncio.Event().wait()
 
 
+@serve.deployment(max_ongoing_requests=1, graceful_shutdown_timeout_s=0.05)
+class Busy:
+    def __init__(self, version: str) -> None:
+        self.version = version
+
+    async def __call__(self, _: Any = None) -> str:
+        if self.version == "first":
+            GATE.set()
+            await asyncio.Event().wait()
+        return self.version
+
+
 @pytest.fixture(autouse=True)
 def gate() -> Iterator[None]:
     """Closed at first. In the end nothing waits for it, and nothing serves."""
@@ -85,6 +97,30 @@ def test_an_application_that_is_deleted_while_it_starts_starts_no_more() -> None
         GATE.set()
         with pytest.raises(RuntimeError, match="Deploying application default failed"):
             running.result(60)
+
+
+@pytest.mark.parametrize("kind", ["call", "http"])
+def test_what_waits_in_a_version_that_is_replaced_gets_the_next_one(kind: str) -> None:
+    [port] = free_ports(1)
+    serve.start(http_options={"port": port})
+    busy: Any = Busy
+    handle = serve.run(busy.bind("first"))
+
+    def asked() -> str:
+        if kind == "call":
+            return str(handle.remote().result(timeout_s=60))
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as answer:
+            return str(answer.read().decode())
+
+    first = handle.remote()
+    assert GATE.wait(60)
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(asked)
+        eventually(lambda: INSTANCE.start(listen=False).run(waiting()), "it waits for the only place")
+        serve.run(busy.bind("second"))
+        assert answer.result() == "second"
+    with pytest.raises(RequestCancelledError):
+        first.result(timeout_s=60)
 
 
 async def waiting() -> int:

@@ -43,7 +43,7 @@ class LoopReplica:
     """One replica. It starts as it is made."""
 
     def __init__(self, bound: Bound, settings: Settings, told: Callable[[], object]) -> None:
-        """`told`: called when it has told other numbers of its own."""
+        """`told`: called whenever it publishes other numbers."""
         self.limit = settings.max_ongoing_requests
         self.service = bound.make(handle_to)
         own = self.service.__reports__
@@ -108,6 +108,7 @@ class LoopService:
         self._ending: set[asyncio.Task[None]] = set()
         self._keeping: list[asyncio.Task[None]] = []
         self._numbers = itertools.count(1)
+        self._has_stopped = False
 
     async def start(self) -> None:
         """Return once all are ready. Raises what keeps one from it."""
@@ -135,7 +136,8 @@ class LoopService:
     async def stop(self, *, at_once: bool) -> None:
         """End all of them; returns when they have ended. Calls that wait fail, and so do later ones."""
         await end_tasks(*self._keeping)
-        Clients.current().place(self.name, Placed(self, ReplicaListing(absence=stopped)))
+        self._has_stopped = True
+        self.place()
         alive = [*self.replicas.values(), *self._starting]
         await asyncio.gather(*(each.stop(at_once=at_once) for each in alive), *self._ending)
         with suppress(TimeoutError):  # their calls have ended by now; callers are to know it
@@ -198,6 +200,8 @@ class LoopService:
 
     def _placed(self) -> Placed:
         """Itself for handles, with what Discovery would report of it."""
+        if self._has_stopped:
+            return Placed(self, ReplicaListing(absence=stopped))
         ends = [each.endpoint(each.name) for each in self.replicas.values()]
         return Placed(self, listing_of(self.words, ends))
 
