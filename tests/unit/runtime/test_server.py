@@ -13,7 +13,8 @@ import pytest
 from aiohttp import ClientSession, web
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from pierhead import Backpressure, Broken
+from pierhead import Backpressure, Broken, Settings
+from pierhead.calls.clients import Clients
 from pierhead.echo.v1 import echo_pb2_grpc
 from pierhead.errors import SettingsError
 from pierhead.replica.server import ReplicaServer
@@ -125,6 +126,17 @@ class TestGrpc:
             call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]))
             names = [service.name for service in (await call.read()).list_services_response.service]
         assert set(names) == {ECHO, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+
+
+async def test_a_replica_says_which_others_it_does_not_reach(
+    cluster: Cluster, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pierhead.calls.replica.CONNECT_S", 0.0)
+    server = await cluster.start(EchoService())
+    other = f"127.0.0.1:{free_port}"
+    Clients.use(Settings(static={"RANKER": (other, address(server))})).pool("ranker", "lane")
+    told = {"ranker": {other: "no connection"}}
+    await until(lambda: server.readiness().unreached == told, "it says which one, and that it reaches the other")
 
 
 async def test_a_drain_finishes_what_is_in_flight_and_refuses_the_rest(cluster: Cluster) -> None:
