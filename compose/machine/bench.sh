@@ -55,7 +55,7 @@ install_generators() {
   step "Installing wrk" apt_install wrk || give_up "wrk could not be installed."
 }
 
-has_nvidia() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q .; }
+has_nvidia() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep . >/dev/null; }
 
 # The clone's own environment has PyTorch's build for CPUs; the lock's is the one for GPUs.
 install_cuda_services() {

@@ -101,7 +101,7 @@ join() {
   "$here/engine.sh" engine-only
   case $(swarm .LocalNodeState) in
     inactive) refuse_unreachable "$address" ;;
-    active) managers | grep -qxF "$address" || refuse_another_swarm ;;
+    active) managers | grep -xF "$address" >/dev/null || refuse_another_swarm ;;
     *) refuse_broken_membership ;;
   esac
   prepare

@@ -21,7 +21,7 @@ make_all() {
 wanted() { echo "$PYTRITON $NUMPY"; }
 
 can_run_triton() {
-  { "$SYSTEMS" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' && ldconfig -p | grep -q libpython3.11; } 2>/dev/null ||
+  { "$SYSTEMS" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' && ldconfig -p | grep libpython3.11 >/dev/null; } 2>/dev/null ||
     refuse "Triton's Python backend needs the system's Python 3.11 and its library." \
       "On Debian 12 install libpython3.11 and repeat; or run the tests with a real Triton on such a machine."
 }

@@ -55,10 +55,11 @@ start() {
   give_up "the stack did not start; the lines above say why.${missing:+ Not on this machine:$missing. Check the names; for a private registry: docker login.}"
 }
 
-# Two containers cannot publish one port, so Compose stops the old one first.
+# Two containers cannot publish one port, so Compose stops the old one first. (`grep -q` would end at the line, and Compose fail
+# at its next one.)
 replaces_haproxy() {
   [ -n "$(docker compose ps --quiet haproxy 2>/dev/null)" ] &&
-    docker compose --dry-run --progress plain up --no-build --detach 2>&1 | grep -q 'haproxy-1  *Recreate$'
+    docker compose --dry-run --progress plain up --no-build --detach 2>&1 | grep 'haproxy-1  *Recreate$' >/dev/null
 }
 
 # Alone: among others it would not start before the last of them has been replaced.

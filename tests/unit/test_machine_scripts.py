@@ -445,8 +445,9 @@ def test_up_waits_until_every_service_serves_and_lists_the_address_of_every_rout
 def test_up_says_that_it_replaces_haproxy_and_does_so_before_the_rest(
     machine: Machine, running: dict[str, str], change: str
 ) -> None:
+    more = "for _ in {1..3000}; do printf '%99s\\n' ''; done"  # fails where nobody reads to the end
     cases = (
-        f"*' --dry-run '*) echo ' DRY-RUN MODE -  Container shop-haproxy-1  {change}'",
+        f"*' --dry-run '*) echo ' DRY-RUN MODE -  Container shop-haproxy-1  {change}'; {more}",
         "*'ps --quiet'*) echo 4f1d",
     )
     docker = (machine.programs / "docker").read_text()
