@@ -17,9 +17,7 @@ FILES = sorted(Path(pierhead.http.__file__).parent.glob("*.py"))
     ("version", "known"),
     [(aiohttp.__version__, True), ("3.14.99", True), ("3.15.0", False), ("3.140.0", False), ("4.0.0", False)],
 )
-def test_only_versions_whose_inside_is_known_are_taken_for_known(
-    version: str, known: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_versions_that_are_known_are_taken(version: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aiohttp, "__version__", version)
     assert is_known() is known
 

@@ -339,9 +339,7 @@ class TestDrain:
         assert site.ended == ["cancelled"]
         response.release()
 
-    async def test_work_after_the_response_counts_as_in_flight(
-        self, cluster: Cluster, site: Site, client: ClientSession
-    ) -> None:
+    async def test_work_after_the_response_counts(self, cluster: Cluster, site: Site, client: ClientSession) -> None:
         server, url = await start(cluster, site)
         async with client.get(f"{url}/background") as response:
             assert await response.json() == {"later": True}

@@ -108,9 +108,7 @@ async def test_an_exception_goes_to_every_member() -> None:
         (5, TypeError, r"work must return a list .*; it returned int"),
     ],
 )
-async def test_a_result_that_is_no_list_of_the_right_length_is_an_error(
-    given: Any, error: type[Exception], message: str
-) -> None:
+async def test_a_result_of_another_length_is_an_error(given: Any, error: type[Exception], message: str) -> None:
     async def wrong(items: list[int]) -> Any:
         return given
 

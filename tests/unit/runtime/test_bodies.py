@@ -111,9 +111,7 @@ async def test_a_body_that_the_application_does_not_take_is_not_the_client_s_fau
 
 
 @each_kind
-async def test_a_body_that_may_take_as_long_as_the_request_has_no_bound_of_its_own(
-    cluster: Cluster, make: Make
-) -> None:
+async def test_a_body_that_may_take_as_long_as_the_request_has_no_bound(cluster: Cluster, make: Make) -> None:
     server = await cluster.start(make(asyncio.Event()), request_timeout_s=BOUND_S, body_timeout_s=BOUND_S)
     client = await Client.post(server, 10, b"x")
     assert (await asyncio.wait_for(client.reader.readline(), PATIENCE_S)).startswith(b"HTTP/1.1 504")
@@ -121,9 +119,7 @@ async def test_a_body_that_may_take_as_long_as_the_request_has_no_bound_of_its_o
 
 
 @pytest.mark.parametrize("length", [2_000_000, None], ids=["announced", "in chunks"])
-async def test_an_asgi_application_gets_no_larger_body_than_the_service_takes(
-    cluster: Cluster, length: int | None
-) -> None:
+async def test_an_asgi_application_gets_no_larger_body_than_is_taken(cluster: Cluster, length: int | None) -> None:
     server = await cluster.start(fastapi_app(asyncio.Event()), max_body_bytes=1_000_000)
     chunk = b"" if length else b"f4241\r\n" + b"x" * 1_000_001
     status, error = await (await Client.post(server, length, chunk)).answer()

@@ -94,9 +94,7 @@ class TestGettingThere:
         fake.calls[0].reply("A")
         assert await call == "A"
 
-    async def test_refused_after_its_deadline_it_goes_nowhere(
-        self, service: Make, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_refused_too_late_it_goes_nowhere(self, service: Make, monkeypatch: pytest.MonkeyPatch) -> None:
         fake, channel = called(service(2))
         clock = Clock(channel, monkeypatch)
         call = begin(unary(channel)("a", timeout=1))
@@ -356,9 +354,7 @@ class TestOutliers:
             await fail(fake, channel, grpc.StatusCode.NOT_FOUND, {"ongoing": "0"})
         assert fake.replica(channel, "r1").standing.failures == 0
 
-    async def test_a_call_that_may_have_waited_there_for_a_place_says_nothing_by_its_deadline(
-        self, service: Make
-    ) -> None:
+    async def test_a_call_that_may_have_waited_for_a_place_says_nothing_by_its_deadline(self, service: Make) -> None:
         fake, channel = called(service(2), policy="watching")
         pool = channel.pool()
         for _ in range(2 * FAILURES):

@@ -77,9 +77,7 @@ async def test_they_are_served_behind_the_edge_beside_the_methods(cluster: Clust
     assert [method.name.rpartition("/")[2] for method in server.methods] == ["measure", "counted"]
 
 
-async def test_parameters_come_from_the_request_and_results_are_json_or_events(
-    cluster: Cluster, client: ClientSession
-) -> None:
+async def test_parameters_are_the_requests_and_results_json_or_events(cluster: Cluster, client: ClientSession) -> None:
     server = await cluster.start(Hello())
     url = f"http://127.0.0.1:{server.http_port}"
 

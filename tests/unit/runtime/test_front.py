@@ -135,9 +135,7 @@ class TestRoutes:
         assert "x-forwarded-prefix" not in site.seen[-1].headers
 
 
-async def test_the_next_request_of_a_client_goes_by_the_newest_routes(
-    site: Site, front: Front, client: ClientSession
-) -> None:
+async def test_the_next_request_goes_by_the_newest_routes(site: Site, front: Front, client: ClientSession) -> None:
     url = f"http://127.0.0.1:{await front.listen('127.0.0.1', 0)}"
     front.switch([site.route("/a")], None)
     waiting = asyncio.create_task(answer_of(client, f"{url}/a/wait"))
@@ -168,9 +166,7 @@ async def test_a_client_that_leaves_ends_its_request(site: Site, front: Front) -
 
 
 class TestBounds:
-    async def test_requests_wait_for_a_place_in_a_bounded_line(
-        self, site: Site, front: Front, client: ClientSession
-    ) -> None:
+    async def test_requests_wait_in_a_bounded_line(self, site: Site, front: Front, client: ClientSession) -> None:
         url = f"http://127.0.0.1:{await front.listen('127.0.0.1', 0)}"
         route = site.route("/", max_ongoing=1, max_queued=1, refusal_status=429, retry_after_s=1.5)
         front.switch([route], None)

@@ -231,9 +231,7 @@ class TestDiscovery:
         reply = await stub.Echo(echo(), timeout=PATIENCE_S)
         assert reply.response == "echo: hi"
 
-    async def test_what_the_controller_says_of_a_service_is_what_its_handles_go_by(
-        self, discovery: FakeDiscovery
-    ) -> None:
+    async def test_what_the_controller_says_of_a_service_its_handles_go_by(self, discovery: FakeDiscovery) -> None:
         """How they obey each of it is tested in test_pool.py, test_routing.py and test_calls.py."""
         listed = [("r1", "127.0.0.1:1", False), ("r2", "127.0.0.1:2", True)]
         stats = {"r1": (5, {"waiting": 2.0})}

@@ -46,9 +46,7 @@ class TestJudge:
             pytest.param(60, ReplicaLoad(100, 0), 50, False, id="longer than a request may take"),
         ],
     )
-    def test_whether_a_check_gets_more_time(
-        self, pending_s: float, before: ReplicaLoad, answered: int, may_wait: bool
-    ) -> None:
+    def test_when_a_check_gets_time(self, pending_s: float, before: ReplicaLoad, answered: int, may_wait: bool) -> None:
         now = ReplicaLoad(before.ongoing, before.answered + answered)
         assert HealthJudge(timeout_s=10, patience_s=60).may_wait(pending_s, before, now) is may_wait
 

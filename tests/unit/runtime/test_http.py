@@ -186,9 +186,7 @@ async def test_errors_have_one_shape_and_labels_are_routes(cluster: Cluster, sit
     }  # fmt: skip
 
 
-async def test_an_application_tells_errors_in_a_shape_of_its_own(
-    cluster: Cluster, site: Site, client: ClientSession
-) -> None:
+async def test_an_application_has_its_own_shape_of_errors(cluster: Cluster, site: Site, client: ClientSession) -> None:
     site.app[ERROR_BODY] = lambda status, code, message, request_id: json.dumps(
         [status, code, message[:4], request_id]
     ).encode()

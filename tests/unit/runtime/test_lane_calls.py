@@ -34,9 +34,7 @@ class TestUnary:
     @pytest.mark.parametrize(
         ("key", "value"), [("mine", 5), ("mine", "\udc80"), ("", "x"), ("a b", "x"), ("k\x80", "x")]
     )
-    async def test_metadata_that_cannot_be_sent_fails_its_own_call_only(
-        self, pipes: Served, key: str, value: Any
-    ) -> None:
+    async def test_metadata_that_cannot_be_sent_fails_one_call_only(self, pipes: Served, key: str, value: Any) -> None:
         stub, service, server = pipes
         service.gate.clear()
         other = asyncio.ensure_future(stub.One(b"other"))
@@ -70,7 +68,7 @@ class TestUnary:
 
 
 @pytest.mark.parametrize("end", ["deadline", "cancel"])
-async def test_a_call_goes_on_until_its_large_reply_is_here(
+async def test_a_call_lasts_until_its_large_reply_is_here(
     pipes: Served, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     fetching = asyncio.Event()

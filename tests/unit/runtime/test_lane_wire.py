@@ -270,7 +270,7 @@ async def test_a_call_that_waited_for_its_place_has_a_context_of_its_own(cluster
         assert (await other.end()).message == b""
 
 
-async def test_nothing_more_is_read_from_a_caller_that_never_reads(
+async def test_nothing_is_read_from_a_caller_that_never_reads(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lane_outbox, "QUEUE_BYTES", QUEUE_BYTES // 8)  # tens of thousands of calls take seconds

@@ -89,9 +89,7 @@ class TestTheLoadGate:
         assert policy.choose(of, prompt(1)) is of[0]
 
     @given(st.lists(st.integers(0, 60), min_size=2, max_size=12), st.data())
-    def test_no_replica_is_chosen_for_what_it_has_read_beyond_the_bound(
-        self, loads: list[int], data: st.DataObject
-    ) -> None:
+    def test_no_replica_is_chosen_for_what_it_read_beyond_bounds(self, loads: list[int], data: st.DataObject) -> None:
         policy, of = PrefixAware(Random(1)), candidates(loads)
         for one in data.draw(st.lists(st.sampled_from(of), min_size=1)):
             policy.on_routed(one, ask(SYSTEM))

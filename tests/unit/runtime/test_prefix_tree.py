@@ -36,9 +36,7 @@ def test_the_longest_prefix_of_each_holder(inserted: list[tuple[str, str]], text
 
 
 @given(sent, names, texts)
-def test_one_that_is_removed_leaves_the_others_as_they_were(
-    inserted: list[tuple[str, str]], gone: str, text: str
-) -> None:
+def test_one_that_is_removed_leaves_the_others_alone(inserted: list[tuple[str, str]], gone: str, text: str) -> None:
     tree = PrefixTree(PLENTY)
     for other, name in inserted:
         tree.insert(other, name)

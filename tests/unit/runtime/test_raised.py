@@ -324,9 +324,7 @@ class Ends(Pipes):
 
 
 @pytest.mark.parametrize("separate", [False, True], ids=["loop", "thread"])
-async def test_a_destructor_that_raises_keeps_no_replica_from_ending(
-    cluster: Cluster, make: Make, separate: bool
-) -> None:
+async def test_a_destructor_that_raises_keeps_no_replica_alive(cluster: Cluster, make: Make, separate: bool) -> None:
     await cluster.drained(await cluster.start(Ends(make), run_user_code_in_separate_thread=separate))
 
 

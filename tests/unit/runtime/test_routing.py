@@ -30,7 +30,7 @@ def test_near_ones_when_there_are_any_else_all(world: list[tuple[str, set[str]]]
 
 
 @given(worlds, MODELS.filter(bool))
-def test_holders_when_there_are_any_else_one_with_the_fewest_models(
+def test_holders_if_there_are_any_else_one_with_the_fewest_models(
     world: list[tuple[str, set[str]]], model: str
 ) -> None:
     of = replicas(world)
@@ -77,7 +77,7 @@ class TestFollowing:
         following.follow(None)
         assert kind(following) == "PowerOfTwo"
 
-    def test_one_that_is_not_in_this_image_is_told_once_and_the_default_does(
+    def test_one_that_this_image_lacks_is_told_once_and_the_default_does(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         router = PolicyRouter("power_of_two", Random(1), follows=True)

@@ -217,9 +217,7 @@ class TestHealth:
             (asyncio.CancelledError(), "CancelledError without being cancelled: check_health"),
         ],
     )
-    async def test_a_first_check_that_fails_ends_the_start(
-        self, cluster: Cluster, problem: BaseException, words: str
-    ) -> None:
+    async def test_a_failed_first_check_ends_it(self, cluster: Cluster, problem: BaseException, words: str) -> None:
         part = Checked()
         part.problem = problem
         with pytest.raises(RuntimeError, match=words) as caught:
@@ -377,9 +375,7 @@ class ByAclose(Holder):
     [Holder(), ByAsyncClose(), ByAclose(), ByAclose(OSError("gone")), ByAclose(asyncio.CancelledError())],
     ids=["close", "async close", "aclose", "fails", "cancelled"],
 )
-async def test_a_servicer_is_closed_once_when_no_request_is_left(
-    cluster: Cluster, separate: bool, holder: Holder
-) -> None:
+async def test_a_servicer_is_closed_once_no_request_is_left(cluster: Cluster, separate: bool, holder: Holder) -> None:
     holder.closed.clear()
     server = await cluster.start(holder, run_user_code_in_separate_thread=separate)
     async with plain(server) as channel:
@@ -413,8 +409,6 @@ def add_MuteServicer_to_server(servicer: MuteServicer, server: Any) -> None:
 
 
 @pytest.mark.parametrize("bases", [(MuteServicer,), (EchoService, MuteServicer)])
-async def test_a_servicer_whose_stubs_register_nothing_is_refused(
-    cluster: Cluster, bases: tuple[type[object], ...]
-) -> None:
+async def test_a_servicer_without_stubs_is_refused(cluster: Cluster, bases: tuple[type[object], ...]) -> None:
     with pytest.raises(TypeError, match=r"^Mute: MuteServicer registers no methods: .*; generate its stubs again"):
         await cluster.start(type("Mute", bases, {})())

@@ -259,9 +259,7 @@ class TestOneThatDoesNotReturn:
 
 class TestReplica:
     @pytest.mark.parametrize("separate", [False, True], ids=["loop", "thread"])
-    async def test_it_has_its_config_before_its_first_check_and_takes_others(
-        self, cluster: Cluster, separate: bool
-    ) -> None:
+    async def test_it_has_its_config_before_its_check_and_takes_others(self, cluster: Cluster, separate: bool) -> None:
         part = Tuned()
         server = await cluster.start(EchoService(), part, user_config=A, run_user_code_in_separate_thread=separate)
         assert part.ready_with == [1]

@@ -106,9 +106,7 @@ class TestNames:
 
 
 class TestWatchdog:
-    async def test_a_method_that_blocks_is_named_with_its_length(
-        self, cluster: Cluster, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    async def test_a_blocking_method_is_named(self, cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
         def wait_until_logged() -> None:
             limit = time.monotonic() + 20
             while "has been blocked for" not in caplog.text:

@@ -139,9 +139,7 @@ async def test_it_outlives_the_time_of_a_request_and_so_do_its_calls(
         assert await socket.receive_str(timeout=PATIENCE_S) == "echo: hi"
 
 
-async def test_it_ends_when_its_client_has_said_so(
-    cluster: Cluster, room: Room, app: object, client: ClientSession
-) -> None:
+async def test_it_ends_when_its_client_ends(cluster: Cluster, room: Room, app: object, client: ClientSession) -> None:
     server = await cluster.start(app, request_timeout_s=50.0)
     url = f"http://127.0.0.1:{server.http_port}/room"
     async with client.ws_connect(url, headers={"x-request-timeout-seconds": "500"}) as socket:

@@ -74,9 +74,7 @@ async def test_stream_sends_fifty_chunks_and_done(base_url: str, client: aiohttp
         ("/echo/stream?message=hi&num_tokens=all", 'num_tokens: expected an integer, found "all"'),
     ],
 )
-async def test_bad_input_gets_one_message(
-    base_url: str, client: aiohttp.ClientSession, path: str, message: str
-) -> None:
+async def test_bad_input_has_one_message(base_url: str, client: aiohttp.ClientSession, path: str, message: str) -> None:
     async with client.get(base_url + path) as answer:
         assert answer.status == 400
         error = (await answer.json())["error"]
