@@ -8,12 +8,10 @@ from collections import defaultdict
 from tests.harness.imports import ROOT, modules_of
 
 TWICE = {
-    "Answer": "the text of the mock engine is a choice of an answer, as the gateway's protocol calls it",
     "HAProxyProcess": "the process, and its record in the API",
     "JsonFormatter": "log lines of the controller, and those of a replica",
     "Mark": "the operator's mark of a GPU, and its record in the API",
     "NotYet": "the controller's error, and what the command makes of it",
-    "Plan": "the controller's plan; the mock engine's plan of a reply",
     "Service": "the public base of classes, and the API's record",
     "Settings": "those of the controller, and those of a replica",
     "SettingsError": "the error of each of these settings",

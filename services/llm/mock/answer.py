@@ -8,17 +8,18 @@ import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from pierhead.llm.v1.llm_pb2 import LLMReply, Usage
 from pierhead.request import new_request_id
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.llm.mock import text
 from services.llm.mock.arguments import MockArguments
+from services.llm.openai_error import shown
 from services.llm.server import bodies
 from services.llm.server.errors import LLMRequestError
 
-MOST_CHOICES = 128
 _MARK, _MARKED = "\x00", b"\\u0000"
 """Stands where the token goes while a choice's event is made once for all of its tokens; and what JSON makes of it."""
 
@@ -36,20 +37,44 @@ class Choice:
     """Tokens that were streamed."""
 
 
+class _StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class _MockRequest(BaseModel):
+    """What the mock reads of a request beside its prompts."""
+
+    model_config = ConfigDict(strict=True)
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+
+
 class MockAnswer:
     """To one request of chat or completions. Raises LLMRequestError for one that cannot be."""
 
     def __init__(self, body: bodies.Body, arguments: MockArguments, *, chat: bool) -> None:
-        bodies.number(body, "temperature", 0, 2)
-        bodies.integer(body, "top_logprobs", None, 0, 20)
+        try:
+            asked = _MockRequest.model_validate(body)
+        except ValidationError as error:
+            wrong, *_ = error.errors()
+            name = str(wrong["loc"][0])
+            message = f"{name}: {wrong['msg']}, found {shown(body[name])}"
+            raise LLMRequestError(message, param=name, code="invalid_value") from None
         self._chat = chat
-        self.stream = bodies.boolean(body, "stream")
-        if body.get("stream_options") is not None and not self.stream:
+        self.stream = asked.stream or False
+        if asked.stream_options is not None and not self.stream:
             raise LLMRequestError("stream_options: expected stream to be true as well", param="stream_options")
-        self._include_usage = bodies.boolean(bodies.mapping(body, "stream_options"), "include_usage")
-        self.n = bodies.integer(body, "n", 1, 1, MOST_CHOICES) or 1
+        self._include_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        self.n = asked.n or 1
         """Choices of each prompt."""
-        self.choices = _choices(body, arguments, self.n, chat=chat)
+        self.choices = _choices(body, asked, arguments, chat=chat)
         self._id = f"{'chatcmpl' if chat else 'cmpl'}-{new_request_id()}"
         self._frame = {"id": self._id, "created": int(time.time()), "model": body["model"]}
         self._templates: list[tuple[bytes, bytes, list[bytes]]] = []
@@ -123,19 +148,17 @@ def check_length(prompt: int, wanted: int, arguments: MockArguments) -> None:
         )  # fmt: skip
 
 
-def _choices(body: bodies.Body, arguments: MockArguments, n: int, *, chat: bool) -> list[Choice]:
+def _choices(body: bodies.Body, asked: _MockRequest, arguments: MockArguments, *, chat: bool) -> list[Choice]:
     prompts = [text.conversation(body)] if chat else text.prompts(body, "prompt")
-    limit = bodies.integer(body, "max_tokens", None, 1)
-    if chat:
-        limit = bodies.integer(body, "max_completion_tokens", limit, 1)
-    stops = bodies.strings(body, "stop")
+    limit = (asked.max_completion_tokens if chat else None) or asked.max_tokens
     said = text.content_of(body["messages"][-1]) if chat else str(body["prompt"])
     scripted = next((each for each in arguments.script if each.when in said), None)
+    stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
     choices = []
     for prompt in prompts:
         check_length(len(prompt), limit or 1, arguments)
         most = min(arguments.max_model_len - len(prompt), limit or arguments.max_model_len)
-        for number in range(n):
+        for number in range(asked.n or 1):
             if scripted is not None:
                 tokens, finish = text.cut(scripted.text) or [""], "tool_calls" if scripted.tool else "stop"
             else:

@@ -10,6 +10,7 @@ One timer serves all requests. The tokens of a request that are due in one step 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import operator
@@ -173,6 +174,9 @@ class MockEngine(LLMEngine):
             while left:
                 given = await job.news()
                 left = not all(sequence.done for sequence in sequences)
+                most = self._arguments.fail_after_tokens
+                if most is not None and sum(given) >= most:
+                    raise RuntimeError(f"engine_kwargs.fail_after_tokens = {most}: it fails as engine_kwargs say")
                 reply = answer.events(given) if answer.stream else LLMReply(tokens=sum(given))
                 if not left:
                     usage = _usage(answer, sequences)
@@ -180,16 +184,9 @@ class MockEngine(LLMEngine):
                     if answer.stream:
                         reply.data += answer.end(usage)
                     else:
-                        self._fail_if_asked(given)
                         reply.data = json.dumps(answer.whole(usage)).encode()
                 reply.status, status = status, 0
                 yield reply
-                self._fail_if_asked(given)
-
-    def _fail_if_asked(self, given: list[int]) -> None:
-        most = self._arguments.fail_after_tokens
-        if most is not None and sum(given) >= most:
-            raise RuntimeError(f"engine_kwargs.fail_after_tokens = {most}: the request fails as engine_kwargs say")
 
     def _sequence(self, job: _Job, prompt: list[str], tokens: list[str], salt: object) -> schedule.Sequence:
         size = self._arguments.block_size
@@ -233,10 +230,7 @@ class MockEngine(LLMEngine):
 
     async def _score(self, body: bodies.Body) -> dict[str, Any]:
         ones, others = text.prompts(body, "text_1"), text.prompts(body, "text_2")
-        if len(ones) not in (1, len(others)):
-            wanted = f"one text, or as many as text_2, {len(others)}"
-            raise LLMRequestError(f"text_1: expected {wanted}, found {len(ones)}", param="text_1")
-        pairs = zip(ones * (len(others) // len(ones)), others, strict=True)
+        pairs = zip(itertools.cycle(ones), others)  # one text is compared with each of the others
         found = [(1 + sum(map(operator.mul, _vector(one), _vector(other)))) / 2 for one, other in pairs]
         return await self._pooled(body, ones + others, "score", found)
 

@@ -76,7 +76,7 @@ def answer(prompt: list[str], number: int, count: int) -> list[str]:
     return [f" {(seed + place) % 1000:03d}" for place in range(count)]
 
 
-def until_stop(tokens: list[str], stops: tuple[str, ...]) -> list[str] | None:
+def until_stop(tokens: list[str], stops: list[str]) -> list[str] | None:
     """The tokens before the first of the stop strings; None where there is none of them."""
     text = "".join(tokens)
     ends = [at for stop in stops if stop and (at := text.find(stop)) >= 0]

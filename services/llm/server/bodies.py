@@ -71,64 +71,6 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def integer(body: Body, name: str, default: int | None, low: int, high: int | None = None) -> int | None:
-    """A member that is a whole number from `low` on; null and absent are the default. Raises LLMRequestError."""
-    value = body.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise wrong(name, "an integer", value)
-    if value < low or (high is not None and value > high):
-        bounds = f">= {low}" if high is None else f"from {low} to {high}"
-        raise LLMRequestError(f"{name}: expected an integer {bounds}, found {value}", param=name, code="invalid_value")
-    return value
-
-
-def number(body: Body, name: str, low: float, high: float) -> float | None:
-    """A member that is a number of a range; null and absent are None. Raises LLMRequestError."""
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise wrong(name, "a number", value)
-    if not low <= value <= high:
-        raise LLMRequestError(
-            f"{name}: expected a number from {low:g} to {high:g}, found {value}", param=name, code="invalid_value"
-        )
-    return float(value)
-
-
-def boolean(body: Body, name: str) -> bool:
-    """A member that is true or false; null and absent are false. Raises LLMRequestError."""
-    value = body.get(name)
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise wrong(name, "a boolean", value)
-    return value
-
-
-def strings(body: Body, name: str) -> tuple[str, ...]:
-    """A member that is a string or an array of strings; null and absent are none. Raises LLMRequestError."""
-    value = body.get(name)
-    if value is None:
-        return ()
-    found = [value] if isinstance(value, str) else value
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise wrong(name, "a string or an array of strings", value)
-    return tuple(found)
-
-
-def mapping(body: Body, name: str) -> Body:
-    """A member that is an object; null and absent are the empty one. Raises LLMRequestError."""
-    value = body.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise wrong(name, "an object", value)
-    return value
-
-
 def wrong(name: str, expected: str, found: object) -> LLMRequestError:
     """The error for a member of the wrong kind."""
     return LLMRequestError(f"{name}: expected {expected}, found {kind_of(found)}", param=name, code="invalid_type")

@@ -76,19 +76,6 @@ def test_what_is_no_object_is_refused(raw: bytes, words: str) -> None:
     assert caught.value.http_status == 400
 
 
-def test_members_of_the_wrong_kind_are_named() -> None:
-    with pytest.raises(LLMRequestError, match="n: expected an integer, found a boolean"):
-        bodies.integer({"n": True}, "n", 1, 1)
-    with pytest.raises(LLMRequestError, match="n: expected an integer >= 1, found -3") as caught:
-        bodies.integer({"n": -3}, "n", 1, 1)
-    assert caught.value.param == "n"
-    assert bodies.integer({"n": None}, "n", 5, 1) == 5
-    with pytest.raises(LLMRequestError, match="t: expected a number from 0 to 2, found 3"):
-        bodies.number({"t": 3}, "t", 0, 2)
-    with pytest.raises(LLMRequestError, match="stop: expected a string or an array of strings, found a number"):
-        bodies.strings({"stop": 3}, "stop")
-
-
 # ----------------------------------------------------------------------------------------------------------- watchdog
 
 

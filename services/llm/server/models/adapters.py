@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,16 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """No slash and no dot in front: a name is one directory of those below the given one."""
 
 
+@dataclass(frozen=True)
 class LoadedAdapter:
-    """One adapter in the engine. `aclose` takes it out again."""
+    """One adapter in the engine."""
 
-    def __init__(self, name: str, engine: LLMEngine) -> None:
-        self.name = name
-        self._engine = engine
+    name: str
+    engine: LLMEngine
 
     async def aclose(self) -> None:
-        """Called when the LRU cache evicts it."""
-        await self._engine.unload_adapter(self.name)
+        """Take it out again. Called when the LRU cache evicts it."""
+        await self.engine.unload_adapter(self.name)
 
 
 class Adapters:
@@ -102,7 +103,7 @@ class Adapters:
             )
         async with self._pinning:
             for adapter in [each for each in self._pins if each not in desired]:
-                await self._unpin(adapter)
+                await self._pins.pop(adapter).__aexit__(None, None, None)
             missing = [each for each in desired if each not in self._pins]
             for number, adapter in enumerate(missing):
                 self._report("loading adapters", number, len(missing))
@@ -137,11 +138,8 @@ class Adapters:
 
     async def _pin(self, adapter: str) -> None:
         use = self._loaded(adapter)
-        await use.__aenter__()  # left by `_unpin`
+        await use.__aenter__()  # left by `keep`, or `unload`
         self._pins[adapter] = use
-
-    async def _unpin(self, adapter: str) -> None:
-        await self._pins.pop(adapter).__aexit__(None, None, None)
 
     async def _load(self, adapter: str) -> LoadedAdapter:
         """Cancelled when the replica ends. A load that the engine has begun is then awaited: the engine may have the

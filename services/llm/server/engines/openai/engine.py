@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import aiohttp
@@ -22,7 +22,7 @@ from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest, ModelCard
 from pierhead.llm_config import LLMConfig
 
 from services.llm.server import bodies
-from services.llm.server.answers import not_supported, reply_to
+from services.llm.server.answers import not_supported, refused
 from services.llm.server.engine import EngineStats, LLMEngine, Replies, Report, checked_kwargs
 from services.llm.server.engines.openai.arguments import PATHS, OpenAIArguments
 from services.llm.server.engines.openai.events import Account
@@ -121,7 +121,7 @@ class OpenAIEngine(LLMEngine):
                 f"{self._arguments.base_url} refuses the key ({status}): set engine_kwargs.api_key_env to the variable "
                 "that holds the right one"
             )
-        cards = cards_of(body) if status == 200 else {}
+        cards = cards_of(body)
         if not cards:
             return  # it has no list: the first token shows whether it serves the model
         if self._model not in cards:
@@ -135,8 +135,7 @@ class OpenAIEngine(LLMEngine):
 
     async def _cards(self) -> dict[str, dict[str, Any]]:
         """The server's models by name; empty if it has no such list."""
-        status, body = await self._small("GET", "/v1/models")
-        return cards_of(body) if status == 200 else {}
+        return cards_of((await self._small("GET", "/v1/models"))[1])
 
     async def shutdown(self) -> None:
         """Close every connection: running requests fail here, and are aborted at the server."""
@@ -182,43 +181,35 @@ class OpenAIEngine(LLMEngine):
         """See LLMEngine.completions."""
         return self._generate(request, "/v1/completions")
 
-    async def _generate(self, request: LLMRequest, path: str) -> AsyncIterator[LLMReply]:
+    def _generate(self, request: LLMRequest, path: str) -> Replies:
         try:
             body, changed = self._body(request)
         except LLMRequestError as error:
-            yield reply_to(error)
-            return
+            return refused(error)
         hide = body.get("stream") is True and _ask_for_usage(body)
         wire = json.dumps(body).encode() if changed or hide else request.body
 
         def ask() -> AsyncGenerator[LLMReply, None]:
             return self._ask(path, wire, _JSON, Account(hide_usage=hide), ends=True)
 
-        async with contextlib.aclosing(self._with_adapter(body["model"], ask)) as replies:
-            async for reply in replies:
-                yield reply
+        return self._with_adapter(body["model"], ask)
 
-    async def pass_through(self, request: LLMRequest) -> AsyncIterator[LLMReply]:
+    def pass_through(self, request: LLMRequest) -> Replies:
         """The paths of `PATHS` and engine_kwargs.more_paths."""
         if request.path not in PATHS.union(self._arguments.more_paths) or not request.body:
-            async for reply in not_supported(request.path):
-                yield reply
-            return
+            return not_supported(request.path)
         wire, content_type, model = request.body, request.content_type or _JSON, ""
         try:
             if content_type.partition(";")[0].strip() == _JSON:
                 body, changed = self._body(request)
                 wire, model = json.dumps(body).encode() if changed else wire, body["model"]
         except LLMRequestError as error:
-            yield reply_to(error)
-            return
+            return refused(error)
 
         def ask() -> AsyncGenerator[LLMReply, None]:
             return self._ask(request.path, wire, content_type, Account(hide_usage=False))
 
-        async with contextlib.aclosing(self._with_adapter(model, ask)) as replies:
-            async for reply in replies:
-                yield reply
+        return self._with_adapter(model, ask)
 
     async def _with_adapter(
         self, model: str, ask: Callable[[], AsyncGenerator[LLMReply, None]]
