@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -77,6 +77,8 @@ class Call:
     """Whether the replica may queue it instead of refusing it."""
     _ended = False
     _callbacks: list[Callable[[Any], None]] | None = None
+    _raised: Sequence[Exception] = ()
+    """The error of the iterator of requests, if it raised one."""
 
     def __init__(
         self, binding: Binding, method: Method, request: Any, timeout: float | None, metadata: Any, compression: Any
@@ -371,8 +373,21 @@ class Call:
 
     # ---- after a failure
 
-    def _recover(self, call: Any, error: grpc.aio.AioRpcError, *, begun: bool = False) -> None:
-        """Open the call at another replica if it surely was not begun; otherwise raise the caller's error."""
+    async def _recover(
+        self, call: Any, error: grpc.aio.AioRpcError | asyncio.CancelledError, *, begun: bool = False
+    ) -> None:
+        """Open the call at another replica if it surely was not begun; otherwise raise the caller's error.
+
+        gRPC itself cancels a call whose stream of requests can no longer be written, a moment before it has the
+        status. That CancelledError must not reach the caller's task, which was not cancelled.
+        """
+        if not isinstance(error, grpc.aio.AioRpcError):
+            task = asyncio.current_task()
+            if self._ended or task is None or task.cancelling():
+                raise error
+            error = await error_of(call)
+        if self._raised and error.code() is grpc.StatusCode.CANCELLED:
+            raise self._raised[0]  # the transport has ended the call for it, and the replica did nothing wrong
         if call is not self._call:
             return  # another task that awaits this call has done it already
         now = time.monotonic()
@@ -385,19 +400,6 @@ class Call:
             raise failure.as_seen(where, self._limit) from error
         self._binding.retried(reason)
         self._again(reason, now)
-
-    async def _failure(self, call: Any, error: grpc.aio.AioRpcError | asyncio.CancelledError) -> grpc.aio.AioRpcError:
-        """The status that the call ended with; raises `error` when this side cancelled it.
-
-        gRPC itself cancels a call whose stream of requests can no longer be written, a moment before it has the
-        status. That CancelledError must not reach the caller's task, which was not cancelled.
-        """
-        if isinstance(error, grpc.aio.AioRpcError):
-            return error
-        task = asyncio.current_task()
-        if self._ended or task is None or task.cancelling():
-            raise error
-        return await error_of(call)
 
     def _may_move(self) -> bool:
         """Whether the whole request is still at hand, so that it can be sent again."""

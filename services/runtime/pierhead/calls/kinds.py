@@ -30,7 +30,7 @@ class _OneReply(Call):
                 try:
                     reply = yield from call.__await__()
                 except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-                    self._recover(call, (yield from self._failure(call, error).__await__()))
+                    yield from self._recover(call, error).__await__()
                 else:
                     if self._succeeded():
                         yield from self._read_report().__await__()
@@ -70,7 +70,7 @@ class _ManyReplies(Call):
                 try:
                     message = await call.read()
                 except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
-                    self._recover(call, await self._failure(call, error), begun=self._has_read)
+                    await self._recover(call, error, begun=self._has_read)
                     continue
                 if message is not grpc.aio.EOF:
                     if not self._has_read:
@@ -118,9 +118,8 @@ class _ManyRequests(Call):
     _has_written = False
 
     def __init__(self, binding: Binding, method: Method, request: Any, *options: Any) -> None:
-        self._raised: list[Exception] = []
-        """The error of the iterator of requests, if it raised one."""
-        super().__init__(binding, method, None if request is None else _kept(request, self._raised), *options)
+        self._raised = raised = list[Exception]()
+        super().__init__(binding, method, None if request is None else _kept(request, raised), *options)
 
     @property
     def request(self) -> Any:
@@ -129,11 +128,6 @@ class _ManyRequests(Call):
 
     def _may_move(self) -> bool:
         return self._request is None and not self._has_written
-
-    def _recover(self, call: Any, error: grpc.aio.AioRpcError, *, begun: bool = False) -> None:
-        if self._raised and error.code() is grpc.StatusCode.CANCELLED:
-            raise self._raised[0]  # the transport has ended the call for it, and the replica did nothing wrong
-        super()._recover(call, error, begun=begun)
 
     async def write(self, request: Any) -> None:
         """Send one message. Raises a PierheadError."""
@@ -150,12 +144,12 @@ class _ManyRequests(Call):
                 try:
                     await send(call)
                 except grpc.aio.AioRpcError as error:
-                    self._recover(call, error)
+                    await self._recover(call, error)
                 except asyncio.InvalidStateError:
                     if self._has_written or not call.done():
                         raise
                     # A plain channel raises this when the call ended before anything could be sent.
-                    self._recover(call, await error_of(call))
+                    await self._recover(call, await error_of(call))
                 else:
                     self._has_written = True
                     return
