@@ -130,7 +130,8 @@ async def test_a_wrong_body_is_a_400_that_says_why(
     base_url: str, client: aiohttp.ClientSession, body: bytes | dict[str, Any], message: str
 ) -> None:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    async with client.post(f"{base_url}/recsys/rank", data=data) as answer:
+    as_json = {"Content-Type": "application/json"}
+    async with client.post(f"{base_url}/recsys/rank", data=data, headers=as_json) as answer:
         error = (await answer.json())["error"]
         assert answer.status == 400, error
     assert message in error["message"]
