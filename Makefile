@@ -1,6 +1,9 @@
 # Each target is one line that calls a script or the controller's CLI.
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
+# The clone's own Python, with what checks, tests and benches need; `plain`: but for PyTorch.
+python = compose/machine/venv.sh && .venv/bin/python
+plain = compose/machine/venv.sh packages && NO_MKDOCS_2_WARNING=1 .venv/bin/python
 # $(call flag,NAME,OPTION): the option where the variable is 1.
 flag = $(if $(filter-out 0 1,$($(1))),$(error $(1): expected 1 or nothing, found "$($(1))"),$(if $(filter 1,$($(1))),$(2)))
 .PHONY: help up down scale deploy rollback status why top plan events logs validate build machine test test-all bench bench-llm simulate docs docs-serve lint fmt
@@ -51,28 +54,31 @@ machine: ## prepare this machine: Docker Engine, Compose plug-in, base images
 	@compose/machine/engine.sh && compose/machine/base-images.sh
 
 test: ## run the checks and the tests of every promise
-	@compose/machine/test.sh
+	@$(python) -m tests
 
 test-all: ## run the long tests too: real vLLM, restarts of the engine, long rollouts, soak
-	@compose/machine/test.sh all
+	@$(python) -m tests all
 
 bench: ## measure beside Ray Serve: [QUICK=1] [MODE=processes] [ROUNDS=3] [SECONDS=5] [ONLY=echo,open] [PEER=0]
-	@compose/machine/bench.sh "MODE=$(MODE)" "ROUNDS=$(ROUNDS)" "SECONDS=$(SECONDS)" "ONLY=$(ONLY)" "QUICK=$(QUICK)" "PEER=$(PEER)" "WATCH=$(WATCH)" "DEVICE=$(DEVICE)" "OUT=$(OUT)"
+	@$(python) -m tests.bench.prepare "MODE=$(MODE)" "ROUNDS=$(ROUNDS)" "SECONDS=$(SECONDS)" "ONLY=$(ONLY)" "QUICK=$(QUICK)" "PEER=$(PEER)" "WATCH=$(WATCH)" "DEVICE=$(DEVICE)" "OUT=$(OUT)"
 
 bench-llm: ## measure LLM serving beside Ray Serve LLM: [QUICK=1] [ROUNDS=3] [SECONDS=6] [ONLY=overhead,linear] [PEER=0]
-	@compose/machine/bench-llm.sh "ROUNDS=$(ROUNDS)" "SECONDS=$(SECONDS)" "ONLY=$(ONLY)" "QUICK=$(QUICK)" "PEER=$(PEER)" "OUT=$(OUT)"
+	@$(python) -m tests.bench.llm.prepare "ROUNDS=$(ROUNDS)" "SECONDS=$(SECONDS)" "ONLY=$(ONLY)" "QUICK=$(QUICK)" "PEER=$(PEER)" "OUT=$(OUT)"
 
 simulate: ## try autoscaling on a trace: TRACE=step:10x [SERVICE=ranker] [OUT=simulation.png] [OPTIONS="--help"]
-	@compose/machine/simulate.sh "$(TRACE)" "$(SERVICE)" "$(OUT)" $(OPTIONS)
+	$(if $(TRACE),,$(error simulate: name a trace, a shape or a file. Example: make simulate TRACE=step:10x SERVICE=ranker. \
+	All shapes and options: make simulate TRACE=step OPTIONS=--help))
+	@$(plain) -m simulator "$(TRACE)" $(SERVICE) --plot "$(or $(OUT),simulation.png)" $(OPTIONS)
 
 docs: ## build the documentation into site/, strictly
-	@compose/machine/docs.sh build
+	@$(plain) -m mkdocs build --strict
 
 docs-serve: ## show the documentation at http://127.0.0.1:8080, and follow edits
-	@compose/machine/docs.sh serve
+	@$(plain) -m mkdocs serve --strict --dev-addr 127.0.0.1:8080
 
 lint: ## check style and types
-	@compose/machine/lint.sh check
+	@$(python) -m ruff check && .venv/bin/ruff format --check && .venv/bin/mypy
+	@if command -v shellcheck >/dev/null; then shellcheck --external-sources --source-path=. pierhead .ci/run compose/machine/*.sh; fi
 
 fmt: ## format, and fix what can be fixed
-	@compose/machine/lint.sh fix
+	@$(python) -m ruff format && .venv/bin/ruff check --fix

@@ -76,7 +76,7 @@ class StateTooLarge(StoreError):
 
 
 class StateUnreachable(StoreError):
-    """Swarm does not answer, or not as a manager with a quorum. A write may have been carried out all the same."""
+    """The place of the state does not answer. A write may have been carried out all the same."""
 
     http_status = 503
 
@@ -127,7 +127,7 @@ class EngineSocketGone(EngineUnreachable):
 
 
 class EngineLeaderless(EngineError):
-    """The engine answers, and its Swarm has no leader at the moment: nothing can be read or changed until it has."""
+    """The engine answers, and its managers have no leader at the moment: nothing can be read or changed until then."""
 
     http_status = 503
 

@@ -39,7 +39,7 @@ _failed = pytest.StashKey[bool]()
 
 # A shell that starts pytest in the background has it ignore Ctrl-C, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# testcontainers' reaper is an image of a registry. compose/machine/test.sh removes what is left.
+# testcontainers' reaper is an image of a registry. tests/__main__.py removes what is left.
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
 
 

@@ -5,8 +5,6 @@ set -euo pipefail
 
 # shellcheck source=compose/machine/stack.sh
 . "$(dirname "${BASH_SOURCE[0]}")/stack.sh"
-# shellcheck source=compose/machine/swarm.sh
-. "$here/swarm.sh"
 
 readonly READY_S=${PIERHEAD_UP_TIMEOUT_S:-300}
 readonly CONTROLLER_S=30
@@ -36,14 +34,14 @@ main() {
   [ -z "$is_clone" ] || step "Waiting until every app answers" wait_for_apps || explain_silence
   print_addresses
   advise_against_proxy
-  ! on_swarm || run_stack trouble </dev/null || true
+  ! on_swarm || swarm_program stack trouble || true
   program status || true
 }
 
 start() {
   local image missing=''
   if on_swarm; then
-    resolved_files | run_stack up || give_up "the stack was not started; the lines above say why."
+    swarm_program stack up || give_up "the stack was not started; the lines above say why."
     return
   fi
   { ! replaces_haproxy || replace_haproxy; } &&
@@ -66,6 +64,22 @@ replaces_haproxy() {
 replace_haproxy() {
   say "This replaces HAProxy's container: new connections are refused until requests in flight have ended, for 11 seconds at most."
   step "Replacing HAProxy" docker compose --progress plain up --detach --no-build --no-deps haproxy
+}
+
+# choose_registry: the stack's own registry is one of its services, where it is asked for.
+choose_registry() {
+  [ "$(setting PIERHEAD_REGISTRY '')" = here ] || return 0
+  COMPOSE_PROFILES=$(setting COMPOSE_PROFILES '')
+  export COMPOSE_PROFILES=${COMPOSE_PROFILES:+$COMPOSE_PROFILES,}registry
+}
+
+# swarm_program COMMAND...: what knows Swarm, in the Python of the tool or of this clone.
+swarm_program() {
+  if [ -n "${PIERHEAD_PROGRAM:-}" ]; then
+    "$PIERHEAD_PROGRAM" -P -c 'import pierhead_stack; from controller.swarm.tool.__main__ import main; raise SystemExit(main())' "$@"
+  else
+    "$root/pierhead" --version >/dev/null && PYTHONPATH=$root PIERHEAD_CLONE=$root "$root/.venv/bin/python" -P -m controller.swarm.tool "$@"
+  fi
 }
 
 replicated_services() {
@@ -137,7 +151,7 @@ refuse_unusable_files() {
   ! builds || step "Building the controller" docker compose --progress plain build controller ||
     give_up "the controller's image could not be built; the lines above say why. What runs already was not touched."
   if on_swarm; then
-    resolved_files | run_stack check || refuse "Nothing was started; what runs goes on as it was."
+    swarm_program stack check || refuse "Nothing was started; what runs goes on as it was."
     return
   fi
   said=$(docker compose run --rm --no-deps --no-TTY controller pierhead validate 2>/dev/null </dev/null) || status=$?
@@ -323,7 +337,7 @@ wait_for_apps() {
 wait_for_controller() {
   local port began=$SECONDS
   port=$(setting PIERHEAD_API_PORT 8100)
-  until if on_swarm; then controller_answers; else [ "$(http_status "$port" /healthz)" = 200 ]; fi; do
+  until if on_swarm; then swarm_program stack answers; else [ "$(http_status "$port" /healthz)" = 200 ]; fi; do
     [ "$((SECONDS - began))" -lt "$CONTROLLER_S" ] || return 1
     sleep 0.5
   done
@@ -343,7 +357,7 @@ explain_controller() {
 # give_up_where_it_is_down: a `down` beside this `up` ends its waiting. Without Prometheus the stack is on its way down.
 give_up_where_it_is_down() {
   if on_swarm; then
-    ! controllers_image >/dev/null 2>&1 || return 0
+    ! docker service inspect "${project}_controller" >/dev/null 2>&1 || return 0
   else
     [ -z "$(container_of controller)" ] || [ -z "$(container_of prometheus)" ] || return 0
   fi

@@ -33,28 +33,3 @@ install_cpu_torch() {
     uv pip install --python "$python" "$@" --torch-backend cpu "$requirement"
   fi
 }
-
-# make_once ENVIRONMENT [check]: runs the caller's `make_all`, unless ENVIRONMENT was already made of what its `wanted`
-# prints; check: only says whether it was, by the exit status. Other scripts that make it wait for this one.
-make_once() {
-  readonly ENVIRONMENT=$1 PYTHON=$1/bin/python
-  case ${2:-} in
-    '') ;;
-    check)
-      is_made
-      return
-      ;;
-    *) refuse "$(basename "$0"): expected nothing or check, found \"$2\"." ;;
-  esac
-  mkdir -p "$(dirname "$ENVIRONMENT")"
-  exec 8>"$ENVIRONMENT.lock"
-  flock 8
-  if is_made; then return; fi
-  has_uv || "$here/venv.sh" packages
-  trust_own_certificates
-  rm -f "$ENVIRONMENT/made"
-  make_all
-  wanted >"$ENVIRONMENT/made"
-}
-
-is_made() { [ -r "$ENVIRONMENT/made" ] && [ "$(cat "$ENVIRONMENT/made")" = "$(wanted)" ]; }

@@ -67,7 +67,7 @@ class World:
     run: Run = in_thread
     """How autoscaling functions are called."""
     acts: Callable[[], bool] = lambda: True
-    """Whether this controller may act now: on Swarm, while it holds the lease of the state."""
+    """Whether this controller may act now: not where another one holds the state."""
     certificate_ends_at: float | None = None
     """Of the TLS between controller and edges (unix time); None = there is none."""
     ask_contract: AskContract = no_contract

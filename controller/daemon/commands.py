@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from ..desired.deployer import Deployer
-from ..engines.base import ClusterEngine
+from ..engines.base import NO_MARKS, ClusterEngine
 from ..errors import InvalidRequest, NotYet, SpecError, UnknownService
 from ..files.watch import SpecWatch
 from ..model.desired import Revision
@@ -171,11 +171,7 @@ class Commands:
         """Place no more replicas on a GPU; replicas that run there stay. Raises InvalidRequest, StoreError."""
         if self._engine.places != "ours":
             node = next((gpu.node for gpu in self._observer.latest.gpus if gpu.uuid == uuid), "NODE")
-            raise InvalidRequest(
-                f"{uuid} cannot be marked on a Swarm, which chooses the GPUs of replicas itself: `pierhead node drain "
-                f"{node}`, then repeat the machine's `pierhead node join` or `init` with --gpus and the UUIDs of its "
-                f"other GPUs, and `pierhead node activate {node}`"
-            )
+            raise InvalidRequest(f"{uuid} {NO_MARKS.format(node=node)}")
         known = [*(gpu.uuid for gpu in self._observer.latest.gpus), *self._store.gpu_faults]
         if uuid not in known:
             raise InvalidRequest(f"there is no GPU {uuid!r}; this machine has {', '.join(known) or 'none'}")

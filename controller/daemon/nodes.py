@@ -59,7 +59,7 @@ class NoNodes:
 
     def known(self, name: str) -> NoReturn:
         """Raises InvalidRequest."""
-        raise InvalidRequest(f"there is no node {name!r}: this stack runs on one machine, and not on a Swarm")
+        raise InvalidRequest(f"there is no node {name!r}: this stack runs on one machine")
 
     async def drain(self, name: str, *, at_once: bool = False) -> str:
         """Raises InvalidRequest."""

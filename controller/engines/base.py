@@ -61,6 +61,12 @@ OVERFLOW = EngineEvent(kind="overflow", container_id="", name="")
 
 
 Places = Literal["ours", "the engine's"]
+NO_MARKS = (
+    "cannot be marked on a Swarm, which chooses the GPUs of replicas itself: `pierhead node drain {node}`, then repeat "
+    "the machine's `pierhead node join` or `init` with --gpus and the UUIDs of its other GPUs, and `pierhead node "
+    "activate {node}`"
+)
+"""Why a GPU is not marked where the engine places."""
 
 OUT_OF_MEMORY = "oom"
 """The kind of event of a process that the kernel killed because memory ran out; its container may still run."""

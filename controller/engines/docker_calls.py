@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from ..errors import EngineError, EngineUnreachable
-from .docker_errors import translated
+from .docker_errors import Hints, translated
 
 T = TypeVar("T")
 
@@ -29,7 +29,9 @@ class EngineCalls:
     `call`, `stop`, `look`, `pull` and `read_log` raise the controller's errors. A cancelled call goes on in its thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hints: Hints = ()) -> None:
+        """`hints`: what to do about messages that only this engine has."""
+        self._hints = hints
         self._calls = ThreadPoolExecutor(max_workers=8, thread_name_prefix="pierhead-engine")
         self._stops = ThreadPoolExecutor(max_workers=8, thread_name_prefix="pierhead-stop")
         # Containers are read while starts take long; while one read hangs, the next one has the second thread.
@@ -78,7 +80,7 @@ class EngineCalls:
     async def _run(self, what: str, call: Callable[[], T], limit_s: float, pool: ThreadPoolExecutor) -> T:
         try:
             async with asyncio.timeout(limit_s):
-                with translated(what):
+                with translated(what, self._hints):
                     return await asyncio.get_running_loop().run_in_executor(pool, call)
         except TimeoutError as error:
             raise EngineUnreachable(

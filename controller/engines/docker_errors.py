@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import docker.errors
 import requests
@@ -12,8 +12,9 @@ import requests
 from ..errors import EngineError, EngineLeaderless, EngineUnreachable, ImageNotFound
 from ..model.spec import ServiceSpec
 
-_LEADERLESS = r"does not have a leader|code = DeadlineExceeded"
-# Pattern in the engine's message -> remedy. The first match counts.
+Hints = Sequence[tuple[str, str]]
+"""Pattern in the engine's message -> remedy. The first match counts."""
+LEADERLESS = r"does not have a leader|code = DeadlineExceeded"
 _HINTS = (
     (r"could not select device driver", "install the NVIDIA Container Toolkit, or switch CDI on in the engine"),
     (
@@ -27,23 +28,20 @@ _HINTS = (
     (r"port is already allocated", "a replica cannot publish host ports: remove `ports` from the service"),
     (r"network \S+ not found", "`docker compose up` creates the project's networks"),
     (r"executable file not found", "correct the service's command or entrypoint"),
-    (r"not a swarm manager", "with PIERHEAD_ENGINE=swarm the controller runs on a manager of the Swarm"),
-    (
-        _LEADERLESS,
-        "more than half of the Swarm's managers must be up: `docker node ls`",
-    ),
 )
 
 
 @contextlib.contextmanager
-def translated(what: str) -> Iterator[None]:
-    """Run calls of docker-py; `what` names them in the error: "start of replica shop-ranker-1a2b3c4d-1"."""
+def translated(what: str, hints: Hints = ()) -> Iterator[None]:
+    """Run calls of docker-py; `what` names them in the error: "start of replica shop-ranker-1a2b3c4d-1". `hints`: more
+    of them.
+    """
     try:
         yield
     except docker.errors.APIError as error:
         words = explanation(error)
-        kind = EngineLeaderless if error.is_server_error() and re.search(_LEADERLESS, words) else EngineError
-        raise kind(refusal(what, words)) from error
+        kind = EngineLeaderless if error.is_server_error() and re.search(LEADERLESS, words) else EngineError
+        raise kind(refusal(what, words, hints)) from error
     except (requests.RequestException, docker.errors.DockerException, OSError) as error:
         raise EngineUnreachable(
             f"{what}: the Docker Engine does not answer ({_root(error)}); check `docker info` on this machine and that "
@@ -56,14 +54,14 @@ def explanation(error: docker.errors.APIError) -> str:
     return " ".join(str(error.explanation or error).split())
 
 
-def refusal(what: str, message: str) -> str:
+def refusal(what: str, message: str, hints: Hints = ()) -> str:
     """The text of an EngineError, with a hint where one is known."""
-    return f"{what} failed: the Docker Engine says: {with_hint(message)}"
+    return f"{what} failed: the Docker Engine says: {with_hint(message, hints)}"
 
 
-def with_hint(message: str) -> str:
+def with_hint(message: str, hints: Hints = ()) -> str:
     """The engine's message, and in brackets what to do, where that is known."""
-    hint = next((hint for pattern, hint in _HINTS if re.search(pattern, message)), "")
+    hint = next((hint for pattern, hint in (*_HINTS, *hints) if re.search(pattern, message)), "")
     return f"{message} ({hint})" if hint else message
 
 

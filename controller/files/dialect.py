@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     Read = Callable[[ServiceSource, str, Any, dict[str, Any], Problems], None]
     """(service, path of a key, its value, body, problems): puts a key of Compose into the body of the create call."""
 
+OF_NO_CONTAINER = "is for Swarm, Compose and Pierhead do not use it; remove it"
+"""The problem of a key of `deploy` that no dialect has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Dialect:

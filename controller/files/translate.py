@@ -17,6 +17,7 @@ from ..model.spec import COMPOSE_LABEL_PREFIX, LABEL_PREFIX
 from ..model.text import shown
 from .attachments import add_mounts, add_networks
 from .definition import RESERVED_ENVIRONMENT
+from .dialect import OF_NO_CONTAINER
 from .problems import Problems, ServiceSource, at
 
 # Key -> (section of the body, name there, reader). Section "" is the body itself.
@@ -283,7 +284,9 @@ _limit_of_cpus = cpus("HostConfig", "NanoCpus")
 
 # -------------------------------------------------------------------------------------------------------- deploy
 
-_DEPLOY_IGNORED = frozenset({"replicas", "labels", "restart_policy"})  # read by parse.py; Swarm's own; see `restart`
+_DEPLOY_IGNORED = frozenset(
+    {"replicas", "labels", "restart_policy"}
+)  # read by parse.py; of no container; see `restart`
 _LIMITS: Mapping[str, tuple[str, Callable[[Problems, str, Any], Any]]] = {
     "memory": ("Memory", Problems.size),
     "pids": ("PidsLimit", Problems.whole),
@@ -298,7 +301,7 @@ def _deploy(source: ServiceSource, path: str, value: Any, body: dict[str, Any], 
         elif source.dialect and (read := source.dialect.deploy.get(str(key))):
             read(source, at(path, str(key)), item, body, problems)
         elif key not in (*_DEPLOY_IGNORED, "mode", "resources"):
-            problems.add(at(path, str(key)), "is for Swarm, Compose and Pierhead do not use it; remove it")
+            problems.add(at(path, str(key)), OF_NO_CONTAINER)
     resources = problems.mapping(at(path, "resources"), deploy.get("resources"))
     for key, item in resources.items():
         item_path = at(at(path, "resources"), str(key))

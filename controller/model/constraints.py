@@ -1,4 +1,4 @@
-"""Placement constraints of a Swarm, as far as the planner has to know which nodes a replica may be on. Pure."""
+"""Placement constraints, as far as the planner has to know which nodes a replica may be on. Pure."""
 
 from __future__ import annotations
 

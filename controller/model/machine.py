@@ -1,4 +1,4 @@
-"""What the machine that the replicas run on has, and what it has left. A Swarm's nodes tell nothing of that."""
+"""What the machine that the replicas run on has, and what it has left. Several nodes tell nothing of that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nodes of an engine that has several, as a Swarm does, and how many managers a decision needs. Pure."""
+"""The nodes of an engine that has several, and how many managers a decision needs. Pure."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class GpuRequest:
     kind: str = ""
     """Only GPUs whose name contains this, such as "H100"; "" = any."""
     constraints: tuple[str, ...] = ()
-    """Only GPUs of nodes that fulfil these (the service's placement constraints on a Swarm)."""
+    """Only GPUs of nodes that fulfil these (the service's placement constraints)."""
 
     def takes(self, gpu_name: str) -> bool:
         """Whether a GPU of that name fits the request. A GPU without a known name does."""

@@ -70,7 +70,7 @@ class EngineEvents:
 
     def _give_up_on(self, error: EngineError) -> None:
         """Raise EngineUnreachable if the engine has been silent for too long. Another controller could do no more while
-        a Swarm has no leader.
+        there is no leader.
         """
         if isinstance(error, EngineLeaderless):
             self._heard_at = self._clock()

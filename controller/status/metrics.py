@@ -188,7 +188,7 @@ def _gpu_memory(view: View | None) -> Iterator[Metric]:
 def _nodes(view: View | None) -> Iterator[Metric]:
     ready = GaugeMetricFamily("pierhead_node_ready", "1 while the node is ready.", labels=["node", "role"])
     replicas = GaugeMetricFamily("pierhead_node_replicas", "Replicas on the node.", labels=["node"])
-    managers = GaugeMetricFamily("pierhead_managers_ready", "Managers of the Swarm that are not down.")
+    managers = GaugeMetricFamily("pierhead_managers_ready", "Managers that are not down.")
     needed = GaugeMetricFamily("pierhead_managers_needed", "Managers without which nothing can be changed.")
     for node in view.nodes if view else ():
         role = "worker" if node.role == "worker" else "manager"

@@ -102,7 +102,7 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "targets": Operation(
         list[answers.Target],
-        query=(_text("job", "replicas (the default), or haproxy: those of the nodes of a Swarm."),),
+        query=(_text("job", "replicas (the default), or haproxy: one on each node, where there are several."),),
     ),
     "healthz": Operation(answers.Health),
     "metrics": Operation(media_type="text/plain"),

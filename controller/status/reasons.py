@@ -85,7 +85,7 @@ def _failure(failure: Failure, now: float) -> Obstacle:
 
 
 def _unready(row: Service) -> Iterator[Obstacle]:
-    """Yield the replicas that do not serve, grouped by reason; those of a Swarm also while they have no node."""
+    """Yield the replicas that do not serve, grouped by reason; also while the engine has no node for them."""
     refusing = row.user_config.refusing if row.user_config else ()
     names: dict[str, list[str]] = {}
     for replica in row.replicas:

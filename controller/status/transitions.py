@@ -79,7 +79,7 @@ def _nodes(before: View, after: View) -> Iterator[Transition]:
     for key, node in now.items():
         was = then.get(key)
         if was is None:
-            yield Transition("node_joined", f"node {node.name} has joined the Swarm", target=node.name)
+            yield Transition("node_joined", f"node {node.name} has joined", target=node.name)
         elif node.state == "down" and was.state != "down":
             words = f"node {node.name} is down: its replicas go where there is room"
             yield Transition("node_lost", words, target=node.name, outcome="warning")
@@ -89,7 +89,7 @@ def _nodes(before: View, after: View) -> Iterator[Transition]:
             words = f"node {node.name} is drained: no replica is left there, and it may be switched off"
             yield Transition("node_drained", words, target=node.name, outcome="ok")
     for key in then.keys() - now.keys():
-        yield Transition("node_removed", f"node {then[key].name} was removed from the Swarm", target=then[key].name)
+        yield Transition("node_removed", f"node {then[key].name} was removed", target=then[key].name)
     yield from _managers(Quorum.of(then.values()), Quorum.of(now.values()))
 
 

@@ -1,7 +1,7 @@
 """Stores what cannot be read back from the engine: scale overrides, rollouts, retirements, failures, events.
 
-Reads come from memory; changes go to `Rows` and from there to the SQLite file (file.py), or on Swarm to a config
-(state_document.py). While nothing can be written (a full disk, a Swarm without a leader), observed changes are kept in
+Reads come from memory; changes go to `Rows` and from there to the SQLite file (file.py), or where the engine's
+managers keep it. While nothing can be written (a full disk, managers without a leader), observed changes are kept in
 memory and written later. Changes that an operator asks for are refused.
 
 A damaged state, or one of another version of the controller, is set aside and a new one is started: the running

@@ -25,22 +25,22 @@ CHANGE_TIMEOUT_S = 150.0
 files, reads them itself, and waits for a tick."""
 
 CONNECT_S = 2.0
-"""For each address of the controller's name: on a Swarm the next one may be that of the controller that acts."""
+"""For each address of the controller's name: the next one may be that of the controller that acts."""
 
 POLL_S = 0.5
 """Between two tries to reach a controller that may be on its way (PIERHEAD_API_PATIENCE_S)."""
 TOLD_AFTER_S = 5.0
 """A longer wait says what it waits for."""
 
-LOG = "the controller's log (`docker compose logs controller`, on a Swarm `docker service logs PROJECT_controller`)"
+LOG = "the controller's log (`pierhead logs controller`)"
 _BAD_INPUT = (400, 403, 404, 405, 413)
 
 
 class ControllerClient:
     """`url` without a path; `token` for changes from another machine.
 
-    `patience_s`: for so long a request that cannot be sent is tried again. On a Swarm the controller that acts may just
-    have been lost, and another one takes its place. `own_stack`: see `stale_words`.
+    `patience_s`: for so long a request that cannot be sent is tried again. The controller that acts may just have been
+    lost, and another one takes its place. `own_stack`: see `stale_words`.
     """
 
     def __init__(

@@ -4,7 +4,7 @@
   project's controller has on this machine. Commands that need no stack ask nobody.
 - in the project's own Python: what imports the user's modules
 - `docker compose logs`: the logs of the stack's own services
-- a script of compose/machine: nodes of a Swarm, and every command about a stack on one
+- the program of another engine (project/engines.py): its nodes, and every command about a stack there
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 
 from ..errors import ControllerError, InvalidRequest
 from .project import handover, stack_files
-from .project.commands import script
+from .project.engines import OF_NODES
 from .project.programs import Programs, ThisMachine
-from .project.project import NoProject, Project, engine_of, find
-from .project.stack import OWN_SERVICES, PROMETHEUS_PORT, ControllerContainer, ProjectStack, started_from
+from .project.project import NoProject, Project, find
+from .project.stack import OWN_SERVICES, PROMETHEUS_PORT, ControllerContainer, NoStack, ProjectStack, started_from
 
 HERE = ("new", "init", "up", "down", "completion", "schema", "simulate", "--help", "-h")
 WITHOUT_A_STACK = ("validate", "llm build")
@@ -32,12 +32,6 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
     "rollback": ("rollback SERVICE=ranker", "rollback ranker"),
 }
 """What make hands over empty words for, where a user leaves them out."""
-
-
-class NoStack(ControllerError):
-    """The stack that the command is about does not run."""
-
-    exit_code = 3
 
 
 @dataclass(frozen=True)
@@ -86,12 +80,12 @@ def decide(
         return There((str(handover.interpreter(start, environment)), "-m", "pierhead", *words))
     if not asks and (command in (*HERE, "--version") or {"--help", "-h"} & set(words)):
         return Here()
+    if first_two in OF_THE_MACHINE:
+        return There(OF_NODES.program(*words))
     needs_none = command in WITHOUT_A_STACK or first_two in WITHOUT_A_STACK
     try:
         project = find(start, environment)
     except NoProject:
-        if first_two in OF_THE_MACHINE:
-            return There((str(stack_files.machine_scripts() / "node.sh"), *words[1:]), _OF_THE_TOOL)
         if is_known(command) and not (needs_none or asks or environment.get("PIERHEAD_API_URL")):
             raise
         return Here()
@@ -100,7 +94,6 @@ def decide(
     return _in_project(words, ProjectStack(project, environment, programs), warn, asks=asks, needs_none=needs_none)
 
 
-_OF_THE_TOOL = {"PIERHEAD_PROGRAM": sys.executable}
 _NOWHERE = "http://127.0.0.1:9"
 """Where no API answers: a shell gets no completions."""
 
@@ -109,8 +102,6 @@ def _in_project(
     words: Sequence[str], stack: ProjectStack, warn: Callable[[str], None], *, asks: bool, needs_none: bool
 ) -> Here | There:
     command, project = words[0] if words else "--help", stack.project
-    if " ".join(words[:2]) in OF_THE_MACHINE:
-        return _by_script(project, "node.sh", words[1:])
     _refuse_missing_names(words, stack)
     own = {"PIERHEAD_PROJECT_DIR": stack.environment.get("PIERHEAD_PROJECT_DIR") or str(project.root)}
     if stack.environment.get("PIERHEAD_API_URL"):
@@ -121,8 +112,8 @@ def _in_project(
         raise NoStack(f"the stack of {project.root} does not run. Start it with: pierhead up")
     is_tools_own = project.is_clone or asks or _tell_another_build(project, warn)
     reads_files = {**own, "COMPOSE_FILE": stack.files, "COMPOSE_PROJECT_NAME": stack.name}
-    if engine_of(project, stack.environment) == "swarm":
-        return Here(reads_files) if needs_none else _by_script(project, "on-swarm.sh", words)
+    if program := stack.engine.program(*words):
+        return Here(reads_files) if needs_none else There(program)
     if command == "logs" and (len(words) == 1 or words[1] in OWN_SERVICES):
         services = words[1:] or OWN_SERVICES[:3]
         return There(
@@ -131,10 +122,7 @@ def _in_project(
     controller = stack.controller()
     elsewhere = controller is not None and stack.is_elsewhere(controller.directory)
     if controller is not None and elsewhere and not (asks or needs_none):
-        warn(
-            f'pierhead: the stack "{stack.name}" was started from another {stack.kind}, '
-            f"{started_from(controller.directory)}: what follows is about that one and its files"
-        )
+        warn(stack.about_another(started_from(controller.directory)))
     status = 0
     if controller is not None and not (asks or elsewhere):
         status = _cover_what_runs(words, stack, controller, warn)
@@ -200,11 +188,6 @@ def _cover_what_runs(
     warn((done.output + done.errors).rstrip())
     warn("The files that COMPOSE_FILE names:")
     return done.status
-
-
-def _by_script(project: Project, name: str, arguments: Sequence[str]) -> There:
-    words, variables = script(project, name, arguments)
-    return There(tuple(words), variables)
 
 
 def _refuse_missing_names(words: Sequence[str], stack: ProjectStack) -> None:

@@ -192,7 +192,7 @@ def gpus(document: Services, width: int) -> Iterator[RenderableType]:
 def nodes(listed: Sequence[NodeStatus], width: int) -> Iterator[RenderableType]:
     """Yield every node with what is there."""
     if not listed:
-        yield Text("this stack runs on one machine: nodes are those of a Docker Swarm (PIERHEAD_ENGINE=swarm)")
+        yield Text("this stack runs on one machine: it has no nodes (PIERHEAD_ENGINE)")
         return
     listing = CellTable(("NODE", "ROLE", "STATE", "AVAILABILITY", "REPLICAS", "GPUS", "ADDRESS"), "WHAT IS GOING ON")
     listing.optional = ("ADDRESS",)

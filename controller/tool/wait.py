@@ -225,7 +225,7 @@ class DrainWait:
         name = self._node
         row = next((row for row in document.nodes if row.name == name), None)
         if row is None:
-            raise TargetMovedError(f"{name}: it was removed from the Swarm meanwhile")
+            raise TargetMovedError(f"{name}: it was removed meanwhile")
         if row.availability == "drained":
             return WaitVerdict(
                 f"{name} is drained: in half a minute its HAProxy has ended, and it may be switched off", done=True

@@ -1,6 +1,6 @@
 """`make bench`: `python -m tests.bench ROUNDS=3 ...`. options.py has the words, README.md the method.
 
-Environment: PIERHEAD_BENCH_PEER_PYTHON, the interpreter of the peer's environment (compose/machine/bench.sh makes it);
+Environment: PIERHEAD_BENCH_PEER_PYTHON, the interpreter of the peer's environment (prepare.py makes it);
 PIERHEAD_BENCH_PYTHON, the one that runs our services as bare processes, by default this one; PIERHEAD_TAG, the tag of
 the stack's images.
 """

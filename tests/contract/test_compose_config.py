@@ -17,9 +17,9 @@ from controller.files.parse import parse
 from controller.files.yaml import load_resolved
 from controller.model.spec import GpuRequest, GpuSlot, Spec
 from controller.model.world import current_version
-from controller.swarm.engine.service_spec import not_carried
 from controller.swarm.files.dialect import DIALECTS
 from controller.swarm.up.stack_file import Given, stack_file
+from tests.harness.not_carried import not_carried
 from tests.unit.test_machine_scripts import ENV_LINES
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,7 @@ from docker import APIClient
 from controller.engines.docker import open_client
 from controller.errors import StateChanged, StateTooLarge, StateUnreachable, StoreError
 from controller.storage.store import Override, StateStore
-from controller.swarm.state.configs import DOCUMENT, LIMIT, Configs, SwarmConfigs, SwarmDocument
-from controller.swarm.state.document import DocumentHead, RemoteDocument
+from controller.swarm.state.configs import DOCUMENT, LIMIT, Configs, Head, SwarmConfigs, SwarmDocument
 from controller.swarm.state.holder import StateHolder, prepare
 from controller.swarm.state.lease import RENEW_S, TAKE_S
 from controller.swarm.state.text import KeptText
@@ -53,7 +52,7 @@ def document(configs: Configs, name: str) -> SwarmDocument:
     return SwarmDocument(configs, name)
 
 
-async def head_of(document: RemoteDocument) -> DocumentHead:
+async def head_of(document: SwarmDocument) -> Head:
     head = await document.head()
     assert head is not None
     return head

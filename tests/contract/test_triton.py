@@ -1,4 +1,4 @@
-"""`pierhead.triton` against the fake Triton and the real one that compose/machine/triton.sh makes."""
+"""`pierhead.triton` against the fake Triton and the real one that `tests/environments/triton.py` makes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ from pierhead.triton.messages import infer_request
 from pierhead.triton.regions import TritonRegions
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from tests.environments.triton import SERVER, TRITON
 from tests.fakes.fake_triton import FakeTriton
 from tests.harness.ports import free_port
-from tests.harness.stack import ROOT
 from tests.harness.waiting import PATIENCE_S
 
 MODELS = Path(__file__).parent / "triton_models"
-SERVER = ROOT / ".state" / "triton" / "pytriton" / "tritonserver"
 ONE = np.array([1, 2], np.float32)
 
 
@@ -101,7 +100,7 @@ async def becomes_ready(client: triton.Client, model: str, ready: bool) -> None:
 
 REAL = (
     pytest.mark.long,
-    pytest.mark.skipif(not SERVER.exists(), reason="no Triton server here; compose/machine/triton.sh makes it"),
+    pytest.mark.skipif(not TRITON.is_made(), reason="no Triton here; python -m tests.environments.triton makes it"),
 )
 
 

@@ -71,7 +71,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
             yield there
         finally:
             if there.left():
-                there.make("down", "1", "1")
+                there.make("down", "--volumes", "--force")
             there.type("docker", "image", "rm", "--force", IMAGE)
 
 
@@ -259,5 +259,5 @@ def test_an_app_that_the_files_have_no_more_is_removed_and_down_leaves_nothing(p
     seen.assert_no_failure()
     assert not [one for one in place.left() if "faulty" in one]
 
-    timed("down", lambda: place.make("down", "1"))
+    timed("down", lambda: place.make("down", "--volumes"))
     eventually(place.is_gone, "nothing is left anywhere")

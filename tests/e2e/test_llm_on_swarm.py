@@ -55,7 +55,7 @@ def test_a_language_model_behind_every_edge_grows_and_shrinks_under_streams() ->
             assert [tokens_of(each) for each in streams] == [TOKENS] * len(streams)
         eventually(lambda: len(replicas(stack)) == 1, "the other one has gone")
 
-        stack.make("down", "1")
+        stack.make("down", "--volumes")
         assert stack.is_gone()
 
 

@@ -32,7 +32,7 @@ def test_down_after_an_up_that_was_killed(stack: SwarmStack) -> None:
     """Its files are broken meanwhile, too."""
     stack.type("bash", "-c", KILLED_UP)
     assert stack.left() != []
-    stack.make("down", "1", COMPOSE_FILE=BROKEN)
+    stack.make("down", "--volumes", COMPOSE_FILE=BROKEN)
     programs = stack.rig.nodes[0].cli("ps", "--no-trunc", "--format", "{{.Command}}")
     assert "controller.swarm.up up" not in programs, "it would go on starting things"
     eventually(stack.is_gone, "no node has anything of it")
@@ -48,5 +48,5 @@ def test_another_clones_stack_is_left_alone(stack: SwarmStack) -> None:
         assert refused.returncode != 0
         assert "runs on this Swarm from another directory: /elsewhere" in refused.stderr
     assert first.cli("service", "ls", "--format", "{{.Name}}") == "nodes_web"
-    stack.make("down", "1", "1")
+    stack.make("down", "--volumes", "--force")
     eventually(stack.is_gone, "no node has anything of it")

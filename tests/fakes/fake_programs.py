@@ -21,7 +21,9 @@ class FakePrograms:
     calls: list[str] = field(default_factory=list)
     steps: list[str] = field(default_factory=list)
     variables: list[Mapping[str, str]] = field(default_factory=list)
-    """Of each step."""
+    """Of each step, and of each program that prints in its place."""
+    given: dict[str, str] = field(default_factory=dict)
+    """What each call read, by its words."""
 
     def read(
         self,
@@ -29,14 +31,22 @@ class FakePrograms:
         timeout_s: float = READ_S,
         variables: Mapping[str, str] | None = None,
         directory: Path | None = None,
+        given: str = "",
     ) -> Done:
         """See `Programs.read`."""
         call = " ".join(words)
         self.calls.append(call)
+        if given:
+            self.given[call] = given
         for pattern, answer in self.answers.items():
             if re.search(pattern, call):
                 return Done(0, answer) if isinstance(answer, str) else answer
         return Done(1, errors="no such answer")
+
+    def call(self, *words: str, variables: Mapping[str, str], given: str | None = None) -> int:
+        """See `Programs.call`."""
+        self.variables.append(variables)
+        return self.read(*words, given=given or "").status
 
     def step(self, text: str, *words: str, variables: Mapping[str, str], directory: Path) -> bool:
         """See `Programs.step`."""

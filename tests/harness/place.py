@@ -58,14 +58,16 @@ class Place(ABC):
         assert not found, found
         return True
 
-    def run(self, script: str, *arguments: str, **more: str) -> Ended:
+    def run(self, command: str, *arguments: str, **more: str) -> Ended:
         """What `make` does for a target, also where it fails."""
-        return self.type(f"compose/machine/{script}.sh", *arguments, **more)
+        if command == "up":
+            return self.type("compose/machine/up.sh", *arguments, **more)
+        return self.type("./pierhead", *(() if command == "control" else (command,)), *arguments, **more)
 
-    def make(self, script: str, *arguments: str, **more: str) -> str:
+    def make(self, command: str, *arguments: str, **more: str) -> str:
         """The same, where it must succeed."""
-        done = self.run(script, *arguments, **more)
-        assert done.returncode == 0, f"{script} {' '.join(arguments)}: {done.stdout}{done.stderr}"
+        done = self.run(command, *arguments, **more)
+        assert done.returncode == 0, f"{command} {' '.join(arguments)}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def control(self, *arguments: str) -> Any:

@@ -13,6 +13,7 @@ import random
 import secrets
 import shutil
 import subprocess
+import sys
 import tempfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator
@@ -52,6 +53,15 @@ def build_or_skip() -> None:
         pytest.skip(f"this kernel has no overlay networks: {done.stderr.strip()}")
 
 
+def _python() -> list[str]:
+    """The mounts with which the clone's Python, which its command runs in, is on a node as well."""
+    base, library = sys.base_prefix, f"/usr/lib/python3.{sys.version_info.minor}"
+    if base != "/usr":
+        return ["--volume", f"{base}:{base}:ro"]
+    program = f"{Path(sys.executable).resolve()}:/usr/bin/python3:ro"
+    return ["--volume", program, "--volume", f"{library}:{library}:ro"]
+
+
 class Node:
     """One node. `client` speaks to its engine, also after a return from being powered off."""
 
@@ -81,7 +91,7 @@ class Node:
             *("--network", self._rig.name, "--ip", self.ip, "--tmpfs", "/run"),
             *("--volume", f"{self.container}:/var/lib/docker", "--volume", f"{self.directory}:/rig"),
             *("--volume", f"{self.directory}/daemon.json:/etc/docker/daemon.json"),
-            *("--volume", f"{ROOT}:{ROOT}:ro", *init, self._rig.image, *command),
+            *("--volume", f"{ROOT}:{ROOT}:ro", *_python(), *init, self._rig.image, *command),
         )
 
     @contextlib.contextmanager

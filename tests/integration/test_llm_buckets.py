@@ -10,18 +10,17 @@ import subprocess
 
 import pytest
 
+from tests.environments import buckets
 from tests.harness.stack import ROOT
 
 LIMIT_S = 280
 """Half a minute on two idle cores."""
 
 
-def made() -> bool:
-    return subprocess.run(["compose/machine/buckets.sh", "check"], cwd=ROOT, check=False).returncode == 0
-
-
 @pytest.mark.long
-@pytest.mark.skipif(not made(), reason="no s3fs and gcsfs here; compose/machine/buckets.sh installs them")
+@pytest.mark.skipif(
+    not buckets.BUCKETS.is_made(), reason="no s3fs and gcsfs here; python -m tests.environments.buckets installs them"
+)
 def test_buckets_are_what_every_bucket_is() -> None:
     # What the other tests share needs packages that this environment lacks.
     options = ["--noconftest", "-p", "no:cacheprovider", "--timeout=120", "--durations=5"]

@@ -28,6 +28,7 @@ from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 from pierhead.llm_config import VARIABLE, LLMConfig, ModelLoading
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.environments import vllm
 from tests.harness.stack import ROOT, free_ports, request
 from tests.harness.waiting import seconds_until
 from tests.unit.dashboards.sources import VLLM_PAGE
@@ -38,15 +39,10 @@ START_AND_TESTS_S = 1500
 """vLLM's start alone takes half a minute on two idle cores, and four minutes on busy ones."""
 
 
-def made() -> bool:
-    """Whether vLLM's environment and the models are there, as they should be."""
-    return subprocess.run(["compose/machine/vllm-cpu.sh", "check"], cwd=ROOT, check=False).returncode == 0
-
-
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(START_AND_TESTS_S + 60),
-    pytest.mark.skipif(not made(), reason="no vLLM here; compose/machine/vllm-cpu.sh makes it"),
+    pytest.mark.skipif(not vllm.VLLM.is_made(), reason="no vLLM here; python -m tests.environments.vllm makes it"),
 ]
 
 

@@ -41,8 +41,10 @@ ROOMS = {
     "swarm.engine": {"model", "engines"},
     "swarm.edges": {"model", "routing"},
     "swarm.state": {"model", "storage"},
-    "swarm.files": {"model", "files"},
-    "swarm.up": {"model", "files", "swarm.files", "swarm.state"},
+    "swarm.files": {"model", "files", "swarm.state"},
+    "swarm.nodes": {"tool.project"},
+    "swarm.up": {"model", "files", "swarm.files", "swarm.nodes", "swarm.state"},
+    "swarm.tool": {"tool", "tool.project", "swarm.nodes", "swarm.up"},
 }
 """Each room -> the rooms that it may import. `model` imports nothing, not even the ground floor."""
 ANNEX = "controller.swarm"
@@ -67,6 +69,7 @@ PURE_MODULES = (
     "controller.swarm.edges.shares",
     "controller.swarm.edges.states",
     "controller.routing.haproxy_text",
+    "controller.swarm.nodes.engine_settings",
     "controller.swarm.up.preflight",
     "controller.status.reasons",
     "controller.status.services",
@@ -112,6 +115,19 @@ def test_the_core_does_not_import_the_annex() -> None:
     assert knows == COMPOSITION
 
 
+NAMES_IT = {
+    *COMPOSITION,
+    *("controller.settings", "controller.daemon.boundaries", "controller.engines.base", "controller.storage.rows"),
+    *("controller.files.dialect", "controller.tool.project.engines", "controller.tool.project.carried"),
+}
+"""Where the core may name Swarm: what composes, the settings, the files of the seams."""
+
+
+def test_the_core_does_not_name_the_annex() -> None:
+    core = {module: path for module, path in CONTROLLER.items() if not within({module}, ANNEX)}
+    assert {module for module, path in core.items() if "swarm" in path.read_text().lower()} <= NAMES_IT
+
+
 def test_the_controller_has_no_circle() -> None:
     assert circle(GRAPH) == []
 
@@ -131,7 +147,8 @@ def test_only_two_modules_know_the_real_boundaries() -> None:
         assert real - known <= {"controller.engines", "controller.routing"}, module
 
 
-DAEMON = {module: path for module, path in CONTROLLER.items() if not within({module}, "controller.tool")}
+OF_A_USER = ("controller.tool", "controller.swarm.nodes", "controller.swarm.tool")
+DAEMON = {module: path for module, path in CONTROLLER.items() if not within({module}, *OF_A_USER)}
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,11 +112,6 @@ def clone(tmp_path: Path) -> Path:
     return Path(shutil.copytree(MACHINE, tmp_path / "clone" / "compose" / "machine")).parents[1]
 
 
-@pytest.fixture
-def on_swarm(clone: Path) -> str:
-    return str(clone / "compose" / "machine" / "on-swarm.sh")
-
-
 DOCKERS = {
     "fine": HEALTHY_ENGINE,
     "away": 'echo "no such host" >&2; exit 1',
@@ -144,7 +136,6 @@ DOCKERS = {
         ("fine", "up.sh echo 1", "GPU: none of the chosen apps has a file for GPUs"),
         ("fine", "up.sh '' two", 'GPU: expected 1 or nothing, found "two".'),
         ("another's", "up.sh", 'a stack named "pierhead" runs from another clone: /home/somebody/pierhead.'),
-        ("fine", "simulate.sh '' '' ''", "Example: make simulate TRACE=step:10x SERVICE=ranker"),
     ],
 )
 def test_a_refusal_says_why_and_changes_nothing(machine: Machine, docker: str, command: str, words: str) -> None:
@@ -518,253 +509,6 @@ def test_the_same_files_are_built_once(machine: Machine, drifted: dict[str, str]
     assert len(machine.calls("built ")) == 1
 
 
-# ------------------------------------------------------------------------------------------------- a machine of a Swarm
-
-TOKEN = f"SWMTKN-1-{'a' * 50}-{'b' * 25}"
-NODE = r"""
-case "$*" in
-  'version '*) echo 26.1.5+dfsg1 ;;
-  'info --format {{.LiveRestoreEnabled}}') echo false ;;
-  'info --format {{.Name}}') echo box ;;
-  'info --format {{.Swarm.LocalNodeState}}') cat "$HOME/state" ;;
-  'info --format {{.Swarm.ControlAvailable}}') [ ! -e "$HOME/manager" ] || echo true ;;
-  'info --format {{.Swarm.NodeAddr}}') echo 10.0.0.1 ;;
-  'info --format {{range .Swarm.RemoteManagers}}'*) echo 10.0.0.1:2377 ;;
-  'swarm join-token '*) echo "$TOKEN" ;;
-  'swarm '*) [ -z "${SAYS:-}" ] || { echo "$SAYS"; exit 1; }; echo active >"$HOME/state" ;;
-  'ps '*) echo "${RUNNING:-}" | sed '/^$/d' ;;
-esac
-"""
-
-
-@pytest.fixture
-def node(machine: Machine) -> Iterator[dict[str, str]]:
-    """A machine that is in no Swarm, with an engine; the variables that the script needs."""
-    (machine.directory / "state").write_text("inactive\n")
-    (machine.directory / "daemon.json").write_text('{"live-restore": true, "debug": true}')
-    (machine.programs / "python3").symlink_to(os.path.realpath(sys.executable))
-    for program in ("date", "wc"):
-        (machine.programs / program).symlink_to(str(shutil.which(program)))
-    machine.has("docker", NODE)
-    machine.has("sudo", 'exec "$@"')
-    machine.has("systemctl")
-    machine.has("timeout", "exit ${UNREACHABLE:-0}")
-    with subprocess.Popen(["env", "--default-signal=HUP", "sleep", "60"]) as engine:
-        (machine.directory / "pid").write_text(str(engine.pid))
-        yield {
-            "TOKEN": TOKEN,
-            "PIERHEAD_ENGINE_SETTINGS": str(machine.directory / "daemon.json"),
-            "PIERHEAD_TOOLKIT_SETTINGS": str(machine.directory / "nvidia" / "config.toml"),
-            "PIERHEAD_ENGINE_PID": str(machine.directory / "pid"),
-        }
-        engine.kill()
-
-
-def has_two_gpus(machine: Machine, toolkit: str = "1.19.0") -> None:
-    machine.has("nvidia-smi", "printf '%s\\n' GPU-1 GPU-2")
-    if toolkit:
-        machine.has("nvidia-container-runtime", f"echo 'NVIDIA Container Runtime version {toolkit}'")
-
-
-def test_a_machine_with_gpus_joins_and_keeps_its_other_settings(machine: Machine, node: dict[str, str]) -> None:
-    has_two_gpus(machine)
-    settings, toolkit = machine.directory / "daemon.json", machine.directory / "nvidia" / "config.toml"
-    toolkit.parent.mkdir()
-    toolkit.write_text('#swarm-resource = "DOCKER_RESOURCE_GPU"\n\n[nvidia-container-cli]\nno-cgroups = false\n')
-    settings.write_text(
-        '{"node-generic-resources": ["SSD=1", "NVIDIA-GPU=GPU-0"], "runtimes": {"crun": {"path": "crun"}}, "debug": 1}'
-    )
-    join = ("node.sh", "join", "10.0.0.1", TOKEN, "--registry", "10.0.0.1:5000")
-    joined = machine.run(*join, **node)
-    assert joined.returncode == 0, joined.stderr
-    assert joined.stdout.splitlines()[-1] == "This machine, box, is a worker of the Swarm at 10.0.0.1:2377."
-    assert json.loads(settings.read_text()) == {
-        "node-generic-resources": ["SSD=1", "NVIDIA-GPU=GPU-1", "NVIDIA-GPU=GPU-2"],
-        "runtimes": {"crun": {"path": "crun"}, "nvidia": {"path": "nvidia-container-runtime"}},
-        "debug": 1,
-        "live-restore": False,
-        "default-runtime": "nvidia",
-        "insecure-registries": ["10.0.0.1:5000"],
-    }
-    assert toolkit.read_text() == (
-        'swarm-resource = "DOCKER_RESOURCE_NVIDIA-GPU"\n\n[nvidia-container-cli]\nno-cgroups = false\n'
-    )
-    assert machine.calls("docker swarm") == [f"docker swarm join --token {TOKEN} 10.0.0.1:2377"]
-    before = machine.directory / "calls"
-    before.unlink()
-    again = machine.run(*join, **node)
-    assert (again.returncode, again.stdout) == (0, joined.stdout.splitlines()[-1] + "\n")
-    assert machine.calls("docker swarm|systemctl") == []
-
-
-def test_a_machine_without_gpus_joins_while_its_containers_go_on(machine: Machine, node: dict[str, str]) -> None:
-    joined = machine.run("node.sh", "join", "[fd00::1]:2377", TOKEN, **node, RUNNING="4f1d")
-    assert joined.returncode == 0, joined.stderr
-    assert machine.calls("docker swarm") == [f"docker swarm join --token {TOKEN} [fd00::1]:2377"]
-    assert json.loads((machine.directory / "daemon.json").read_text()) == {"live-restore": False, "debug": True}
-    engine = int((machine.directory / "pid").read_text())
-    ended = os.waitid(os.P_PID, engine, os.WEXITED | os.WNOWAIT)
-    assert ended is not None
-    assert ended.si_status == signal.SIGHUP, "the engine is told to read its settings"
-    assert machine.calls("systemctl") == []
-
-
-JOIN = f"join 10.0.0.1 {TOKEN}"
-
-
-@pytest.mark.parametrize(
-    ("command", "case", "words"),
-    [
-        ("join 10.0.0.1", "", "expected init, join ADDRESS TOKEN, or token [--manager]."),
-        ("join 10.0.0.1 secret", "", '"secret" is no token of a Swarm'),
-        ("join fd00::1 SWMTKN-1-a-b", "", "an IPv6 address is written [address]:2377."),
-        (f"{JOIN} --gpus", "", "--gpus needs a value."),
-        (JOIN, "UNREACHABLE=1", "the manager does not answer at 10.0.0.1, port 2377."),
-        (JOIN.replace(".1 ", ".7 "), "state=active", "is in a Swarm already, whose managers are 10.0.0.1:2377."),
-        (JOIN, "state=error", "is in a Swarm whose managers it does not reach: error"),
-        (JOIN, "toolkit=", "has GPUs, and no NVIDIA Container Toolkit"),
-        (JOIN, "toolkit=1.18.2", "the NVIDIA Container Toolkit here, 1.18.2, does not give containers the GPUs"),
-        (JOIN, "toolkit=1.19.0 RUNNING=4f1d", "and that ends the containers that run here: 1."),
-        (JOIN, "daemon.json={", "is not JSON"),
-        ("init", "state=active", "is in a Swarm already"),
-        ("token", "", "this machine is no manager of a Swarm."),
-    ],
-)
-def test_what_keeps_a_machine_out_of_a_swarm_is_told_before_anything_changes(
-    machine: Machine, node: dict[str, str], command: str, case: str, words: str
-) -> None:
-    given = dict(each.split("=", 1) for each in case.split())
-    for file in given.keys() & {"state", "daemon.json"}:
-        (machine.directory / file).write_text(given.pop(file))
-    if "toolkit" in given:
-        has_two_gpus(machine, given.pop("toolkit"))
-    before = (machine.directory / "daemon.json").read_text()
-    result = machine.run("node.sh", *command.split(), **node, **given)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert words in result.stderr
-    assert (machine.directory / "daemon.json").read_text() == before
-    assert machine.calls("docker swarm (init|join |leave)|systemctl") == []
-
-
-@pytest.mark.parametrize(
-    ("says", "words"),
-    [
-        ("rpc error: desc = A valid join token is necessary to join this cluster", "does not take this token"),
-        ("remote CA does not match fingerprint. Expected: 1", "the token is of another Swarm than the manager at"),
-        ("Timeout was reached before node joined.", "its Swarm has no quorum"),
-        ("could not choose an IP address to advertise", "name one with --advertise-addr ADDRESS"),
-        ("x509: certificate is not yet valid", "are not valid by this machine's clock"),
-        ("no space left", "the Docker Engine says: no space left"),
-    ],
-)
-def test_what_the_engine_says_about_a_join_comes_with_what_to_do(
-    machine: Machine, node: dict[str, str], says: str, words: str
-) -> None:
-    result = machine.run("node.sh", *JOIN.split(), **node, SAYS=f"Error response from daemon: {says}")
-    assert result.returncode == 2
-    assert words in result.stderr
-
-
-def test_the_first_manager_prints_the_command_that_takes_in_the_next_machine(
-    machine: Machine, node: dict[str, str]
-) -> None:
-    machine.has("docker", NODE.replace("'swarm '*)", "'swarm init '*) touch \"$HOME/manager\" ;;\n  'swarm '*)"))
-    (machine.programs / "touch").symlink_to(str(shutil.which("touch")))
-    made = machine.run("node.sh", "init", **node, PIERHEAD_REGISTRY="here")
-    assert made.returncode == 0, made.stderr
-    assert f"  ./pierhead node join 10.0.0.1:2377 {TOKEN} --registry 10.0.0.1:5000" in made.stdout.splitlines()
-    assert json.loads((machine.directory / "daemon.json").read_text())["insecure-registries"] == ["10.0.0.1:5000"]
-    assert len(machine.calls("docker swarm init --default-addr-pool [0-9./]+ --default-addr-pool-mask-length 20$")) == 1
-    for_managers = machine.run("node.sh", "token", "--manager", **node)
-    assert for_managers.stdout == f"  ./pierhead node join 10.0.0.1:2377 {TOKEN}\n"
-    assert machine.calls("docker swarm join-token")[-1] == "docker swarm join-token --quiet manager"
-    registry = "'service inspect '*) echo 'node.id == n7' ;; 'node inspect '*n7) echo 10.0.0.7:2377 ;;\n  'swarm init"
-    machine.has("docker", NODE.replace("'swarm '*)", f"{registry} '*) ;;\n  'swarm '*)"))
-    elsewhere = machine.run("node.sh", "token", **node, PIERHEAD_REGISTRY="here")
-    assert elsewhere.stdout.endswith(" --registry 10.0.0.7:5000\n")
-
-
-ROUTES = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n"
-
-
-@pytest.mark.parametrize(
-    ("networks", "found"),
-    [
-        (("0.0.0.0/0", "172.17.0.0/16"), "10.0.0.0/8"),
-        (("10.0.0.0/24",), "10.128.0.0/9"),
-        (("10.0.0.0/9", "10.200.0.0/16"), "10.128.0.0/10"),
-        (("10.0.0.0/8",), "100.64.0.0/10"),
-        (("10.0.0.0/8", "100.64.0.0/10"), "leave no range of addresses free"),
-    ],
-)
-def test_overlay_networks_get_addresses_that_no_network_of_the_machine_has(
-    tmp_path: Path, networks: Sequence[str], found: str
-) -> None:
-    def field(address: ipaddress.IPv4Address) -> str:
-        return f"{int.from_bytes(address.packed, sys.byteorder):08X}"
-
-    ranges = [ipaddress.IPv4Network(network) for network in networks]
-    lines = [f"eth0 {field(one.network_address)} 0 1 0 0 0 {field(one.netmask)} 0 0 0\n" for one in ranges]
-    (tmp_path / "route").write_text(ROUTES + "".join(lines))
-    pool = [sys.executable, str(MACHINE / "node_settings.py"), "pool", str(tmp_path / "route")]
-    done = subprocess.run(pool, capture_output=True, text=True, check=False)
-    assert found in done.stdout + done.stderr
-
-
-# ------------------------------------------------------------------------------------------------------------ make down
-
-
-def interrupted(machine: Machine, script: str, *arguments: str, **environment: str) -> str:
-    """What a script says to Ctrl-C while its docker, which has said so in the pipe `going`, does not end by itself."""
-    going = machine.directory / "going"
-    own = {"PATH": str(machine.programs), "HOME": str(machine.directory), "TMPDIR": str(machine.directory)}
-    # Python hands down that the signal is ignored, where pytest runs in the background of a shell.
-    with subprocess.Popen(
-        ["env", "--default-signal=INT", str(MACHINE / script), *arguments],
-        env=own | {"COMPOSE_PROJECT_NAME": "pierhead"} | environment,
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        going.read_text()
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(timeout=60) == 130
-        with suppress(ProcessLookupError):  # where the stand-in had not come to its sleep
-            os.killpg(process.pid, signal.SIGKILL)
-        return process.stderr.read() if process.stderr else ""
-
-
-HANGS = "trap 'exit 130' INT; echo yes >\"$HOME/going\"; sleep 60 >/dev/null 2>&1 & wait"
-
-
-def test_ctrl_c_is_told_as_what_it_is(machine: Machine, node: dict[str, str]) -> None:
-    os.mkfifo(machine.directory / "going")
-    machine.has("docker", NODE.replace("'swarm '*)", f"'swarm join '*) {HANGS} ;;\n  'swarm '*)"))
-    told = interrupted(machine, "node.sh", *JOIN.split(), **node)
-    assert told.splitlines()[-1] == "Interrupted. The same command goes on from here."
-
-
-@pytest.mark.parametrize(
-    ("script", "needs_torch"), [("docs.sh build", False), ("simulate.sh step", False), ("lint.sh check", True)]
-)
-def test_what_runs_no_model_does_not_install_torch(
-    machine: Machine, clone: Path, script: str, needs_torch: bool
-) -> None:
-    (clone / "uv.lock").touch()
-    (clone / ".venv" / "bin").mkdir(parents=True)
-    for name in ("python", "mkdocs", "ruff", "mypy"):
-        machine.has(name, 'case "$*" in *\'version("torch")\'*) exit 1 ;; esac')
-        (clone / ".venv" / "bin" / name).symlink_to(machine.programs / name)
-    machine.has("uv")
-    machine.has("cp")
-    name, argument = script.split()
-    done = machine.run(str(clone / "compose" / "machine" / name), argument)
-    assert done.returncode == 0, done.stderr
-    assert machine.calls("uv sync ")
-    assert bool(machine.calls(".*torch==")) is needs_torch
-
-
 def test_make_help_lists_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text()
     phony = next(line for line in makefile.splitlines() if line.startswith(".PHONY:"))
@@ -772,80 +516,3 @@ def test_make_help_lists_every_target() -> None:
     assert targets == set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
     shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert set(re.findall(r"^  make (\S+)", shown, flags=re.MULTILINE)) == targets
-
-
-# ------------------------------------------------------------------------------------------------------------- a Swarm
-
-ON_SWARM = {"PIERHEAD_ENGINE": "swarm", "COMPOSE_FILE": "compose/compose.yaml:compose/apps/echo.yaml"}
-A_STACK = docker_with(
-    '*".ContainerSpec.Image}} pierhead_controller") echo registry/controller@sha256:00',
-    "'service inspect '*.ContainerSpec.Env*) echo PIERHEAD_API_TOKEN=secret",
-    "'run '*) echo \"TOKEN $PIERHEAD_API_TOKEN\"",
-)
-
-
-def test_commands_run_beside_the_controller_of_a_swarm_whichever_node_it_is_on(machine: Machine, on_swarm: str) -> None:
-    machine.has("docker", A_STACK)
-    status = machine.run(on_swarm, "status", **ON_SWARM)
-    ran = machine.calls("docker run")[-1]
-    assert "--network pierhead_default" in ran
-    assert ran.endswith("registry/controller@sha256:00 pierhead status")
-    assert ("TOKEN secret" in status.stdout, "secret" in ran) == (True, False), "other users see a program's arguments"
-
-    machine.run(on_swarm, "deploy", **ON_SWARM)
-    stored, deployed = (call.rpartition(" ")[2] for call in machine.calls("docker run")[-2:])
-    assert (stored, deployed) == ("files", "deploy"), "the controller is given the files before it is asked"
-
-    machine.has("docker", docker_with("'service '*) echo 'Error: no such service: pierhead_controller' >&2; exit 1"))
-    gone = machine.run(on_swarm, "status", **ON_SWARM)
-    assert (gone.returncode, "does not run on this Swarm. Start it with: make up" in gone.stderr) == (3, True)
-
-    machine.has("docker", docker_with("'service '*) echo 'the swarm does not have a leader' >&2; exit 1"))
-    leaderless = machine.run(on_swarm, "status", **ON_SWARM)
-    assert leaderless.returncode == 3
-    assert leaderless.stderr.splitlines()[0].endswith("cannot ask the Swarm: the swarm does not have a leader")
-    assert "more than half of the Swarm's managers must be up" in leaderless.stderr
-    assert "Start it" not in leaderless.stderr
-
-
-def test_status_says_where_files_were_edited_after_they_were_stored(
-    machine: Machine, clone: Path, on_swarm: str
-) -> None:
-    """A Swarm's controller has the files that were stored, and looks at none."""
-    words = "the compose files here are not as the Swarm has them"
-    stack, app = clone / "compose/swarm.yaml", clone / "compose/apps/echo.yaml"
-    app.parent.mkdir()
-    stack.write_text("services: {}\n")
-    app.write_text("services: {echo: {}}\n")
-    kept = '\'config inspect \'*) [ ! -e "$HOME/labels" ] || cat "$HOME/labels" ;;'
-    machine.has("docker", A_STACK.replace('case "$*" in', f'case "$*" in {kept}'))
-    assert machine.run(on_swarm, "deploy", **ON_SWARM).returncode == 0
-    [stored] = [call for call in machine.calls("docker run") if call.endswith(" controller.swarm.up files")]
-    found = re.search(r"--env COMPOSE_FILE=(\S+) --env PIERHEAD_FILES_DIGEST=(\w{16}) ", stored)
-    assert found
-    assert found[1] == "compose/swarm.yaml:compose/apps/echo.yaml"
-    assert words not in machine.run(on_swarm, "status", **ON_SWARM).stderr, "a stack of before, without labels"
-
-    (machine.directory / "labels").write_text(f"{found[2]} {found[1]}\n")
-    other_apps = ON_SWARM | {"COMPOSE_FILE": "compose/compose.yaml"}
-    assert words not in machine.run(on_swarm, "status", **other_apps).stderr, "what is stored counts"
-    app.write_text("services: {echo: {image: other}}\n")
-    edited = machine.run(on_swarm, "status", **ON_SWARM)
-    assert f"{words} (compose/swarm.yaml, compose/apps/echo.yaml)" in edited.stderr
-    assert ("`make deploy`" in edited.stderr, "TOKEN secret" in edited.stdout) == (True, True)
-    app.unlink()
-    assert words in machine.run(on_swarm, "status", **ON_SWARM).stderr
-
-    theirs = "'service inspect '*pierhead.clone*) echo /home/somebody/pierhead ;;"
-    machine.has("docker", A_STACK.replace('case "$*" in', f'case "$*" in {theirs} {kept}'))
-    elsewhere = machine.run(on_swarm, "status", **ON_SWARM).stderr
-    assert 'the stack "pierhead" was started from another clone, /home/somebody/pierhead: ' in elsewhere
-    assert words not in elsewhere, "that one's files are not these"
-
-
-def test_down_on_a_swarm_reads_no_compose_file(machine: Machine, clone: Path) -> None:
-    machine.has("docker", A_STACK)
-    done = machine.run(str(clone / "compose/machine/down-on-swarm.sh"), "1", "1", **ON_SWARM)
-    assert done.returncode == 0, done.stderr
-    assert machine.calls("docker compose") == []
-    assert re.search(r"VOLUMES=1 --env FORCE=1 .* python -m controller.swarm.up down$", machine.calls("docker run")[-1])

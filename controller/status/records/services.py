@@ -202,7 +202,7 @@ class GpuUse(Document):
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus(Document):
-    """One node of a Swarm."""
+    """One node."""
 
     name: str
     role: Literal["leader", "manager", "worker"]

@@ -39,11 +39,12 @@ from ...model.nodes import Node
 from ...model.text import whole_number
 from ...model.world import EdgePlace, ReplicaContainer
 from ..names import STACK_LABEL
+from .errors import OF_MANAGERS
 from .lists import Lists
 from .nodes import change_node, holds_replicas, node_changes, nodes
 from .placing import EVERY_NODE, has_node, is_undecided, narrowing
 from .reader import SwarmListing, changes, edges, gpus, has_forgotten, left_alone, replicas, start_of, strays
-from .service_spec import LIMIT_LABEL, NARROWED_LABEL, STOPPED_LABEL, not_carried, service_spec
+from .service_spec import LIMIT_LABEL, NARROWED_LABEL, STOPPED_LABEL, service_spec
 
 EDGE_SERVICE, EDGE_NETWORK = "haproxy", "edges"
 """Of compose/swarm.yaml: the HAProxys, and the network that replicas are not on."""
@@ -71,7 +72,7 @@ class SwarmEngine:
         """The last listing, and what it says."""
         self._images = Images(client)
         self._files = ImageFiles(client)
-        self._calls = EngineCalls()
+        self._calls = EngineCalls(OF_MANAGERS)
         self._closed = asyncio.Event()
         self._placing: dict[str, asyncio.Lock] = {}
         """By service."""
@@ -205,11 +206,6 @@ class SwarmEngine:
 
     def _create(self, action: CreateContainer, project: str) -> None:
         body = create_body(action.spec, action.target, action.version, action.number, action.gpus, project)
-        if refused := not_carried(body):
-            raise EngineError(
-                f"create of replica {action.target}: a Swarm service has no {', '.join(refused)}: remove it from the "
-                f"compose file's service {action.spec.name}"
-            )
         image = self._image_for_nodes(action)
         spec = service_spec(action.target, body, len(action.gpus), image, self._file_ids(action.spec.name, body))
         if action.spec.max_replicas_per_node is not None:

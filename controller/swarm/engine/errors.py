@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ...engines.docker_errors import with_hint
+from ...engines.docker_errors import LEADERLESS, with_hint
 from ...model.constraints import fits
 from ..names import Json
 from .nodes import nodes as listed
@@ -15,6 +15,11 @@ _FULL = "insufficient resources"
 _FULL_REMEDY = "reserve less (deploy.resources.reservations), or add a node: `pierhead node token`"
 _PLATFORM = "unsupported platform"
 
+OF_MANAGERS = (
+    (r"not a swarm manager", "with PIERHEAD_ENGINE=swarm the controller runs on a manager of the Swarm"),
+    (LEADERLESS, "more than half of the Swarm's managers must be up: `docker node ls`"),
+)
+"""What a manager says -> remedy."""
 # Pattern in the error of a node -> remedy, with the pattern's group as {0}. The first match counts.
 _HINTS = (
     (

@@ -1,14 +1,13 @@
 """The body of the engine's create call <-> the spec of the Swarm service that runs one replica. Pure.
 
-Swarm's API drops a field that it does not know without a word, so every field is either carried here or named by
-`not_carried`; nothing is created from a body with such a field. `controller/files/translate.py` says what to do
-instead.
+Swarm's API drops a field that it does not know without a word. Every field is carried here, or its key in the compose
+files is refused (files/checks.py); tests/harness/not_carried.py holds the two together.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -54,8 +53,8 @@ def service_spec(
         # Swarm ends a container that its health check fails, and the controller is the only healer.
         "Healthcheck": {"Test": ["NONE"]},
         **_command(body),
-        **{there: body[here] for here, there in _PLAIN.items() if body.get(here) is not None},
-        **{there: host[here] for here, there in _PLAIN_HOST.items() if host.get(here) is not None},
+        **{there: body[here] for here, there in PLAIN.items() if body.get(here) is not None},
+        **{there: host[here] for here, there in PLAIN_HOST.items() if host.get(here) is not None},
     }
     if body.get("StopTimeout") is not None:
         container["StopGracePeriod"] = int(body["StopTimeout"]) * _NS
@@ -66,7 +65,7 @@ def service_spec(
             container[kind] = files
     if host.get("ExtraHosts"):
         container["Hosts"] = [" ".join(reversed(entry.split(":", 1))) for entry in host["ExtraHosts"]]
-    if dns := {there: host[here] for here, there in _DNS.items() if host.get(here)}:
+    if dns := {there: host[here] for here, there in DNS.items() if host.get(here)}:
         container["DNSConfig"] = dns
     if privileges := _privileges(host.get("SecurityOpt") or ()):
         container["Privileges"] = privileges
@@ -89,25 +88,16 @@ def service_spec(
     }
 
 
-def not_carried(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fields of a create body that a Swarm service does not have, by the engine's names, sorted."""
-    host: Mapping[str, Any] = body.get("HostConfig") or {}
-    found = [key for key, value in body.items() if key not in _OF_THE_BODY and value is not None]
-    found += [f"HostConfig.{key}" for key, value in host.items() if key not in _OF_THE_HOST and value is not None]
-    found += [name for name, refuses in _REFUSES.items() if refuses(body, host)]
-    return tuple(sorted(found))
-
-
 # --------------------------------------------------------------------------------------------------------------- tables
 
-_PLAIN = {
+PLAIN = {
     "OpenStdin": "OpenStdin",
     "StopSignal": "StopSignal",
     "Tty": "TTY",
     "User": "User",
     "WorkingDir": "Dir",
 }
-_PLAIN_HOST = {
+PLAIN_HOST = {
     "CapAdd": "CapabilityAdd",
     "CapDrop": "CapabilityDrop",
     "GroupAdd": "Groups",
@@ -116,26 +106,8 @@ _PLAIN_HOST = {
     "Sysctls": "Sysctls",
     "Ulimits": "Ulimits",
 }
-_DNS = {"Dns": "Nameservers", "DnsOptions": "Options", "DnsSearch": "Search"}
-_LIMITS = {"Memory": "MemoryBytes", "NanoCpus": "NanoCPUs", "PidsLimit": "Pids"}
-
-_OF_THE_BODY = frozenset(
-    {
-        *("Cmd", "Entrypoint", "Env", "Healthcheck", "HostConfig", "Image", "Labels", "NetworkingConfig", "Placement"),
-        *("Reservations", "ServiceLabels", "StopTimeout"),
-        *FILES,
-        *_PLAIN,
-    }
-)
-_OF_THE_HOST = frozenset(
-    {
-        *("Binds", "DeviceRequests", "ExtraHosts", "LogConfig", "MemoryReservation", "Mounts", "NetworkMode"),
-        *("RestartPolicy", "SecurityOpt", "ShmSize", "Tmpfs"),
-        *_PLAIN_HOST,
-        *_DNS,
-        *_LIMITS,
-    }
-)
+DNS = {"Dns": "Nameservers", "DnsOptions": "Options", "DnsSearch": "Search"}
+LIMITS = {"Memory": "MemoryBytes", "NanoCpus": "NanoCPUs", "PidsLimit": "Pids"}
 
 # ---------------------------------------------------------------------------------------------------------------- parts
 
@@ -179,7 +151,7 @@ def _file(kind: str, file: Mapping[str, Any], ids: Mapping[tuple[str, str], str]
     return {f"{one}ID": ids[kind, name], f"{one}Name": name, "File": place}
 
 
-_TMPFS_OPTION = re.compile(r"size=(?P<size>[0-9]+)(?P<unit>[kmg]?)|mode=(?P<mode>[0-7]{1,4})|rw|noexec|nosuid|nodev")
+TMPFS_OPTION = re.compile(r"size=(?P<size>[0-9]+)(?P<unit>[kmg]?)|mode=(?P<mode>[0-7]{1,4})|rw|noexec|nosuid|nodev")
 _UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
 
@@ -187,7 +159,7 @@ def _tmpfs(text: str) -> dict[str, int]:
     """The options of a tmpfs that Swarm has; rw, noexec, nosuid and nodev are what it does anyway."""
     options: dict[str, int] = {}
     for part in filter(None, text.lower().split(",")):
-        found = _TMPFS_OPTION.fullmatch(part)
+        found = TMPFS_OPTION.fullmatch(part)
         if found and found["size"]:
             options["SizeBytes"] = int(found["size"]) * _UNITS[found["unit"]]
         elif found and found["mode"]:
@@ -206,7 +178,7 @@ def _networks(body: Mapping[str, Any], host: Mapping[str, Any]) -> list[dict[str
 
 
 def _resources(body: Mapping[str, Any], host: Mapping[str, Any], gpus: int) -> dict[str, Any]:
-    limits = {there: host[here] for here, there in _LIMITS.items() if host.get(here)}
+    limits = {there: host[here] for here, there in LIMITS.items() if host.get(here)}
     reservations: dict[str, Any] = dict(body.get("Reservations") or {})
     if host.get("MemoryReservation"):
         reservations["MemoryBytes"] = host["MemoryReservation"]
@@ -232,36 +204,3 @@ def _privileges(options: Json) -> dict[str, Any]:
             key, _, value = setting.partition(":")
             found.setdefault("SELinuxContext", {})[_SELINUX[key]] = value or True
     return found
-
-
-# ------------------------------------------------------------------------------------------- values not carried
-
-
-def _has_other_option(options: Json) -> bool:
-    known = re.compile(
-        r"no-new-privileges(=true|=false)?|seccomp=(unconfined|builtin)|apparmor=unconfined|"
-        r"label=(disable|(user|role|type|level):.*)"
-    )
-    return any(not known.fullmatch(option) for option in options or ())
-
-
-def _has_subpath(mounts: Json) -> bool:
-    return any((mount.get("VolumeOptions") or {}).get("Subpath") for mount in mounts or ())
-
-
-_Refuses = Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
-_REFUSES: Mapping[str, _Refuses] = {
-    # An empty one is the image's own.
-    "Entrypoint": lambda body, host: body.get("Entrypoint") == [],
-    "HostConfig.Binds": lambda body, host: bool(host.get("Binds")),
-    "HostConfig.ExtraHosts": lambda body, host: any(
-        entry.endswith(":host-gateway") for entry in host.get("ExtraHosts") or ()
-    ),
-    "HostConfig.Mounts": lambda body, host: _has_subpath(host.get("Mounts")),
-    "HostConfig.SecurityOpt": lambda body, host: _has_other_option(host.get("SecurityOpt")),
-    "HostConfig.Tmpfs": lambda body, host: any(
-        not _TMPFS_OPTION.fullmatch(part)
-        for text in (host.get("Tmpfs") or {}).values()
-        for part in filter(None, text.lower().split(","))
-    ),
-}

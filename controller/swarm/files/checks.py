@@ -1,7 +1,6 @@
 """What the replicas of a Swarm cannot have, by Compose's keys, and what to do instead. Pure.
 
-Swarm's API drops these without a word. `not_carried` in controller/swarm/engine/service_spec.py is the same by the
-engine's names; a test holds the two together.
+Swarm's API drops these without a word. tests/harness/not_carried.py has the same by the engine's names.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Protocol
 
 import yaml
 
@@ -11,25 +10,14 @@ from ...errors import ControllerError, SpecError
 from ...files.parse import parse
 from ...files.yaml import load_resolved
 from ...model.spec import Spec
+from ..state.text import KeptText
 from .dialect import DIALECTS
-
-
-class Text(Protocol):
-    """Where the text is kept."""
-
-    async def edition(self) -> str:
-        """A name that changes with the text."""
-        ...
-
-    async def read(self) -> str | None:
-        """The text; None if there is none. Raises ValueError for a damaged one."""
-        ...
 
 
 class KeptProject:
     """See `SpecSource`."""
 
-    def __init__(self, project: str, text: Text) -> None:
+    def __init__(self, project: str, text: KeptText) -> None:
         self._project = project
         self._text = text
 

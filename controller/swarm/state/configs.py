@@ -23,7 +23,6 @@ import requests
 from ... import docker_http
 from ...errors import StateChanged, StateTooLarge, StateUnreachable, StoreError
 from ..names import LONGEST_NAME
-from .document import DocumentHead
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -36,6 +35,17 @@ CONTENT = "pierhead.content"
 """Label of a head: the name of its content."""
 DOCUMENT = "pierhead.document"
 """Label of a content: the name of its document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a document's head said when it was read."""
+
+    version: int
+    """Grows with every write, also across a removal of the document."""
+    content: str
+    """The name of the content; "" = there is none yet. Another content has another name."""
+    labels: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +164,13 @@ def compose_files_of(configs: Configs, project: str) -> SwarmDocument:
 
 
 class SwarmDocument:
-    """See `Document`."""
+    """A document that several controllers may write: it is replaced only if nothing was written since it was read.
+
+    Every call may raise StateUnreachable; a write that raised it may have been carried out, now or later.
+    """
 
     limit = LIMIT
+    """Most bytes of a content."""
 
     def __init__(self, configs: Configs, name: str) -> None:
         """`name`: of the head; contents are named after it."""
@@ -166,25 +180,28 @@ class SwarmDocument:
         self._configs = configs
         self.name = name
 
-    async def head(self) -> DocumentHead | None:
-        """See `Document.head`."""
+    async def head(self) -> Head | None:
+        """Read the head; None if there is no document."""
         config = await self._configs.inspect(self.name)
         if config is None:
             return None
         labels = dict(config.labels)
-        return DocumentHead(config.version, labels.pop(CONTENT, ""), labels)
+        return Head(config.version, labels.pop(CONTENT, ""), labels)
 
-    async def content(self, head: DocumentHead) -> bytes | None:
-        """See `Document.content`."""
+    async def content(self, head: Head) -> bytes | None:
+        """Read the content that a head names; None if it has been replaced since, or was removed by hand."""
         config = await self._configs.inspect(head.content) if head.content else None
         return None if config is None else config.data
 
     async def create(self, labels: Mapping[str, str]) -> None:
-        """See `Document.create`."""
+        """Create the document without content. Raises StateChanged if there is one."""
         await self._configs.create(self.name, labels, b"{}")  # Swarm refuses a config without data
 
-    async def replace(self, head: DocumentHead, labels: Mapping[str, str], content: bytes | None = None) -> None:
-        """See `Document.replace`."""
+    async def replace(self, head: Head, labels: Mapping[str, str], content: bytes | None = None) -> None:
+        """Replace the labels, and the content if one is given, if nothing was written since `head` was read.
+
+        Raises StateChanged; StateTooLarge above the limit.
+        """
         if content is None:
             await self._point(head, labels, head.content)
             return
@@ -200,25 +217,25 @@ class SwarmDocument:
         if head.content:
             await self._try_to_remove(head.content)
 
-    async def sweep(self, head: DocumentHead) -> None:
-        """See `Document.sweep`."""
+    async def sweep(self, head: Head) -> None:
+        """Remove contents that are older than `head` and not named by it: no write can name them any more."""
         for config in await self._configs.labelled(DOCUMENT, self.name):
             if config.version < head.version and config.name != head.content:
                 await self._configs.remove(config.name)
 
     async def set_aside(self, content: bytes) -> str:
-        """See `Document.set_aside`."""
+        """Keep a content that cannot be used, for a person to look at; return its name."""
         name = self._new_name("aside-")
         await self._configs.create(name, {}, content)
         return name
 
     async def remove(self) -> None:
-        """See `Document.remove`."""
+        """Remove the document and its contents; what was set aside stays."""
         await self._configs.remove(self.name)
         for config in await self._configs.labelled(DOCUMENT, self.name):
             await self._configs.remove(config.name)
 
-    async def _point(self, head: DocumentHead, labels: Mapping[str, str], content: str) -> None:
+    async def _point(self, head: Head, labels: Mapping[str, str], content: str) -> None:
         await self._configs.update(self.name, head.version, {**labels, CONTENT: content} if content else labels)
 
     async def _try_to_remove(self, content: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 
 from ...errors import AnotherController, StateChanged, StateTooLarge, StoreError
 from ...storage.clock import SteadyClock
-from .document import DocumentHead, RemoteDocument
+from .configs import Head, SwarmDocument
 from .lease import HOLDER, LOOK_S, NOBODY, RENEW_S, UNKNOWN, Claim, StateLease
 from .state_document import StateDocument
 
@@ -31,7 +31,7 @@ def boot_time() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-async def prepare(document: RemoteDocument) -> None:
+async def prepare(document: SwarmDocument) -> None:
     """Create the state of a project that is new, so that its first controller takes the lease at once."""
     with contextlib.suppress(StateChanged):
         await document.create(Claim(NOBODY, 0, 0).labels())
@@ -42,7 +42,7 @@ class StateHolder:
 
     def __init__(
         self,
-        document: RemoteDocument,
+        document: SwarmDocument,
         *,
         clock: Callable[[], float] = boot_time,
         wall: Callable[[], float] = time.time,
@@ -160,7 +160,7 @@ class StateHolder:
         self.rows.went(trouble)
         return True
 
-    async def _head(self) -> DocumentHead:
+    async def _head(self) -> Head:
         head = await self._document.head()
         if head is None and self.epoch:
             self._lease.give_up()
@@ -170,7 +170,7 @@ class StateHolder:
             raise StateChanged("created the head")
         return head
 
-    async def _load(self, head: DocumentHead) -> None:
+    async def _load(self, head: Head) -> None:
         """Read the state that the last controller left."""
         content = await self._document.content(head)
         if content is not None:
@@ -185,7 +185,7 @@ class StateHolder:
             self.controller_clock = SteadyClock(0.0, lambda: left_at, self._monotonic)
         self._is_loaded = True
 
-    def _labels(self, claim: Claim, head: DocumentHead) -> dict[str, str]:
+    def _labels(self, claim: Claim, head: Head) -> dict[str, str]:
         at = f"{self.controller_clock():.3f}" if self._is_loaded else head.labels.get(CLOCK, "")
         return {**claim.labels(), CLOCK: at}
 

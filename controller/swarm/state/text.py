@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ...errors import StateChanged, StateUnreachable
-from .document import RemoteDocument
+from .configs import SwarmDocument
 
 TRIES = 5
 AGAIN_S = 0.1
@@ -17,7 +17,7 @@ AGAIN_S = 0.1
 class KeptText:
     """Written by commands, read by the controller; the last one counts."""
 
-    def __init__(self, document: RemoteDocument) -> None:
+    def __init__(self, document: SwarmDocument) -> None:
         self._document = document
 
     async def edition(self) -> str:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import socket
 import ssl
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ import docker.errors
 from docker import APIClient
 
 from ..names import Json, node_address
+from ..nodes.engine_settings import networks_in
 from .images import OWN_REGISTRY_PORT
 
 GOSSIP_PORT, MANAGER_PORT = 7946, 2377
@@ -84,24 +83,12 @@ def gather(
         networks=client.networks(filters={"driver": "overlay"}),
         pools=swarm.get("DefaultAddrPool") or (),
         containers=client.containers(),
-        own_networks=own_networks(ROUTES.read_text() if ROUTES.exists() else ""),
+        own_networks=tuple(map(str, networks_in(ROUTES.read_text() if ROUTES.exists() else ""))),
         taken=frozenset(_those(lambda port: _connects("127.0.0.1", port), wanted)),
         closed=frozenset(_those(lambda door: not _connects(*door), doors)),
         registry=host,
         registry_says="" if is_own or not host else registry_says(host),
     )
-
-
-def own_networks(routes: str) -> tuple[str, ...]:
-    """The networks in what Linux lists, whose numbers are in the machine's own order; not the default route."""
-    found = []
-    for line in routes.splitlines()[1:]:
-        fields = line.split()
-        address, mask = (int(fields[at], 16).to_bytes(4, sys.byteorder) for at in (1, 7))
-        network = ipaddress.IPv4Network((address, int.from_bytes(mask, "big").bit_count()))
-        if network.prefixlen:
-            found.append(str(network))
-    return tuple(found)
 
 
 def registry_says(host: str) -> str:

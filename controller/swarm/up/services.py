@@ -10,11 +10,10 @@ from typing import Any
 
 from ...files.problems import Problems, ServiceSource, at
 from ..files.checks import NOT_ON_SWARM, check_swarm
+from .settings import CLONE_LABEL
 
 OWN = ("haproxy", "controller", "prometheus", "registry")
 """The services of compose/swarm.yaml."""
-CLONE_LABEL = "pierhead.clone"
-"""Of every service of the stack: the directory that `make up` was typed in."""
 
 Json = dict[str, Any]
 

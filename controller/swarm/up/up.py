@@ -25,8 +25,7 @@ from .facts import gather
 from .images import OWN_REGISTRY_PORT, ComposeImage, Pusher, images_of, logins, no_registry, with_digests
 from .preflight import Findings, check, clocks
 from .secrets import PROJECT_LABEL, Kept, Set, kept, steps
-from .services import CLONE_LABEL
-from .settings import StackSettings
+from .settings import CLONE_LABEL, DIGEST_LABEL, FILES_LABEL, StackSettings
 from .stack_file import LOGINS, Given, Json, network_name, services_of, stack_file
 from .swarm_calls import Swarm, wait
 
@@ -34,8 +33,6 @@ DEPLOY_S = 300.0
 RUNS_S, NODE_RUNS_S = 300.0, 30.0
 """Nodes pull the images meanwhile; and for each node, whose HAProxy is replaced after that of the node before."""
 TOKEN = "PIERHEAD_API_TOKEN"  # noqa: S105  (a variable's name)
-FILES_LABEL, DIGEST_LABEL = "pierhead.files", "pierhead.files-digest"
-"""Of the stored compose files: where the clone has them, and what they said. compose/machine/swarm.sh reads both."""
 Say = Callable[[str], None]
 
 

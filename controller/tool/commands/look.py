@@ -52,7 +52,7 @@ def gpus(output: Output = "text") -> None:
 
 
 def nodes(output: Output = "text") -> None:
-    """Show the nodes of a Swarm: role, state, replicas, GPUs, and what is wrong."""
+    """Show the nodes: role, state, replicas, GPUs, and what is wrong."""
     as_json = out.is_json(output)
     document = connect().nodes()
     _show(as_json, document, lambda width: tables.nodes(document.nodes, width))

@@ -1,4 +1,4 @@
-"""`pierhead node ...`: has replicas leave a node of a Swarm, uses it again, sets its labels."""
+"""`pierhead node ...`: has replicas leave a node, uses it again, sets its labels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Name = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="also end replicas for which no other node has room")]
 Labels = Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="KEY- takes a label away")]
 
-group = typer.Typer(name="node", help="Drain nodes of a Swarm, use them again, label them.", rich_markup_mode=None)
+group = typer.Typer(name="node", help="Drain nodes, use them again, label them.", rich_markup_mode=None)
 
 
 def register(app: typer.Typer) -> None:

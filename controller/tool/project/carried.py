@@ -9,7 +9,7 @@ FILES = (
     *("compose/x-serve.schema.json", "compose/python", "compose/registry", "compose/wheels"),
     *("controller", "dashboards/grafana", "dashboards/prometheus", "haproxy", "simulator"),
     *("proto/hatch_build.py", "services/llm", "services/runtime/README.md", "services/runtime/pyproject.toml"),
-    *(f"compose/machine/{name}.sh" for name in ("base-images", "build", "down-on-swarm", "engine", "host")),
-    *(f"compose/machine/{name}.sh" for name in ("messages", "node", "on-swarm", "stack", "swarm", "up", "update")),
-    *("compose/machine/no-ca.pem", "compose/machine/node_settings.py"),
+    *(f"compose/machine/{name}.sh" for name in ("base-images", "build", "engine", "host")),
+    *(f"compose/machine/{name}.sh" for name in ("messages", "stack", "up", "update")),
+    "compose/machine/no-ca.pem",
 )

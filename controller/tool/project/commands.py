@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,10 @@ from typing import NoReturn
 from ...errors import InvalidRequest
 from . import stack_files
 from .down import down as remove
+from .engines import NO_WATCH, ProjectEngine
 from .programs import ThisMachine
 from .project import FILES, Project, check, engine_of, find, own_files, settle
 from .stack import ProjectStack
-from .steps import interrupts_wait
 
 
 def up(*, watch: bool = False) -> None:
@@ -31,10 +30,8 @@ def up(*, watch: bool = False) -> None:
         run_script(project, "up.sh", (), {} if project.is_clone else _prepare(project))
     if project.is_clone:
         raise InvalidRequest("--watch is for a project of your own; in the clone: make build, then make deploy")
-    if engine_of(project, os.environ) == "swarm":
-        raise InvalidRequest(
-            "--watch is for one machine: on a Swarm, images go through a registry. Nothing was changed."
-        )
+    if engine_of(project, os.environ) is not ProjectEngine.DOCKER:
+        raise InvalidRequest(NO_WATCH)
     _watch(project, _prepare(project))
 
 
@@ -43,7 +40,7 @@ def _watch(project: Project, environment: Mapping[str, str]) -> None:
 
     def run(name: str, *arguments: str) -> int:
         words, own = script(project, name, arguments)
-        return _call(words, {**os.environ, **own, **environment})
+        return ThisMachine().call(*words, variables={**own, **environment})
 
     def up_again() -> int:
         try:
@@ -60,15 +57,6 @@ def _watch(project: Project, environment: Mapping[str, str]) -> None:
         asyncio.run(FilesWatch(project, partial(resolved, project), up_again, run, _say).follow(since))
     except KeyboardInterrupt:
         _say("\nNot watching any more. The stack goes on: `pierhead status` shows it, `pierhead down` removes it.")
-
-
-def _call(words: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a program that ends by itself at Ctrl-C, and return its exit status. Raises KeyboardInterrupt once it has."""
-    with interrupts_wait() as interrupts:
-        status = subprocess.call(words, env=environment)
-    if interrupts:
-        raise KeyboardInterrupt
-    return status
 
 
 def init() -> str:
@@ -92,8 +80,6 @@ def down(*, volumes: bool, force: bool, images: bool) -> None:
             _say(f"{project.root} has no stack of Pierhead's: there is nothing to remove.")
             return
         stack_files.write(project.root)  # it was removed, and the stack's compose file is in it
-    if engine_of(project, os.environ) == "swarm":
-        run_script(project, "down-on-swarm.sh", ["1" if wanted else "" for wanted in (volumes, force)], {})
     stack = ProjectStack(project, os.environ, ThisMachine())
     try:
         remove(stack, _complain, volumes=volumes, force=force, images=images)
@@ -138,7 +124,7 @@ def _prepare(project: Project) -> Mapping[str, str]:
         ) from None
     if FILES not in os.environ:
         return {}
-    return {FILES: ":".join([*files, stack_files.STACK_FILES["docker"]])}
+    return {FILES: ":".join([*files, stack_files.STACK_FILES[ProjectEngine.DOCKER]])}
 
 
 def _complain(words: str) -> None:

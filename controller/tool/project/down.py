@@ -27,6 +27,11 @@ def down(stack: ProjectStack, warn: Callable[[str], None], *, volumes: bool, for
             "the Docker Engine does not answer, and what is left of the stack cannot be seen. Start it with: "
             f"{stack.typed('machine', 'up')}"
         )
+    flags = [flag for flag, wanted in {"--volumes": volumes, "--force": force}.items() if wanted]
+    if program := stack.engine.program("down", *flags):
+        if stack.programs.call(*program, variables={}):
+            raise _not_removed(stack)
+        return
     if not force:
         _refuse_another_directorys(stack)
     _compose_down(stack, ["--volumes"] if volumes else [], warn)
@@ -66,9 +71,13 @@ def _compose_down(stack: ProjectStack, options: Sequence[str], warn: Callable[[s
     # Not with --remove-orphans: Compose and the controller would remove the same replicas at the same time.
     words = ("docker", "compose", "--progress", "plain", "down", *options)
     if not stack.programs.step("Stopping and removing the stack", *words, variables=files, directory=stack.root):
-        raise NotRemoved(
-            f"the stack was not removed; the lines above say why. Fix that, then run `{stack.typed('down')}` again."
-        )
+        raise _not_removed(stack)
+
+
+def _not_removed(stack: ProjectStack) -> NotRemoved:
+    return NotRemoved(
+        f"the stack was not removed; the lines above say why. Fix that, then run `{stack.typed('down')}` again."
+    )
 
 
 def _remove_leftovers(stack: ProjectStack) -> None:

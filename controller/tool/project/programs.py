@@ -46,8 +46,15 @@ class Programs(Protocol):
         timeout_s: float = READ_S,
         variables: Mapping[str, str] | None = None,
         directory: Path | None = None,
+        given: str = "",
     ) -> Done:
-        """Run it to its end and return what it printed; it reads nothing."""
+        """Run it to its end and return what it printed; it reads what it is given."""
+        ...
+
+    def call(self, *words: str, variables: Mapping[str, str], given: str | None = None) -> int:
+        """Run it to its end, with what it prints in its place; its status. It reads what it is given, else as this
+        process does. Raises KeyboardInterrupt at Ctrl-C, once it has ended.
+        """
         ...
 
     def step(self, text: str, *words: str, variables: Mapping[str, str], directory: Path) -> bool:
@@ -72,19 +79,29 @@ class ThisMachine:
         timeout_s: float = READ_S,
         variables: Mapping[str, str] | None = None,
         directory: Path | None = None,
+        given: str = "",
     ) -> Done:
         """See `Programs.read`."""
         own = {**os.environ, **variables} if variables else None
         try:
             done = subprocess.run(
-                words, capture_output=True, text=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL,
-                env=own, cwd=directory,
+                words, capture_output=True, text=True, timeout=timeout_s, check=False, input=given, env=own,
+                cwd=directory,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return Done(TIMED_OUT, errors=f"{words[0]} did not end within {timeout_s:g} s")
         except OSError as error:
             return Done(NOT_FOUND, errors=f"{words[0]}: {error.strerror}")
         return Done(done.returncode, done.stdout, done.stderr)
+
+    def call(self, *words: str, variables: Mapping[str, str], given: str | None = None) -> int:
+        """See `Programs.call`."""
+        sys.stdout.flush()
+        with steps.interrupts_wait() as interrupts:
+            done = subprocess.run(words, input=given, text=True, check=False, env={**os.environ, **variables})
+        if interrupts:
+            raise KeyboardInterrupt
+        return done.returncode
 
     def step(self, text: str, *words: str, variables: Mapping[str, str], directory: Path) -> bool:
         """See `Programs.step`."""

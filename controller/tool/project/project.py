@@ -24,6 +24,7 @@ from ...files.project_files import OVERRIDE_NAMES, ProjectFiles
 from ...files.yaml import load_written
 from ...settings import PROJECT_NAME
 from . import choices, ports, stack_files
+from .engines import ProjectEngine
 from .env_file import EnvFile, setting
 
 NAME, FILES = "COMPOSE_PROJECT_NAME", "COMPOSE_FILE"
@@ -119,7 +120,7 @@ def check(project: Project, files: Iterable[str], environment: Mapping[str, str]
     written = _all_files(project, files)
     services = _services(written)
     engine = engine_of(project, environment)
-    if engine == "docker" and (outside := _outside(project.root, written)):
+    if engine is ProjectEngine.DOCKER and (outside := _outside(project.root, written)):
         raise InvalidRequest(
             f"{outside} lies outside of {project.root}, and the controller reads the files in its container, which has "
             "that directory only: keep the file, or a copy of it, in there. Nothing was changed."
@@ -135,9 +136,10 @@ def check(project: Project, files: Iterable[str], environment: Mapping[str, str]
         raise InvalidRequest(_MANAGE_NOTHING.format(files=shown, service=services[0] if services else "web"))
 
 
-def engine_of(project: Project, environment: Mapping[str, str]) -> str:
-    """The project's PIERHEAD_ENGINE: "docker" or "swarm"."""
-    return "swarm" if setting("PIERHEAD_ENGINE", project.env_file(), environment) == "swarm" else "docker"
+def engine_of(project: Project, environment: Mapping[str, str]) -> ProjectEngine:
+    """The project's PIERHEAD_ENGINE; this machine's where it names none that there is."""
+    named = setting("PIERHEAD_ENGINE", project.env_file(), environment)
+    return next((engine for engine in ProjectEngine if engine == named), ProjectEngine.DOCKER)
 
 
 def _all_files(project: Project, files: Iterable[str]) -> dict[Path, str]:
@@ -218,11 +220,12 @@ def _choose(
             f'{where}: expected lower-case letters, digits, "-" and "_", a letter or digit first, found "{name}". '
             "Nothing was changed."
         )
-    listed = ":".join([*files, stack_files.STACK_FILES["docker"]])  # the scripts name the other one on a Swarm
+    # Where another engine is chosen, `Stack.files` names its file instead.
+    listed = ":".join([*files, stack_files.STACK_FILES[ProjectEngine.DOCKER]])
     if FILES not in environment and file.get(FILES) != listed:
         chosen[FILES] = listed
     open_ports = [each for each in ports.PORTS if setting(each, file, environment) is None]
-    if engine_of(project, environment) == "docker" and open_ports:
+    if engine_of(project, environment) is ProjectEngine.DOCKER and open_ports:
         taken = [int(text) for each in ports.PORTS if (text := setting(each, file, environment) or "").isdigit()]
         numbers = ports.choose(open_ports, [*taken, *_ports_of(others)], ports.is_free, _published(name))
         chosen |= {each: str(number) for each, number in numbers.items()}

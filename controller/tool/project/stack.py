@@ -10,15 +10,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...errors import ControllerError
 from . import stack_files
+from .engines import ProjectEngine
 from .env_file import EnvFile, setting
 from .programs import Programs
 from .project import Project, engine_of
 
 OWN_SERVICES = ("haproxy", "controller", "prometheus", "grafana")
 API_PORT, PROMETHEUS_PORT = 8100, 9090
-_FILES_OF_THE_CLONE = {"docker": "compose/compose.yaml", "swarm": "compose/swarm.yaml"}
+_FILES_OF_THE_CLONE = {engine: f"compose/{engine.stack_file}" for engine in ProjectEngine}
 _PUBLISHED = re.compile(rf"(?P<address>\S+):(?P<port>\d+)->{API_PORT}/tcp")
+
+
+class NoStack(ControllerError):
+    """The stack that the command is about does not run, or cannot be asked."""
+
+    exit_code = 3
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,11 @@ class ProjectStack:
         return self.setting("COMPOSE_PROJECT_NAME", "pierhead")
 
     @property
+    def engine(self) -> ProjectEngine:
+        """What runs its containers."""
+        return engine_of(self.project, self.environment)
+
+    @property
     def root(self) -> Path:
         """The project's directory."""
         return self.project.root
@@ -70,11 +83,9 @@ class ProjectStack:
     def files(self) -> str:
         """The COMPOSE_FILE that is named, with the stack's own file for the engine that is chosen."""
         own = _FILES_OF_THE_CLONE if self.project.is_clone else stack_files.STACK_FILES
-        named = self.setting(
-            "COMPOSE_FILE", own["docker"] if self.project.is_clone else f"compose.yaml:{own['docker']}"
-        )
-        of_engine = own[engine_of(self.project, self.environment)]
-        return ":".join(of_engine if self._plain(name) == own["docker"] else name for name in named.split(":"))
+        usual, of_engine = own[ProjectEngine.DOCKER], own[self.engine]
+        named = self.setting("COMPOSE_FILE", usual if self.project.is_clone else f"compose.yaml:{usual}")
+        return ":".join(of_engine if self._plain(name) == usual else name for name in named.split(":"))
 
     # ------------------------------------------------------------------------------------------------ what a user types
 
@@ -86,6 +97,18 @@ class ProjectStack:
     def kind(self) -> str:
         """What a message calls the directory that a stack is started from."""
         return "clone" if self.project.is_clone else "directory"
+
+    @property
+    def image_tag(self) -> str:
+        """The tag of the stack's images."""
+        return self.setting("PIERHEAD_TAG", "latest" if self.project.is_clone else stack_files.release())
+
+    def about_another(self, directory: str) -> str:
+        """What a command says about the stack of this name where another directory started it."""
+        return (
+            f'pierhead: the stack "{self.name}" was started from another {self.kind}, {directory}: what follows is '
+            "about that one and its files"
+        )
 
     # -------------------------------------------------------------------------------------------------------- what runs
 

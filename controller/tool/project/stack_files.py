@@ -15,10 +15,11 @@ from pierhead.files import replace_file
 
 from ...errors import ControllerError, InvalidRequest
 from .carried import FILES
+from .engines import ProjectEngine
 from .version import release_of, version_of
 
 DIRECTORY = ".pierhead"
-STACK_FILES = {"docker": f"{DIRECTORY}/stack.yaml", "swarm": f"{DIRECTORY}/swarm.yaml"}
+STACK_FILES = {engine: f"{DIRECTORY}/{engine.included_as}" for engine in ProjectEngine}
 """By engine, what COMPOSE_FILE has after the project's own files."""
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -96,9 +97,9 @@ def write(project: Path, *, has_grafana: bool = False) -> None:
     if has_grafana:
         file = "compose/compose.yaml"
         wanted[file] = _GRAFANA.sub(b"", wanted[file])
-    for file, engine in (("compose.yaml", "docker"), ("swarm.yaml", "swarm")):
-        text = _INCLUDE.format(version=release(), directory=DIRECTORY, file=file)
-        wanted[STACK_FILES[engine].partition("/")[2]] = text.encode()
+    for engine in ProjectEngine:
+        text = _INCLUDE.format(version=release(), directory=DIRECTORY, file=engine.stack_file)
+        wanted[engine.included_as] = text.encode()
     wanted["compose/.env"] = f"# The tag of the stack's images.\nPIERHEAD_TAG={release()}\n".encode()
     wanted[".gitignore"] = b"*\n"
     (target / _BUILD).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """`make bench-llm`: `python -m tests.bench.llm ROUNDS=3 ...`. cases.py has the words, tests/bench/README.md the method.
 
 Environment: PIERHEAD_BENCH_LLM_PEER_PYTHON, the interpreter of the environment with Ray Serve LLM
-(compose/machine/bench-llm.sh makes it); PIERHEAD_BENCH_PYTHON, the one that runs our services, by default this one.
+(prepare.py makes it); PIERHEAD_BENCH_PYTHON, the one that runs our services, by default this one.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def start_of(subject: str) -> Callable[[Workplace, Mapping[str, Any]], AbstractC
 
 @dataclass(frozen=True)
 class VLLM:
-    """Where vLLM and its model are; compose/machine/vllm-cpu.sh makes them."""
+    """Where vLLM and its model are; `python -m tests.environments.vllm` makes them."""
 
     state: Path
 
@@ -202,7 +202,7 @@ class VLLM:
         found = cls(Path(os.environ.get("PIERHEAD_VLLM_STATE") or ROOT / ".state").resolve())
         if not (found.python.exists() and found.model.exists()):
             raise BenchError(
-                f"no vLLM in {found.state}: run compose/machine/vllm-cpu.sh, or name another directory in "
+                f"no vLLM in {found.state}: run `python -m tests.environments.vllm`, or name another directory in "
                 "PIERHEAD_VLLM_STATE"
             )
         return found

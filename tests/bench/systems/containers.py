@@ -1,7 +1,7 @@
 """Our services as users run them: a stack of its own as `make up` starts it, with controller and Prometheus.
 
 `bare`: the same chain with nothing of ours, in containers, too. The images are those of PIERHEAD_TAG
-(compose/machine/bench.sh builds them).
+(tests/bench/prepare.py builds them).
 """
 
 from __future__ import annotations

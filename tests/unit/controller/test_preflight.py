@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from controller.swarm.nodes.engine_settings import networks_in
 from controller.swarm.up import facts
-from controller.swarm.up.facts import SwarmFacts, own_networks, registry_says
+from controller.swarm.up.facts import SwarmFacts, registry_says
 from controller.swarm.up.preflight import check
 from tests.harness.http_answers import sends, serving
 
@@ -224,7 +225,7 @@ def test_networks_are_read_as_linux_lists_them() -> None:
 
     ranges = [IPv4Network(network) for network in ("0.0.0.0/0", "10.1.0.0/16")]
     lines = [f"eth0 {field(one.network_address)} 0 1 0 0 0 {field(one.netmask)} 0 0 0" for one in ranges]
-    assert own_networks("\n".join(["Iface Destination ...", *lines])) == ("10.1.0.0/16",)
+    assert [*map(str, networks_in("\n".join(["Iface Destination ...", *lines])))] == ["10.1.0.0/16"]
 
 
 def test_a_registry_without_tls_and_one_that_is_not_there() -> None:

@@ -624,7 +624,7 @@ def test_the_base_of_users_images_is_built_where_a_dockerfile_begins_with_it(
 
 def test_scripts_that_a_project_came_with_are_not_run(shop: Project) -> None:
     settled(shop)
-    for name in ("up.sh", "stack.sh", "down-on-swarm.sh"):
+    for name in ("up.sh", "stack.sh"):
         (shop.root / ".pierhead" / "compose" / "machine" / name).write_text("#!/bin/sh\necho theirs\n")
     for command in ("status", "down"):
         done = typed(shop.root, command)

@@ -253,6 +253,7 @@ def test_a_docker_that_does_not_answer_is_an_error_in_one_line(
     with pytest.raises(EngineError, match="`docker stack deploy` has not ended after 300 s"):
         up._deploy({})
     monkeypatch.setattr(program, "run", lost)
+    monkeypatch.setenv("PIERHEAD_STACK", '{"project": "shop", "clone": "/srv/clone"}')
     assert (program.main(), capsys.readouterr().err) == (
         EngineError.exit_code,
         "the Docker Engine says: read timed out\n",

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import secrets
 import sqlite3
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from controller.errors import StoreError
-from controller.model.desired import Revision
 from controller.model.reports import Event
 from controller.model.world import FailureRecord, Retirement
 from controller.storage.events import BURST_S, ONE_BY_ONE, EventLog
 from controller.storage.file import FILE_NAME, StateFile
-from controller.storage.rows import EVENTS_KEPT
 from controller.storage.store import Override, StateStore
-from controller.swarm.state.configs import LIMIT
-from controller.swarm.state.state_document import StateDocument
 
 
 def retirement(container_id: str = "c1") -> Retirement:
@@ -31,10 +25,6 @@ def retirement(container_id: str = "c1") -> Retirement:
 
 def event(message: str = "m", at: float = 1.0) -> Event:
     return Event(at, "scale", "web", "web", message, "ok")
-
-
-def revision(version: str) -> Revision:
-    return Revision("web", version, 5.0, "image/web", "sha256:1", "{}")
 
 
 def test_replicas_that_were_there_together_fail_as_one_try(tmp_path: Path) -> None:
@@ -51,72 +41,6 @@ def test_replicas_that_were_there_together_fail_as_one_try(tmp_path: Path) -> No
     assert store.failures[key].count == 5
 
 
-Open = Callable[[], StateStore]
-
-
-@pytest.fixture(params=["file", "document"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    """Opens the store as a new process would, with what was written before; nothing is closed."""
-    if request.param == "file":
-        return lambda: StateStore(StateFile(tmp_path))
-    processes: list[StateDocument] = []
-
-    def open_document() -> StateStore:
-        draft = processes[-1].draft(math.inf) if processes else None
-        processes.append(StateDocument(LIMIT, lambda: None))
-        if draft is not None:
-            processes[-1].load(draft.content)
-        return StateStore(processes[-1])
-
-    return open_document
-
-
-def test_everything_is_there_after_a_kill(opened: Open) -> None:
-    store = opened()
-    store.set_override("web", Override(4, 2))
-    store.set_override("api", Override(1, 2))
-    store.drop_override("api")
-    store.retire(retirement("c1"))
-    store.retire(retirement("c2"))
-    before = store.retirements
-    store.stopping("c1", 12.5)
-    store.stopping("c1", 99.0)  # the first time counts
-    store.retire(retirement("c1"))
-    store.stopping("unknown", 1.0)
-    store.note_ready("c2", 7.0)
-    store.forget("c2")
-    store.forget("c2")
-    store.note_ready("c3", 7.0)
-    store.failure(("web", "v1"), 3.0, "code 1")
-    store.failure(("web", "v1"), 4.0, "code 2")
-    store.failure(("web", "v2"), 4.0, "code 2")
-    store.clear_failure(("web", "v2"))
-    store.note_autoscaled("llm", 3)
-    store.note_autoscaled("old", 2)
-    store.forget_autoscaled("old")
-    store.note_rollout("web", '{"stable":"v1"}')
-    store.note_rollout("old", "{}")
-    store.forget_rollout("old")
-    store.keep_revision(revision("v1"))
-    store.keep_revision(replace(revision("v1"), first_at=99.0))
-    store.keep_revision(revision("v2"))
-    store.drop_revision("web", "v2")
-    assert store.append_event(event()) == 1
-    assert set(before) == {"c1", "c2"}, "a snapshot does not change"
-    found = opened()
-    assert dict(found.overrides) == {"web": Override(4, 2)}
-    assert found.retirements == {"c1": Retirement("web-1", "c1", 10.0, 12.5, "3 replicas, 2 wanted", failed=True)}
-    assert found.containers() == {"c1", "c3"}
-    assert found.failures == {("web", "v1"): FailureRecord(2, 4.0, "code 2")}
-    assert dict(found.autoscaled) == {"llm": 3}
-    assert dict(found.rollouts) == {"web": '{"stable":"v1"}'}
-    assert dict(found.revisions) == {("web", "v1"): revision("v1")}
-    assert (found.seen_ready("c3", 7.0), found.seen_ready("c3", 8.0)) == (True, False)
-    assert [stored.event for stored in found.events()] == [event()]
-    found.close()
-    store.close()
-
-
 def test_a_row_that_cannot_be_read_costs_that_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = StateStore(StateFile(tmp_path))
     store.note_autoscaled("web", 2)
@@ -128,21 +52,6 @@ def test_a_row_that_cannot_be_read_costs_that_row(tmp_path: Path, caplog: pytest
     assert (found.set_aside, dict(found.autoscaled)) == (None, {"api": 3})
     assert 'autoscaled "web" in the state file cannot be read' in caplog.text
     found.close()
-
-
-def test_only_the_last_events_are_kept_and_no_number_is_given_twice(opened: Open) -> None:
-    store = opened()
-    for number in range(EVENTS_KEPT + 5):
-        store.append_event(event(str(number)))
-    store.repeat_event(EVENTS_KEPT, 9.0, 3)
-    kept = store.events()
-    assert (len(kept), kept[0].seq, kept[-1].seq) == (EVENTS_KEPT, 6, EVENTS_KEPT + 5)
-    assert (kept[-6].seq, kept[-6].last_at, kept[-6].times) == (EVENTS_KEPT, 9.0, 3)
-    found = opened()
-    assert found.events() == kept
-    assert found.append_event(event()) > EVENTS_KEPT + 5
-    found.close()
-    store.close()
 
 
 def overwritten(content: bytes) -> bytes:
@@ -280,28 +189,6 @@ def test_events_are_selected_by_number_and_service(tmp_path: Path) -> None:
     assert [stored.event.message for stored in log.select(limit=3)] == ["7", "8", "9"]
     assert [stored.event.message for stored in log.select(since=2, limit=3)] == ["2", "3", "4"]
     assert [stored.event.message for stored in log.select(service="api", limit=2)] == ["6", "8"]
-    store.close()
-
-
-@pytest.mark.parametrize("seconds", [0.1, 10.0], ids=["in a burst", "over hours"])
-def test_a_large_scale_erases_no_history_of_others(opened: Open, seconds: float) -> None:
-    """What is dropped is the oldest of the service that has the most."""
-    store, now = opened(), [100.0]
-    log = EventLog(store, lambda: now[0])
-    for number in range(40):
-        log.record("scale", str(number), service=f"other{number % 4}")
-        now[0] += 20.0
-    for number in range(3000):
-        for kind in ("create_container", "replica_ready"):
-            log.record(kind, f"{kind} {number}", service="web", target=f"web-{number}", outcome="ok")
-        now[0] += seconds
-    kept = log.select(limit=5000)
-    assert [stored.event.message for stored in kept if stored.event.service != "web"] == [str(n) for n in range(40)]
-    assert len(kept) <= EVENTS_KEPT
-    assert log.last_seq == kept[-1].seq
-    again = opened()
-    assert EventLog(again).select(limit=5000) == kept
-    again.close()
     store.close()
 
 

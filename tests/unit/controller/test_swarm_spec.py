@@ -13,10 +13,11 @@ from controller.files.problems import Problems, ServiceSource
 from controller.files.translate import PLAIN, STRUCTURED
 from controller.model.actions import replica_name
 from controller.model.spec import GpuRequest
-from controller.swarm.engine.service_spec import not_carried, service_spec
+from controller.swarm.engine.service_spec import service_spec
 from controller.swarm.files.checks import NOT_ON_SWARM, check_swarm
 from controller.swarm.files.dialect import DIALECTS
 from controller.swarm.files.places import in_swarm
+from tests.harness.not_carried import not_carried
 from tests.unit.controller.compose_configs import config, problems, problems_of, ranker, read, service
 
 FOREIGN = {"protocol": "http", "health": {"probe": {"path": "/"}}}

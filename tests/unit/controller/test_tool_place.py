@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from controller.errors import ControllerError, InvalidRequest
-from controller.tool.place import Here, NoStack, There, decide
+from controller.tool.place import Here, There, decide
 from controller.tool.project import stack_files
+from controller.tool.project.engines import ProjectEngine
 from controller.tool.project.programs import Done
 from controller.tool.project.project import Project
-from controller.tool.project.stack import ProjectStack, started_from
+from controller.tool.project.stack import NoStack, ProjectStack, started_from
 from tests.fakes.fake_programs import FakePrograms
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -190,12 +193,19 @@ def test_a_check_reads_the_running_stacks_files_as_well() -> None:
 
 def test_commands_about_a_stack_on_a_swarm_run_beside_its_controller() -> None:
     user = Typing(variables={"PIERHEAD_ENGINE": "swarm"})
-    assert user.types("status") == There((f"{ROOT}/compose/machine/on-swarm.sh", "status"))
-    assert user.types("node init --restart") == There((f"{ROOT}/compose/machine/node.sh", "init", "--restart"))
+    for words in ("status", "node init --restart"):
+        assert user.types(words) == There(ProjectEngine.SWARM.program(*words.split()))
     for named in (ECHO, f"compose/compose.yaml:{ECHO}", f"./compose/compose.yaml:{ECHO}"):
         where = Typing(variables={"PIERHEAD_ENGINE": "swarm", "COMPOSE_FILE": named}).types("validate")
         assert isinstance(where, Here)
         assert where.variables["COMPOSE_FILE"] == named.replace("./", "").replace("compose/compose", "compose/swarm")
+
+
+def test_the_program_that_knows_swarm_starts_wherever_it_is_typed(tmp_path: Path) -> None:
+    program = ProjectEngine.SWARM.program("node", "token", "--restarts")
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(program, cwd=tmp_path, env=own, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "pierhead: node: there is no option --restarts.\n")
 
 
 def test_the_stack_of_a_project_that_was_never_started_is_told(tmp_path: Path) -> None:

@@ -1,0 +1,182 @@
+"""The stack of a project on the Swarm that this machine is a manager of: programs of its own do what a user types.
+
+They run in the controller's image: `controller.swarm.up` next to the engine, other commands next to the controller.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ...errors import InvalidRequest
+from ...tool.project.programs import Done
+from ...tool.project.stack import NoStack, ProjectStack
+from ..up.settings import CLONE_LABEL, DIGEST_LABEL, FILES_LABEL, VARIABLE, StackSettings
+
+PASSED_ON = (
+    *("_PIERHEAD_COMPLETE", "COMP_WORDS", "COMP_CWORD", "_TYPER_COMPLETE_ARGS", "_TYPER_COMPLETE_FISH_ACTION"),
+    "NO_COLOR",
+)
+"""What a shell asks for completions with, and what decides how things are shown."""
+PATIENCE_S = 30
+"""Where the controller that acted was just lost, another one acts within half a minute."""
+COMPOSE_S = 60.0
+
+
+@dataclass(frozen=True)
+class SwarmStack:
+    """See the module."""
+
+    stack: ProjectStack
+
+    # ---------------------------------------------------------------------------------------------- next to the engine
+
+    def run(self, command: str, *, volumes: bool = False, force: bool = False) -> int:
+        """Carry out a command of controller/swarm/up/; its exit status. Raises InvalidRequest, KeyboardInterrupt."""
+        stack, root = self.stack, self.stack.root
+        given = "" if command in ("trouble", "down") else self._resolved_files()
+        options = ["--network", "host", "--volume", "/var/run/docker.sock:/var/run/docker.sock"]
+        options += ["--volume", f"{root}:{root}:ro"]
+        login = Path(stack.environment.get("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"
+        if login.is_file():
+            options += ["--volume", f"{login}:/root/.docker/config.json:ro"]
+        label = f"pierhead.up={stack.name}:{root}"
+        left = stack.programs.read("docker", "ps", "--quiet", "--filter", f"label={label}").lines
+        if left and command in ("up", "down"):  # where an `up` was killed, its container continues
+            stack.programs.read("docker", "rm", "--force", *left)
+        if command == "up":
+            options += ["--label", label]
+        settings = StackSettings(
+            project=stack.name,
+            clone=str(root),
+            registry=stack.setting("PIERHEAD_REGISTRY"),
+            profiles=self._profiles.split(",") if self._profiles else (),
+            http_port=int(stack.setting("PIERHEAD_HTTP_PORT", "8000")),
+            grpc_port=int(stack.setting("PIERHEAD_GRPC_PORT", "9000")),
+            files=stack.files,
+            files_digest=self._digest(stack.files),
+            has_force=force,
+            has_volumes=volumes,
+        )
+        options += ["--env", f"{VARIABLE}={json.dumps(asdict(settings))}"]
+        program = (self._programs_image(), "python", "-m", "controller.swarm.up", command)
+        words = ("docker", "run", "--rm", "--interactive", "--init", *options, *program)
+        return stack.programs.call(*words, variables={}, given=given)
+
+    def _programs_image(self) -> str:
+        """Raises InvalidRequest."""
+        stack = self.stack
+        image = f"pierhead/controller:{stack.image_tag}"
+        if stack.programs.read("docker", "image", "inspect", image).status == 0:
+            return image
+        if running := self._controllers_image().lines:
+            return running[0]
+        raise InvalidRequest(
+            f"this needs the program, and this machine does not have the image {image}. Build it: "
+            f"{stack.typed('build', 'up')}"
+        )
+
+    @property
+    def _profiles(self) -> str:
+        """COMPOSE_PROFILES; the stack's own registry is one of its services, where it is asked for."""
+        chosen = self.stack.setting("COMPOSE_PROFILES")
+        return f"{chosen},registry".lstrip(",") if self.stack.setting("PIERHEAD_REGISTRY") == "here" else chosen
+
+    def _resolved_files(self) -> str:
+        """What Compose makes of all files, with the services of all profiles. Raises InvalidRequest."""
+        files = self.stack.files
+        variables = {"COMPOSE_FILE": files, "COMPOSE_PROFILES": self._profiles}
+        words = ("docker", "compose", "--profile", "*", "config")
+        done = self.stack.programs.read(*words, variables=variables, directory=self.stack.root, timeout_s=COMPOSE_S)
+        if done.status:
+            shown = files.replace(":", ", ")
+            raise InvalidRequest(f"Compose cannot read the stack's files ({shown}): {done.errors.strip()}")
+        return done.output
+
+    def _digest(self, files: str) -> str:
+        """Of what the files of a COMPOSE_FILE say, as far as they are here."""
+        digest = hashlib.sha256()
+        for name in files.split(":"):
+            file = self.stack.root / name
+            digest.update(file.read_bytes() if file.is_file() else f"no {name}\n".encode())
+        return digest.hexdigest()[:16]
+
+    # ------------------------------------------------------------------------------------------ next to the controller
+
+    def beside(self, *words: str, patience_s: int = PATIENCE_S) -> tuple[list[str], dict[str, str]]:
+        """(words, variables) of a program that runs a command next to the controller, on its network, whichever manager
+        that is on. Raises NoStack.
+        """
+        stack, image = self.stack, self._controllers_image()
+        if image.status:
+            raise self._not_there(image.errors)
+        form = "{{range .Spec.TaskTemplate.ContainerSpec.Env}}{{println .}}{{end}}"
+        env = self._inspect("service", form, f"{stack.name}_controller").splitlines()
+        token = next((line.partition("=")[2] for line in env if line.startswith("PIERHEAD_API_TOKEN=")), "")
+        variables = {
+            "PIERHEAD_API_URL": "http://controller:8100",
+            "PIERHEAD_API_PATIENCE_S": str(patience_s),
+            "PIERHEAD_PROMETHEUS_URL": "http://prometheus:9090",
+            **{name: stack.environment[name] for name in PASSED_ON if name in stack.environment},
+        }
+        options = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
+        # Other users see a program's arguments, and not its variables.
+        run = ["docker", "run", "--rm", "--init", "--network", f"{stack.name}_default", "--env", "PIERHEAD_API_TOKEN"]
+        return [*run, *options, image.output.strip(), "pierhead", *words], {"PIERHEAD_API_TOKEN": token}
+
+    def answers(self) -> bool:
+        """Whether a controller has the lease of the state, and its API is open."""
+        try:
+            words, variables = self.beside("nodes", patience_s=0)
+        except NoStack:
+            return False
+        return self.stack.programs.read(*words, variables=variables, timeout_s=COMPOSE_S).status == 0
+
+    def tell_differences(self, warn: Callable[[str], None], *, is_status: bool) -> None:
+        """Say where the stack was started from another directory. There is one stack of that name, and in trouble it
+        has to be reached from any. Else, with `is_status`, say where other files are here than were stored: on a Swarm
+        files are not watched.
+        """
+        stack = self.stack
+        elsewhere = self._inspect("service", _label(CLONE_LABEL), f"{stack.name}_controller").strip()
+        if elsewhere and elsewhere != str(stack.root):
+            warn(stack.about_another(elsewhere))
+        elif is_status:
+            form = f"{_label(DIGEST_LABEL)} {_label(FILES_LABEL)}"
+            digest, _, files = self._inspect("config", form, f"{stack.name}_pierhead-files").strip().partition(" ")
+            if files and self._digest(files) != digest:
+                warn(
+                    "pierhead: the compose files here are not as the Swarm has them "
+                    f"({files.replace(':', ', ')}), and on a Swarm files are not watched: what they say now takes "
+                    f"effect at `{stack.typed('deploy')}`."
+                )
+
+    def _inspect(self, kind: str, form: str, name: str) -> str:
+        done = self.stack.programs.read("docker", kind, "inspect", "--format", form, name)
+        return done.output if done.status == 0 else ""
+
+    def _controllers_image(self) -> Done:
+        """Of the running stack's controller; where there is none, Docker's words."""
+        form = "{{.Spec.TaskTemplate.ContainerSpec.Image}}"
+        return self.stack.programs.read(
+            "docker", "service", "inspect", "--format", form, f"{self.stack.name}_controller"
+        )
+
+    def _not_there(self, said: str) -> NoStack:
+        stack = self.stack
+        if "no such service" in said:
+            up = stack.typed("up")
+            return NoStack(
+                f'the controller of the stack "{stack.name}" does not run on this Swarm. Start it with: {up}'
+            )
+        return NoStack(
+            f"this machine cannot ask the Swarm: {' '.join(said.split())}\nWhat runs still serves. Commands need a "
+            "manager, and more than half of the Swarm's managers must be up."
+        )
+
+
+def _label(name: str) -> str:
+    return f'{{{{index .Spec.Labels "{name}"}}}}'

@@ -1,0 +1,98 @@
+"""`python -m tests.bench.prepare NAME=VALUE...`: installs what only the bench needs, and becomes the bench.
+
+It is installed outside the clone; nothing is left running, after Ctrl-C neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.bench.options import Options, OptionsError, read
+from tests.environments.made import TORCH, NotMade, become, with_uv
+from tests.harness.imports import ROOT
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pierhead-bench"
+REQUIREMENTS = ROOT / "tests" / "bench" / "peer" / "requirements.txt"
+INTO_OURS = ("uv", "sync", "--frozen", "--inexact", "--python", sys.executable, "--group", "bench")
+
+
+def prepare(options: Options) -> None:
+    """Raises NotMade."""
+    extras = ("--extra", "controller", "--extra", "recsys", "--extra", "triton")
+    with_uv("Installing the bench's packages", *INTO_OURS, *extras)
+    if shutil.which("wrk") is None:
+        with_uv("Installing wrk", "apt_install", "wrk")
+    if options.peer and not os.environ.get("PIERHEAD_BENCH_PEER_PYTHON"):
+        _install_peer()
+    if options.mode == "containers":
+        _build_images(options)
+    if has_nvidia() and not os.environ.get("PIERHEAD_BENCH_PYTHON"):
+        _install_cuda_services()
+
+
+def has_nvidia() -> bool:
+    """Whether this machine has a GPU of NVIDIA's."""
+    if shutil.which("nvidia-smi") is None:
+        return False
+    return bool(subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False).stdout)
+
+
+def _build_images(options: Options) -> None:
+    """Images of their own, unless PIERHEAD_TAG names others: a stack that runs from this clone keeps its version."""
+    os.environ.setdefault("PIERHEAD_TAG", "bench")
+    apps = "echo recsys" + (" triton" if "triton" in options.parts else "")
+    words = ["compose/machine/build.sh", apps, "1" if has_nvidia() else ""]
+    if subprocess.run(words, cwd=ROOT, check=False).returncode:
+        raise NotMade("the images could not be built")
+
+
+def _install_cuda_services() -> None:
+    """The clone's own environment has PyTorch's build for CPUs; the lock's is the one for GPUs."""
+    words = ("uv", "sync", "--frozen", "--no-default-groups", "--python", sys.executable)
+    ours = {"UV_PROJECT_ENVIRONMENT": f"{CACHE}/ours"}
+    with_uv("Installing our services with PyTorch for GPUs", *words, "--extra", "recsys", "--extra", "ranker", **ours)
+    os.environ["PIERHEAD_BENCH_PYTHON"] = f"{CACHE}/ours/bin/python"
+
+
+def _install_peer() -> None:
+    """Its environment is named for what is in it: a changed lock makes another one."""
+    digest = hashlib.sha256(REQUIREMENTS.read_bytes() + f"Python {sys.version.split()[0]}\n".encode()).hexdigest()
+    directory = CACHE / f"peer-{digest[:12]}"
+    python = str(directory / "bin" / "python")
+    try:
+        if not (directory / "complete").exists():
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            base = ("uv", "venv", "--clear", "--python", str(Path(sys.executable).resolve()), str(directory))
+            with_uv("Making the peer's environment", *base)
+            pip = ("uv", "pip", "install", "--python", python)
+            with_uv("Installing the peer, Ray Serve (about a minute)", *pip, "--requirement", str(REQUIREMENTS))
+            torch = (*pip, TORCH) if has_nvidia() else ("install_cpu_torch", python, TORCH)
+            with_uv("Installing the peer's PyTorch", *torch)
+            (directory / "complete").touch()
+    except NotMade:
+        print("pierhead: the peer cannot be installed here, so only our side is measured.", file=sys.stderr)
+        return
+    os.environ["PIERHEAD_BENCH_PEER_PYTHON"] = python
+
+
+def main() -> int:
+    """Return the exit status where the bench cannot run."""
+    words = sys.argv[1:]
+    try:
+        if "ONLY=tensors" in words:
+            prepare(read([word for word in words if word != "ONLY=tensors"] + ["MODE=processes"]))
+            become("tests.bench.shared_memory")
+        prepare(read(words))
+    except (OptionsError, NotMade) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2 if isinstance(error, OptionsError) else 1
+    return become("tests.bench", *words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
