@@ -36,6 +36,15 @@ class Blocking:
         return MEETING.wait(30)
 
 
+@serve.deployment
+class Settled:
+    def reconfigure(self, user_config: Any) -> None:
+        self.user_config = user_config
+
+    def __call__(self) -> Any:
+        return self.user_config
+
+
 @serve.deployment(graceful_shutdown_timeout_s=0)
 class Endless:
     async def __call__(self) -> None:
@@ -112,6 +121,13 @@ def test_without_a_proxy_no_port_is_opened() -> None:
             assert serve.run(Endless.bind()).deployment_name == "Endless"  # type: ignore[attr-defined]
         finally:
             serve.shutdown()
+
+
+def test_settings_may_be_of_any_size(port: int) -> None:
+    """In containers they travel in a variable of the environment, which cannot hold as much."""
+    large = {"words": "word " * 20_000}
+    handle = serve.run(Settled.options(user_config=large).bind())  # type: ignore[attr-defined]
+    assert handle.remote().result(timeout_s=60) == large
 
 
 def test_without_applications_nothing_is_healthy(port: int) -> None:

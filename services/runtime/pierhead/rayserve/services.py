@@ -401,11 +401,15 @@ def services_of(built: BuiltApplication, graph: AppGraph, prefix: str) -> Bound:
     """As `bound_of`; `prefix`: what services' names begin with. Puts them into `graph`."""
     classes: dict[str, str] = {}
     for deployment in built.deployments.values():
-        is_ingress = deployment.name == built.ingress and not graph.in_process
+        keywords: dict[str, Any] = deployment.options.x_serve()
+        if graph.in_process:
+            keywords.pop("user_config", None)  # the replica has it itself, of any size
+        elif deployment.name == built.ingress:
+            keywords |= {"asgi": _enter, "route": "/"}
         # In a process there is no name but the one that handles know: those of services are only to differ.
         module = __name__ if graph.in_process else deployment.deployment.func_or_class.__module__
         numbered = f"{prefix}_{len(classes)}" if graph.in_process else prefix
-        cls = _class_of(deployment, numbered, module, is_ingress=is_ingress)
+        cls = _class_of(deployment, numbered, module, keywords)
         cls.__application__ = graph
         other = classes.setdefault(name_of(cls), deployment.name)
         if other != deployment.name:
@@ -432,12 +436,11 @@ def _class_name(deployment: str, application: str) -> str:
     return f"Deployment{name}" if not name or name[0].isdigit() else name
 
 
-def _class_of(deployment: BuiltDeployment, application: str, module: str, *, is_ingress: bool) -> type[RayDeployment]:
+def _class_of(
+    deployment: BuiltDeployment, application: str, module: str, keywords: Mapping[str, Any]
+) -> type[RayDeployment]:
     name = _class_name(deployment.name, application)
     names = {"__module__": module, "__qualname__": name, "__doc__": deployment.deployment.func_or_class.__doc__}
-    keywords: dict[str, Any] = deployment.options.x_serve()
-    if is_ingress:
-        keywords |= {"asgi": _enter, "route": "/"}
     make: Any = type(RayDeployment)
     cls: type[RayDeployment] = make(name, (RayDeployment,), names, **keywords)
     cls.__built__ = deployment

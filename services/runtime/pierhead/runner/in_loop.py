@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import grpc
@@ -112,7 +113,7 @@ class LoopService:
 
     async def start(self) -> None:
         """Return once all are ready. Raises what keeps one from it."""
-        starts = [asyncio.create_task(self._start_first()) for _ in range(replicas_of(self.words))]
+        starts = [asyncio.create_task(self._start_within(self.tries, 0)) for _ in range(replicas_of(self.words))]
         try:
             started = await asyncio.gather(*starts)
         finally:
@@ -147,15 +148,17 @@ class LoopService:
         self._keeping.clear()
         self._starting.clear()
 
-    async def _start_first(self) -> LoopReplica:
-        for left in reversed(range(self.tries)):
+    async def _start_within(self, tries: float, pause_s: float) -> LoopReplica:
+        """A replica that is ready. Raises what keeps the last try from it."""
+        while True:
+            tries -= 1
             try:
                 return await self._start()
             except BaseException as error:
-                if not left or not is_answerable(error):
+                if not tries or not is_answerable(error):
                     raise
-                logger.exception("%s: a replica did not start; it is tried again", self.name)
-        raise AssertionError("every try returns or raises")
+                logger.exception("%s: a replica did not start; another one is tried in %g s", self.name, pause_s)
+            await asyncio.sleep(pause_s)
 
     async def _start(self) -> LoopReplica:
         name = f"{self.name}-{next(self._numbers)}"
@@ -181,18 +184,8 @@ class LoopService:
             ending = asyncio.create_task(replica.stop(at_once=False), name=f"ends {replica.name}")
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
-            replica = await self._start_again()
+            replica = await self._start_within(inf, PAUSE_S)
             self._show()
-
-    async def _start_again(self) -> LoopReplica:
-        while True:
-            try:
-                return await self._start()
-            except BaseException as error:
-                if not is_answerable(error):
-                    raise
-                logger.exception("%s: a replica did not start; another one is tried in %g s", self.name, PAUSE_S)
-            await asyncio.sleep(PAUSE_S)
 
     def _show(self) -> None:
         self.place()

@@ -10,7 +10,8 @@ times in a row, or it has ended by itself. Another one takes its place, and is t
        `--(it raises)--> the start fails            `--(ill)--> draining; another one starts
 
 Requests never go to a replica that is not ready. They wait in one kind of queue (`pierhead.calls.pool`), at each handle
-and at the front; `max_queued_requests` bounds both.
+and at the front; `max_queued_requests` bounds both. Services start at the same time: a call that one makes at its start
+waits for its callee. Calls that still wait for a service when it stops fail, and so do later ones.
 """
 
 from __future__ import annotations
