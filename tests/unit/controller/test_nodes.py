@@ -359,6 +359,7 @@ async def test_what_failed_with_its_node_is_no_failure_of_the_version_that_bakes
         assert not controller.deployer.state("web").rejected
 
 
+@pytest.mark.virtual_time
 async def test_what_is_refused(tmp_path: Path) -> None:
     spec = service("web", replicas=1, container={"Placement": {"Constraints": ["node.labels.zone==a"]}})
     control = Control.of(tmp_path, spec, engine=swarm())
@@ -372,7 +373,7 @@ async def test_what_is_refused(tmp_path: Path) -> None:
         assert "n1 is the only manager that takes tasks" in await change(client, "POST", "n1/drain")
         assert "force: expected true or false" in await change(client, "POST", "n4/drain", force=1)
         engine.containers[next(iter(engine.containers))].node = "n4"
-        await until(lambda: control.view.nodes[1].replicas)
+        await until(lambda: control.view.nodes[1].replicas, within_s=30)  # the engine tells nothing of it
         for labels, words in (
             ({"zone": "b"}, "runs on n4 and has the constraint node.labels.zone==a: Swarm would end it at once"),
             ({"zone": None}, "has the constraint node.labels.zone==a"),
