@@ -127,6 +127,9 @@ class MockAnswer:
         if choice.tool is not None:
             delta = {"tool_calls": [{"index": 0, "function": {"arguments": _MARK}}]}
         before, _, behind = self._event(number, {"delta": delta} if self._chat else {"text": _MARK}).partition(_MARKED)
+        said = "".join(choice.tokens)
+        if len(json.dumps(said)) == len(said) + 2:  # most texts need no escape
+            return before, behind, [token.encode() for token in choice.tokens]
         return before, behind, [json.dumps(token)[1:-1].encode() for token in choice.tokens]
 
     def _event(self, number: int, content: dict[str, Any], finish: str | None = None) -> bytes:
