@@ -77,8 +77,8 @@ class MockAnswer:
         self.choices = _choices(body, asked, arguments, chat=chat)
         self._id = f"{'chatcmpl' if chat else 'cmpl'}-{new_request_id()}"
         self._frame = {"id": self._id, "created": int(time.time()), "model": body["model"]}
-        self._templates: list[tuple[bytes, bytes, list[bytes]]] = []
-        """Of each choice: what stands before and behind a token, and its tokens as JSON. Made where it is streamed."""
+        self._templates: list[tuple[bytes, bytes, bytes, list[bytes]]] = []
+        """Of each choice: what stands before, between and behind tokens, and these as JSON; of streams only."""
 
     def events(self, given: Iterable[int]) -> LLMReply:
         """The events of the new tokens. `given`: how many tokens each choice has now."""
@@ -90,8 +90,8 @@ class MockAnswer:
                 continue
             if self._chat and not choice.sent:
                 data += self._event(number, {"delta": self._message(number, "")})
-            before, behind, tokens = self._templates[number]
-            data += before + (behind + before).join(tokens[choice.sent : end]) + behind
+            before, between, behind, tokens = self._templates[number]
+            data += before + between.join(tokens[choice.sent : end]) + behind
             count += end - choice.sent
             choice.sent = end
             if end == len(choice.tokens):
@@ -122,15 +122,15 @@ class MockAnswer:
         calls = [call | {"function": {"name": tool, "arguments": said}}]
         return {"role": "assistant", "content": None, "refusal": None, "tool_calls": calls}
 
-    def _template(self, number: int, choice: Choice) -> tuple[bytes, bytes, list[bytes]]:
+    def _template(self, number: int, choice: Choice) -> tuple[bytes, bytes, bytes, list[bytes]]:
         delta: dict[str, Any] = {"content": _MARK}
         if choice.tool is not None:
             delta = {"tool_calls": [{"index": 0, "function": {"arguments": _MARK}}]}
         before, _, behind = self._event(number, {"delta": delta} if self._chat else {"text": _MARK}).partition(_MARKED)
         said = "".join(choice.tokens)
         if len(json.dumps(said)) == len(said) + 2:  # most texts need no escape
-            return before, behind, [token.encode() for token in choice.tokens]
-        return before, behind, [json.dumps(token)[1:-1].encode() for token in choice.tokens]
+            return before, behind + before, behind, [token.encode() for token in choice.tokens]
+        return before, behind + before, behind, [json.dumps(token)[1:-1].encode() for token in choice.tokens]
 
     def _event(self, number: int, content: dict[str, Any], finish: str | None = None) -> bytes:
         return self._line({"choices": [_choice(number, content, finish)]})

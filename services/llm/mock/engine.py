@@ -170,14 +170,14 @@ class MockEngine(LLMEngine):
         job = _Job(whole=not answer.stream)
         sequences = [self._sequence(job, each.prompt, each.tokens, body["model"]) for each in answer.choices]
         with self._running(job, sequences):
-            status, left = 200, True
+            status, left = 200, sum(sequence.total for sequence in sequences)
             while left:
                 given = await job.news()
-                left = not all(sequence.done for sequence in sequences)
                 most = self._arguments.fail_after_tokens
                 if most is not None and sum(given) >= most:
                     raise RuntimeError(f"engine_kwargs.fail_after_tokens = {most}: it fails as engine_kwargs say")
                 reply = answer.events(given) if answer.stream else LLMReply(tokens=sum(given))
+                left -= reply.tokens
                 if not left:
                     usage = _usage(answer, sequences)
                     reply.usage.CopyFrom(usage)
