@@ -12,7 +12,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 up: ## start the stack and wait until every service serves: [APPS="echo recsys"] [GPU=1]
-	@compose/machine/up.sh "$(APPS)" "$(GPU)"
+	@./pierhead up --apps "$(APPS)" --gpu "$(GPU)"
 
 down: ## stop and remove the stack, replicas included; VOLUMES=1 removes its volumes too; FORCE=1: another clone's stack
 	@./pierhead down $(call flag,VOLUMES,--volumes) $(call flag,FORCE,--force)
@@ -48,7 +48,7 @@ validate: ## check the compose files without changing anything
 	@./pierhead validate
 
 build: ## build the images: [APPS="echo recsys"] [GPU=1]
-	@compose/machine/build.sh "$(APPS)" "$(GPU)"
+	@./pierhead build-images --apps "$(APPS)" --gpu "$(GPU)"
 
 machine: ## prepare this machine: Docker Engine, Compose plug-in, base images
 	@compose/machine/engine.sh && compose/machine/base-images.sh

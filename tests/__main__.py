@@ -28,8 +28,7 @@ APPS = "tests/e2e/apps/llm.yaml"
 """Its images are of tests alone."""
 PROJECTS = "pierhead-test"
 """What the names of the Compose projects that tests start begin with."""
-MACHINE = "compose/machine"
-BUILDS = f"{MACHINE}/build.sh && {MACHINE}/build.sh echo-proto"
+BUILDS = "./pierhead build-images && ./pierhead build-images --apps echo-proto"
 """The latter has services of the same names as the echo."""
 TWO_FILES = ("--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 
@@ -52,7 +51,7 @@ def main() -> int:
 
 
 def _run(*, is_all: bool) -> int:
-    if any(_call(f"{MACHINE}/{script}") for script in ("engine.sh", "base-images.sh")):
+    if any(_call(f"compose/machine/{script}") for script in ("engine.sh", "base-images.sh")):
         return 1
     with tempfile.TemporaryFile("w+", errors="replace") as log, _building(log) as build:
         if _call("make", "lint"):

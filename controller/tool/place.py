@@ -22,7 +22,7 @@ from .project.programs import Programs, ThisMachine
 from .project.project import NoProject, Project, find
 from .project.stack import OWN_SERVICES, PROMETHEUS_PORT, ControllerContainer, NoStack, ProjectStack, started_from
 
-HERE = ("new", "init", "up", "down", "completion", "schema", "simulate", "--help", "-h")
+HERE = ("new", "init", "up", "build-images", "down", "completion", "schema", "simulate", "--help", "-h")
 WITHOUT_A_STACK = ("validate", "llm build")
 OF_THE_MACHINE = ("node init", "node join", "node token")
 LOG_LINES = "200"

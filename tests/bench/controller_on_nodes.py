@@ -93,7 +93,7 @@ def measure(stack: SwarmStack, replicas: int, seconds: float) -> list[Span]:
     """While they start, and at rest."""
     acting = Acting(stack)
     starting = Watch(acting)
-    stack.make("control", "scale", SERVICE, str(replicas), "--timeout", "600")
+    stack.make("scale", SERVICE, str(replicas), "--timeout", "600")
     spans = [starting.span(f"0 to {replicas} replicas")]
     stack.settle()
     time.sleep(SETTLE_S)  # rest begins later

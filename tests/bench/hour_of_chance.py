@@ -224,7 +224,7 @@ class Chance:
         """Another number of replicas of a service."""
         service, number = self.dice.choice(SERVED), self.dice.randint(2, 7)
         waits = ["--no-wait"] if self.dice.random() < 0.5 else ["--timeout", "240"]
-        self.stack.make("control", "scale", service, str(number), *waits)
+        self.stack.make("scale", service, str(number), *waits)
 
     def roll(self, *, is_bad: bool) -> None:
         """Another version of the service that can have a bad one. Half of the time the next thing happens meanwhile."""
@@ -268,7 +268,7 @@ class Chance:
         if self.settled_s is not None:
             return ""
         try:
-            return self.stack.make("control", "plan").strip() or "replicas are missing"
+            return self.stack.make("plan").strip() or "replicas are missing"
         except Exception as error:
             return f"not known: {type(error).__name__}: {error}"[:400]
 

@@ -46,7 +46,7 @@ def _build_images(options: Options) -> None:
     """Images of their own, unless PIERHEAD_TAG names others: a stack that runs from this clone keeps its version."""
     os.environ.setdefault("PIERHEAD_TAG", "bench")
     apps = "echo recsys" + (" triton" if "triton" in options.parts else "")
-    words = ["compose/machine/build.sh", apps, "1" if has_nvidia() else ""]
+    words = ["./pierhead", "build-images", "--apps", apps, "--gpu", "1" if has_nvidia() else ""]
     if subprocess.run(words, cwd=ROOT, check=False).returncode:
         raise NotMade("the images could not be built")
 

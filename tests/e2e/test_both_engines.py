@@ -121,7 +121,7 @@ def timed(what: str, do: Callable[[], Any]) -> Any:
 
 
 def control(place: Place, *words: str) -> str:
-    return str(timed(" ".join(words), lambda: place.make("control", *words)))
+    return str(timed(" ".join(words), lambda: place.make(*words)))
 
 
 def deploy(place: Place, *services: str) -> str:
@@ -143,7 +143,7 @@ def row(place: Place, service: str) -> Any:
 
 def kinds(place: Place, service: str) -> set[str]:
     """What has happened to a service."""
-    told = place.make("control", "events", "--service", service, "-n", "1000", "--output", "json")
+    told = place.make("events", "--service", service, "-n", "1000", "--output", "json")
     return {kind for kind in KINDS if f'"{kind}"' in told}
 
 
@@ -200,7 +200,7 @@ def test_versions_that_work_and_one_that_does_not(place: Place) -> None:
         assert names(place) == {b"v1"}, "another image of the same name"
 
         write("faulty", faulty("BREAK: crash"))
-        bad = timed("a bad version", lambda: place.run("control", "deploy", "faulty"))
+        bad = timed("a bad version", lambda: place.run("deploy", "faulty"))
         assert bad.returncode == 1, bad.stdout + bad.stderr
         assert names(place) == {b"v1"}
         assert row(place, "faulty")["state"] == "DEPLOY_FAILED"

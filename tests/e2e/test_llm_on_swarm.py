@@ -45,13 +45,13 @@ def test_a_language_model_behind_every_edge_grows_and_shrinks_under_streams() ->
             assert whole.choices[0].message.content
             assert tokens_of(stream(client, 8)) == 8
 
-        stack.make("control", "scale", "llm", "2")
+        stack.make("scale", "llm", "2")
         assert len({one["node"] for one in replicas(stack)}) == 2
-        assert "NODE" in stack.make("control", "status")
+        assert "NODE" in stack.make("status")
         with contextlib.ExitStack() as open_ones:
             streams = [open_ones.enter_context(stream(client, TOKENS)) for client in clients * 2]
             eventually(lambda: all(one["ongoing"] for one in replicas(stack)), "both replicas work")
-            stack.make("control", "scale", "llm", "1")
+            stack.make("scale", "llm", "1")
             assert [tokens_of(each) for each in streams] == [TOKENS] * len(streams)
         eventually(lambda: len(replicas(stack)) == 1, "the other one has gone")
 

@@ -13,7 +13,7 @@ from tests.harness.waiting import eventually
 pytestmark = [pytest.mark.long, pytest.mark.stack, pytest.mark.timeout(900)]
 
 KILLED_UP = """
-setsid compose/machine/up.sh &
+setsid ./pierhead up &
 until docker service inspect nodes_registry >/dev/null 2>&1; do kill -0 $! || exit; sleep 0.1; done
 kill -KILL -- -$!
 """

@@ -37,7 +37,7 @@ def test_at_any_time_all_edges_but_one_answer() -> None:
             stack.make("up")
             took_s = time.time() - began
             after = kept(stack)
-            stack.make("control", "scale", "faulty", "6")
+            stack.make("scale", "faulty", "6")
             stack.settle()
 
         assert after.keys() == before.keys()

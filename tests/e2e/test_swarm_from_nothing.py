@@ -106,13 +106,13 @@ def message_of_pending(stack: SwarmStack, words: str) -> str:
 
 def test_six_replicas_have_the_six_gpus_and_the_seventh_says_what_it_lacks(story: tuple[SwarmStack, Node]) -> None:
     stack, _ = story
-    timed(f"make scale SERVICE={SERVICE} N=6", lambda: stack.make("control", "scale", SERVICE, "6"))
+    timed(f"make scale SERVICE={SERVICE} N=6", lambda: stack.make("scale", SERVICE, "6"))
     assert placed(stack) == {node.name: tuple(gpus_of(node)) for node in stack.rig.nodes}
     print("\n".join(f"    {node}: {', '.join(gpus)}" for node, gpus in placed(stack).items()))
-    stack.make("control", "scale", SERVICE, "7", "--no-wait")
+    stack.make("scale", SERVICE, "7", "--no-wait")
     no_room = "it asks for 1 GPU and 0 of 6 are free: 6 held by pinned"
     print(f"    {eventually(partial(message_of_pending, stack, no_room), no_room)}")
-    assert no_room in " ".join(stack.make("control", "why", SERVICE).split())
+    assert no_room in " ".join(stack.make("why", SERVICE).split())
     assert sum(len(gpus) for gpus in placed(stack).values()) == 6
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 from controller.tool.project.programs import READ_S, Done
+
+LOOKS = 3
+"""How often a wait looks; it takes no time."""
 
 
 @dataclass
@@ -18,6 +21,8 @@ class FakePrograms:
     answers: Mapping[str, Done | str] = field(default_factory=dict)
     """A pattern -> how the program ends; text: with success, and this output."""
     listening: frozenset[str] = frozenset()
+    statuses: Mapping[str, int] = field(default_factory=dict)
+    """By address, how a GET is answered; others with 200."""
     calls: list[str] = field(default_factory=list)
     steps: list[str] = field(default_factory=list)
     variables: list[Mapping[str, str]] = field(default_factory=list)
@@ -28,10 +33,11 @@ class FakePrograms:
     def read(
         self,
         *words: str,
-        timeout_s: float = READ_S,
+        timeout_s: float | None = READ_S,
         variables: Mapping[str, str] | None = None,
         directory: Path | None = None,
         given: str = "",
+        complains: bool = False,
     ) -> Done:
         """See `Programs.read`."""
         call = " ".join(words)
@@ -43,7 +49,13 @@ class FakePrograms:
                 return Done(0, answer) if isinstance(answer, str) else answer
         return Done(1, errors="no such answer")
 
-    def call(self, *words: str, variables: Mapping[str, str], given: str | None = None) -> int:
+    def call(
+        self,
+        *words: str,
+        variables: Mapping[str, str],
+        given: str | None = None,
+        directory: Path | None = None,
+    ) -> int:
         """See `Programs.call`."""
         self.variables.append(variables)
         return self.read(*words, given=given or "").status
@@ -54,6 +66,11 @@ class FakePrograms:
         self.variables.append(variables)
         return self.read(*words).status == 0
 
+    def wait(self, text: str, missing: Callable[[], str], within_s: float) -> bool:
+        """See `Programs.wait`."""
+        self.steps.append(text)
+        return not all(missing() for _ in range(LOOKS))
+
     def become(self, *words: str, variables: Mapping[str, str], directory: Path | None) -> NoReturn:
         """See `Programs.become`."""
         raise AssertionError(f"a test asks `decide` where a command runs, and nothing takes its place: {words}")
@@ -61,3 +78,8 @@ class FakePrograms:
     def listens(self, address: str) -> bool:
         """See `Programs.listens`."""
         return address in self.listening
+
+    def status(self, address: str) -> int:
+        """See `Programs.status`."""
+        self.calls.append(f"GET {address}")
+        return self.statuses.get(address, 200)

@@ -118,8 +118,8 @@ def test_scaling_and_rolling_out_cost_no_request(stack: SwarmStack) -> None:
         while load.so_far() < ENOUGH:
             rounds += 1
             for count in ("6", "3", "auto"):
-                stack.make("control", "scale", "faulty", count)
-                stack.make("control", "scale", "echo", count)
+                stack.make("scale", "faulty", count)
+                stack.make("scale", "echo", count)
                 stack.settle()
             stack.roll(f"good{rounds}")
             stack.settle()
@@ -376,7 +376,7 @@ def control_is_back(stack: SwarmStack, since: float) -> None:
     """Another controller has the lease, and a command is answered, soon after the fault began at a unix time."""
     eventually(lambda: stack.acting(timeout_s=3.0), "another controller acts", CONTROL_WITHIN_S, every_s=0.5)
     acts_s = time.time() - since
-    eventually(lambda: stack.make("control", "plan"), "a command is answered", CONTROL_WITHIN_S)
+    eventually(lambda: stack.make("plan"), "a command is answered", CONTROL_WITHIN_S)
     took_s = time.time() - since
     print(f"another controller acts after {acts_s:.1f} s, and has answered a command after {took_s:.1f} s")
     assert took_s <= CONTROL_WITHIN_S
@@ -390,7 +390,7 @@ def controllers(stack: SwarmStack) -> list[str]:
 
 def says_that_there_is_no_quorum(stack: SwarmStack) -> str:
     """The line of `make status` about it."""
-    done = stack.run("control", "status")
+    done = stack.run("status")
     lines = (done.stdout + done.stderr).splitlines()
     words = ("quorum", "have a leader", "no leader", "managers must be up")
     return next((line for line in lines if any(word in line for word in words)), "")

@@ -58,21 +58,19 @@ class Place(ABC):
         assert not found, found
         return True
 
-    def run(self, command: str, *arguments: str, **more: str) -> Ended:
-        """What `make` does for a target, also where it fails."""
-        if command == "up":
-            return self.type("compose/machine/up.sh", *arguments, **more)
-        return self.type("./pierhead", *(() if command == "control" else (command,)), *arguments, **more)
+    def run(self, *words: str, **more: str) -> Ended:
+        """A command of the clone's, also where it fails."""
+        return self.type("./pierhead", *words, **more)
 
-    def make(self, command: str, *arguments: str, **more: str) -> str:
+    def make(self, *words: str, **more: str) -> str:
         """The same, where it must succeed."""
-        done = self.run(command, *arguments, **more)
-        assert done.returncode == 0, f"{command} {' '.join(arguments)}: {done.stdout}{done.stderr}"
+        done = self.run(*words, **more)
+        assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def control(self, *arguments: str) -> Any:
         """The JSON document that a command of the program prints."""
-        return json.loads(self.make("control", *arguments, "--output", "json"))
+        return json.loads(self.make(*arguments, "--output", "json"))
 
     def ask(self, path: str) -> Answer:
         """What a client gets at the first edge."""
@@ -80,7 +78,7 @@ class Place(ABC):
 
     def story(self, lines: int = 60) -> str:
         """The last events."""
-        return "\n".join(self.make("control", "events").splitlines()[-lines:])
+        return "\n".join(self.make("events").splitlines()[-lines:])
 
     def services(self) -> dict[str, Any]:
         """The rows of the services, by name."""

@@ -100,16 +100,16 @@ class SwarmStack(Place):
         """Deploy another version of the service `faulty`, which may be a bad one: that ends with another code."""
         self.variables |= {"NODES_NAME": name, "NODES_BREAK": breaks}
         how = ("--timeout", f"{QUIET_WITHIN_S:g}") if waits else ("--no-wait",)
-        done = self.run("control", "deploy", "faulty", *how)
+        done = self.run("deploy", "faulty", *how)
         assert bool(done.returncode) == bool(breaks and waits), done.stdout + done.stderr
 
     def drain(self, node: Node) -> None:
         """Have its replicas go elsewhere, and wait until Swarm has taken the rest from it."""
-        self.make("control", "node", "drain", node.name, "--timeout", f"{QUIET_WITHIN_S:g}")
+        self.make("node", "drain", node.name, "--timeout", f"{QUIET_WITHIN_S:g}")
 
     def activate(self, node: Node) -> None:
         """Use it again."""
-        self.make("control", "node", "activate", node.name)
+        self.make("node", "activate", node.name)
 
     # --------------------------------------------------------------------------------------------------- what is there
 
@@ -225,7 +225,7 @@ class SwarmStack(Place):
         raise LookupError(f"the lease has {holders}, which runs on none of {[node.name for node in self.managers]}")
 
     def events(self, since: float) -> list[dict[str, Any]]:
-        lines = self.make("control", "events", "-n", "1000", "--output", "json").splitlines()
+        lines = self.make("events", "-n", "1000", "--output", "json").splitlines()
         return [one for one in map(json.loads, lines) if one["last_at"] >= since]
 
     def orphans(self) -> list[str]:

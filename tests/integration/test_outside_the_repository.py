@@ -146,7 +146,7 @@ def test_the_wheel_holds_the_runtime_the_controller_and_the_stacks_files(wheel: 
     assert {"pierhead/py.typed", "pierhead/lane/v1/lane_pb2.py", "pierhead/lane/v1/lane.proto"} <= set(listed)
     assert {"pierhead_stack/controller/tool/place.py", "pierhead_stack/controller/Dockerfile"} <= set(listed)
     assert {"pierhead_stack/compose/compose.yaml", "pierhead_stack/haproxy/haproxy.cfg.j2"} <= set(listed)
-    assert listed["pierhead_stack/compose/machine/up.sh"] == 0o755
+    assert listed["pierhead_stack/compose/machine/engine.sh"] == 0o755
     assert not [name for name in listed if "__pycache__" in name]
 
 

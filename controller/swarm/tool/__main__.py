@@ -1,6 +1,6 @@
 """`python -m controller.swarm.tool COMMAND...`: what a user types about a node, or about a stack on a Swarm.
 
-`stack up|check|trouble|answers`: the parts of `pierhead up` that are Swarm's.
+`stack refuse|check|up|trouble` and `stack services|answers|log|is-down`: the parts of `pierhead up` that are Swarm's.
 """
 
 from __future__ import annotations
@@ -33,8 +33,14 @@ def run(words: list[str], programs: Programs) -> int:
     stack = ProjectStack(find(Path.cwd()), os.environ, programs)
     on_swarm = SwarmStack(stack)
     match words:
+        case ["stack", "refuse"]:
+            on_swarm.refuse()
+            return 0
         case ["stack", "answers"]:
             return 0 if on_swarm.answers() else 1
+        case ["stack", "services" | "log" | "is-down" as question]:
+            _say(on_swarm.told(question))
+            return 0
         case ["stack", command]:
             return on_swarm.run(command)
         case ["down", *flags]:

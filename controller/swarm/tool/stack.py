@@ -66,6 +66,31 @@ class SwarmStack:
         words = ("docker", "run", "--rm", "--interactive", "--init", *options, *program)
         return stack.programs.call(*words, variables={}, given=given)
 
+    def refuse(self) -> None:
+        """Raise InvalidRequest on a machine that is in no Swarm."""
+        form = "{{.Swarm.LocalNodeState}}"
+        if self.stack.programs.read("docker", "info", "--format", form).output.strip() == "inactive":
+            raise InvalidRequest(
+                "this machine is in no Swarm.\n"
+                "`pierhead node init` makes it the first manager of one. Nothing was started."
+            )
+
+    def told(self, question: str) -> str:
+        """What an `up` asks: the services that have replicas, the end of the controller's log, or whether the stack is
+        removed.
+        """
+        programs, name = self.stack.programs, f"{self.stack.name}_controller"
+        if question == "is-down":
+            return "yes" if self._controllers_image().status else "no"
+        if question == "log":
+            tasks = programs.read("docker", "service", "ps", "--no-trunc", name)
+            return tasks.output + programs.read("docker", "service", "logs", "--raw", "--tail", "5", name).output
+        label = f"label=pierhead.project={self.stack.name}"
+        listed = programs.read("docker", "service", "ls", "--quiet", "--filter", label).lines
+        form = '{{index .Spec.Labels "pierhead.service"}}'
+        found = programs.read("docker", "service", "inspect", "--format", form, *listed).lines if listed else []
+        return "\n".join(found)
+
     def _programs_image(self) -> str:
         """Raises InvalidRequest."""
         stack = self.stack

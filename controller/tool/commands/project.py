@@ -21,6 +21,8 @@ Volumes = Annotated[bool, typer.Option("--volumes", help="remove its volumes too
 Force = Annotated[bool, typer.Option("--force", help="also the stack of another directory that has its name")]
 Images = Annotated[bool, typer.Option("--images", help="remove the images that were built for this project alone")]
 Watch = Annotated[bool, typer.Option("--watch", help="stay, and bring up to date what is saved, until Ctrl-C")]
+Apps = Annotated[str, typer.Option("--apps", hidden=True, help="apps of Pierhead's own repository")]
+Gpu = Annotated[str, typer.Option("--gpu", hidden=True, help="1: with the files that give GPUs to these apps")]
 Words = Annotated[list[str] | None, typer.Argument(metavar="[ARGUMENT]...")]
 
 HANDED_OVER = {
@@ -38,6 +40,7 @@ def register(app: typer.Typer) -> None:
     """Add these commands."""
     for command in (new, init, up, down):
         app.command()(command)
+    app.command("build-images", hidden=True)(build_images)
     for name, words in HANDED_OVER.items():
         settings = {"ignore_unknown_options": True}
         app.command(name, help=words, context_settings=settings, add_help_option=False)(_handed_over(name))
@@ -81,7 +84,7 @@ def init() -> None:
         out.say(commands.init())
 
 
-def up(watch: Watch = False) -> None:
+def up(watch: Watch = False, apps: Apps = "", gpu: Gpu = "") -> None:
     """Start the project of this directory and wait until every service serves.
 
     Installs a Docker Engine on Debian or Ubuntu where there is none, builds the images, starts the stack.
@@ -89,7 +92,15 @@ def up(watch: Watch = False) -> None:
     with _told():
         from ..project import commands
 
-        commands.up(watch=watch)
+        commands.up(watch=watch, apps=apps, gpu=gpu)
+
+
+def build_images(apps: Apps = "", gpu: Gpu = "") -> None:
+    """Build the images of Pierhead's own repository: `make build`."""
+    with _told():
+        from ..project import commands
+
+        commands.build_images(apps, gpu)
 
 
 def down(volumes: Volumes = False, force: Force = False, images: Images = False) -> None:
@@ -113,9 +124,12 @@ def _handed_over(name: str) -> Callable[..., None]:
 def _told() -> Iterator[None]:
     """Raise CommandError in the place of what the project's room raises."""
     from ...errors import ControllerError
+    from ..project.programs import Told
 
     try:
         yield
+    except Told as error:
+        raise typer.Exit(error.exit_code) from None
     except ControllerError as error:
         told = CommandError(str(error))
         told.exit_code = error.exit_code

@@ -9,7 +9,6 @@ FILES = (
     *("compose/x-serve.schema.json", "compose/python", "compose/registry", "compose/wheels"),
     *("controller", "dashboards/grafana", "dashboards/prometheus", "haproxy", "simulator"),
     *("proto/hatch_build.py", "services/llm", "services/runtime/README.md", "services/runtime/pyproject.toml"),
-    *(f"compose/machine/{name}.sh" for name in ("base-images", "build", "engine", "host")),
-    *(f"compose/machine/{name}.sh" for name in ("messages", "stack", "up", "update")),
+    *(f"compose/machine/{name}.sh" for name in ("base-images", "engine", "host", "messages")),
     "compose/machine/no-ca.pem",
 )

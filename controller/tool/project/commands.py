@@ -1,4 +1,4 @@
-"""`up`, `down` and `init`: what a project needs is written, then the scripts of the machine go on."""
+"""`up`, `down`, `init` and `build-images`: what each does with the project that it is typed in."""
 
 from __future__ import annotations
 
@@ -13,48 +13,81 @@ from typing import NoReturn
 
 from ...errors import InvalidRequest
 from . import stack_files
+from .apps import chosen_files
 from .down import down as remove
 from .engines import NO_WATCH, ProjectEngine
 from .programs import ThisMachine
-from .project import FILES, Project, check, engine_of, find, own_files, settle
+from .project import FILES, Project, check, engine_of, find, own_files, refuse_outside, settle, validate
 from .stack import ProjectStack
 
 
-def up(*, watch: bool = False) -> None:
-    """Start the project's stack; with `watch`, keep it up to date until Ctrl-C.
+def up(*, watch: bool = False, apps: str = "", gpu: str = "") -> None:
+    """Start the project's stack; with `watch`, keep it up to date until Ctrl-C. `apps`, `gpu`: see `chosen_files`.
 
-    Raises InvalidRequest before anything is written.
+    Raises InvalidRequest before anything is written; NotUp, NotBuilt, Told.
     """
     project = find(Path.cwd())
-    if not watch:
-        run_script(project, "up.sh", (), {} if project.is_clone else _prepare(project))
-    if project.is_clone:
+    _refuse_another_clone(project)
+    if (apps or gpu) and not project.is_clone:
+        raise InvalidRequest("--apps and --gpu are for the apps of Pierhead's own repository. Nothing was changed.")
+    if watch and project.is_clone:
         raise InvalidRequest("--watch is for a project of your own; in the clone: make build, then make deploy")
-    if engine_of(project, os.environ) is not ProjectEngine.DOCKER:
+    if watch and engine_of(project, os.environ) is not ProjectEngine.DOCKER:
         raise InvalidRequest(NO_WATCH)
-    _watch(project, _prepare(project))
+    since, variables = time.time(), _chosen(project, apps, gpu) if project.is_clone else _prepare(project)
+    _bring_up(project, variables)
+    if watch:
+        _watch(project, variables, since)
 
 
-def _watch(project: Project, environment: Mapping[str, str]) -> None:
+def _bring_up(project: Project, variables: Mapping[str, str]) -> None:
+    from .on_machine import OnMachine
+    from .on_nodes import OnNodes
+    from .up import StackUp
+
+    stack = ProjectStack(project, {**os.environ, **variables}, ThisMachine())
+    engine = engine_of(project, os.environ)
+    if project.is_clone:
+        refuse_outside(project, stack.files.split(":"), os.environ)
+    is_here = engine is ProjectEngine.DOCKER
+    place = OnMachine(stack, validate, _say, _complain) if is_here else OnNodes(stack, engine)
+    try:
+        StackUp(stack, place, _say, _complain).run()
+    except KeyboardInterrupt:
+        up_again, down = stack.typed("up"), stack.typed("down")
+        _complain(f"\nInterrupted. `{up_again}` goes on from here; `{down}` removes what was started.")
+        raise
+
+
+def build_images(apps: str, gpu: str) -> None:
+    """Build the images of the clone's stack. Raises InvalidRequest, NotBuilt, Told."""
+    from . import images
+
+    project = find(Path.cwd())
+    _refuse_another_clone(project)
+    stack = ProjectStack(project, {**os.environ, **_chosen(project, apps, gpu)}, ThisMachine())
+    images.build_images(stack, _complain, has_apps=bool(apps))
+
+
+def _chosen(project: Project, apps: str, gpu: str) -> Mapping[str, str]:
+    """The COMPOSE_FILE, where apps of the clone are chosen."""
+    if not (apps or gpu):
+        return {}
+    return {FILES: chosen_files(project.root, apps, gpu, ProjectStack(project, os.environ, ThisMachine()).files)}
+
+
+def _watch(project: Project, variables: Mapping[str, str], since: float) -> None:
+    from .update import Edited, update
     from .watch import FilesWatch, resolved
 
-    def run(name: str, *arguments: str) -> int:
-        words, own = script(project, name, arguments)
-        return ThisMachine().call(*words, variables={**own, **environment})
+    def up_again() -> None:
+        _bring_up(project, _prepare(project))
 
-    def up_again() -> int:
-        try:
-            _prepare(project)
-        except InvalidRequest as error:
-            _say(f"pierhead: {error}")
-            return error.exit_code
-        return run("up.sh")
+    def edited(services: Edited | None) -> None:
+        update(ProjectStack(project, {**os.environ, **variables}, ThisMachine()), services)
 
-    since = time.time()
-    if status := run("up.sh"):
-        sys.exit(status)
     try:
-        asyncio.run(FilesWatch(project, partial(resolved, project), up_again, run, _say).follow(since))
+        asyncio.run(FilesWatch(project, partial(resolved, project), up_again, edited, _say).follow(since))
     except KeyboardInterrupt:
         _say("\nNot watching any more. The stack goes on: `pierhead status` shows it, `pierhead down` removes it.")
 
@@ -101,14 +134,18 @@ def script(project: Project, name: str, arguments: Sequence[str]) -> tuple[list[
 
     Raises InvalidRequest in a clone that is not this program's own: what is in it was not chosen by the user.
     """
-    if project.is_clone and not stack_files.is_from(project.root):
-        raise InvalidRequest(
-            f"{project.root} is a clone of Pierhead, with a program of its own: type ./pierhead or make there"
-        )
+    _refuse_another_clone(project)
     if project.is_clone:
         return [str(project.root / "compose" / "machine" / name), *arguments], {}
     own = {"PIERHEAD_PROGRAM": sys.executable, "PIERHEAD_PROJECT_ROOT": str(project.root)}
     return [str(stack_files.machine_scripts() / name), *arguments], own
+
+
+def _refuse_another_clone(project: Project) -> None:
+    if project.is_clone and not stack_files.is_from(project.root):
+        raise InvalidRequest(
+            f"{project.root} is a clone of Pierhead, with a program of its own: type ./pierhead or make there"
+        )
 
 
 def _prepare(project: Project) -> Mapping[str, str]:

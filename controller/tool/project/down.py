@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...errors import ControllerError, InvalidRequest
-from .stack import ProjectStack, started_from
+from .stack import ProjectStack
 
 _PROJECT = "label=com.docker.compose.project="
 
@@ -44,13 +44,8 @@ def down(stack: ProjectStack, warn: Callable[[str], None], *, volumes: bool, for
 
 def _refuse_another_directorys(stack: ProjectStack) -> None:
     """Also one that is stopped: its containers, and what they write, belong to the directory it was started from."""
-    form = '{{.Label "com.docker.compose.project.working_dir"}}'
-    not_replicas = "label=com.docker.compose.oneoff=False"
-    places = stack.programs.read(
-        "docker", "ps", "--all", "--filter", _of(stack), "--filter", not_replicas, "--format", form
-    ).lines
-    for elsewhere in filter(stack.is_elsewhere, places):
-        place, kind = started_from(elsewhere), stack.kind
+    if place := stack.of_another("--all"):
+        kind = stack.kind
         raise InvalidRequest(
             f'the stack named "{stack.name}" is another {kind}\'s: {place}. Nothing was removed.\n'
             f"Remove it there: cd {place} && {stack.typed('down')}; where that {kind} is gone, here: "

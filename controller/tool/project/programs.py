@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.parse
-from collections.abc import Mapping
+import urllib.request
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, Protocol
 
+from ...errors import ControllerError
 from . import steps
 
 READ_S = 10.0
@@ -37,21 +41,39 @@ class Done:
         return self.output.splitlines() if self.status == 0 else []
 
 
+class Told(ControllerError):
+    """A program has failed, and has said why."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__("")
+        self.exit_code = status
+
+
 class Programs(Protocol):
     """Each call names a program and its arguments; `variables` are put over those of this process."""
 
     def read(
         self,
         *words: str,
-        timeout_s: float = READ_S,
+        timeout_s: float | None = READ_S,
         variables: Mapping[str, str] | None = None,
         directory: Path | None = None,
         given: str = "",
+        complains: bool = False,
     ) -> Done:
-        """Run it to its end and return what it printed; it reads what it is given."""
+        """Run it to its end and return what it printed; it reads what it is given.
+
+        `complains`: its standard error is shown, and not returned.
+        """
         ...
 
-    def call(self, *words: str, variables: Mapping[str, str], given: str | None = None) -> int:
+    def call(
+        self,
+        *words: str,
+        variables: Mapping[str, str],
+        given: str | None = None,
+        directory: Path | None = None,
+    ) -> int:
         """Run it to its end, with what it prints in its place; its status. It reads what it is given, else as this
         process does. Raises KeyboardInterrupt at Ctrl-C, once it has ended.
         """
@@ -59,6 +81,10 @@ class Programs(Protocol):
 
     def step(self, text: str, *words: str, variables: Mapping[str, str], directory: Path) -> bool:
         """Run it to its end as a step that `text` names; whether it succeeded. See `steps.step`."""
+        ...
+
+    def wait(self, text: str, missing: Callable[[], str], within_s: float) -> bool:
+        """Wait, as a step, until nothing is missing any more; whether that came in time. See `steps.wait`."""
         ...
 
     def become(self, *words: str, variables: Mapping[str, str], directory: Path | None) -> NoReturn:
@@ -69,6 +95,10 @@ class Programs(Protocol):
         """Whether something listens at an address, http://host:port."""
         ...
 
+    def status(self, address: str) -> int:
+        """The HTTP status that a GET is answered with; 0 where nothing answers."""
+        ...
+
 
 class ThisMachine:
     """See `Programs`."""
@@ -76,36 +106,48 @@ class ThisMachine:
     def read(
         self,
         *words: str,
-        timeout_s: float = READ_S,
+        timeout_s: float | None = READ_S,
         variables: Mapping[str, str] | None = None,
         directory: Path | None = None,
         given: str = "",
+        complains: bool = False,
     ) -> Done:
         """See `Programs.read`."""
-        own = {**os.environ, **variables} if variables else None
         try:
             done = subprocess.run(
-                words, capture_output=True, text=True, timeout=timeout_s, check=False, input=given, env=own,
+                words, stdout=subprocess.PIPE, stderr=None if complains else subprocess.PIPE, text=True,
+                timeout=timeout_s, check=False, input=given, env={**os.environ, **_own(variables or {}, directory)},
                 cwd=directory,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return Done(TIMED_OUT, errors=f"{words[0]} did not end within {timeout_s:g} s")
         except OSError as error:
             return Done(NOT_FOUND, errors=f"{words[0]}: {error.strerror}")
-        return Done(done.returncode, done.stdout, done.stderr)
+        return Done(done.returncode, done.stdout, done.stderr or "")
 
-    def call(self, *words: str, variables: Mapping[str, str], given: str | None = None) -> int:
+    def call(
+        self,
+        *words: str,
+        variables: Mapping[str, str],
+        given: str | None = None,
+        directory: Path | None = None,
+    ) -> int:
         """See `Programs.call`."""
         sys.stdout.flush()
+        own = {**os.environ, **_own(variables, directory)}
         with steps.interrupts_wait() as interrupts:
-            done = subprocess.run(words, input=given, text=True, check=False, env={**os.environ, **variables})
+            done = subprocess.run(words, input=given, text=True, check=False, env=own, cwd=directory)
         if interrupts:
             raise KeyboardInterrupt
         return done.returncode
 
     def step(self, text: str, *words: str, variables: Mapping[str, str], directory: Path) -> bool:
         """See `Programs.step`."""
-        return steps.step(text, words, variables, directory)
+        return steps.step(text, words, _own(variables, directory), directory)
+
+    def wait(self, text: str, missing: Callable[[], str], within_s: float) -> bool:
+        """See `Programs.wait`."""
+        return steps.wait(text, missing, within_s)
 
     def become(self, *words: str, variables: Mapping[str, str], directory: Path | None) -> NoReturn:
         """See `Programs.become`."""
@@ -122,3 +164,20 @@ class ThisMachine:
         except OSError:
             return False
         return True
+
+    def status(self, address: str) -> int:
+        """See `Programs.status`."""
+        directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with directly.open(address, timeout=READ_S) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            error.close()
+            return error.code
+        except (OSError, http.client.HTTPException):
+            return 0
+
+
+def _own(variables: Mapping[str, str], directory: Path | None) -> Mapping[str, str]:
+    """What a program in `directory` has beside this process's variables: the stack's compose file has its PWD."""
+    return {**({"PWD": str(directory)} if directory else {}), **variables}

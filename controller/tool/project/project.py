@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +58,7 @@ class Project:
     @property
     def is_clone(self) -> bool:
         """Whether it is Pierhead's own repository, which needs no `.pierhead/`."""
-        return (self.root / "compose" / "machine" / "up.sh").is_file()
+        return (self.root / "compose" / "machine" / "engine.sh").is_file()
 
     def env_file(self) -> EnvFile:
         """Its `.env`. Raises InvalidRequest."""
@@ -74,7 +74,7 @@ def find(start: Path, environment: Mapping[str, str] = os.environ) -> Project:
         return Project(Path(clone))
     first = Path(environment.get(FILES, "").partition(":")[0])
     for directory in (start, *start.parents):
-        is_stacks = directory.name == stack_files.DIRECTORY or (directory / "machine" / "up.sh").is_file()
+        is_stacks = directory.name == stack_files.DIRECTORY or (directory / "machine" / "engine.sh").is_file()
         is_named = (directory / first).is_file() and (directory / first).parent == directory
         if not is_stacks and (is_named or _named(directory) or Project(directory).is_clone):
             return Project(directory)
@@ -119,13 +119,8 @@ def check(project: Project, files: Iterable[str], environment: Mapping[str, str]
     files = list(files)
     written = _all_files(project, files)
     services = _services(written)
-    engine = engine_of(project, environment)
-    if engine is ProjectEngine.DOCKER and (outside := _outside(project.root, written)):
-        raise InvalidRequest(
-            f"{outside} lies outside of {project.root}, and the controller reads the files in its container, which has "
-            "that directory only: keep the file, or a copy of it, in there. Nothing was changed."
-        )
-    reserved = RESERVED[engine]
+    _refuse_outside(project, written, environment)
+    reserved = RESERVED[engine_of(project, environment)]
     if clash := [name for name in reserved if name in services]:
         raise InvalidRequest(
             f"services.{clash[0]}: the stack has a service of this name ({', '.join(reserved)} are its own); "
@@ -140,6 +135,19 @@ def engine_of(project: Project, environment: Mapping[str, str]) -> ProjectEngine
     """The project's PIERHEAD_ENGINE; this machine's where it names none that there is."""
     named = setting("PIERHEAD_ENGINE", project.env_file(), environment)
     return next((engine for engine in ProjectEngine if engine == named), ProjectEngine.DOCKER)
+
+
+def refuse_outside(project: Project, files: Iterable[str], environment: Mapping[str, str]) -> None:
+    """Raise InvalidRequest for a file that the controller would not see."""
+    _refuse_outside(project, _all_files(project, files), environment)
+
+
+def _refuse_outside(project: Project, files: Iterable[Path], environment: Mapping[str, str]) -> None:
+    if engine_of(project, environment) is ProjectEngine.DOCKER and (outside := _outside(project.root, files)):
+        raise InvalidRequest(
+            f"{outside} lies outside of {project.root}, and the controller reads the files in its container, which has "
+            "that directory only: keep the file, or a copy of it, in there. Nothing was changed."
+        )
 
 
 def _all_files(project: Project, files: Iterable[str]) -> dict[Path, str]:
@@ -197,7 +205,9 @@ def settle(project: Project, files: list[str], environment: Mapping[str, str], s
         is_new = not (project.root / stack_files.DIRECTORY).exists()
         stack_files.write(project.root, has_grafana="grafana" in _services(_all_files(project, files)))
         try:
-            _validate(project, files, {**environment, **chosen})
+            if _docker("compose", "version"):  # a machine without Compose is given it first
+                listed = ":".join([*files, stack_files.STACK_FILES[engine_of(project, environment)]])
+                validate(project.root, {**environment, **chosen, FILES: listed})
         except InvalidRequest:
             if is_new:
                 shutil.rmtree(project.root / stack_files.DIRECTORY)
@@ -238,17 +248,17 @@ def _ports_of(projects: Mapping[Path, EnvFile]) -> dict[int, Path]:
     return {int(text): place for text, place in written if re.fullmatch("[0-9]{1,5}", text)}
 
 
-def _validate(project: Project, files: Iterable[str], environment: Mapping[str, str]) -> None:
-    """Raise InvalidRequest for files that the controller would refuse. A machine without Compose is given it first."""
+def validate(root: Path, environment: Mapping[str, str]) -> Sequence[str]:
+    """Read the files in `root`, with these variables, as the controller does; returns its warnings.
+
+    Raises InvalidRequest for files that it would refuse.
+    """
     from ...files.compose import ComposeProject
 
-    if not _docker("compose", "version"):
-        return
-    listed = ":".join([*files, stack_files.STACK_FILES[engine_of(project, environment)]])
-    reading = ComposeProject(project.root, {**environment, FILES: listed, "PWD": str(project.root)}).load()
+    reading = ComposeProject(root, {**environment, "PWD": str(root)}).load()
     try:
         with ThreadPoolExecutor(1) as thread:  # `up --watch` calls this within an event loop
-            thread.submit(asyncio.run, reading).result()
+            return thread.submit(asyncio.run, reading).result().warnings
     except SpecError as error:
         raise InvalidRequest(
             f"the compose files cannot be used:\n{error}\nCorrect them and repeat. Nothing was written or started; "

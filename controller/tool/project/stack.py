@@ -6,6 +6,7 @@ In the clone the stack's files lie in compose/; a project of the user's own has 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,6 +95,13 @@ class ProjectStack:
         return f"make {make}" if self.project.is_clone else f"pierhead {command or make}"
 
     @property
+    def command(self) -> tuple[str, ...]:
+        """What runs this program's other commands."""
+        if self.project.is_clone:
+            return (str(self.root / "pierhead"),)
+        return (sys.executable, "-P", "-c", "from pierhead_stack import main; main()")
+
+    @property
     def kind(self) -> str:
         """What a message calls the directory that a stack is started from."""
         return "clone" if self.project.is_clone else "directory"
@@ -115,13 +123,21 @@ class ProjectStack:
     def controller(self) -> ControllerContainer | None:
         """The running controller; None where none runs or the engine does not answer."""
         form = '{{.ID}}\t{{.Label "com.docker.compose.project.working_dir"}}\t{{.Ports}}'
-        labels = (f"project={self.name}", "service=controller", "oneoff=False")
-        filters = [word for label in labels for word in ("--filter", f"label=com.docker.compose.{label}")]
-        for line in self.programs.read("docker", "ps", *filters, "--format", form).lines[:1]:
+        for line in self._containers(form, service="controller")[:1]:
             identity, directory, ports = (*line.split("\t"), "", "")[:3]
             published = _PUBLISHED.search(ports)
             return ControllerContainer(identity, directory, _url(published) if published else "")
         return None
+
+    def container(self, service: str) -> str:
+        """The id of the running container of one of the stack's own services; "" where there is none."""
+        return next(iter(self._containers("{{.ID}}", service=service)), "")
+
+    def _containers(self, form: str, *options: str, service: str = "") -> list[str]:
+        """What `docker ps` prints, in this form, of the stack's containers without those of `docker compose run`."""
+        labels = (f"project={self.name}", *([f"service={service}"] if service else []), "oneoff=False")
+        filters = [word for label in labels for word in ("--filter", f"label=com.docker.compose.{label}")]
+        return self.programs.read("docker", "ps", *options, *filters, "--format", form).lines
 
     def engine_answers(self) -> bool:
         """Whether this user may ask the Docker Engine, and it answers."""
@@ -133,6 +149,15 @@ class ProjectStack:
             return False
         place, own = Path(directory).resolve(), self.root.resolve()
         return place != own / "compose" if self.project.is_clone else not place.is_relative_to(own)
+
+    def of_another(self, *options: str) -> str:
+        """Another clone, or directory, that started what runs under this stack's name; "" where there is none.
+
+        `options` of `docker ps`.
+        """
+        form = '{{.Label "com.docker.compose.project.working_dir"}}'
+        places = self._containers(form, *options)
+        return next((started_from(place) for place in places if self.is_elsewhere(place)), "")
 
     def difference(self, running: str) -> str:
         """In one line, how the files of the running stack and those that are named differ; "" where they do not."""

@@ -130,7 +130,7 @@ def _remove_others(target: Path, wanted: Mapping[str, bytes]) -> None:
 
 
 def _root() -> Path:
-    if not (_ROOT / "compose" / "machine" / "up.sh").is_file():
+    if not (_ROOT / "compose" / "machine" / "engine.sh").is_file():
         raise NoStackFiles("this `pierhead` is the controller's own, without the stack's files: type it on the machine")
     return _ROOT
 

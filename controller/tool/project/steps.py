@@ -10,10 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 LOOK_S = 1.0
+POLL_S = 0.5
 LAST_LINES = 25
 
 
@@ -23,24 +24,58 @@ def step(text: str, words: Sequence[str], variables: Mapping[str, str], director
     On a terminal one line counts the seconds and shows the last line of the output; elsewhere a line is written at the
     beginning and one at the end. Raises KeyboardInterrupt at Ctrl-C, once the program has ended.
     """
+    with tempfile.TemporaryFile("w+", errors="replace") as log, _timed(text) as seconds:
+        status = _run(text, words, {**os.environ, **variables}, directory, log.fileno(), seconds)
+        log.seek(0)
+        return _end(text, log.read().splitlines(), seconds(), succeeded=status == 0)
+
+
+def wait(text: str, missing: Callable[[], str], within_s: float) -> bool:
+    """Look what is missing until nothing is; return whether that came in time. It is shown as a step is."""
+    seen: list[str] = []
+    with _timed(text) as seconds:
+        while found := missing():
+            if found not in seen[-1:]:
+                seen.append(found)
+            if seconds() >= within_s:
+                return _end(text, seen, seconds(), succeeded=False)
+            _tick(text, found, seconds())
+            time.sleep(POLL_S)
+        return _end(text, seen, seconds(), succeeded=True)
+
+
+@contextlib.contextmanager
+def _timed(text: str) -> Iterator[Callable[[], float]]:
+    """The seconds since it began, which Ctrl-C says."""
     began = time.monotonic()
     if not sys.stdout.isatty():
         _say(f"{text} ...")
-    with tempfile.TemporaryFile("w+", errors="replace") as log:
-        status = _run(text, words, {**os.environ, **variables}, directory, log.fileno(), began)
-        took = f"{time.monotonic() - began:.0f} s"
-        if status == 0:
-            _say(f"{text}: done ({took})")
-            return True
-        log.seek(0)
-        lines = [f"{text}: failed after {took}. Its last lines:"]
-        lines += [f"  | {line.rstrip()}" for line in log.read().splitlines()[-LAST_LINES:]]
-        sys.stderr.write("\n".join(lines) + "\n")
-        return False
+    try:
+        yield lambda: time.monotonic() - began
+    except KeyboardInterrupt:
+        _end_line()
+        sys.stderr.write(f"{text}: interrupted after {time.monotonic() - began:.0f} s.\n")
+        raise
+
+
+def _end(text: str, output: Sequence[str], seconds: float, *, succeeded: bool) -> bool:
+    _end_line()
+    if succeeded:
+        _say(f"{text}: done ({seconds:.0f} s)")
+        return True
+    lines = [f"{text}: failed after {seconds:.0f} s. Its last lines:"]
+    lines += [f"  | {line.rstrip()}" for line in output[-LAST_LINES:]]
+    sys.stderr.write("\n".join(lines) + "\n")
+    return False
 
 
 def _run(
-    text: str, words: Sequence[str], environment: Mapping[str, str], directory: Path, log: int, began: float
+    text: str,
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    directory: Path,
+    log: int,
+    seconds: Callable[[], float],
 ) -> int:
     try:
         process = subprocess.Popen(
@@ -55,10 +90,8 @@ def _run(
                 status = process.wait(LOOK_S)
                 break
             except subprocess.TimeoutExpired:
-                _tick(text, log, time.monotonic() - began)
-        _end_line()
+                _tick(text, _last_line(log), seconds())
     if interrupts:
-        sys.stderr.write(f"{text}: interrupted after {time.monotonic() - began:.0f} s.\n")
         raise KeyboardInterrupt
     return status
 
@@ -76,13 +109,15 @@ def interrupts_wait() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _tick(text: str, log: int, seconds: float) -> None:
+def _last_line(log: int) -> str:
+    size = os.fstat(log).st_size
+    return "".join(os.pread(log, 512, max(0, size - 512)).decode(errors="replace").splitlines()[-1:])
+
+
+def _tick(text: str, last: str, seconds: float) -> None:
     if not sys.stdout.isatty():
         return
-    size = os.fstat(log).st_size
-    tail = os.pread(log, 512, max(0, size - 512)).decode(errors="replace").splitlines()
-    last = "".join(character for character in (tail[-1] if tail else "") if character.isprintable())
-    line = f"{text} ... {seconds:.0f} s  {last}"
+    line = f"{text} ... {seconds:.0f} s  {''.join(filter(str.isprintable, last))}"
     sys.stdout.write(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}")
     sys.stdout.flush()
 

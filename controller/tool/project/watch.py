@@ -18,28 +18,31 @@ from typing import Any
 
 from pierhead.dev.saves import MISSING, Stamps, difference, named, saved, stamps
 
-from ...errors import InvalidRequest
+from ...errors import ControllerError, InvalidRequest
 from ...files.project_files import ProjectFiles
 from ...files.yaml import load_resolved
 from . import stack_files
 from .built import affected, images_of
 from .project import FILES, Project, own_files
+from .update import Edited
 
-Up = Callable[[], int]
-Run = Callable[..., int]
-"""Runs one of the machine's scripts with its arguments; as Up, it returns an exit status."""
+Up = Callable[[], None]
+Update = Callable[[Edited | None], None]
+"""See `update`. As Up, it raises ControllerError."""
 Say = Callable[[str], object]
 
 
 class FilesWatch:
     """Follows the files of one project."""
 
-    def __init__(self, project: Project, resolved: Callable[[], Mapping[str, Any]], up: Up, run: Run, say: Say) -> None:
+    def __init__(
+        self, project: Project, resolved: Callable[[], Mapping[str, Any]], up: Up, update: Update, say: Say
+    ) -> None:
         """`resolved`: what `docker compose config` says. Raises InvalidRequest."""
         self._project = project
         self._resolved = resolved
         self._up = up
-        self._run = run
+        self._update = update
         self._say = say
         self._read()
 
@@ -55,7 +58,12 @@ class FilesWatch:
             fresh, seen = difference(seen, now), now
             self._say(f"{named(fresh)} changed")
             behind |= fresh
-            done = self._bring(behind)
+            try:
+                done = self._bring(behind)
+            except ControllerError as error:
+                done = ""
+                if str(error):
+                    self._say(f"pierhead: {error}")
             if done:
                 self._say(f"{done} up to date, {time.monotonic() - began:.1f} s after the save of {named(behind)}.")
                 behind.clear()
@@ -70,18 +78,15 @@ class FilesWatch:
         return {file: before.get(file, now[file]) for file in now if file in before or now[file][0] < since * 1e9}
 
     def _bring(self, changed: set[Path]) -> str:
-        """Carry out what these files change. Returns what is up to date now, in words; "" where something failed."""
+        """Carry out what these files change. Returns what is up to date now, in words. Raises ControllerError."""
         if changed & (self._recipes() | self._compose_files()):
-            if self._up():
-                return ""
+            self._up()
             self._read()
-            return "" if self._run("update.sh") else "The project is"
+            self._update(None)
+            return "The project is"
         images = affected(self._images, changed)
-        builders = [image.builder for image in images]
-        managed = _names(image.managed for image in images)
-        others = _names(image.others for image in images)
-        if self._run("update.sh", *(" ".join(names) for names in (builders, managed, others))):
-            return ""
+        managed, others = _names(image.managed for image in images), _names(image.others for image in images)
+        self._update(Edited([image.builder for image in images], managed, others))
         return _listed([*managed, *others])
 
     def _look(self) -> Stamps:

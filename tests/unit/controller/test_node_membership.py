@@ -43,10 +43,11 @@ class Box(FakePrograms):
     def read(
         self,
         *words: str,
-        timeout_s: float = READ_S,
+        timeout_s: float | None = READ_S,
         variables: Mapping[str, str] | None = None,
         directory: Path | None = None,
         given: str = "",
+        complains: bool = False,
     ) -> Done:
         known = super().read(*words, given=given)
         match words:

@@ -13,6 +13,8 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,6 @@ from controller.tool.project import choices, commands, handover, new, ports, pro
 from controller.tool.project.env_file import EnvFile
 from controller.tool.project.project import NoProject, Project
 from tests.harness.ports import free_ports
-from tests.harness.waiting import eventually
 from tests.unit.test_machine_scripts import ENV_LINES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -288,7 +289,7 @@ def test_the_copy_has_the_clones_layout_and_what_images_are_built_from(shop: Pro
         ROOT / "proto/pierhead/echo/v1/echo.proto"
     ).read_bytes()
     assert not list(copy.rglob("*_pb2.py")), "an image generates its own"
-    assert os.access(copy / "compose" / "machine" / "up.sh", os.X_OK)
+    assert os.access(copy / "compose" / "machine" / "engine.sh", os.X_OK)
     assert (copy / ".gitignore").read_text() == "*\n"
     tracked = subprocess.run(
         ["git", "ls-files", "-s", "haproxy", "controller"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -519,6 +520,40 @@ def test_a_project_that_is_refused_is_left_as_it_was(shop: Project, command: str
     assert sorted(shop.root.iterdir()) == sorted([*before, shop.root / "bin"])
 
 
+def test_ctrl_c_of_up_says_how_to_go_on(shop: Project) -> None:
+    (shop.root / "bin").mkdir()
+    os.mkfifo(shop.root / "going")
+    (shop.root / "resolved").write_text(f"name: myshop\n{WEB}")
+    hangs = f"trap 'exit 130' INT; echo yes >'{shop.root}/going'; sleep 60 & wait"
+    answers = (
+        f"*' build') {hangs}",
+        f"*config) cat '{shop.root}/resolved'",
+        "'compose version'*) echo 2.26.1",
+        "version*) echo 26.1.5",
+        "ps*)",
+    )
+    cases = "\n".join(f"{case} ;;" for case in answers)
+    (shop.root / "bin" / "docker").write_text(f'#!/bin/bash\ncase "$*" in\n{cases}\nesac\n')
+    (shop.root / "bin" / "docker").chmod(0o755)
+    numbers = dict(zip(ports.PORTS, map(str, free_ports(len(ports.PORTS))), strict=True))
+    path = {"PATH": f"{shop.root}/bin:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{ROOT}/services/runtime"}
+    # Python hands down that the signal is ignored, where pytest runs in the background of a shell.
+    process = subprocess.Popen(
+        ["env", "--default-signal=INT", sys.executable, "-P", "-m", "controller.tool", "up"], cwd=shop.root, text=True,
+        env={**path, **numbers, "HOME": str(shop.root)}, start_new_session=True, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    (shop.root / "going").read_text()
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    interrupted, *_, last = said.splitlines()
+    assert interrupted.startswith("Building the images: interrupted after ")
+    assert last == "Interrupted. `pierhead up` goes on from here; `pierhead down` removes what was started."
+    with suppress(ProcessLookupError):  # where the stand-in had not come to its sleep
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def test_saves_are_followed_on_one_machine_only(shop: Project) -> None:
     done = typed(shop.root, "up", "--watch", PIERHEAD_ENGINE="swarm")
     assert (done.returncode, done.stdout) == (2, "")
@@ -546,165 +581,15 @@ def test_in_a_project_that_does_not_run(shop: Project) -> None:
     assert "`pierhead up` brings both together" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("question", "answer"),
-    [
-        ("typed up; typed 'why SERVICE=a' 'why a'", "pierhead uppierhead why a"),
-        ("image_tag", stack_files.release()),
-        ("PIERHEAD_TAG=mine; image_tag", "mine"),
-        ("choose_files '' ''; printf %s $COMPOSE_FILE", "compose.yaml:.pierhead/stack.yaml"),
-        ("PIERHEAD_ENGINE=swarm; choose_files '' ''; printf %s $COMPOSE_FILE", "compose.yaml:.pierhead/swarm.yaml"),
-        ("is_elsewhere $root/compose/compose || printf here", "here"),
-        ("is_elsewhere $root || printf here", "here"),
-        ("is_elsewhere /somewhere/shop && _started_from /somewhere/shop", "/somewhere/shop\n"),
-        ("_started_from /somewhere/clone/compose", "/somewhere/clone\n"),
-    ],
-)
-def test_what_the_scripts_know_of_a_project(tmp_path: Path, question: str, answer: str) -> None:
-    shop = Project(tmp_path)
-    (shop.root / "compose.yaml").write_text(WEB)
-    settled(shop)
-    sources = "; ".join(f". {shop.root}/.pierhead/compose/machine/{name}.sh" for name in ("messages", "host", "stack"))
-    done = subprocess.run(
-        ["bash", "-euc", f"{sources}; {question}"], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True,
-        check=True,
-    )  # fmt: skip
-    assert done.stdout == answer
-
-
-@pytest.mark.parametrize(
-    ("line", "builds", "refuses"),
-    [
-        (f"FROM pierhead/python:{stack_files.release()}\r", True, False),
-        (f"FROM --platform=linux/amd64 pierhead/python:{stack_files.release()} AS base", True, False),
-        ("ARG BASE=pierhead/python:${TAG}\nFROM ${BASE}", True, False),
-        (f"inline FROM pierhead/python:{stack_files.release()}", True, False),
-        ("FROM pierhead/python:0.0.1", False, True),
-        ("FROM pierhead/python", False, True),
-        ("FROM registry.example/pierhead/python:0.0.1", False, False),
-        ("# FROM pierhead/python:0.0.1\nFROM debian", False, False),
-    ],
-)
-def test_the_base_of_users_images_is_built_where_a_dockerfile_begins_with_it(
-    shop: Project, line: str, builds: bool, refuses: bool
-) -> None:
-    """`up` on a machine whose docker builds nothing and knows no image."""
-    (shop.root / "my code").mkdir()
-    (shop.root / "my code" / "Dockerfile").write_bytes(f"{line}\n".encode())
-    settled(shop)
-    build = {"context": str(shop.root / "my code"), "dockerfile": "Dockerfile"}
-    config = yaml.safe_dump({"services": {"web": {"build": build}}}, width=1000)
-    if line.startswith("inline"):
-        config += f"      dockerfile_inline: |\n        {line.removeprefix('inline ')}\n        COPY a b\n"
-    (shop.root / "config").write_text(config)
-    fake = shop.root / "bin"
-    fake.mkdir()
-    cases = (
-        "version*) echo 26.1.5",
-        "'compose version'*) echo 2.26.1",
-        "'image inspect debian'*)",
-        "'image inspect'*) exit 1",
-        f"*'--profile * config') cat '{shop.root}/config'",
-        f"*images.yaml*) echo base >>'{shop.root}/calls'",
-        f"*' build') echo all >>'{shop.root}/calls'; exit 1",
-    )
-    (fake / "docker").write_text("\n".join(["#!/bin/sh", 'case "$*" in', *(f"{case} ;;" for case in cases), "esac\n"]))
-    (fake / "docker").chmod(0o755)
-    numbers = dict(zip(ports.PORTS, map(str, free_ports(len(ports.PORTS))), strict=True))
-    own = {"PATH": f"{fake}:{os.environ['PATH']}", "HOME": str(shop.root), "PIERHEAD_CDI_DIRS": "/etc", **numbers}
-    program = shop.root / "python"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    up, own = str(shop.root / ".pierhead/compose/machine/up.sh"), {**own, "PIERHEAD_PROGRAM": str(program)}
-    done = subprocess.run([up], env=own, capture_output=True, text=True, check=False, timeout=60)
-    calls = (shop.root / "calls").read_text().split() if (shop.root / "calls").exists() else []
-    assert calls == (["base"] if builds else []) + ([] if refuses else ["all"]), done.stderr
-    assert ("Change that line, or install the tool of that version" in done.stderr) is refuses
-
-
 def test_scripts_that_a_project_came_with_are_not_run(shop: Project) -> None:
     settled(shop)
-    for name in ("up.sh", "stack.sh"):
+    for name in ("engine.sh", "base-images.sh"):
         (shop.root / ".pierhead" / "compose" / "machine" / name).write_text("#!/bin/sh\necho theirs\n")
     for command in ("status", "down"):
         done = typed(shop.root, command)
         assert "theirs" not in done.stdout + done.stderr
     assert done.returncode == 2
     assert "the Docker Engine does not answer, and what is left of the stack cannot be seen" in done.stderr
-
-
-PORT = """\
-      - mode: ingress
-        host_ip: {place}
-        target: 5432
-        published: "{port}"
-        protocol: {protocol}
-"""
-
-
-@pytest.mark.parametrize("whose", ["the stack's", "the user's"])
-def test_up_refuses_a_port_that_is_taken(shop: Project, whose: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        free = dict(zip(ports.PORTS, free_ports(len(ports.PORTS)), strict=True))
-        text = PORT.format(port=port, place="0.0.0.0", protocol="udp")
-        text += PORT.format(port=port, place="10.0.0.1", protocol="tcp")
-        if whose == "the stack's":
-            free["PIERHEAD_STATS_PORT"] = port
-        else:
-            text += PORT.format(port=port, place="127.0.0.1", protocol="tcp")
-        (shop.root / ".env").write_text("".join(f"{name}={number}\n" for name, number in free.items()))
-        settled(shop)
-        (shop.root / "config").write_text(f"services:\n  db:\n    image: db\n    ports:\n{text}networks: {{}}\n")
-        compose = f"\"compose version\"*) echo 2.26.1 ;; 'compose config') cat '{shop.root}/config' ;;"
-        healthy = f'case "$*" in version*) echo 26.1.5 ;; {compose} esac'
-        fake = shop.root / "bin"
-        fake.mkdir()
-        (fake / "docker").write_text(f"#!/bin/sh\necho \"$*\" >>'{shop.root}/calls'\n{healthy}\n")
-        (fake / "docker").chmod(0o755)
-        up = str(shop.root / ".pierhead/compose/machine/up.sh")
-        own = {"PATH": f"{fake}:{os.environ['PATH']}", "HOME": str(shop.root)}
-        done = subprocess.run([up], cwd="/", env=own, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 2
-    assert not re.search(r"compose.* (build|up)|pull", (shop.root / "calls").read_text()), "nothing was started"
-    name = "PIERHEAD_STATS_PORT" if whose == "the stack's" else "services.db.ports"
-    remedy = "_PORT=... pierhead up." if whose == "the stack's" else "Stop that, or write another port there."
-    first, last = done.stderr.splitlines()
-    assert first.startswith(f"pierhead: port {port} ({name}) is taken by ")
-    assert remedy in last
-
-
-def test_a_port_that_was_taken_while_the_stack_was_built_is_told(shop: Project) -> None:
-    """Not only in the engine's words."""
-    free = dict(zip(ports.PORTS, free_ports(len(ports.PORTS)), strict=True))
-    port = free["PIERHEAD_GRPC_PORT"]
-    (shop.root / ".env").write_text("".join(f"{name}={number}\n" for name, number in free.items()))
-    settled(shop)
-    begun, fake = shop.root / "begun", shop.root / "bin"
-    fake.mkdir()
-    (fake / "docker").write_text(
-        f"""#!/bin/bash
-case "$*" in
-  "compose version"*) echo 2.26.1 ;;
-  version*) echo 26.1.5 ;;
-  "compose config") echo 'services: {{}}' ;;
-  compose*" up "*)
-    touch '{begun}'
-    until (exec 3<>/dev/tcp/127.0.0.1/{port}) 2>/dev/null; do sleep 0.05; done
-    echo "Bind for 0.0.0.0:{port} failed: port is already allocated" >&2
-    exit 1 ;;
-esac
-"""
-    )
-    (fake / "docker").chmod(0o755)
-    up = str(shop.root / ".pierhead/compose/machine/up.sh")
-    own = {"PATH": f"{fake}:{os.environ['PATH']}", "HOME": str(shop.root), "PIERHEAD_BUILD": "0"}
-    process = subprocess.Popen([up], cwd="/", env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    eventually(lambda: begun.exists() or process.poll() is not None, "the stack is started")
-    with socket.create_server(("127.0.0.1", port)):
-        _, said = process.communicate(timeout=60)
-    assert f"pierhead: port {port} (PIERHEAD_GRPC_PORT) is taken by " in said
-    assert "or choose another port: in .env" in said
 
 
 # ------------------------------------------------------------------------------------ what a project may have come with
@@ -730,10 +615,11 @@ def test_scripts_of_a_clone_that_is_not_the_tools_own_are_not_run(
 ) -> None:
     scripts = tmp_path / "compose" / "machine"
     scripts.mkdir(parents=True)
-    (scripts / "up.sh").write_text("#!/bin/sh\n")
-    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("it was run"))
-    with pytest.raises(InvalidRequest, match=r"type \./pierhead or make there"):
-        commands.run_script(project.find(tmp_path), "up.sh", (), {})
+    (scripts / "engine.sh").write_text("#!/bin/sh\n")
+    monkeypatch.chdir(tmp_path)
+    for command in (commands.up, partial(commands.build_images, "", "")):
+        with pytest.raises(InvalidRequest, match=r"type \./pierhead or make there"):
+            command()
     assert stack_files.is_from(ROOT)
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from controller.tool.project.steps import step
+from controller.tool.project.programs import ThisMachine
+from controller.tool.project.steps import step, wait
+from tests.harness.http_answers import sends, serving
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -37,6 +39,28 @@ def test_a_step_that_fails_shows_the_last_lines(
     assert errors[0] == "Making it: failed after 0 s. Its last lines:"
     assert errors[-len(last) :] == last
     assert len(errors) <= 26
+
+
+def test_a_wait_looks_until_nothing_is_missing(capfd: pytest.CaptureFixture[str]) -> None:
+    found = ["no answer", "503", ""]
+    assert wait("Waiting", lambda: found.pop(0), 60.0)
+    assert not wait("Waiting again", lambda: "503", 0.0)
+    said = capfd.readouterr()
+    assert said.out.startswith("Waiting ...\nWaiting: done (")
+    assert said.err == "Waiting again: failed after 0 s. Its last lines:\n  | 503\n"
+
+
+def test_what_this_machine_answers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    machine = ThisMachine()
+    with serving(lambda handler: sends(handler, 503, b"")) as server:
+        assert machine.status(f"{server}/healthz") == 503
+    assert machine.status(f"{server}/healthz") == 0
+    done = machine.read(
+        "sh", "-c", "cat; pwd; echo $PWD; echo told >&2", given="a\n", directory=tmp_path, complains=True
+    )
+    assert (done.lines, done.errors) == (["a", str(tmp_path), str(tmp_path)], "")
+    assert machine.call("sh", "-c", "cat; exit 3", variables={}, given="b\n", directory=tmp_path) == 3
+    assert capfd.readouterr() == ("b\n", "told\n")
 
 
 PROGRAM = """

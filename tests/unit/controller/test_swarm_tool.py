@@ -51,7 +51,7 @@ class Programs(FakePrograms):
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "compose" / "apps").mkdir(parents=True)
     (tmp_path / "compose" / "machine").mkdir()
-    (tmp_path / "compose" / "machine" / "up.sh").touch()
+    (tmp_path / "compose" / "machine" / "engine.sh").touch()
     (tmp_path / "compose" / "swarm.yaml").write_text("services: {}\n")
     (tmp_path / "compose" / "apps" / "echo.yaml").write_text("services: {echo: {}}\n")
     monkeypatch.chdir(tmp_path)

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from controller.errors import ControllerError
 from controller.tool.project.built import Ignored, affected, images_of
 from controller.tool.project.project import Project
+from controller.tool.project.update import Edited
 from controller.tool.project.watch import FilesWatch
 from tests.unit.controller.control import until
 
@@ -81,14 +83,14 @@ def test_what_a_dockerignore_leaves_out(patterns: str, out: tuple[str, ...], kep
     assert [ignored.has(path) for path in (*out, *kept)] == [True] * len(out) + [False] * len(kept)
 
 
-class Scripts:
-    """What is run in the place of the machine's scripts, and what the user reads."""
+class Bringing:
+    """What is done in the place of `up` and of an update, and what the user reads."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.runs: list[tuple[str, ...]] = []
         self.said: list[str] = []
-        self.status = 0
+        self.fails = False
         self.saves_meanwhile = ""
 
     def save(self, *names: str, text: str = "") -> None:
@@ -97,18 +99,22 @@ class Scripts:
             file.parent.mkdir(exist_ok=True)
             file.write_text(text or f"{time.monotonic_ns()}")
 
-    def run(self, *words: str) -> int:
+    def update(self, edited: Edited | None) -> None:
+        parts = (edited.built, edited.managed, edited.others) if edited else ()
+        self.run("update", *map(" ".join, parts))
+
+    def run(self, *words: str) -> None:
         self.runs.append(words)
         if self.saves_meanwhile:
             name, self.saves_meanwhile = self.saves_meanwhile, ""
             self.save(name)
-        return self.status
+        if self.fails:
+            raise ControllerError("no")
 
     @contextlib.asynccontextmanager
     async def watching(self, since: float) -> AsyncIterator[None]:
-        watch = FilesWatch(
-            Project(self.root), lambda: config(self.root), lambda: self.run("up"), self.run, self.said.append
-        )
+        up = lambda: self.run("up")  # noqa: E731
+        watch = FilesWatch(Project(self.root), lambda: config(self.root), up, self.update, self.said.append)
         task = asyncio.create_task(watch.follow(since))
         try:
             yield
@@ -130,43 +136,43 @@ class Scripts:
         return [line for line in self.said if line.startswith("What served") or " after the save of " in line]
 
 
-APP = ("update.sh", "web", "web worker", "")
-CRON = ("update.sh", "cron", "", "cron")
-ROLLED = ("update.sh",)
-BOTH = ("update.sh", "web cron", "web worker", "cron")
+APP = ("update", "web", "web worker", "")
+CRON = ("update", "cron", "", "cron")
+ROLLED = ("update",)
+BOTH = ("update", "web cron", "web worker", "cron")
 
 
 async def test_each_save_brings_its_services_up_to_date(tmp_path: Path) -> None:
-    scripts = Scripts(tmp_path)
-    scripts.save("compose.yaml", text="services: {}\n")
-    scripts.save("app/app.py", "app/Dockerfile", "cron/run.py", "README.md")
+    bringing = Bringing(tmp_path)
+    bringing.save("compose.yaml", text="services: {}\n")
+    bringing.save("app/app.py", "app/Dockerfile", "cron/run.py", "README.md")
     since = time.time()
     os.utime(tmp_path / "app" / "app.py", (since + 1, since + 1))
-    async with scripts.watching(since):
-        await until(lambda: bool(scripts.said))
-        assert scripts.said[0].startswith("Watching the files of cron, web, worker. ")
-        assert (await scripts.ended(APP)).startswith("web, worker are up to date, "), "it was saved while `up` ran"
-        scripts.save("app/app.py", "app/new.py", "README.md")
-        assert (await scripts.ended(APP)).endswith(" s after the save of app.py, new.py."), "two saves, one rollout"
+    async with bringing.watching(since):
+        await until(lambda: bool(bringing.said))
+        assert bringing.said[0].startswith("Watching the files of cron, web, worker. ")
+        assert (await bringing.ended(APP)).startswith("web, worker are up to date, "), "it was saved while `up` ran"
+        bringing.save("app/app.py", "app/new.py", "README.md")
+        assert (await bringing.ended(APP)).endswith(" s after the save of app.py, new.py."), "two saves, one rollout"
         for name in ("app/app.py", "app/late.py"):
-            scripts.saves_meanwhile = name
-            scripts.save("app/app.py")
-            await scripts.ended(APP, APP)
-        scripts.status = 1
-        scripts.save("app/app.py")
-        assert await scripts.ended(APP) == "What served before goes on. The next save tries it again."
-        scripts.status = 0
-        scripts.save("cron/run.py")
-        assert (await scripts.ended(BOTH)).startswith("web, worker, cron are up to date, "), "nothing stays behind"
+            bringing.saves_meanwhile = name
+            bringing.save("app/app.py")
+            await bringing.ended(APP, APP)
+        bringing.fails = True
+        bringing.save("app/app.py")
+        assert await bringing.ended(APP) == "What served before goes on. The next save tries it again."
+        bringing.fails = False
+        bringing.save("cron/run.py")
+        assert (await bringing.ended(BOTH)).startswith("web, worker, cron are up to date, "), "nothing stays behind"
         (tmp_path / "app" / "new.py").unlink()
-        await scripts.ended(APP)
-        scripts.save("app/Dockerfile")
-        assert (await scripts.ended(("up",), ROLLED)).startswith("The project is up to date")
-        scripts.status = 2
-        scripts.save("compose.yaml", text="services:\n  web: {env_file: web.env}\n")
-        await scripts.ended(("up",))
-        scripts.status = 0
-        scripts.save("web.env")
-        await scripts.ended(("up",), ROLLED)
-        scripts.save("cron/run.py")
-        await scripts.ended(CRON)
+        await bringing.ended(APP)
+        bringing.save("app/Dockerfile")
+        assert (await bringing.ended(("up",), ROLLED)).startswith("The project is up to date")
+        bringing.fails = True
+        bringing.save("compose.yaml", text="services:\n  web: {env_file: web.env}\n")
+        await bringing.ended(("up",))
+        bringing.fails = False
+        bringing.save("web.env")
+        await bringing.ended(("up",), ROLLED)
+        bringing.save("cron/run.py")
+        await bringing.ended(CRON)

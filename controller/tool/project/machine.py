@@ -1,0 +1,97 @@
+"""What an `up` asks of this machine: which ports are taken and by what, and whether there are GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ...errors import InvalidRequest
+from . import resolved
+from .compose import Compose
+from .ports import PORTS
+from .stack import ProjectStack
+
+GRAFANA = "PIERHEAD_GRAFANA_PORT"
+_USUAL = {**PORTS, GRAFANA: 3000}
+_CDI = "/etc/cdi:/var/run/cdi"
+"""Where Docker looks for devices."""
+_PROCESS = re.compile(r'users:\(\("(?P<name>[^"]*)",pid=(?P<pid>\d+)')
+
+
+def has_grafana(compose: Compose) -> bool:
+    """Whether Grafana is asked for."""
+    return compose.setting("COMPOSE_PROFILES") == "grafana"
+
+
+def address(stack: ProjectStack, name: str, path: str = "") -> str:
+    """Of one of the stack's own ports, which the variable `name` has, on this machine."""
+    return f"http://127.0.0.1:{_port(stack, name)}{path}"
+
+
+def _port(stack: ProjectStack, name: str) -> str:
+    return stack.setting(name, str(_USUAL[name]))
+
+
+def refuse_taken_ports(compose: Compose) -> None:
+    """Raise InvalidRequest where something that is not this stack's listens at a port that the stack publishes."""
+    taken = {port: name for port, name in _wanted(compose).items() if _is_taken(compose.stack, port)}
+    if not taken:
+        return
+    lines = [f"port {port} ({name}) is taken by {_listener(compose.stack, port)}." for port, name in taken.items()]
+    first, stack = next(iter(taken.values())), compose.stack
+    if first.startswith("services."):
+        lines.append("Stop that, or write another port there. Nothing was started.")
+    else:
+        once = f"make up {first}=..." if stack.project.is_clone else f"{first}=... pierhead up"
+        lines.append(f"Stop that, or choose another port: in .env, or for this time: {once}.")
+    raise InvalidRequest("\n".join(lines))
+
+
+def _wanted(compose: Compose) -> dict[int, str]:
+    """What names each port. The stack's own come twice, and are named by their variables."""
+    own = [*PORTS, *([GRAFANA] if has_grafana(compose) else [])]
+    written = [(name, _port(compose.stack, name)) for name in own]
+    named = [(name, int(text)) for name, text in written if text.isdigit()]
+    named += resolved.ports(compose.services())
+    return {port: name for name, port in reversed(named)}
+
+
+def _is_taken(stack: ProjectStack, port: int) -> bool:
+    if not stack.programs.listens(f"http://127.0.0.1:{port}"):
+        return False
+    own = ("--filter", f"label=com.docker.compose.project={stack.name}")
+    return not stack.programs.read("docker", "ps", "--quiet", "--filter", f"publish={port}", *own).lines
+
+
+def _listener(stack: ProjectStack, port: int) -> str:
+    form = "container {{.Names}}"
+    for line in stack.programs.read("docker", "ps", "--filter", f"publish={port}", "--format", form).lines:
+        return line
+    found = _PROCESS.search(stack.programs.read("ss", "-Hltnp", f"sport = :{port}").output)
+    return f"process {found['name']} ({found['pid']})" if found else "another program"
+
+
+def has_gpus(stack: ProjectStack) -> bool:
+    """Whether Docker knows any. PIERHEAD_CDI_DIRS: for tests, where to look for devices."""
+    directories = (Path(name) for name in stack.environment.get("PIERHEAD_CDI_DIRS", _CDI).split(":"))
+    if any(any(each.glob("*")) for each in directories):
+        return True
+    return "nvidia" in stack.programs.read("docker", "info", "--format", "{{json .Runtimes}}").output
+
+
+def carries_ports_by_processes(stack: ProjectStack) -> bool:
+    """Whether the engine runs a process for each published port, as it does unless its settings say not to.
+
+    PIERHEAD_PROC: for tests, another /proc.
+    """
+    found = Path(stack.environment.get("PIERHEAD_PROC", "/proc")).glob("[0-9]*/comm")
+    return "docker-proxy" in _texts(found)
+
+
+def _texts(files: Iterable[Path]) -> Iterator[str]:
+    for file in files:
+        try:
+            yield file.read_text(errors="replace").strip()
+        except OSError:  # it has ended
+            continue

@@ -1,0 +1,86 @@
+"""A stack on the nodes of an engine that has a program of its own: its parts of an `up` are that program's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...errors import InvalidRequest
+from .compose import Compose
+from .engines import ProjectEngine
+from .images import NotBuilt
+from .place import NotUp
+from .programs import Done, Told
+from .resolved import Services
+from .stack import ProjectStack
+
+ANSWER_S = 60.0
+
+
+@dataclass(frozen=True)
+class OnNodes:
+    """See `Place`."""
+
+    stack: ProjectStack
+    engine: ProjectEngine
+
+    def refuse(self, compose: Compose, services: Services) -> None:
+        """See `Place.refuse`. The controller's code checks other conditions, and its image takes minutes to build."""
+        if status := self._call("refuse", compose):
+            raise Told(status)
+
+    def prepare(self, compose: Compose, *, builds: bool) -> Compose:
+        """See `Place.prepare`: the registry where the stack has one, and the controller's check."""
+        if compose.setting("PIERHEAD_REGISTRY") == "here":
+            profiles = (compose.setting("COMPOSE_PROFILES"), "registry")
+            compose = compose.having(COMPOSE_PROFILES=",".join(filter(None, profiles)))
+        text = "Building the controller"
+        if builds and not compose.step(text, "--progress", "plain", "build", "controller"):
+            raise NotBuilt(
+                "the controller's image could not be built; the lines above say why. What runs already was not touched."
+            )
+        if self._call("check", compose):
+            raise InvalidRequest("Nothing was started; what runs goes on as it was.")
+        return compose
+
+    def replicated(self) -> Sequence[str]:
+        """See `Place.replicated`."""
+        return self._ask("services").lines
+
+    def start(self, compose: Compose) -> None:
+        """See `Place.start`."""
+        if self._call("up", compose):
+            raise NotUp("the stack was not started; the lines above say why.")
+
+    def missing_of_controller(self) -> str:
+        """See `Place.missing_of_controller`."""
+        return "no controller answers" if self._ask("answers").status else ""
+
+    def controllers_log(self, compose: Compose) -> str:
+        """See `Place.controllers_log`."""
+        return self._ask("log").output
+
+    def is_down(self) -> bool:
+        """See `Place.is_down`."""
+        return self._ask("is-down").output.strip() == "yes"
+
+    def addresses(self, compose: Compose) -> Sequence[tuple[str, str]]:
+        """See `Place.addresses`."""
+        return [("and the same", "at every other node")]
+
+    def tell_trouble(self, compose: Compose) -> None:
+        """See `Place.tell_trouble`."""
+        self._call("trouble", compose)
+
+    def _call(self, command: str, compose: Compose) -> int:
+        # Without COMPOSE_PROFILES: the program adds the registry's profile itself.
+        words = self.engine.program("stack", command)
+        return self.stack.programs.call(
+            *words, variables={"COMPOSE_FILE": compose.files}, given="", directory=self.stack.root
+        )
+
+    def _ask(self, command: str) -> Done:
+        words = self.engine.program("stack", command)
+        return self.stack.programs.read(
+            *words, timeout_s=ANSWER_S, variables={"COMPOSE_FILE": self.stack.files}, directory=self.stack.root
+        )

@@ -1,0 +1,540 @@
+"""`up` and `build-images`: what is refused, built, started and waited for; decided in memory."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import threading
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pierhead.llm_app import llm_gateway
+
+from controller.errors import ControllerError, InvalidRequest
+from controller.swarm.tool.stack import SwarmStack
+from controller.tool.project import resolved
+from controller.tool.project.apps import chosen_files
+from controller.tool.project.engines import ProjectEngine
+from controller.tool.project.images import build_images
+from controller.tool.project.on_machine import OnMachine
+from controller.tool.project.on_nodes import OnNodes
+from controller.tool.project.place import NotUp
+from controller.tool.project.programs import Done, Told
+from controller.tool.project.project import Project
+from controller.tool.project.stack import ProjectStack
+from controller.tool.project.up import StackUp
+from tests.fakes.fake_programs import LOOKS, FakePrograms
+from tests.harness.waiting import eventually
+
+ROOT = Path(__file__).resolve().parents[3]
+HTTP = "http://127.0.0.1"
+ANOTHERS = "/home/somebody/pierhead/compose"
+SERVICES: dict[str, Any] = {
+    "a": {"image": "mine/a", "x-serve": {"route": "/a"}},
+    "controller": {"environment": {"COMPOSE_FILE": "a.yaml", "PIERHEAD_DEPLOY": "auto"}},
+    "echo": {"image": "pierhead/echo", "x-serve": {"route": "/echo"}},
+    "gate": llm_gateway({"qwen": "llm-qwen"}),
+    "grpc-only": {"x-serve": {"grpc_services": ["a.B"], "route": None}},
+    "haproxy": {"environment": {"PIERHEAD_LLM_MODELS": "of no gateway"}},
+    "recsys": {"x-serve": {"route": "/mine"}},
+}
+
+
+ALONE = StackUp._alone
+
+
+@pytest.fixture(autouse=True)
+def _no_lock_on_this_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StackUp, "_alone", nullcontext)
+
+
+def config(services: Mapping[str, Any]) -> str:
+    return yaml.safe_dump({"name": "pierhead", "services": dict(services)})
+
+
+@dataclass
+class User:
+    """One who types `make up`, or `pierhead up` in a project; `docker` answers before what a fine machine says."""
+
+    docker: Mapping[str, Done | str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    root: Path = ROOT
+    services: Mapping[str, Any] = field(default_factory=lambda: SERVICES)
+    listening: frozenset[str] = frozenset()
+    statuses: Mapping[str, int] = field(default_factory=dict)
+    refusal: str = ""
+    """What the controller's reader says of the files."""
+    said: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    read: list[Mapping[str, str]] = field(default_factory=list)
+    """The variables that the files were read with."""
+
+    def __post_init__(self) -> None:
+        fine = {
+            r"\.sh( |$)": "",
+            "^docker compose .*--dry-run": "",
+            "^docker compose .*config$": config(self.services),
+            "^docker compose .*(build|up --detach)": "",
+            "^docker ps --filter .*service=": "4f1d\n",
+            "^docker (ps|info|image|compose ps|compose config)": "",
+            " (status|wait-ready)": "all ready\n",
+        }
+        self.programs = FakePrograms({**self.docker, **fine}, self.listening, self.statuses)
+        own = {"COMPOSE_PROJECT_NAME": "pierhead", "COMPOSE_FILE": "a.yaml", "COMPOSE_PROFILES": ""}
+        environment = {**own, "PIERHEAD_CDI_DIRS": "/nowhere", "PIERHEAD_PROC": "/nowhere", **self.variables}
+        self.stack = ProjectStack(Project(self.root), environment, self.programs)
+
+    def reads(self, _: Path, variables: Mapping[str, str]) -> list[str]:
+        self.read.append(variables)
+        if self.refusal:
+            raise InvalidRequest(self.refusal)
+        return ["services.a: a warning"]
+
+    def types_up(self) -> None:
+        on_swarm = self.stack.setting("PIERHEAD_ENGINE") == "swarm"
+        one_machine = OnMachine(self.stack, self.reads, self.said.append, self.warnings.append)
+        StackUp(
+            self.stack,
+            OnNodes(self.stack, ProjectEngine.SWARM) if on_swarm else one_machine,
+            self.said.append,
+            self.warnings.append,
+        ).run()
+
+    def is_refused(self, kind: type[ControllerError] = InvalidRequest) -> str:
+        with pytest.raises(kind) as refusal:
+            self.types_up()
+        return str(refusal.value)
+
+    def calls(self, pattern: str) -> list[str]:
+        return [call for call in self.programs.calls if re.search(pattern, call)]
+
+
+CHANGES = r"^docker (compose .*(build|up)\b|pull)|base-images|stack up$"
+
+
+def test_up_goes_from_the_engine_to_addresses() -> None:
+    user = User()
+    user.types_up()
+    assert user.programs.steps == [
+        "Building the images",
+        "Starting the stack",
+        "Waiting for the controller",
+        "Waiting until every app answers",
+    ]
+    assert [call.rpartition("/")[2] for call in user.calls(r"\.sh$")][:2] == ["engine.sh", "base-images.sh"]
+    (asked,) = user.calls("wait-ready --serving --quiet --timeout 300")
+    assert user.calls("up --detach|wait-ready")[-1] == asked
+    assert user.calls(" status$")[-1] == user.programs.calls[-1]
+    addresses = [line.split() for line in "\n".join(user.said).splitlines() if line.startswith("  ")]
+    assert addresses == [
+        ["a", f"{HTTP}:8000/a"],
+        ["echo", f"{HTTP}:8000/echo?message=hi"],
+        ["gate", f"{HTTP}:8000/v1/models"],
+        ["recsys", f"{HTTP}:8000/mine"],
+        ["gRPC", "127.0.0.1:9000"],
+        ["API", f"{HTTP}:8100"],
+        ["HAProxy", f"{HTTP}:8404"],
+        ["Prometheus", f"{HTTP}:9090"],
+    ]
+    assert user.warnings == ["warning: services.a: a warning"]
+
+
+def test_what_serves_is_waited_for_and_rollouts_that_go_on_are_told() -> None:
+    rollout = "ranker is still rolling out; run `make deploy` to wait"
+    user = User({"wait-ready": f"2 services, 4 replicas, all ready\n{rollout}\n"}, {"PIERHEAD_UP_TIMEOUT_S": "7"})
+    user.types_up()
+    assert rollout in user.said
+    assert "2 services, 4 replicas, all ready" not in user.said, "the status says as much"
+    assert len(user.calls("wait-ready .* --timeout 7")) == 1
+    assert [call for call in user.calls("GET") if "message" in call] == [f"GET {HTTP}:8000/echo?message=hi"]
+
+
+# ------------------------------------------------------------------------------ what is refused before anything changes
+
+
+@pytest.mark.parametrize(
+    ("docker", "words"),
+    [
+        ({r"ps --filter .*working_dir": f"\n{ANOTHERS}\n"}, 'a stack named "pierhead" runs from another clone: /home/'),
+        (
+            {"config$": Done(15, errors="yaml: line 3\n")},
+            "Compose cannot read the stack's files (a.yaml): yaml: line 3",
+        ),
+        ({"config$": "{"}, "printed what is not YAML"),
+    ],
+)
+def test_a_refusal_says_why_and_changes_nothing(docker: dict[str, Done | str], words: str) -> None:
+    user = User(docker)
+    assert words in user.is_refused()
+    assert user.calls(CHANGES) == []
+
+
+def test_a_machine_whose_engine_cannot_be_had_is_told_by_the_script() -> None:
+    user = User({"engine.sh": Done(2)})
+    assert user.is_refused(Told) == ""
+    assert user.programs.calls == [f"{ROOT}/compose/machine/engine.sh"]
+
+
+def test_the_files_are_read_as_the_controller_will_and_before_anything_is_built() -> None:
+    user = User(variables={"PATH": "/bin", "OF_THE_SHELL": "1"}, refusal="services.web.x-server: unknown key")
+    assert user.is_refused() == "services.web.x-server: unknown key"
+    assert user.read == [{"PATH": "/bin", "COMPOSE_FILE": "a.yaml", "PIERHEAD_DEPLOY": "auto"}]
+    assert user.calls(CHANGES) == []
+
+
+PORT = {"mode": "ingress", "target": 5432, "published": "7000", "protocol": "tcp"}
+
+
+@pytest.mark.parametrize(
+    ("of_stack", "port", "name"),
+    [
+        ("7000", {}, "PIERHEAD_STATS_PORT"),
+        ("8404", {}, "services.db.ports"),
+        ("8404", {"host_ip": "127.0.0.1"}, "services.db.ports"),
+        ("7000", {"host_ip": "0.0.0.0"}, "PIERHEAD_STATS_PORT"),
+        ("8404", {"host_ip": "10.0.0.1"}, ""),
+        ("8404", {"protocol": "udp"}, ""),
+        ("8404", {"published": "7001"}, ""),
+    ],
+)
+@pytest.mark.parametrize("listener", ["container db-1", "process postgres (7)", "another program"])
+def test_up_refuses_a_port_that_is_taken(of_stack: str, port: dict[str, str], name: str, listener: str) -> None:
+    kind, _, who = listener.partition(" ")
+    said: dict[str, Done | str] = {
+        "ps --filter publish=7000 --format": f"{listener}\n" if kind == "container" else "",
+        "^ss .*7000": 'users:(("postgres",pid=7,fd=3))\n' if kind == "process" else "",
+    }
+    services = {**SERVICES, "db": {"ports": [PORT | port]}}
+    user = User(said, {"PIERHEAD_STATS_PORT": of_stack}, services=services, listening=frozenset({f"{HTTP}:7000"}))
+    if not name:
+        user.types_up()
+        return
+    first, last = user.is_refused().splitlines()
+    assert first == f"port 7000 ({name}) is taken by {listener}."
+    remedy = "for this time: make up PIERHEAD_STATS_PORT=...." if "STATS" in name else "Stop that, or write another"
+    assert remedy in last
+    assert user.calls(CHANGES) == [], who
+
+
+def test_a_port_of_this_stacks_own_is_not_taken() -> None:
+    user = User({"ps --quiet --filter publish=8000": "4f1d\n"}, listening=frozenset({f"{HTTP}:8000"}))
+    user.types_up()
+    assert "Starting the stack" in user.programs.steps
+
+
+def test_a_port_that_was_taken_while_the_stack_was_built_is_told() -> None:
+    """Not only in the engine's words."""
+    user = User({"up --detach": Done(1)})
+    in_time, listens = set[str](), user.programs.listens
+
+    def begun(address: str) -> bool:
+        in_time.add(address)
+        return listens(address) or (bool(user.calls("up --detach")) and address.endswith(":9000"))
+
+    user.programs.listens = begun  # type: ignore[method-assign]
+    assert "port 9000 (PIERHEAD_GRPC_PORT) is taken by another program." in user.is_refused()
+
+
+def test_images_that_are_missing_are_named() -> None:
+    docker: dict[str, Done | str] = {
+        "up --detach": Done(1),
+        "config --images": "mine/a\nb\nmine/a\n",
+        "inspect mine/a": Done(1),
+    }
+    words = User(docker).is_refused(NotUp)
+    assert "Not on this machine: mine/a. Check the names; for a private registry: docker login." in words
+
+
+GPU_FILES: dict[str, Any] = {
+    "controller": {"environment": {"gpu": "none"}, "deploy": {"resources": {"limits": {"devices": [1]}}}},
+    "llm": {"deploy": {"resources": {"reservations": {"devices": [1]}}}},
+    "llm-gateway": {"x-serve": {"llm": {"gpu": {"none": True}}}},
+    "7": {"gpus": [{"count": 1}]},
+    "ranker": {"x-serve": {"gpu": {"memory": "16GiB"}}},
+    "recsys": {"gpus": [], "x-serve": {"autoscale": {"gpu": {"none": True}}}},
+}
+
+
+def test_every_service_that_asks_for_a_gpu_where_docker_knows_none_is_named(tmp_path: Path) -> None:
+    assert resolved.with_gpus(GPU_FILES) == ["llm", "7", "ranker"]
+
+    def told(runtimes: str = "{}", services: Mapping[str, Any] = GPU_FILES) -> str:
+        cdi = {"PIERHEAD_CDI_DIRS": f"{tmp_path}/cdi:{tmp_path}/run"}
+        user = User({"info .*Runtimes": runtimes}, cdi, services=services, refusal="no further")
+        user.is_refused()
+        return " ".join(user.warnings)
+
+    assert "these services ask for one: 7 llm ranker. They will stay PENDING." in told()
+    assert told(services={"echo": {"x-serve": {"replicas": 1}}}) == ""
+    assert told(runtimes='{"nvidia":{}}') == ""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "nvidia.yaml").touch()
+    assert told() == ""
+
+
+def test_services_of_other_files_are_named_before_they_go() -> None:
+    user = User({r"ps --filter label=pierhead\.project=": "echo\nnightly\n\nranker\nrecsys\n"})
+    user.types_up()
+    (told,) = (line for line in user.warnings if "removed" in line)
+    assert "not among the chosen files, so they are removed: nightly ranker. To keep them" in told
+    assert user.calls("config$")[0] == "docker compose --profile * config", "of profiles that are not chosen, too"
+
+
+@pytest.mark.parametrize("change", ["Recreate", "Running"])
+def test_up_says_that_it_replaces_haproxy_and_does_so_before_the_rest(change: str) -> None:
+    planned = f" DRY-RUN MODE -  Container shop-haproxy-1  {change}\n"
+    user = User({"--dry-run": Done(0, errors=planned), "compose ps --quiet haproxy": "4f1d\n"})
+    user.types_up()
+    words = "This replaces HAProxy's container: new connections are refused until requests in flight have ended"
+    assert any(line.startswith(words) for line in user.said) is (change == "Recreate")
+    steps = user.programs.steps[1:3]
+    assert (steps == ["Replacing HAProxy", "Starting the stack"]) is (change == "Recreate")
+
+
+def test_grafana_is_left_out_where_no_registry_gives_it() -> None:
+    services = {**SERVICES, "grafana": {"image": "grafana/grafana:1"}}
+    user = User({"inspect grafana": Done(1)}, {"COMPOSE_PROFILES": "grafana"}, services=services)
+    user.types_up()
+    assert user.said[0].startswith("Going on without Grafana: no registry gives grafana/grafana:1 (plain Compose: ")
+    assert user.programs.variables[-1]["COMPOSE_PROFILES"] == ""
+    has_it = User({}, {"COMPOSE_PROFILES": "grafana"}, services=services)
+    has_it.types_up()
+    assert "COMPOSE_PROFILES" not in has_it.programs.variables[-1]
+    assert any(f"{HTTP}:3000" in line for line in has_it.said)
+
+
+def test_nothing_is_built_where_the_user_says_so() -> None:
+    user = User(variables={"PIERHEAD_BUILD": "0"})
+    user.types_up()
+    assert user.calls(" build$|base-images") == []
+
+
+# --------------------------------------------------------------------------------------------------- how it waits, ends
+
+
+@pytest.mark.parametrize(
+    ("docker", "words", "has_status"),
+    [
+        ({"wait-ready": Done(4)}, "not every service serves after 300 s. The stack goes on trying", True),
+        ({"wait-ready": Done(1)}, "and waiting does not help", True),
+        ({"wait-ready": Done(2)}, "the compose files cannot be used", False),  # the status would say the same again
+        ({"wait-ready": Done(137), "service=controller": ""}, "taken down meanwhile, as by `make down`.", False),
+        ({"wait-ready": Done(137), "service=prometheus": ""}, "taken down meanwhile, as by `make down`.", False),
+    ],
+)
+def test_or_it_says_why_not(docker: dict[str, Done | str], words: str, has_status: bool) -> None:
+    user = User(docker)
+    assert words in user.is_refused(NotUp)
+    assert NotUp.exit_code == 1
+    assert bool(user.calls(" status$")) == has_status
+
+
+def test_a_controller_that_does_not_answer_is_told_with_its_log() -> None:
+    user = User({"compose logs": "the last line\n"}, statuses={f"{HTTP}:8100/healthz": 0})
+    assert "the controller does not answer after 30 s" in user.is_refused(NotUp)
+    assert user.warnings[-1] == "the last line"
+    assert len(user.calls("GET .*healthz")) == LOOKS
+
+
+def test_an_app_of_the_clone_that_does_not_answer_is_told() -> None:
+    user = User(statuses={f"{HTTP}:8000/echo?message=hi": 503})
+    assert "an app does not answer after 300 s" in user.is_refused(NotUp)
+
+
+@pytest.mark.parametrize("program", ["docker-proxy", "dockerd"])
+def test_processes_that_carry_ports_are_advised_against(tmp_path: Path, program: str) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "comm").write_text(f"{program}\n")
+    user = User(variables={"PIERHEAD_PROC": str(tmp_path)})
+    user.types_up()
+    assert any('"userland-proxy": false' in line for line in user.said) == (program == "docker-proxy")
+
+
+def test_a_second_up_of_the_same_directory_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StackUp, "_alone", ALONE)
+    (tmp_path / "compose.yaml").touch()
+    user = User(root=tmp_path)
+    waits = threading.Thread(target=user.types_up)
+    directory = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        waits.start()
+        eventually(lambda: user.said, "it says that it waits")
+        assert user.said == ["Another `pierhead up` of this directory is running: waiting for it."]
+        assert user.calls(CHANGES) == []
+    finally:
+        os.close(directory)
+    waits.join(60)
+    assert "Starting the stack" in user.programs.steps
+
+
+# --------------------------------------------------------------------------------------------------------------- images
+
+
+@pytest.mark.parametrize(
+    ("line", "builds", "refuses"),
+    [
+        ("FROM pierhead/python:1\r", True, False),
+        ("FROM --platform=linux/amd64 pierhead/python:1 AS base", True, False),
+        ("ARG BASE=pierhead/python:${TAG}\nFROM ${BASE}", True, False),
+        ("inline FROM pierhead/python:1", True, False),
+        ("FROM pierhead/python:0.0.1", False, True),
+        ("FROM pierhead/python", False, True),
+        ("FROM registry.example/pierhead/python:0.0.1", False, False),
+        ("# FROM pierhead/python:0.0.1\nFROM debian", False, False),
+    ],
+)
+def test_the_base_of_users_images_is_built_where_a_dockerfile_begins_with_it(
+    tmp_path: Path, line: str, builds: bool, refuses: bool
+) -> None:
+    (tmp_path / "my code").mkdir()
+    (tmp_path / "my code" / "Dockerfile").write_bytes(f"{line}\n".encode())
+    build = {"context": str(tmp_path / "my code"), "dockerfile": "Dockerfile"}
+    if line.startswith("inline "):
+        build["dockerfile_inline"] = f"{line.removeprefix('inline ')}\nCOPY a b\n"
+    services = {**SERVICES, "web": {"build": build}}
+    user = User({"image inspect": Done(1)}, {"PIERHEAD_TAG": "1"}, root=tmp_path, services=services)
+    if refuses:
+        assert "Change that line, or install the tool of that version. Nothing was started." in user.is_refused()
+    else:
+        user.types_up()
+    base = ["docker compose --file .pierhead/compose/images.yaml --progress plain build"] if builds else []
+    rest = [] if refuses else ["docker compose --progress plain build"]
+    assert user.calls("docker compose.* build$") == base + rest
+    if builds:
+        assert (
+            user.programs.variables[user.programs.steps.index("Building pierhead/python:1") + 2]["PIERHEAD_TAG"] == "1"
+        )
+
+
+@pytest.mark.parametrize(
+    ("variables", "found", "inputs"),
+    [
+        ({}, "", ("./machine/no-ca.pem", "./wheels")),
+        ({}, "/etc/ca.pem\n/wheels\n", ("/etc/ca.pem", "/wheels")),
+        ({"PIERHEAD_CA_BUNDLE": "mine", "PIERHEAD_WHEELS": "w"}, "/etc/ca.pem\n/wheels\n", ("mine", "w")),
+    ],
+)
+def test_images_are_built_with_this_machines_certificates_and_wheels(
+    variables: Mapping[str, str], found: str, inputs: tuple[str, str]
+) -> None:
+    user = User({"ca_bundle": found}, variables)
+    user.types_up()
+    built = user.programs.variables[-1]
+    assert (built["PIERHEAD_CA_BUNDLE"], built["PIERHEAD_WHEELS"]) == inputs
+
+
+ECHO, SHOP, NIGHT = (f"compose/apps/{name}.yaml" for name in ("echo", "shop", "night"))
+
+
+def built(running: str, named: str, *, has_apps: bool = False) -> tuple[list[str], list[str]]:
+    """The files of each build, and the warnings."""
+    docker: dict[str, Done | str] = {
+        "ps --filter .*service=controller": f"4f1d\t{ROOT}/compose\t8100/tcp\n",
+        "inspect .*Env": f"PATH=/bin\nCOMPOSE_FILE={running}\n",
+    }
+    user = User(docker, {"COMPOSE_FILE": named})
+    build_images(user.stack, user.warnings.append, has_apps=has_apps)
+    return [variables["COMPOSE_FILE"] for variables in user.programs.variables if variables], user.warnings
+
+
+def test_what_runs_and_what_is_named_are_built_unless_apps_are_chosen() -> None:
+    named, running = f"compose/compose.yaml:{ECHO}:{NIGHT}", f"compose/compose.yaml:{ROOT}/{ECHO}:{SHOP}"
+    files, (told,) = built(running, named)
+    assert files == [named, running]
+    assert told == (
+        "pierhead: the running stack has other files than COMPOSE_FILE (.env or the shell). "
+        f"Only in the running stack: {SHOP}; a plain `make up` drops this unless COMPOSE_FILE names it. "
+        f"Only in COMPOSE_FILE: {NIGHT}; `make up` starts this."
+    )
+    assert built(running, named, has_apps=True) == ([named], [])
+    assert built(f"./compose/compose.yaml:{ROOT}/{NIGHT}:{ECHO}", named) == ([named], [])
+
+
+@pytest.mark.parametrize(
+    ("apps", "gpu", "files"),
+    [
+        ("", "", "compose/compose.yaml:mine.yaml"),
+        ("echo recsys", "", "compose/compose.yaml:compose/apps/echo.yaml:compose/apps/recsys.yaml"),
+        (
+            *("echo recsys", "1"),
+            "compose/compose.yaml:compose/apps/echo.yaml:compose/apps/recsys.yaml:compose/gpu-recsys.yaml",
+        ),
+    ],
+)
+def test_which_files_are_chosen(apps: str, gpu: str, files: str) -> None:
+    assert chosen_files(ROOT, apps, gpu, "compose/compose.yaml:mine.yaml") == files
+    assert chosen_files(ROOT, "", "1" if gpu else "", files) == files, "what is named already is not named again"
+
+
+KNOWN = " ".join(sorted(path.stem for path in (ROOT / "compose" / "apps").glob("*.yaml")))
+
+
+@pytest.mark.parametrize(
+    ("apps", "gpu", "words"),
+    [
+        ("nonesuch", "", f'"nonesuch" (no compose/apps/nonesuch.yaml). There are: {KNOWN}.'),
+        ("echo", "1", "GPU: none of the chosen apps has a file for GPUs"),
+        ("", "two", 'GPU: expected 1 or nothing, found "two".'),
+    ],
+)
+def test_apps_that_cannot_be_chosen_are_told(apps: str, gpu: str, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(words)):
+        chosen_files(ROOT, apps, gpu, "compose/compose.yaml")
+
+
+# -------------------------------------------------------------------------------------------------------------- a Swarm
+
+ON_SWARM = {"PIERHEAD_ENGINE": "swarm", "COMPOSE_FILE": f"compose/compose.yaml:{ECHO}"}
+
+
+def test_a_machine_in_no_swarm_is_told_before_anything_is_built() -> None:
+    user = User({"info .*LocalNodeState": "inactive\n"}, ON_SWARM)
+    with pytest.raises(
+        InvalidRequest, match=re.escape("no Swarm.\n`pierhead node init` makes it the first manager of one.")
+    ):
+        SwarmStack(user.stack).refuse()
+    user = User({" stack refuse": Done(2)}, ON_SWARM)
+    assert user.is_refused(Told) == ""
+    assert user.calls(CHANGES) == []
+
+
+def test_on_a_swarm_the_controllers_image_checks_and_starts() -> None:
+    user = User(
+        {" stack services": "echo\nold\n", " stack ": "", "compose .*config": config(SERVICES)},
+        {**ON_SWARM, "PIERHEAD_REGISTRY": "here"},
+    )
+    user.types_up()
+    done = [call.rpartition(" stack ")[2] for call in user.calls(" stack ")]
+    assert done == ["refuse", "check", "services", "up", "answers", "trouble"]
+    assert user.programs.steps[:2] == ["Building the controller", "Building the images"]
+    built = [variables for variables in user.programs.variables if "COMPOSE_PROFILES" in variables]
+    assert {(each["COMPOSE_FILE"], each["COMPOSE_PROFILES"]) for each in built} == {
+        (f"compose/swarm.yaml:{ECHO}", "registry")
+    }
+    assert any("removed: old." in line for line in user.warnings)
+    assert "  and the same at every other node" in user.said[-1]
+
+
+def test_what_the_swarms_check_refuses_is_not_started() -> None:
+    user = User({" stack check": Done(2), " stack ": ""}, ON_SWARM)
+    assert user.is_refused() == "Nothing was started; what runs goes on as it was."
+    assert user.calls(" stack up") == []
+
+
+def test_what_up_asks_of_a_swarm() -> None:
+    docker: dict[str, Done | str] = {
+        "service ls": "s1\ns2\n",
+        "service inspect .* s1 s2": "echo\nold\n",
+        "service logs": "the last line\n",
+    }
+    on_swarm = SwarmStack(User(docker, ON_SWARM).stack)
+    assert on_swarm.told("services").split() == ["echo", "old"]
+    assert on_swarm.told("log") == "the last line\n"
+    assert (on_swarm.answers(), on_swarm.told("is-down")) == (False, "yes")
