@@ -8,7 +8,7 @@ any other call                           -> at once
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any
 
@@ -122,7 +122,7 @@ def _later(name: str) -> Any:
 class _PreparedCall:
     """A call that is sent later: `opening` returns the transport's call. As far as handles use one."""
 
-    write, done_writing = _later("write"), _later("done_writing")
+    read, write, done_writing = _later("read"), _later("write"), _later("done_writing")
     initial_metadata, trailing_metadata = _later("initial_metadata"), _later("trailing_metadata")
     code, details = _later("code"), _later("details")
 
@@ -138,10 +138,6 @@ class _PreparedCall:
     def __await__(self) -> Generator[Any, None, Any]:
         call = yield from self._opening.__await__()
         return (yield from call.__await__())
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        async for message in await self._opening:
-            yield message
 
     def cancel(self) -> bool:
         return bool(self._call.cancel())
