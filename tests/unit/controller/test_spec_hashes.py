@@ -47,7 +47,7 @@ LLM = {"engine": "mock", "model_loading": {"model_id": "tiny"}, "engine_kwargs":
         ),
         (
             {"shared_memory": {"size": "2GiB", "threshold": "4KiB"}},
-            "d003e2ad26883e9ee781c629c7c4b8e7428e5e57862d86823424a4cd9e0225d1",
+            "32015979e393b60adf410cd4fdb353f871f13d7f09c8d92a4a89ef1f4e516a76",
         ),
         (
             {"health": {"probe": {"path": "/health", "port": 9000}}, "route": "/", "metrics": {"port": 9001}},
