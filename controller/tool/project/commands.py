@@ -6,10 +6,9 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 from ...errors import InvalidRequest
 from . import stack_files
@@ -77,17 +76,25 @@ def _chosen(project: Project, apps: str, gpu: str) -> Mapping[str, str]:
 
 
 def _watch(project: Project, variables: Mapping[str, str], since: float) -> None:
+    from .compose import Compose
     from .update import Edited, update
-    from .watch import FilesWatch, resolved
+    from .watch import FilesWatch
+
+    def stack() -> ProjectStack:
+        """With what `.env` says by now."""
+        return ProjectStack(project, {**os.environ, **variables}, ThisMachine())
+
+    def config() -> Mapping[str, Any]:
+        return Compose(stack()).config()
 
     def up_again() -> None:
         _bring_up(project, _prepare(project))
 
     def edited(services: Edited | None) -> None:
-        update(ProjectStack(project, {**os.environ, **variables}, ThisMachine()), services)
+        update(stack(), services)
 
     try:
-        asyncio.run(FilesWatch(project, partial(resolved, project), up_again, edited, _say).follow(since))
+        asyncio.run(FilesWatch(project, config, up_again, edited, _say).follow(since))
     except KeyboardInterrupt:
         _say("\nNot watching any more. The stack goes on: `pierhead status` shows it, `pierhead down` removes it.")
 
@@ -121,26 +128,6 @@ def down(*, volumes: bool, force: bool, images: bool) -> None:
         raise
 
 
-def run_script(project: Project, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Become one of the machine's scripts. Raises InvalidRequest as `script` does."""
-    words, own = script(project, name, arguments)
-    sys.stdout.flush()
-    os.execve(words[0], words, {**os.environ, **own, **environment})  # noqa: S606 - no shell is needed
-
-
-def script(project: Project, name: str, arguments: Sequence[str]) -> tuple[list[str], Mapping[str, str]]:
-    """(command line, variables) of one of the machine's scripts: the installed one, as a project may have come with a
-    `.pierhead/`.
-
-    Raises InvalidRequest in a clone that is not this program's own: what is in it was not chosen by the user.
-    """
-    _refuse_another_clone(project)
-    if project.is_clone:
-        return [str(project.root / "compose" / "machine" / name), *arguments], {}
-    own = {"PIERHEAD_PROGRAM": sys.executable, "PIERHEAD_PROJECT_ROOT": str(project.root)}
-    return [str(stack_files.machine_scripts() / name), *arguments], own
-
-
 def _refuse_another_clone(project: Project) -> None:
     if project.is_clone and not stack_files.is_from(project.root):
         raise InvalidRequest(
@@ -149,7 +136,7 @@ def _refuse_another_clone(project: Project) -> None:
 
 
 def _prepare(project: Project) -> Mapping[str, str]:
-    """Check the project and write what it lacks; returns variables for the scripts. Raises InvalidRequest."""
+    """Check the project and write what it lacks; returns variables for Compose. Raises InvalidRequest."""
     files = own_files(project, os.environ)
     check(project, files, os.environ)
     try:
@@ -170,4 +157,4 @@ def _complain(words: str) -> None:
 
 def _say(words: str) -> None:
     sys.stdout.write(f"{words}\n")
-    sys.stdout.flush()  # the scripts write there too
+    sys.stdout.flush()  # programs write there too

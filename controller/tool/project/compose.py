@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import yaml
 
@@ -53,8 +54,8 @@ class Compose:
             text, "docker", "compose", *words, variables=self.own, directory=self.stack.root
         )
 
-    def services(self, *options: str) -> Services:
-        """The services of the chosen profiles, or of those that the options choose. Raises InvalidRequest."""
+    def config(self, *options: str) -> Mapping[str, Any]:
+        """What Compose makes of the files. Raises InvalidRequest."""
         done = self.read(*options, "config")
         if done.status != 0:
             said = done.errors.strip()
@@ -63,10 +64,14 @@ class Compose:
                 "Nothing was built or started."
             )
         try:
-            config = load_resolved(done.output)
+            config: Mapping[str, Any] = load_resolved(done.output) or {}
         except yaml.YAMLError as error:
             raise InvalidRequest(f"`docker compose config` printed what is not YAML: {error}") from None
-        services: Services = (config or {}).get("services") or {}
+        return config
+
+    def services(self, *options: str) -> Services:
+        """The services of the chosen profiles, or of those that the options choose. Raises InvalidRequest."""
+        services: Services = self.config(*options).get("services") or {}
         return services
 
     def every_service(self) -> Services:

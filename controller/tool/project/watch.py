@@ -10,7 +10,6 @@ Rollouts have no bake time. What fails leaves everything as it was, and is tried
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,9 +17,8 @@ from typing import Any
 
 from pierhead.dev.saves import MISSING, Stamps, difference, named, saved, stamps
 
-from ...errors import ControllerError, InvalidRequest
+from ...errors import ControllerError
 from ...files.project_files import ProjectFiles
-from ...files.yaml import load_resolved
 from . import stack_files
 from .built import affected, images_of
 from .project import FILES, Project, own_files
@@ -106,18 +104,6 @@ class FilesWatch:
         files = own_files(self._project, os.environ)
         self._files = ProjectFiles(self._project.root, {FILES: os.pathsep.join(files)})
         self._images = images_of(self._resolved(), self._project.root / stack_files.DIRECTORY)
-
-
-def resolved(project: Project) -> Mapping[str, Any]:
-    """What Compose makes of a project's files. Raises InvalidRequest."""
-    done = subprocess.run(
-        ["docker", "compose", "config"], cwd=project.root, env={**os.environ, "PWD": str(project.root)},
-        capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    if done.returncode:
-        raise InvalidRequest(f"Compose cannot read the files any more: {done.stderr.strip()}")
-    config: Mapping[str, Any] = load_resolved(done.stdout)
-    return config
 
 
 def _names(groups: Iterable[Iterable[str]]) -> list[str]:
