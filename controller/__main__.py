@@ -121,7 +121,7 @@ async def _api(settings: Settings, controller: Controller, gatekeeper: Gatekeepe
 
 @contextlib.asynccontextmanager
 async def _discovery(settings: Settings, controller: Controller) -> AsyncIterator[None]:
-    server = DiscoveryServer(controller.board, settings.api_host, settings.discovery_port)
+    server = DiscoveryServer(controller.discovery_state, settings.api_host, settings.discovery_port)
     await server.start()
     try:
         yield

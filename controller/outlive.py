@@ -37,7 +37,7 @@ async def outlive(
         except Exception as error:
             words = f"internal: {what} raised {type(error).__name__}: {error}"
             if words != logged:
-                logger.exception("internal: %s raised, it begins anew", what)
+                logger.exception("internal: %s raised, it begins again", what)
             logged = words
             tell(words)
             await asyncio.sleep(AGAIN_S)

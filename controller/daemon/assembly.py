@@ -32,7 +32,7 @@ from ..outlive import outlive
 from ..plan import plan
 from ..plan.failures import forgiven
 from ..routing.base import Router
-from ..status.discovery import Board
+from ..status.discovery import DiscoveryState
 from ..status.publisher import Publisher
 from ..status.view import View
 from ..storage.events import EventLog
@@ -89,7 +89,7 @@ class Controller:
     scaler: Scaler
     observer: Observer
     executor: Executor
-    board: Board
+    discovery_state: DiscoveryState
     engine_events: EngineEvents
     clock: Callable[[], float]
     wall: Callable[[], float]
@@ -127,12 +127,12 @@ def assemble(
     `clock` never jumps (controller/storage/clock.py). `wall` may; people and the engine use it.
     """
     wakeup, store = Wakeup(), world.store
-    events, board = EventLog(store, wall), Board(clock=clock)
+    events, discovery_state = EventLog(store, wall), DiscoveryState(clock=clock)
     _note_replaced_store(store, events)
     specs = SpecWatch(world.source, events, wakeup.ring)
 
     contracts = ImageContracts(world.engine, world.project, spawn, wakeup.ring)
-    deployer = Deployer(store, events, board.callers, contracts.of, is_manual=world.is_manual)
+    deployer = Deployer(store, events, discovery_state.callers, contracts.of, is_manual=world.is_manual)
     measurements = Measurements(world.query, spawn, clock)
     functions = Functions(world.policy_dir, ahead=lambda: wall() - clock())
     calls = FunctionCalls(functions.call, world.run, spawn, wakeup.ring)
@@ -148,7 +148,7 @@ def assemble(
         scaler,
         deployer,
         gpu_memory,
-        board,
+        discovery_state,
         clock,
         wall,
         world.certificate_ends_at,
@@ -174,7 +174,7 @@ def assemble(
     def over(desired: Desired, observed: Observed, now: float) -> frozenset[FailureKey]:
         return forgiven(desired, observed, prober.ready_since, now)
 
-    remaining = RemainingServices(lambda: store.revisions, deployer.state, board.callers)
+    remaining = RemainingServices(lambda: store.revisions, deployer.state, discovery_state.callers)
     desirer = Desirer(
         store,
         events,
@@ -224,7 +224,7 @@ def assemble(
         scaler=scaler,
         observer=observer,
         executor=executor,
-        board=board,
+        discovery_state=discovery_state,
         engine_events=engine_events,
         clock=clock,
         wall=wall,

@@ -137,18 +137,18 @@ class Loop:
             self._unseen = "the compose files are not read yet"
             self._publisher.publish_without_spec(files)
             return LOOK_S
-        sight = await self._observer.look(
+        snapshot = await self._observer.look(
             spec, self._executor.in_progress, impatient=bool(self._plan.pending), thorough=thorough
         )
-        self._unseen = sight.unseen
+        self._unseen = snapshot.unseen
         now, gate = self._clock(), self._executor.gate
-        desired = self._desirer.desire(sight, self._plan.pending, gate.refusals(), now)
-        sight = sight.without(desired.barred)
+        desired = self._desirer.desire(snapshot, self._plan.pending, gate.refusals(), now)
+        snapshot = snapshot.without(desired.barred)
         # A world that was not seen gives no reason to act.
-        is_acting = sight.complete and await self._may_act()
-        plan = self._plan = self.planner(desired, sight.observed, now) if is_acting else Plan()
+        is_acting = snapshot.complete and await self._may_act()
+        plan = self._plan = self.planner(desired, snapshot.observed, now) if is_acting else Plan()
         self._executor.submit(plan)
-        self._observer.look_ahead(sight, plan, self._executor.in_progress, now)
-        self._publisher.publish(desired, sight, plan, gate.refusals(), files, now)
-        dues = (LOOK_S, plan.next_look_s, gate.next_opening_s(now), self._desirer.due_in_s(sight, now))
+        self._observer.look_ahead(snapshot, plan, self._executor.in_progress, now)
+        self._publisher.publish(desired, snapshot, plan, gate.refusals(), files, now)
+        dues = (LOOK_S, plan.next_look_s, gate.next_opening_s(now), self._desirer.due_in_s(snapshot, now))
         return max(SHORTEST_PAUSE_S, min(due for due in dues if due is not None))

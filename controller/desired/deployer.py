@@ -316,7 +316,7 @@ class Deployer:
                 self._store.clear_failure((name, state.stable))
             self._store.note_rollout(name, state_text(state))
         except StoreError as error:
-            logger.error("a rollout does not go on: %s", error)  # noqa: TRY400 - the next tick tries again
+            logger.error("a rollout is blocked: %s", error)  # noqa: TRY400 - the next tick tries again
             return False
         self._states[name] = state
         return True

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from ..errors import StoreError
 from ..model.desired import Desired
-from ..model.observed import Observed, Sight
+from ..model.observed import Observed, WorldSnapshot
 from ..model.plan import PendingReplica, Refusal
 from ..model.spec import ServiceSpec, Spec
 from ..model.world import FailureKey
@@ -57,22 +57,22 @@ class Desirer:
         self._forgiven = forgiven
 
     def desire(
-        self, sight: Sight, pending: Iterable[PendingReplica], refusals: tuple[Refusal, ...], now: float
+        self, snapshot: WorldSnapshot, pending: Iterable[PendingReplica], refusals: tuple[Refusal, ...], now: float
     ) -> Desired:
         """Return the desired state.
 
         `pending`: replicas that the previous plan could not start. `refusals`: failed actions in their backoff.
         """
-        remaining = self._remaining.look(sight.spec, sight.observed, now)
-        spec, observed = remaining.with_files(sight.spec), remaining.with_images(sight.observed)
+        remaining = self._remaining.look(snapshot.spec, snapshot.observed, now)
+        spec, observed = remaining.with_files(snapshot.spec), remaining.with_images(snapshot.observed)
         self._drop_outdated_overrides(spec)
         self._measurements.sync(spec.services)
         self._calls.sync(spec.services)
         overrides = {service: override.replicas for service, override in self._store.overrides.items()}
-        autoscaled = self._scaler.targets(spec.services, observed, now) if sight.complete else self._scaler.kept()
+        autoscaled = self._scaler.targets(spec.services, observed, now) if snapshot.complete else self._scaler.kept()
         targets = targets_of(spec, overrides, autoscaled)
         directions = self._deployer.directions
-        if sight.complete:
+        if snapshot.complete:
             directions = self._deployer.look(spec, observed, targets, refusals, now, pending)
         services = {
             name: edge_spec(directions.services.get(name, service), observed, directions.made.get(name, {}))
@@ -92,9 +92,9 @@ class Desirer:
         self._forgive(desired, observed, now)
         return desired
 
-    def due_in_s(self, sight: Sight, now: float) -> float | None:
+    def due_in_s(self, snapshot: WorldSnapshot, now: float) -> float | None:
         """Seconds until the next decision that only time triggers; None when there is none."""
-        return self._scaler.due_in_s(sight.spec.services, now) if sight.complete else None
+        return self._scaler.due_in_s(snapshot.spec.services, now) if snapshot.complete else None
 
     def _drop_outdated_overrides(self, spec: Spec) -> None:
         """Drop each number set by scale whose service, or whose number in the compose files, was edited afterwards."""

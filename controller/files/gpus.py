@@ -111,7 +111,7 @@ def _which(path: str, device: Mapping[str, Any], problems: Problems) -> tuple[st
     if device.get("count") not in _UNWRITTEN:
         problems.add(
             at(path, "count"),
-            "stands beside x-serve.gpu, which says how much of a GPU each replica gets; remove one of the two",
+            "is used together with x-serve.gpu, which says how much of a GPU each replica gets; remove one of the two",
         )
     named = device.get("device_ids")
     return () if named is None else _device_ids(at(path, "device_ids"), named, problems)

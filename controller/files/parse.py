@@ -256,7 +256,8 @@ def _autoscale(path: str, block: ServeBlock, problems: Problems) -> AutoscaleSpe
     if "replicas" in block.written:
         problems.add(
             at(path, "replicas"),
-            "has no effect beside autoscale, which decides the number; remove it (autoscale.initial is the first one)",
+            "has no effect together with autoscale, which decides the number; "
+            "remove it (autoscale.initial is the first one)",
         )
     bounds, here = block.autoscale, at(path, "autoscale")
     if bounds.max < max(bounds.min, 1):

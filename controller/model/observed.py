@@ -100,7 +100,7 @@ NOT_LOOKED_YET = Observed()
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class WorldSnapshot:
     """One look at the world: a snapshot, and the spec that it was taken for."""
 
     spec: Spec
@@ -113,7 +113,7 @@ class Sight:
         """Whether decisions may be based on it. If not, it has the last reading, which status shows."""
         return not self.unseen
 
-    def without(self, barred: Mapping[FailureKey, str]) -> Sight:
+    def without(self, barred: Mapping[FailureKey, str]) -> WorldSnapshot:
         """The same, in which replicas of these versions are not ready, for the reason that is given."""
         if not barred:
             return self

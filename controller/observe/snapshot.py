@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ..engines.base import ClusterEngine, EngineAction, EngineState
 from ..model.actions import Action
-from ..model.observed import NOT_LOOKED_YET, Observed, Sight
+from ..model.observed import NOT_LOOKED_YET, Observed, WorldSnapshot
 from ..model.plan import Plan
 from ..model.spec import Spec
 from ..model.world import (
@@ -130,25 +130,27 @@ class Observer:
 
     async def look(
         self, spec: Spec, in_progress: tuple[Action, ...], *, impatient: bool = False, thorough: bool = False
-    ) -> Sight:
+    ) -> WorldSnapshot:
         """Return a snapshot. `in_progress` must have been read before: an action that ends meanwhile then counts as in
         progress, and nothing is planned for its target from a reading that may have missed its effect.
 
         `impatient`: the loop waits for something that sends no event (a GPU that others hold, an image). `thorough`:
         wait until the snapshot contains every change known now, and HAProxy's current state.
         """
-        sight = await self._look(spec, in_progress, impatient=impatient, thorough=thorough)
-        self.latest = self._gpu_memory.seen(sight.observed)
-        return replace(sight, observed=self.latest)
+        snapshot = await self._look(spec, in_progress, impatient=impatient, thorough=thorough)
+        self.latest = self._gpu_memory.seen(snapshot.observed)
+        return replace(snapshot, observed=self.latest)
 
-    def look_ahead(self, sight: Sight, plan: Plan, in_progress: tuple[Action, ...], now: float) -> None:
+    def look_ahead(self, snapshot: WorldSnapshot, plan: Plan, in_progress: tuple[Action, ...], now: float) -> None:
         """Begin to read what a later look needs of the GPUs, and mark GPUs that cannot be used."""
-        self._gpu_marks.note_removals(sight.observed, in_progress)
-        if sight.complete:
-            self._gpu_memory.refresh(sight.spec, sight.observed, plan)
-            self._gpu_marks.look(sight.observed, now)
+        self._gpu_marks.note_removals(snapshot.observed, in_progress)
+        if snapshot.complete:
+            self._gpu_memory.refresh(snapshot.spec, snapshot.observed, plan)
+            self._gpu_marks.look(snapshot.observed, now)
 
-    async def _look(self, spec: Spec, in_progress: tuple[Action, ...], *, impatient: bool, thorough: bool) -> Sight:
+    async def _look(
+        self, spec: Spec, in_progress: tuple[Action, ...], *, impatient: bool, thorough: bool
+    ) -> WorldSnapshot:
         retirements, failures = self._store.retirements, self._store.failures
         age_s = RELIABLE_S if self.stream_open and not impatient else UNRELIABLE_S
         with self._engine.looking(), self._router.looking():
@@ -161,7 +163,7 @@ class Observer:
         unseen = "" if self._engine.is_fresh(spec, age_s) else self._engine.error
         if reading is None:
             unseen = unseen or "the containers were not read yet"
-            return Sight(spec, Observed(routing=routing, in_progress=in_progress), unseen)
+            return WorldSnapshot(spec, Observed(routing=routing, in_progress=in_progress), unseen)
         # No await from here on but for the first round of probes: the parts are of one moment.
         in_progress = with_unseen(in_progress, itertools.chain(self._engine.unseen, self._router.unseen))
         retirements = self._kept_marks(reading, retirements)
@@ -190,7 +192,7 @@ class Observer:
             brake=brake,
             in_progress=in_progress,
         )
-        return Sight(self._as_it_runs(spec, state), observed, unseen)
+        return WorldSnapshot(self._as_it_runs(spec, state), observed, unseen)
 
     def _as_it_runs(self, spec: Spec, state: EngineState) -> Spec:
         return adopting(restarted(spec, self._store.restarts), state.containers, state.images)

@@ -23,9 +23,9 @@ from ..model.plan import Plan
 from .draft import Draft
 from .drain import drain_left_nodes
 from .leave import finish
-from .machine import MachineLedger
+from .machine import MachineBudget
 from .outlook import ServiceOutlook, bounds_of
-from .placement import GpuLedger
+from .placement import GpuBudget
 from .retire import retire
 from .route import delete_ghost_servers, register, remove_strays, restart_router, set_waiting_rooms, write_routing
 from .start import mends, start_created, start_missing, start_rest, start_successors
@@ -38,7 +38,7 @@ def plan(desired: Desired, observed: Observed, now: float) -> Plan:
 
     A converged world gives an empty plan. Deterministic: the same arguments give the same text.
     """
-    gpus, machine = GpuLedger.of(observed, now), MachineLedger.of(observed, now)
+    gpus, machine = GpuBudget.of(observed, now), MachineBudget.of(observed, now)
     draft = Draft(desired=desired, observed=observed, now=now, gpus=gpus, machine=machine)
     restart_router(draft)
     write_routing(draft)

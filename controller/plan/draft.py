@@ -11,8 +11,8 @@ from ..model.observed import Observed
 from ..model.plan import PendingReplica, Step
 from ..model.spec import backend_name
 from ..model.world import Server, ServerState
-from .machine import MachineLedger
-from .placement import GpuLedger
+from .machine import MachineBudget
+from .placement import GpuBudget
 
 
 @dataclass(slots=True)
@@ -22,8 +22,8 @@ class Draft:
     desired: Desired
     observed: Observed
     now: float
-    gpus: GpuLedger
-    machine: MachineLedger
+    gpus: GpuBudget
+    machine: MachineBudget
     steps: list[Step] = field(default_factory=list)
     pending: list[PendingReplica] = field(default_factory=list)
     next_look_s: float | None = None

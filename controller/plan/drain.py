@@ -12,7 +12,7 @@ from ..model.nodes import Node
 from ..model.observed import Observed
 from ..model.spec import ServiceSpec
 from .draft import Draft
-from .placement import GpuLedger
+from .placement import GpuBudget
 
 
 def drain_left_nodes(draft: Draft) -> None:
@@ -30,7 +30,7 @@ def without_room(observed: Observed, services: Mapping[str, ServiceSpec], name: 
     """By service: how many of a node's replicas would find no place on the others now, as far as that is known here."""
     others = [node for node in observed.nodes if node.takes_replicas and node.name != name]
     taken = {gpu.uuid: name for gpu in observed.gpus if gpu.node == name}
-    ledger = GpuLedger.of(replace(observed, foreign_gpu_holders={**observed.foreign_gpu_holders, **taken}), now).trial()
+    budget = GpuBudget.of(replace(observed, foreign_gpu_holders={**observed.foreign_gpu_holders, **taken}), now).trial()
     stuck: Counter[str] = Counter()
     for one in observed.containers:
         spec = services.get(one.service)
@@ -38,7 +38,7 @@ def without_room(observed: Observed, services: Mapping[str, ServiceSpec], name: 
             continue
         has_node = any(not unmet_constraint(spec, node) for node in others)
         needs_gpus = spec.gpu is not None and spec.gpu.count > 0
-        if not has_node or (needs_gpus and spec.gpu and not ledger.place(one.service, spec.gpu)):
+        if not has_node or (needs_gpus and spec.gpu and not budget.place(one.service, spec.gpu)):
             stuck[one.service] += 1
     return stuck
 

@@ -55,7 +55,7 @@ class _Resource:
 
 
 @dataclass(slots=True)
-class MachineLedger:
+class MachineBudget:
     """What the machine has left while one plan is being made."""
 
     machine: Machine | None
@@ -66,7 +66,7 @@ class MachineLedger:
     """By service: these, and older ones that are not ready yet."""
 
     @classmethod
-    def of(cls, observed: Observed, now: float) -> MachineLedger:
+    def of(cls, observed: Observed, now: float) -> MachineBudget:
         """Count the replicas that are being started. `now` as in `plan`."""
         there = {one.name for one in observed.containers}
         creating = [one for one in observed.in_progress if isinstance(one, CreateContainer) and one.target not in there]

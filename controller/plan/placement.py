@@ -48,7 +48,7 @@ class Shortage:
 
 @dataclass(slots=True)
 class _Card:
-    """One GPU in the ledger. Amounts are bytes of its memory; parts of `GPU_PARTS` where its memory is not known."""
+    """One GPU in the budget. Amounts are bytes of its memory; parts of `GPU_PARTS` where its memory is not known."""
 
     gpu: Gpu
     order: int
@@ -117,7 +117,7 @@ class _Card:
 
 
 @dataclass(slots=True)
-class GpuLedger:
+class GpuBudget:
     """Free and taken GPUs while one plan is being made."""
 
     awaits_reading: bool = False
@@ -133,29 +133,29 @@ class GpuLedger:
     _amounts: dict[GpuRequest, list[tuple[_Card, int]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, observed: Observed, now: float) -> GpuLedger:
+    def of(cls, observed: Observed, now: float) -> GpuBudget:
         """Read the holders of GPUs from a snapshot, creations in progress included. `now` as in `plan`."""
         reading = observed.gpu_reading
-        ledger = cls(awaits_reading=reading is not None and now - reading.at > FRESH_S, nodes=observed.nodes)
+        budget = cls(awaits_reading=reading is not None and now - reading.at > FRESH_S, nodes=observed.nodes)
         for order, gpu in enumerate(gpu for gpu in observed.gpus if gpu.uuid not in observed.gpu_faults):
             card = _Card(gpu, order, gpu.memory_bytes or GPU_PARTS)
-            ledger._cards[gpu.uuid] = card
+            budget._cards[gpu.uuid] = card
             if gpu.parent:
-                ledger._parts.setdefault(gpu.parent, []).append(card)
+                budget._parts.setdefault(gpu.parent, []).append(card)
         for uuid, name in sorted(observed.foreign_gpu_holders.items()):
-            ledger.hold(f"container {name}", (uuid,), None)
+            budget.hold(f"container {name}", (uuid,), None)
         present = {(container.name, container.gpus, container.gpu_slot) for container in observed.containers}
         for container in observed.containers:
-            ledger.hold(container.service, container.gpus, container.gpu_slot)
+            budget.hold(container.service, container.gpus, container.gpu_slot)
         for action in observed.in_progress:
             if isinstance(action, CreateContainer):
                 uuids = tuple(gpu.uuid for gpu in action.gpus)
                 # A replica has its predecessor's name, and often its GPU: one of the two is there at a time.
                 if (action.target, uuids, action.gpu_slot) not in present:
-                    ledger.hold(action.service, uuids, action.gpu_slot)
-        if reading is not None and not ledger.awaits_reading:
-            ledger._find_strangers(observed, reading.used_bytes)
-        return ledger
+                    budget.hold(action.service, uuids, action.gpu_slot)
+        if reading is not None and not budget.awaits_reading:
+            budget._find_strangers(observed, reading.used_bytes)
+        return budget
 
     def free_bytes(self, uuid: str) -> int | None:
         """Memory of a GPU that a new slot could have; None where the GPU's memory is not known."""
@@ -181,11 +181,11 @@ class GpuLedger:
         trial = self.trial()
         return next((fits for fits in range(most) if not trial.place(service, request)), max(most, 0))
 
-    def trial(self) -> GpuLedger:
+    def trial(self) -> GpuBudget:
         """A copy to try changes on; it waits for no reading of the memory in use."""
         cards = {uuid: card.copy() for uuid, card in self._cards.items()}
         parts = {uuid: [cards[card.gpu.uuid] for card in listed] for uuid, listed in self._parts.items()}
-        return GpuLedger(nodes=self.nodes, _cards=cards, _parts=parts)
+        return GpuBudget(nodes=self.nodes, _cards=cards, _parts=parts)
 
     def fits(self, service: str, request: GpuRequest) -> bool:
         """Whether there is a place for one more replica."""

@@ -104,7 +104,7 @@ def _restore_kept(draft: Draft, outlook: ServiceOutlook, most: int) -> int:
     if missing <= 0 or keep_spec is None or backing_off(draft, outlook.name, keep or "") is not None:
         return 0
     for restored in range(missing):
-        cause = f"{keep} goes on serving while {outlook.version} is tried"
+        cause = f"{keep} keeps serving while {outlook.version} is tried"
         if _create(draft, outlook, keep_spec, keep, cause) is not None:
             return restored  # the message of the new version names the missing GPU, or the service that holds it
     return missing

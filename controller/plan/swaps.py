@@ -1,6 +1,6 @@
 """Chooses the replicas that leave to make room for a new version: none if that would not be enough. Pure.
 
-Each choice is tried on a copy of the GPU ledger.
+Each choice is tried on a copy of the GPU budget.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..model.world import ReplicaContainer
 from .draft import Draft
 from .failures import backing_off
 from .outlook import ReplicaOutlook, ServiceOutlook
-from .placement import GpuLedger
+from .placement import GpuBudget
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class Places:
     """The places for replicas of one service on this machine, during a trial."""
 
     service: str
-    ledger: GpuLedger
+    budget: GpuBudget
     """A trial's copy: it is written to."""
     left: int | None = None
     """How many more replicas max_replicas_per_node allows; None = any number."""
@@ -31,26 +31,26 @@ class Places:
     @classmethod
     def after(
         cls,
-        ledger: GpuLedger,
+        budget: GpuBudget,
         service: str,
         leaving: Iterable[ReplicaContainer],
         left: int | None = None,
         closed: Collection[str] = (),
     ) -> Places:
         """The places once the leaving replicas are gone; `left`: before that."""
-        places = cls(service, ledger.trial(), left, closed)
+        places = cls(service, budget.trial(), left, closed)
         for container in leaving:
             places.free(container)
         return places
 
     def free(self, container: ReplicaContainer) -> None:
         """Count a replica as gone."""
-        self.ledger.free_after(container)
+        self.budget.free_after(container)
         self._add(container, 1)
 
     def keep(self, container: ReplicaContainer) -> None:
         """Take `free` back."""
-        self.ledger.hold(container.service, container.gpus, container.gpu_slot)
+        self.budget.hold(container.service, container.gpus, container.gpu_slot)
         self._add(container, -1)
 
     def _add(self, container: ReplicaContainer, places: int) -> None:
@@ -62,7 +62,7 @@ class Places:
         if not self.fits(request):
             return False
         if request is not None and request.count:
-            self.ledger.place(self.service, request)
+            self.budget.place(self.service, request)
         self.left = None if self.left is None else self.left - 1
         return True
 
@@ -70,7 +70,7 @@ class Places:
         """Whether there is a place for one replica."""
         if self.left is not None and self.left <= 0:
             return False
-        return request is None or not request.count or self.ledger.fits(self.service, request)
+        return request is None or not request.count or self.budget.fits(self.service, request)
 
     def take_after(
         self, candidates: Sequence[ReplicaContainer], request: GpuRequest | None, most: int
@@ -191,7 +191,7 @@ def hold_for_successors(draft: Draft, outlook: ServiceOutlook, going: list[Repli
     if goal.keep_spec:
         wanted += [(goal.keep, goal.keep_spec)] * (outlook.kept_lacking() - outlook.held.get(goal.keep, 0))
     for version, made in wanted[:most]:
-        uuids = places.ledger.place(outlook.name, made.gpu) if made.gpu and made.gpu.count else ()
+        uuids = places.budget.place(outlook.name, made.gpu) if made.gpu and made.gpu.count else ()
         if uuids and made.gpu:
             draft.gpus.hold(outlook.name, uuids, made.gpu.slot)
             outlook.held[version] = outlook.held.get(version, 0) + 1

@@ -126,7 +126,7 @@ class MasterSocket:
             )
         alerts = [line for line in log.splitlines() if line.startswith("[ALERT]")]
         reason = "\n".join(alerts or log.splitlines()).strip() or "it gave no reason; see the log of its container"
-        raise RoutingError(f"HAProxy refused to load the new configuration and goes on with the one it has: {reason}")
+        raise RoutingError(f"HAProxy refused to load the new configuration and keeps the one it has: {reason}")
 
     async def leaving_workers(self) -> tuple[int, ...]:
         """Pids of replaced workers that still have connections. Raises RoutingUnreachable."""

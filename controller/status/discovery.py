@@ -78,7 +78,7 @@ MOST_KNOWN = 100
 """Names of known services in the state of an unknown one."""
 
 
-class Board:
+class DiscoveryState:
     """The current state of every service. One owner: the loop's thread."""
 
     def __init__(self, epoch: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -182,10 +182,10 @@ class Board:
 
 
 class DiscoveryService(discovery_pb2_grpc.DiscoveryServicer):
-    """The gRPC side of the board."""
+    """The gRPC side of the discovery_state."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, discovery_state: DiscoveryState) -> None:
+        self._discovery_state = discovery_state
 
     async def Watch(
         self,
@@ -197,24 +197,24 @@ class DiscoveryService(discovery_pb2_grpc.DiscoveryServicer):
         if problem:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
         address = _host(context.peer().partition(":")[2])  # ipv4:10.0.0.2:41234
-        if crowded := self._board.crowded(address):
+        if crowded := self._discovery_state.crowded(address):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, crowded)
-        watcher = self._board.watch(request.services, request.watcher, address)
+        watcher = self._discovery_state.watch(request.services, request.watcher, address)
         logger.debug("%s watches %s", request.watcher or context.peer(), ", ".join(watcher.services))
         try:
             while True:
-                yield self._board.state(await watcher.take())
+                yield self._discovery_state.state(await watcher.take())
         finally:
-            self._board.leave(watcher)
+            self._discovery_state.leave(watcher)
 
 
 class DiscoveryServer:
     """Listens for callers. `port` is the one in use after `start` (asked for as 0: any)."""
 
-    def __init__(self, board: Board, host: str, port: int, store: Store | None = None) -> None:
+    def __init__(self, discovery_state: DiscoveryState, host: str, port: int, store: Store | None = None) -> None:
         """`store`: what callers share; None = an empty one."""
         self._server = grpc.aio.server(options=OPTIONS)
-        discovery_pb2_grpc.add_DiscoveryServicer_to_server(DiscoveryService(board), self._server)
+        discovery_pb2_grpc.add_DiscoveryServicer_to_server(DiscoveryService(discovery_state), self._server)
         add_store(MemoryStore() if store is None else store, self._server)
         self.port = self._server.add_insecure_port(f"{host}:{port}")
 

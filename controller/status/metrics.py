@@ -36,11 +36,11 @@ class ControllerMetrics(Collector):
         )
         self.engine_reading = self._durations(
             "pierhead_controller_engine_reading_seconds",
-            "Duration of one reading of the engine. Ticks go on meanwhile with the previous reading.",
+            "Duration of one reading of the engine. Until then, ticks use the previous reading.",
         )
         self.haproxy_reading = self._durations(
             "pierhead_controller_haproxy_reading_seconds",
-            "Duration of one reading of HAProxy. Ticks go on meanwhile with the previous reading.",
+            "Duration of one reading of HAProxy. Until then, ticks use the previous reading.",
         )
         self._failed_ticks = Counter(
             "pierhead_controller_failed_ticks", "Ticks that raised; the log has the error.", registry=self.registry

@@ -65,7 +65,8 @@ def quorum_words(quorum: Quorum) -> str:
     """Return how many managers there are, and what follows if another one is lost."""
     return (
         f"{quorum.ready} of {quorum.managers} managers are there and {quorum.needed} are needed: without another one "
-        "nothing can be changed or moved, and what runs goes on. Bring a manager back, or `docker node promote` a node"
+        "nothing can be changed or moved, and running services are not affected. Bring a manager back, "
+        "or `docker node promote` a node"
     )
 
 

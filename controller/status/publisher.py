@@ -10,13 +10,13 @@ from ..desired.deployer import Deployer
 from ..desired.scaler import Scaler
 from ..files.watch import SpecWatch
 from ..model.desired import Desired
-from ..model.observed import Sight
+from ..model.observed import WorldSnapshot
 from ..model.plan import Plan, Refusal
 from ..observe.gpu_memory import GpuMemoryWatch
 from ..plan.user_config import remembered
 from ..storage.events import EventLog
 from ..storage.store import StateStore
-from .discovery import Board
+from .discovery import DiscoveryState
 from .endpoints import endpoints, scrape_targets
 from .metrics import ControllerMetrics
 from .nodes import node_rows
@@ -42,7 +42,7 @@ class Publisher:
         scaler: Scaler,
         deployer: Deployer,
         gpu_memory: GpuMemoryWatch,
-        board: Board,
+        discovery_state: DiscoveryState,
         clock: Callable[[], float],
         wall: Callable[[], float],
         certificate_ends_at: float | None = None,
@@ -54,7 +54,7 @@ class Publisher:
         self._scaler = scaler
         self._deployer = deployer
         self._gpu_memory = gpu_memory
-        self._board = board
+        self._discovery_state = discovery_state
         self._clock = clock
         self._wall = wall
         self._certificate_ends_at = certificate_ends_at
@@ -90,7 +90,7 @@ class Publisher:
     def publish(
         self,
         desired: Desired,
-        sight: Sight,
+        snapshot: WorldSnapshot,
         plan: Plan,
         refusals: tuple[Refusal, ...],
         files: Hashable,
@@ -100,7 +100,7 @@ class Publisher:
         specs = (*desired.services.values(), *(goal.keep_spec for goal in desired.goals.values()))
         self._user_configs = remembered(self._user_configs, specs)
         overrides = {service: override.replicas for service, override in self._store.overrides.items()}
-        observed = sight.observed
+        observed = snapshot.observed
         before = self.view
         self.view = View(
             at=now,
@@ -118,9 +118,9 @@ class Publisher:
                 self._scaler.rows,
                 self._deployer.directions.rows,
                 self._user_configs,
-                self._board.callers(),
+                self._discovery_state.callers(),
                 self._ahead_s(),
-                sight.complete,
+                snapshot.complete,
             ),
             rollouts=self._deployer.directions.rows,
             gpus=gpu_uses(observed),
@@ -132,17 +132,17 @@ class Publisher:
             files=files,
             notices=(
                 *self._store_notices(),
-                *notices(observed, refusals, sight.unseen, now),
+                *notices(observed, refusals, snapshot.unseen, now),
                 *certificate_notices(self._certificate_ends_at, self._wall()),
             ),
             certificate_ends_at=self._certificate_ends_at,
             refusals=refusals,
-            engine_reachable=sight.complete,
+            engine_reachable=snapshot.complete,
             haproxy_reachable=observed.routing is not None,
             ahead_s=self._ahead_s(),
         )
-        if sight.complete or self._board.is_published:
-            self._board.publish(self.view.endpoints)
+        if snapshot.complete or self._discovery_state.is_published:
+            self._discovery_state.publish(self.view.endpoints)
         for change in transitions(before, self.view):
             self._events.record(
                 change.kind, change.message, service=change.service, target=change.target, outcome=change.outcome

@@ -132,7 +132,7 @@ def _what_it_finds(autoscale: AutoscaleStatus) -> str:
 
 def _unless_settled(autoscale: AutoscaleStatus) -> str:
     if autoscale.problem:
-        return f"; {autoscale.target} are held meanwhile"
+        return f"; {autoscale.target} are held until then"
     if autoscale.wanted == autoscale.target:
         return ""
     return _if_that_lasts(autoscale) if autoscale.basis else " if they last"
@@ -174,6 +174,6 @@ def _turned_down(row: Service, rejected: RejectionDocument) -> tuple[str, str]:
     how = "refused" if rejected.is_refused else "rolled back"
     words = (
         f"the files ask for version {rejected.version}, which {'is being' if goes_back else 'was'} {how}: "
-        f"{rejected.reason}; version {row.version or '-'} goes on"
+        f"{rejected.reason}; version {row.version or '-'} stays"
     )
     return words, (f"correct the files or the image, or try the same version again with `pierhead deploy {row.name}`")

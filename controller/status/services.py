@@ -282,7 +282,7 @@ def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
         case Phase.RUNNING if not gets_traffic(container, material.spec, material.observed.routing):
             state, message = _unreached(material, container)
         case Phase.RUNNING if container.user_config is not None and container.user_config.error:
-            message = f"goes on with its former user_config: {container.user_config.error}"
+            message = f"keeps its former user_config: {container.user_config.error}"
         case Phase.DRAINING | Phase.STOPPING | Phase.STOPPED:
             stopping = _stopping_words(material, container)
             message = material.observed.retirements[container.id].cause + (f"; {stopping}" if stopping else "")
@@ -416,7 +416,7 @@ def _rest_words(material: _Material, spec: ServiceSpec) -> str:
     if material.wanted and spec.image in material.observed.images and material.observed.images[spec.image] is None:
         remedy = f"build it (`docker compose build {spec.name}`)" if spec.has_build else "check the name, or pull it"
         version = material.goal.version
-        missing = f"version {version} goes on" if version else "what runs stays as it is, nothing new can be started"
+        missing = f"version {version} stays" if version else "what runs stays as it is, nothing new can be started"
         return f"image {spec.image} is not on this machine: {missing}; {remedy}"
     if material.autoscale is not None:
         return autoscale_words(material.name, material.autoscale)

@@ -60,7 +60,7 @@ def _differing_edges(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator
         if why and why != was.get(node):
             yield Transition("edge_differs", f"the HAProxy of {node}: {why}", target=node, outcome="warning")
         elif not why and was and was.get(node) != "":
-            yield Transition("edge_back", f"the HAProxy of {node} is as the others", target=node, outcome="ok")
+            yield Transition("edge_back", f"the HAProxy of {node} is in sync again", target=node, outcome="ok")
     for node in (node for node, why in was.items() if not why and now and node not in now):
         yield Transition("edge_differs", f"the HAProxy of {node}: it is gone", target=node, outcome="warning")
 

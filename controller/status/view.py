@@ -12,7 +12,7 @@ from ..model.plan import Plan, Refusal
 from ..model.reports import RolloutStatus, ServiceEndpoints
 from ..model.spec import slot_words
 from ..model.world import Gpu, GpuReading
-from ..plan.placement import GpuLedger
+from ..plan.placement import GpuBudget
 from .nodes import node_notices
 from .reasons import refusal_words, refused_action
 from .records.answers import Target
@@ -98,7 +98,7 @@ def gpu_uses(observed: Observed) -> tuple[GpuUse, ...]:
     """Return every GPU with its holders, in the engine's order."""
     reading = observed.gpu_reading or GpuReading(0.0)
     # The reading is shown however old it is.
-    ledger = GpuLedger.of(observed, now=reading.at)
+    budget = GpuBudget.of(observed, now=reading.at)
     holders = dict(observed.foreign_gpu_holders)
     slots: dict[str, list[GpuSlotUse]] = {}
     for container in sorted(observed.containers, key=lambda container: container.name):
@@ -115,7 +115,7 @@ def gpu_uses(observed: Observed) -> tuple[GpuUse, ...]:
         # The holder of a GPU that was divided later holds all of its parts.
         whole = holders.get(gpu.uuid) or holders.get(gpu.parent, "")
         holder = whole or ", ".join(share.replica for share in shares)
-        used_bytes, free_bytes = reading.used_bytes.get(gpu.uuid), ledger.free_bytes(gpu.uuid)
+        used_bytes, free_bytes = reading.used_bytes.get(gpu.uuid), budget.free_bytes(gpu.uuid)
         fault = observed.gpu_faults.get(gpu.uuid, "")
         uses.append(
             GpuUse(gpu.uuid, gpu.name, holder, shares, gpu.memory_bytes, used_bytes, free_bytes, fault, gpu.node)

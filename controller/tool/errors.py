@@ -16,7 +16,7 @@ EXIT_CODES: Mapping[int, str] = {
     FAILED: "failed, or rolled back; also a wait that was ended with Ctrl-C",
     BAD_INPUT: "bad input: an argument, or the compose files; nothing was changed",
     UNREACHABLE: "the controller does not answer; the message says if it may have accepted a change",
-    TIMED_OUT: "not done within --timeout; the change goes on",
+    TIMED_OUT: "not done within --timeout; the change continues",
     INTERRUPTED: "ended with Ctrl-C",
 }
 

@@ -71,7 +71,7 @@ class ScaleWait:
         if row.wanted != self._wanted:
             # If another request came at the same time, the controller may never show the target of this one.
             if self._agreed or len(self._views) >= VIEWS_AFTER_A_REQUEST:
-                raise TargetMovedError(f"{name}: another request set the target to {row.wanted} meanwhile")
+                raise TargetMovedError(f"{name}: another request set the target to {row.wanted}")
             not_yet = Part(name, row.ready, None, "the controller has not taken up the new target yet")
             return WaitVerdict(f"{name}: {not_yet.message}", parts=(not_yet,))
         self._agreed = True
@@ -225,13 +225,13 @@ class DrainWait:
         name = self._node
         row = next((row for row in document.nodes if row.name == name), None)
         if row is None:
-            raise TargetMovedError(f"{name}: it was removed meanwhile")
+            raise TargetMovedError(f"{name}: it was removed")
         if row.availability == "drained":
             return WaitVerdict(
                 f"{name} is drained: in half a minute its HAProxy has ended, and it may be switched off", done=True
             )
         if row.availability != "leaving":
-            raise TargetMovedError(f"{name}: another request made it {row.availability} meanwhile")
+            raise TargetMovedError(f"{name}: another request made it {row.availability}")
         message = f"{name}: {row.message or row.state}"
         if row.blocked:
             step = f"`pierhead node drain {name} --force` ends them, `pierhead node activate {name}` keeps them."

@@ -26,7 +26,7 @@ import numpy as np
 import psutil
 from pierhead import Settings, close_handles, handle, serve, tensors
 from pierhead.calls.clients import Clients
-from pierhead.memory.meeting import share_memory
+from pierhead.memory.link_setup import share_memory
 from pierhead.memory.scope import SCOPE, Scope
 from pierhead.metrics import RuntimeMetrics
 from pierhead.tensor.v1.tensor_pb2 import Tensor

@@ -18,7 +18,7 @@ from pierhead.store import bounds
 from pierhead.store.memory import MemoryStore, Store
 from pierhead.store.remote import RemoteStore
 
-from controller.status.discovery import Board, DiscoveryServer
+from controller.status.discovery import DiscoveryServer, DiscoveryState
 from tests.harness.waiting import PATIENCE_S
 
 MOST_KEYS = 8
@@ -44,7 +44,7 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
         world.store = memory
         yield world
         return
-    server = DiscoveryServer(Board(), "127.0.0.1", 0, memory)
+    server = DiscoveryServer(DiscoveryState(), "127.0.0.1", 0, memory)
     await server.start()
     world.store = remote = RemoteStore(f"127.0.0.1:{server.port}", timeout_s=PATIENCE_S)
     try:
@@ -130,7 +130,7 @@ async def test_a_full_store_refuses_all_or_nothing_until_keys_expire(world: Worl
 async def test_users_reach_the_controller_s() -> None:
     """The bound of 0.1 s is that of users; a busy machine may need several tries."""
     memory = World().memory()
-    server = DiscoveryServer(Board(), "127.0.0.1", 0, memory)
+    server = DiscoveryServer(DiscoveryState(), "127.0.0.1", 0, memory)
     await server.start()
     Clients.use(Settings(discovery=f"127.0.0.1:{server.port}"))
     try:

@@ -98,7 +98,7 @@ def test_an_image_that_does_not_exist_is_told_and_displaces_nobody(echo: Written
         echo.write(WRITTEN.replace("image: pierhead/echo:", "image: pierhead-test/no-such-image:", 1))
         eventually(lambda: "pierhead-test/no-such-image" in echo.service("echo")["message"], "the status says why")
         echo.scale("echo", 2)  # of the version that works
-        eventually(lambda: "goes on" in echo.service("echo")["message"], "and that is said")
+        eventually(lambda: "stays" in echo.service("echo")["message"], "and that is said")
         there = echo.replica_ids()
         assert before < there, "none has left"
         echo.scale("echo", 1)

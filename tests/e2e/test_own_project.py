@@ -261,7 +261,9 @@ def test_a_save_is_served_within_seconds(shop: User, tmp_path: Path) -> None:
             ends(good, "Rolling out greeter web ...")
             os.killpg(watch.pid, signal.SIGINT)  # Ctrl-C reaches what it has started too
             assert watch.wait(COMMAND_S) == 0
-        assert said.read_text().endswith("The stack goes on: `pierhead status` shows it, `pierhead down` removes it.\n")
+        assert said.read_text().endswith(
+            "The stack keeps running: `pierhead status` shows it, `pierhead down` removes it.\n"
+        )
         eventually(lambda: answer() == {"greeting": "Hello, Ada!"}, "the controller ends what was begun")
     load.assert_no_failure()
     shop.does("pierhead", "deploy", "--now")

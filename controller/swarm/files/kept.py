@@ -32,7 +32,7 @@ class KeptProject:
             config = None if text is None else load_resolved(text)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ControllerError(
-                f"the stored compose files are damaged ({error}); `pierhead deploy` stores them anew"
+                f"the stored compose files are damaged ({error}); `pierhead deploy` stores them again"
             ) from error
         if not isinstance(config, Mapping):
             raise SpecError(["no compose files are stored in Swarm; `pierhead up` or `pierhead deploy` stores them"])

@@ -137,7 +137,7 @@ class StateHolder:
         if self._lease.state(self._clock()) == "lost":
             raise AnotherController(
                 f"another controller ({head.labels.get(HOLDER)}) has taken over the state of this project in "
-                "Swarm, because this one did not renew its lease; this one ends, and Swarm starts it anew"
+                "Swarm, because this one did not renew its lease; this one ends, and Swarm starts it again"
             )
         if claim is None:
             self._tell(f"waiting for the controller that holds the lease ({head.labels.get(HOLDER)})", logging.INFO)

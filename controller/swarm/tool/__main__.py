@@ -67,7 +67,7 @@ def _membership(words: list[str], programs: Programs) -> None:
     try:
         Membership(machine, given, _say, _warn, typed, project, registry == "here").run(plain)
     except KeyboardInterrupt:
-        _warn("Interrupted. The same command goes on from here.")
+        _warn("Interrupted. Repeat the command to continue.")
         raise
 
 

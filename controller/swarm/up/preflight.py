@@ -64,7 +64,7 @@ def _membership(facts: SwarmFacts) -> Iterator[str]:
     elif facts.no_answer:
         yield (
             f"nothing can be changed in the Swarm ({facts.no_answer}): more than half of its managers must be up "
-            f"({', '.join(managers)}); what runs goes on"
+            f"({', '.join(managers)}); running services are not affected"
         )
 
 
@@ -92,7 +92,7 @@ def _managers(nodes: Sequence[Json]) -> Iterator[str]:
         losing = "it is lost" if len(managers) == 1 else "one of them is lost"
         yield (
             f"the Swarm has {len(managers)} manager{'s' if len(managers) > 1 else ''} ({names}): when {losing}, "
-            "what runs goes on and nothing is healed, scaled or deployed; with three, one may be lost "
+            "running services are not affected, but nothing is healed, scaled or deployed; with three, one may be lost "
             "(`pierhead node token --manager`, `docker node promote`)"
         )
     elif len(up) < len(managers) and len(up) <= len(managers) // 2 + 1:

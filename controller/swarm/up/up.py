@@ -195,7 +195,7 @@ def tell_trouble(swarm: Swarm, say: Say) -> None:
     for warning in clocks(swarm.client.nodes(), tasks):
         say(f"Warning: {warning}.")
     if trouble := swarm.trouble():
-        say(f"Warning: not all of the stack runs, and Swarm goes on trying: {trouble}.")
+        say(f"Warning: not all of the stack runs, and Swarm keeps trying: {trouble}.")
 
 
 def refuse_another_clone(swarm: Swarm, settings: StackSettings) -> None:

@@ -28,7 +28,9 @@ Some = Annotated[
 ]
 Uuid = Annotated[str, typer.Argument(metavar="UUID", help="of a GPU, as `pierhead gpus` shows it")]
 Reason = Annotated[str, typer.Argument(metavar="REASON", help="what is wrong with it")]
-Serving = Annotated[bool, typer.Option("--serving", help="wait for ready replicas only: rollouts and drains may go on")]
+Serving = Annotated[
+    bool, typer.Option("--serving", help="wait for ready replicas only: rollouts and drains may continue")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="show only what is in the way, and how it ended")]
 Now = Annotated[bool, typer.Option("--now", help="replace all replicas as soon as new ones are ready: no bake_s")]
 Version = Annotated[
@@ -85,7 +87,7 @@ def scale(
         _end(None, answer, as_json=as_json)
         return
     scaled = ScaleWait(target)
-    stays = f"The target stays {target}; `pierhead status` shows how it goes on."
+    stays = f"The target stays {target}; `pierhead status` shows the progress."
     _end(wait(lambda: scaled.judge(api.service(service)), timeout, stays), answer, as_json=as_json)
 
 
@@ -99,7 +101,7 @@ def wait_ready(
     Ends with 1 as soon as every missing replica has a reason that waiting does not change.
     """
     as_json, api = out.is_json(output), connect()
-    stays = "`pierhead status` shows how it goes on."
+    stays = "`pierhead status` shows the progress."
     verdict = wait(lambda: judge_all(api.services(), serving=serving), timeout, stays, quiet=quiet)
     _end(verdict, None, as_json=as_json)
 
@@ -178,7 +180,7 @@ def _see_through(
     if timeout_s is None:
         _end(None, answer, as_json=as_json)
         return
-    stays = "The rollout goes on without you; `pierhead status` shows how."
+    stays = "The rollout continues; `pierhead status` shows the progress."
     verdict = wait(lambda: rollout.judge(api.services()), timeout_s, stays)
     shown = {
         row.name: {"state": row.state, "version": rows.version(row), "ready": row.ready, "wanted": row.wanted}

@@ -46,7 +46,7 @@ def drain(
     if no_wait:
         _end(answer, "", as_json=as_json)
         return
-    stays = f"The drain goes on; `pierhead nodes` shows how, `pierhead node activate {node}` ends it."
+    stays = f"The drain continues; `pierhead nodes` shows the progress, `pierhead node activate {node}` ends it."
     waiting = DrainWait(answer.node)
     verdict = wait(lambda: waiting.judge(api.nodes()), timeout, stays)
     _end(answer, verdict.message, as_json=as_json)

@@ -19,7 +19,7 @@ Output = Annotated[
     str, typer.Option("--output", "-o", metavar="FORM", help="text or json", autocompletion=completion.forms)
 ]
 Timeout = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="wait at most this long")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="go on with what comes next")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="print new entries as they come")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="ask for it and do not wait")]
 Service = Annotated[
     str,

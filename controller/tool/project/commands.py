@@ -54,7 +54,7 @@ def _bring_up(project: Project, variables: Mapping[str, str]) -> None:
         StackUp(stack, place, _say, _complain).run()
     except KeyboardInterrupt:
         up_again, down = stack.typed("up"), stack.typed("down")
-        _complain(f"\nInterrupted. `{up_again}` goes on from here; `{down}` removes what was started.")
+        _complain(f"\nInterrupted. `{up_again}` continues from here; `{down}` removes what was started.")
         raise
 
 
@@ -96,7 +96,9 @@ def _watch(project: Project, variables: Mapping[str, str], since: float) -> None
     try:
         asyncio.run(FilesWatch(project, config, up_again, edited, _say).follow(since))
     except KeyboardInterrupt:
-        _say("\nNot watching any more. The stack goes on: `pierhead status` shows it, `pierhead down` removes it.")
+        _say(
+            "\nNot watching any more. The stack keeps running: `pierhead status` shows it, `pierhead down` removes it."
+        )
 
 
 def init() -> str:
@@ -124,7 +126,7 @@ def down(*, volumes: bool, force: bool, images: bool) -> None:
     try:
         remove(stack, _complain, volumes=volumes, force=force, images=images)
     except KeyboardInterrupt:
-        _complain(f"Interrupted: some of the stack may be left. `{stack.typed('down')}` again goes on from here.")
+        _complain(f"Interrupted: some of the stack may be left. `{stack.typed('down')}` again continues from here.")
         raise
 
 

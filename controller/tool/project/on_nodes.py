@@ -40,7 +40,7 @@ class OnNodes:
                 "the controller's image could not be built; the lines above say why. What runs already was not touched."
             )
         if self._call("check", compose):
-            raise InvalidRequest("Nothing was started; what runs goes on as it was.")
+            raise InvalidRequest("Nothing was started; running services are not affected.")
         return compose
 
     def replicated(self) -> Sequence[str]:

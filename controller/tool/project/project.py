@@ -262,7 +262,7 @@ def validate(root: Path, environment: Mapping[str, str]) -> Sequence[str]:
     except SpecError as error:
         raise InvalidRequest(
             f"the compose files cannot be used:\n{error}\nCorrect them and repeat. Nothing was written or started; "
-            "what runs goes on as it was."
+            "running services are not affected."
         ) from None
 
 

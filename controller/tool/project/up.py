@@ -107,7 +107,7 @@ class StackUp:
         logs = self.stack.typed("logs SERVICE=controller", "logs controller")
         raise NotUp(
             f"the controller does not answer after {CONTROLLER_S:g} s; above are the last lines of its log ({logs}).\n"
-            "What runs goes on serving; nothing is scaled or healed meanwhile."
+            "Running services keep serving; nothing is scaled or healed until then."
         )
 
     def _wait_for_services(self, compose: Compose, ready_s: str) -> None:
@@ -128,23 +128,22 @@ class StackUp:
         self._refuse_where_it_is_down()
         stack = self.stack
         if done.status == _BAD_FILES:
-            raise NotUp("the compose files cannot be used: the lines above say why. What ran before goes on.")
+            raise NotUp("the compose files cannot be used: the lines above say why. Running services are not affected.")
         self._call("status", compose=compose)
         if done.status == _TIMED_OUT:
             why, events = stack.typed("why SERVICE=...", "why SERVICE"), stack.typed("events")
             raise NotUp(
-                f"not every service serves after {ready_s} s. The stack goes on trying; see why with `{why}`, "
-                f"`{events}`."
+                f"not every service serves after {ready_s} s. The stack keeps trying; see why with `{why}`, `{events}`."
             )
         raise NotUp(
             "not every service serves as the files say, and waiting does not help: the lines above say why.\n"
-            "The rest of the stack runs, and what served before goes on."
+            "The rest of the stack runs, and running services are not affected."
         )
 
     def _refuse_where_it_is_down(self) -> None:
         """A `down` ends the waiting of an `up`."""
         if self.place.is_down():
-            raise NotUp(f"the stack was taken down meanwhile, as by `{self.stack.typed('down')}`.")
+            raise NotUp(f"the stack was taken down while it started, perhaps by `{self.stack.typed('down')}`.")
 
     def _wait_for_apps(self, compose: Compose, routes: Sequence[ServiceRoute], ready_s: str) -> None:
         """The apps of the clone also answer a request. What a service of the user's own answers is not known."""
@@ -164,7 +163,7 @@ class StackUp:
         self._call("status", compose=compose)
         status, events, logs = map(self.stack.typed, ("status", "events", "logs"))
         raise NotUp(
-            f"an app does not answer after {ready_s} s. The stack goes on trying; see why with `{status}`, `{events}`, "
+            f"an app does not answer after {ready_s} s. The stack keeps trying; see why with `{status}`, `{events}`, "
             f"`{logs}`."
         )
 

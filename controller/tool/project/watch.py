@@ -48,7 +48,7 @@ class FilesWatch:
         """Bring up to date whatever was saved since then (unix time), and whatever is. Raises InvalidRequest."""
         names = _names((*image.managed, *image.others) for image in self._images)
         watched = f"the files of {', '.join(names)}" if names else "the compose files alone, as no image is built here"
-        self._say(f"Watching {watched}. Ctrl-C ends that, and the stack goes on.")
+        self._say(f"Watching {watched}. Ctrl-C ends that; the stack keeps running.")
         seen, behind = self._seen({}, since), set[Path]()
         while True:
             now = await saved(self._look, seen)
@@ -66,7 +66,7 @@ class FilesWatch:
                 self._say(f"{done} up to date, {time.monotonic() - began:.1f} s after the save of {named(behind)}.")
                 behind.clear()
             else:
-                self._say("What served before goes on. The next save tries it again.")
+                self._say("Running services are not affected. The next save tries it again.")
             if self._images is not images:  # there may be other files to watch
                 seen = self._seen(seen, since)
 

@@ -6,18 +6,18 @@ import argparse
 import asyncio
 
 from controller.model.reports import ReplicaEndpoint, ServiceEndpoints
-from controller.status.discovery import Board, DiscoveryServer
+from controller.status.discovery import DiscoveryServer, DiscoveryState
 
 
 async def serve(port: int, service: str, policy: str, addresses: list[str], most: int) -> None:
     """Tell whoever asks, until it is ended."""
-    board = Board()
+    discovery_state = DiscoveryState()
     replicas = tuple(
         ReplicaEndpoint(f"{service}-{number}", address, draining=False, max_ongoing_requests=most, version="1")
         for number, address in enumerate(addresses)
     )
-    board.publish({service: ServiceEndpoints(replicas, policy=policy)})
-    server = DiscoveryServer(board, "127.0.0.1", port)
+    discovery_state.publish({service: ServiceEndpoints(replicas, policy=policy)})
+    server = DiscoveryServer(discovery_state, "127.0.0.1", port)
     await server.start()
     try:
         await asyncio.Event().wait()

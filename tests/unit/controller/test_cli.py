@@ -157,7 +157,7 @@ async def test_a_day_with_the_command(control: Control) -> None:
 async def test_a_call_of_a_service_that_does_not_exist_is_shown(control: Control) -> None:
     async with served(control, web=2) as pierhead:
         for name in control.router.ready("web"):
-            control.controller.board.watch(["api", "wep"], name)
+            control.controller.discovery_state.watch(["api", "wep"], name)
         sentence = 'it calls the service "wep", which no compose file has; did you mean "web"?'
         await until(lambda: any(sentence in row.message for row in control.view.services))
         assert sentence in (await pierhead("status")).out
@@ -297,7 +297,7 @@ async def test_without_a_controller() -> None:
 
 def test_the_help_has_every_command_in_a_group_with_its_whole_summary(capsys: pytest.CaptureFixture[str]) -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
-    assert sorted(name for names in GROUPS.values() for name in names) == sorted(commands)
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(name for name, command in commands.items() if not command.hidden)
     app(["--help"], prog_name="pierhead", standalone_mode=False)
     shown = " ".join(capsys.readouterr().out.split())
     assert "--version Show the version and build, and exit." in shown

@@ -91,7 +91,7 @@ async def test_a_deployment_goes_on_without_the_command() -> None:
         done = await pierhead("deploy", "--timeout", "0.5")
         assert done.code == 4
         assert "not there after 0.5 s: ranker: ROLLING, 1 of 2 ready; 1a2b3c4d -> 9f8e7d6c" in done.err
-        assert "The rollout goes on without you; `pierhead status` shows how." in done.err
+        assert "The rollout continues; `pierhead status` shows the progress." in done.err
 
 
 @pytest.mark.parametrize(

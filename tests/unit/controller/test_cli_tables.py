@@ -241,7 +241,7 @@ PAUSED = "set by scale; the autoscaler (1 to 8) pauses until `pierhead scale web
         (
             None,
             {"problem": "KeyError: 'x'"},
-            "the autoscaler decides, 1 to 8; its policy gives no number: KeyError: 'x'; 2 are held meanwhile",
+            "the autoscaler decides, 1 to 8; its policy gives no number: KeyError: 'x'; 2 are held until then",
         ),
         (None, {"basis": "the query gives 12"}, "the autoscaler decides, 1 to 8; the query gives 12"),
     ],

@@ -16,7 +16,7 @@ from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 
 from controller.model.reports import ReplicaEndpoint, ServiceEndpoints
 from controller.model.world import PublishedStats
-from controller.status.discovery import MOST_IN_ALL, MOST_OF_A_CALLER, Board, DiscoveryServer
+from controller.status.discovery import MOST_IN_ALL, MOST_OF_A_CALLER, DiscoveryServer, DiscoveryState
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import until
 
@@ -32,8 +32,8 @@ def of(*replicas: ReplicaEndpoint, line: int = -1) -> ServiceEndpoints:
 
 
 @contextlib.asynccontextmanager
-async def serving(board: Board) -> AsyncIterator[discovery_pb2_grpc.DiscoveryAsyncStub]:
-    server = DiscoveryServer(board, "127.0.0.1", 0)
+async def serving(discovery_state: DiscoveryState) -> AsyncIterator[discovery_pb2_grpc.DiscoveryAsyncStub]:
+    server = DiscoveryServer(discovery_state, "127.0.0.1", 0)
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -52,9 +52,9 @@ async def read(call: AsyncIterator[discovery_pb2.ServiceEndpoints]) -> discovery
 
 
 async def test_whole_state_at_once_then_changes() -> None:
-    board = Board(epoch=7)
-    board.publish({"web": of(endpoint(1), endpoint(2))})
-    async with serving(board) as stub:
+    discovery_state = DiscoveryState(epoch=7)
+    discovery_state.publish({"web": of(endpoint(1), endpoint(2))})
+    async with serving(discovery_state) as stub:
         call = aiter(stub.Watch(request("web", "nobody")))
         first, unknown = await read(call), await read(call)
         assert (first.service, first.generation, first.epoch, first.unknown) == ("web", 1, 7, False)
@@ -65,12 +65,12 @@ async def test_whole_state_at_once_then_changes() -> None:
         assert (unknown.unknown, unknown.generation, unknown.policy) == (True, 0, "")
         assert (list(unknown.known_services), list(first.known_services)) == (["web"], [])
         assert (unknown.scaled_to_zero_by, unknown.HasField("max_queued_requests")) == ("", False)
-        board.publish({"web": of(endpoint(1), endpoint(2))})
-        board.publish({"web": of(endpoint(1), endpoint(2, draining=True))})
+        discovery_state.publish({"web": of(endpoint(1), endpoint(2))})
+        discovery_state.publish({"web": of(endpoint(1), endpoint(2, draining=True))})
         second = await read(call)
         assert second.generation == 2, "what did not change is not sent"
         assert [e.state for e in second.endpoints] == [READY, DRAINING]
-        board.publish({})
+        discovery_state.publish({})
         third = await read(call)
         assert (third.unknown, len(third.endpoints), third.generation) == (True, 0, 3)
 
@@ -85,38 +85,38 @@ async def test_whole_state_at_once_then_changes() -> None:
     ],
 )
 async def test_a_change_of_a_setting_alone_is_sent(name: str, before: Any, after: Any) -> None:
-    board = Board()
-    board.publish({"web": of()})
-    async with serving(board) as stub:
+    discovery_state = DiscoveryState()
+    discovery_state.publish({"web": of()})
+    async with serving(discovery_state) as stub:
         call = aiter(stub.Watch(request("web")))
         assert getattr(await read(call), name) == before
         for generation, value in ((2, after), (3, before)):
-            board.publish({"web": replace(of(), **{name: value})})
+            discovery_state.publish({"web": replace(of(), **{name: value})})
             state = await read(call)
             assert (getattr(state, name), state.generation) == (value, generation)
 
 
 async def test_nothing_is_sent_before_the_world_was_seen() -> None:
-    board = Board()
-    async with serving(board) as stub:
+    discovery_state = DiscoveryState()
+    async with serving(discovery_state) as stub:
         call = aiter(stub.Watch(request("web", "nobody")))
         first = asyncio.ensure_future(anext(call))
-        await until(lambda: board.watchers == 1)
+        await until(lambda: discovery_state.watchers == 1)
         assert not first.done()
-        board.publish({"web": of(endpoint(1))})
+        discovery_state.publish({"web": of(endpoint(1))})
         assert (await first).service == "web"
         assert (await read(call)).unknown
 
 
 async def test_a_caller_that_leaves_is_forgotten() -> None:
-    board = Board()
-    board.publish({"web": of()})
-    async with serving(board) as stub:
+    discovery_state = DiscoveryState()
+    discovery_state.publish({"web": of()})
+    async with serving(discovery_state) as stub:
         call = stub.Watch(request("web"))
         await read(aiter(call))
-        assert board.watchers == 1
+        assert discovery_state.watchers == 1
         call.cancel()
-        await until(lambda: board.watchers == 0)
+        await until(lambda: discovery_state.watchers == 0)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ async def test_a_caller_that_leaves_is_forgotten() -> None:
     ],
 )
 async def test_bad_requests_say_what_is_wrong(services: tuple[str, ...], words: str) -> None:
-    async with serving(Board()) as stub:
+    async with serving(DiscoveryState()) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await read(aiter(stub.Watch(request(*services))))
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -137,12 +137,12 @@ async def test_bad_requests_say_what_is_wrong(services: tuple[str, ...], words: 
 
 
 async def test_a_slow_caller_is_sent_only_the_newest() -> None:
-    board = Board()
-    board.publish({"web": of(), "api": of()})
-    watcher = board.watch(["web", "api", "web"])
+    discovery_state = DiscoveryState()
+    discovery_state.publish({"web": of(), "api": of()})
+    watcher = discovery_state.watch(["web", "api", "web"])
     for number in range(100):
-        board.publish({"web": of(endpoint(number)), "api": of()})
-    sent = [board.state(await watcher.take()) for _ in range(2)]
+        discovery_state.publish({"web": of(endpoint(number)), "api": of()})
+    sent = [discovery_state.state(await watcher.take()) for _ in range(2)]
     assert [state.service for state in sent] == ["web", "api"]
     assert sent[0].endpoints[0].replica == "p-web-v-99"
     assert watcher.due == (), "each once, and no state waits in memory"
@@ -155,9 +155,9 @@ def with_stats(version: int, *, draining: bool = False) -> dict[str, ServiceEndp
 
 async def test_watches_are_bounded_by_caller_and_in_all() -> None:
     """One caller takes no place of another one, and what ends makes room."""
-    board = Board()
-    board.publish({"web": of(endpoint(1))})
-    async with serving(board) as stub:
+    discovery_state = DiscoveryState()
+    discovery_state.publish({"web": of(endpoint(1))})
+    async with serving(discovery_state) as stub:
         held = [stub.Watch(request("web")) for _ in range(MOST_OF_A_CALLER)]
         for call in held:
             await read(aiter(call))
@@ -166,12 +166,12 @@ async def test_watches_are_bounded_by_caller_and_in_all() -> None:
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert f"127.0.0.1 has {MOST_OF_A_CALLER} watches already" in (refused.value.details() or "")
         held.pop().cancel()
-        await until(lambda: board.watchers < MOST_OF_A_CALLER)
+        await until(lambda: discovery_state.watchers < MOST_OF_A_CALLER)
         await read(aiter(stub.Watch(request("web"))))
-    assert board.crowded("10.0.0.9") == ""
+    assert discovery_state.crowded("10.0.0.9") == ""
     for number in range(MOST_IN_ALL):
-        board.watch(["web"], address=f"10.1.{number // 200}.{number % 200}")
-    assert f"{MOST_IN_ALL} watches" in board.crowded("10.0.0.9")
+        discovery_state.watch(["web"], address=f"10.1.{number // 200}.{number % 200}")
+    assert f"{MOST_IN_ALL} watches" in discovery_state.crowded("10.0.0.9")
 
 
 @pytest.mark.parametrize(
@@ -186,39 +186,39 @@ async def test_watches_are_bounded_by_caller_and_in_all() -> None:
 )
 def test_a_replica_watches_under_its_own_name_only(address: str, name: str, counts: bool) -> None:
     """Rollouts go in the order of what replicas call: a replica does not say what another one calls."""
-    board = Board()
-    board.publish({"web": of(endpoint(1), endpoint(2))})
-    board.watch(["ranker"], name, address)
-    assert board.callers() == ({name: frozenset({"ranker"})} if counts else {})
+    discovery_state = DiscoveryState()
+    discovery_state.publish({"web": of(endpoint(1), endpoint(2))})
+    discovery_state.watch(["ranker"], name, address)
+    assert discovery_state.callers() == ({name: frozenset({"ranker"})} if counts else {})
 
 
 def test_a_change_of_published_numbers_alone_is_sent_once_a_second_and_then_the_newest() -> None:
     """They change all the time, and each change would wake every watcher."""
     now = [100.0]
-    board = Board(clock=lambda: now[0])
+    discovery_state = DiscoveryState(clock=lambda: now[0])
     sent = []
     for version in range(33):
-        board.publish(with_stats(version))
-        (replica,) = board.state("web").endpoints
+        discovery_state.publish(with_stats(version))
+        (replica,) = discovery_state.state("web").endpoints
         sent.append((replica.stats_version, dict(replica.stats)))
         now[0] += 0.125
     assert list(map(dict, dict.fromkeys(tuple(stats.items()) for _, stats in sent))) == [
         {},
         *({"running": float(version)} for version in (8, 16, 24, 32)),
     ]
-    board.publish(with_stats(33))
-    board.publish(with_stats(34, draining=True))
-    (replica,) = board.state("web").endpoints
+    discovery_state.publish(with_stats(33))
+    discovery_state.publish(with_stats(34, draining=True))
+    (replica,) = discovery_state.state("web").endpoints
     assert (replica.state, replica.stats_version) == (DRAINING, 34), "they go with what is sent earlier"
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["a", "b"]), st.lists(st.integers(1, 3), unique=True)), max_size=12))
 def test_generations_grow_exactly_with_changes(history: list[dict[str, list[int]]]) -> None:
-    board = Board()
+    discovery_state = DiscoveryState()
     for published in history:
-        before = {name: board.state(name) for name in ("a", "b")}
-        board.publish({name: of(*map(endpoint, numbers)) for name, numbers in published.items()})
+        before = {name: discovery_state.state(name) for name in ("a", "b")}
+        discovery_state.publish({name: of(*map(endpoint, numbers)) for name, numbers in published.items()})
         for name, old in before.items():
-            new = board.state(name)
+            new = discovery_state.state(name)
             same = list(new.endpoints) == list(old.endpoints) and new.unknown == old.unknown
             assert new.generation == old.generation + (0 if same else 1)

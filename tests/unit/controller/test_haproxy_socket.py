@@ -145,7 +145,7 @@ def test_a_word_cannot_become_another_command(before: str, bad: str, after: str)
 async def test_a_reload_that_fails_says_why() -> None:
     log = b"Success=0\n--\n[NOTICE]   (1) : x\n[ALERT]    (1) : config : unknown keyword 'y'.\n\n"
     async with answering(log) as path:
-        with pytest.raises(RoutingError, match=r"goes on with the one it has: \[ALERT\] .*unknown keyword 'y'\.$"):
+        with pytest.raises(RoutingError, match=r"keeps the one it has: \[ALERT\] .*unknown keyword 'y'\.$"):
             await MasterSocket(path).reload()
     async with answering(b"") as path:
         with pytest.raises(RoutingUnreachable, match="without the outcome of `reload`"):

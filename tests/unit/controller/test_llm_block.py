@@ -11,7 +11,7 @@ from pierhead.llm_config import LLMConfig, Lora, ModelLoading
 from controller.model.observed import Observed
 from controller.model.spec import GpuRequest
 from controller.model.world import Gpu
-from controller.plan.placement import GpuLedger, Shortage
+from controller.plan.placement import GpuBudget, Shortage
 from tests.unit.controller.compose_configs import problems, ranker
 
 MODEL = {"model_loading": {"model_id": "qwen"}}
@@ -144,15 +144,15 @@ def test_keys_that_do_not_go_together(x_serve: dict[str, Any], definition: dict[
 def test_only_gpus_of_the_kind_are_given() -> None:
     names = ("NVIDIA A10", "NVIDIA H100 80GB HBM3", "NVIDIA A10")
     gpus = tuple(Gpu(f"GPU-{number}", name=name) for number, name in enumerate(names, 1))
-    ledger = GpuLedger.of(Observed(gpus=gpus), 0.0)
+    budget = GpuBudget.of(Observed(gpus=gpus), 0.0)
     request = GpuRequest(1, kind="h100")
-    first = ledger.take("llm", request, ())
+    first = budget.take("llm", request, ())
     assert not isinstance(first, Shortage)
     assert [gpu.uuid for gpu in first.gpus] == ["GPU-2"]
-    second = ledger.take("llm", request, ())
+    second = budget.take("llm", request, ())
     assert isinstance(second, Shortage)
     assert second.reason == "it asks for 1 GPU and 0 of 1 are free: 1 held by llm"
-    none = ledger.take("llm", replace(request, kind="B200"), ())
+    none = budget.take("llm", replace(request, kind="B200"), ())
     assert isinstance(none, Shortage)
     assert none.reason == (
         'it asks for 1 GPU whose name has "B200" in it; this machine has NVIDIA A10, NVIDIA H100 80GB HBM3'

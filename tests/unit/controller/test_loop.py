@@ -115,27 +115,27 @@ async def test_nothing_is_planned_before_a_first_reading(control: Control, monke
         assert loop.view.plan == Plan()
         assert control.engine.done[done:] == []
         assert not loop.view.engine_reachable
-        assert loop.board.state("web").unknown, "callers keep what they know"
+        assert loop.discovery_state.state("web").unknown, "callers keep what they know"
         assert any("the containers were not read yet" in notice for notice in loop.view.notices)
 
 
 async def test_what_scale_has_set_to_zero_is_refused_at_once_until_it_is_scaled_up(control: Control) -> None:
     """At HAProxy and by callers; also after a restart of HAProxy, and of the controller."""
     async with control.running(web=2) as controller:
-        assert controller.board.state("web").scaled_to_zero_by == ""
+        assert controller.discovery_state.state("web").scaled_to_zero_by == ""
         controller.commands.scale("web", 0)
         await control.settled("web", 0)
         await until(lambda: control.router.closed == {"svc_web"})
-        await until(lambda: controller.board.state("web").scaled_to_zero_by == "`pierhead scale`")
+        await until(lambda: controller.discovery_state.state("web").scaled_to_zero_by == "`pierhead scale`")
         control.router.restart()
         await until(lambda: control.router.closed == {"svc_web"})
     done = len(control.router.done)
     async with control.running() as controller:
-        await until(lambda: controller.board.state("web").scaled_to_zero_by == "`pierhead scale`")
+        await until(lambda: controller.discovery_state.state("web").scaled_to_zero_by == "`pierhead scale`")
         await control.settled("web", 0)
         assert (control.router.closed, len(control.router.done)) == ({"svc_web"}, done), "nothing to do for HAProxy"
         controller.commands.scale("web", 1)
-        await until(lambda: not control.router.closed and not controller.board.state("web").scaled_to_zero_by)
+        await until(lambda: not control.router.closed and not controller.discovery_state.state("web").scaled_to_zero_by)
         await control.settled("web", 1)
 
 

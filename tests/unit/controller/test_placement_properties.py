@@ -17,7 +17,7 @@ from controller.model.plan import Plan
 from controller.model.spec import GPU_PARTS, GpuRequest, GpuSlot, Placement
 from controller.model.world import ContainerState, Gpu, GpuReading, ReplicaContainer
 from controller.plan import plan
-from controller.plan.placement import IDLE_BYTES, GpuLedger, Grant
+from controller.plan.placement import IDLE_BYTES, GpuBudget, Grant
 from tests.bench.plan_time import NOW as BENCH_NOW
 from tests.bench.plan_time import Scene, scenes
 from tests.unit.controller.worlds import NOW, desired, gpu_service, observed, replica
@@ -150,7 +150,7 @@ def test_a_slot_that_fits_somewhere_is_never_refused(
     machine: tuple[Gpu, ...], asked: list[tuple[GpuSlot, Placement]], used_gib: list[int]
 ) -> None:
     used = {gpu.uuid: gib * GIB for gpu, gib in zip(machine, used_gib, strict=False)}
-    ledger = GpuLedger.of(Observed(gpus=machine, gpu_reading=GpuReading(NOW, used)), NOW)
+    budget = GpuBudget.of(Observed(gpus=machine, gpu_reading=GpuReading(NOW, used)), NOW)
     free = {}
     for gpu in machine:
         size = GPU_PARTS if gpu.memory_bytes is None else gpu.memory_bytes
@@ -159,7 +159,7 @@ def test_a_slot_that_fits_somewhere_is_never_refused(
     for slot, placement in asked:
         needs = {gpu.uuid: amount for gpu in machine if (amount := amount_of(slot, gpu)) is not None}
         fits = {uuid for uuid, amount in needs.items() if amount <= free[uuid]}
-        granted = ledger.take("s", GpuRequest(1, slot=slot, placement=placement), ())
+        granted = budget.take("s", GpuRequest(1, slot=slot, placement=placement), ())
         assert isinstance(granted, Grant) == bool(fits), granted
         if isinstance(granted, Grant):
             (gpu,) = granted.gpus
@@ -181,15 +181,15 @@ def test_packing_uses_no_more_gpus_than_spreading(count: int, asked: list[GpuSlo
     spec = gpu_service("there")
     held: list[ReplicaContainer] = []
     for number, slot in enumerate(there):
-        granted = GpuLedger.of(Observed(gpus=machine, containers=tuple(held)), NOW).take(
+        granted = GpuBudget.of(Observed(gpus=machine, containers=tuple(held)), NOW).take(
             "there", GpuRequest(1, slot=slot), ()
         )
         if isinstance(granted, Grant):
             held.append(replica(spec, number, gpus=(granted.gpus[0].uuid,), gpu_slot=slot))
     used = {}
     for placement in ("pack", "spread"):
-        ledger = GpuLedger.of(Observed(gpus=machine, containers=tuple(held)), NOW)
-        grants = [ledger.take("s", GpuRequest(1, slot=slot, placement=placement), ()) for slot in asked]
+        budget = GpuBudget.of(Observed(gpus=machine, containers=tuple(held)), NOW)
+        grants = [budget.take("s", GpuRequest(1, slot=slot, placement=placement), ()) for slot in asked]
         used[placement] = {c.gpus[0] for c in held} | {g.gpus[0].uuid for g in grants if isinstance(g, Grant)}
     assert len(used["pack"]) <= len(used["spread"])
 
@@ -199,16 +199,16 @@ def test_packing_uses_no_more_gpus_than_spreading(count: int, asked: list[GpuSlo
 def test_room_is_what_would_be_granted_and_takes_nothing(
     machine: tuple[Gpu, ...], before: list[GpuRequest], request: GpuRequest, most: int
 ) -> None:
-    ledger = GpuLedger.of(Observed(gpus=machine), NOW)
+    budget = GpuBudget.of(Observed(gpus=machine), NOW)
     for earlier in before:
-        ledger.take("other", earlier, ())
-    before_it = [ledger.free_bytes(gpu.uuid) for gpu in machine]
-    room = ledger.room("s", request, most)
-    assert [ledger.free_bytes(gpu.uuid) for gpu in machine] == before_it
-    granted = [isinstance(ledger.take("s", request, ()), Grant) for _ in range(most)]
+        budget.take("other", earlier, ())
+    before_it = [budget.free_bytes(gpu.uuid) for gpu in machine]
+    room = budget.room("s", request, most)
+    assert [budget.free_bytes(gpu.uuid) for gpu in machine] == before_it
+    granted = [isinstance(budget.take("s", request, ()), Grant) for _ in range(most)]
     assert granted == [True] * room + [False] * (most - room)
-    awaiting = GpuLedger.of(Observed(gpus=machine, gpu_reading=GpuReading(0.0)), NOW)
-    assert awaiting.room("s", request, most) == GpuLedger.of(Observed(gpus=machine), NOW).room("s", request, most)
+    awaiting = GpuBudget.of(Observed(gpus=machine, gpu_reading=GpuReading(0.0)), NOW)
+    assert awaiting.room("s", request, most) == GpuBudget.of(Observed(gpus=machine), NOW).room("s", request, most)
 
 
 @pytest.mark.parametrize("scene", list(scenes(64, 500)), ids=lambda scene: scene.name)

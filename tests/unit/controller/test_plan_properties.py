@@ -74,7 +74,7 @@ class World:
     retirements: dict[str, Retirement] = field(default_factory=dict)
     failures: dict[FailureKey, FailureRecord] = field(default_factory=dict)
     kept: dict[str, ServiceSpec] = field(default_factory=dict)
-    """By service: the version that goes on serving while the spec's is tried."""
+    """By service: the version that keeps serving while the spec's is tried."""
     routing_hash: str = "old"
     haproxy_up: bool = True
     created: int = 0

@@ -117,7 +117,7 @@ PROBLEMS: dict[str, SwarmFacts] = {
     "`pierhead node init --registry 192.0.2.1:5000` here": with_registry("", InsecureRegistryCIDRs=["127.0.0.0/8"]),
 }
 WARNINGS: dict[str, SwarmFacts] = {
-    "the Swarm has 1 manager (n1): when it is lost, what runs goes on and": replace(
+    "the Swarm has 1 manager (n1): when it is lost, running services are not affected, but": replace(
         FINE, nodes=(node(1), node(2, **WORKER), node(3, **WORKER))
     ),
     "the Swarm has 2 managers (n1, n2): when one of them is lost,": replace(FINE, nodes=(node(1), node(2))),

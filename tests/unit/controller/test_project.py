@@ -549,7 +549,7 @@ def test_ctrl_c_of_up_says_how_to_go_on(shop: Project) -> None:
     assert process.returncode == 130
     interrupted, *_, last = said.splitlines()
     assert interrupted.startswith("Building the images: interrupted after ")
-    assert last == "Interrupted. `pierhead up` goes on from here; `pierhead down` removes what was started."
+    assert last == "Interrupted. `pierhead up` continues from here; `pierhead down` removes what was started."
     with suppress(ProcessLookupError):  # where the stand-in had not come to its sleep
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -54,13 +54,13 @@ class Callers:
         while True:
             ready = {one.name: one for one in self.control.engine.containers.values() if one.state.is_up}
             for name in watchers.keys() - ready.keys():
-                controller.board.leave(watchers.pop(name))
+                controller.discovery_state.leave(watchers.pop(name))
             for name, one in ready.items():
                 called = self.calls.get(one.version) or self.calls.get(one.service, [])
                 if called and name not in watchers:
-                    watchers[name] = controller.board.watch(called, name)
+                    watchers[name] = controller.discovery_state.watch(called, name)
                 for callee in called if self.control.engine.readiness(name) == "ready" else ():
-                    there = controller.board.state(callee)
+                    there = controller.discovery_state.state(callee)
                     if not [each for each in there.endpoints if each.state == each.READY] and self._is_settled(callee):
                         self.unanswered.append(f"{name} calls {callee}, of which none is ready")
             await asyncio.sleep(0.05)
@@ -74,7 +74,7 @@ async def renamed(control: Control, callers: Callers, *files: ServiceSpec) -> No
     async with control.running() as controller, callers.watching(controller):
         await control.settled("web", 2)
         await control.settled("model", 2)
-        await until(lambda: len(controller.board.callers()) == 2)
+        await until(lambda: len(controller.discovery_state.callers()) == 2)
         callers.unanswered.clear()
         control.source.edit(*files)
         await until(lambda: control.row("model") == (-1, -1, -1), within_s=60.0)
@@ -100,7 +100,7 @@ async def test_it_is_replaced_while_it_stays_and_leaves_its_route(control: Contr
     async with control.running() as controller, callers.watching(controller):
         await control.settled("model", 2)
         await control.settled("web", 2)
-        await until(controller.board.callers)
+        await until(controller.discovery_state.callers)
         control.source.edit(WEB)
         await until(lambda: control.router.backends == {"svc_web"})
         victim = next(one.name for one in control.engine.containers.values() if one.service == "model")
@@ -117,7 +117,7 @@ async def test_it_stays_over_a_restart_of_the_controller_whose_callers_come_back
     async with control.running() as controller, callers.watching(controller):
         await control.settled("model", 2)
         await control.settled("web", 2)
-        await until(controller.board.callers)
+        await until(controller.discovery_state.callers)
         control.source.edit(WEB)
         await asyncio.sleep(5.0)
     there = {one.id for one in control.engine.containers.values()}
@@ -139,7 +139,7 @@ async def test_of_two_that_leave_and_call_each_other_none_keeps_the_other(contro
     async with control.running() as controller, callers.watching(controller):
         await control.settled("model", 2)
         await control.settled("other", 2)
-        await until(lambda: len(controller.board.callers()) == 6)
+        await until(lambda: len(controller.discovery_state.callers()) == 6)
         control.source.edit(WEB)
         await until(lambda: {one.service for one in control.engine.containers.values()} == {"web"}, within_s=60.0)
 

@@ -309,7 +309,7 @@ async def test_a_missing_image_does_not_keep_a_service_from_scaling(control: Con
         works = version(control, web())
         control.source.edit(web(image="image/typo"))
         missing = "image image/typo is not on this machine"
-        words = f"{missing}: version {works} goes on; build it (`docker compose build web`)"
+        words = f"{missing}: version {works} stays; build it (`docker compose build web`)"
         await until(lambda: controller.view.services[0].message == words)
         controller.commands.scale("web", 3)
         await control.settled("web", 3)

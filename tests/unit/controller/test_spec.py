@@ -213,7 +213,11 @@ A_SIZE = 'expected a size from "1MiB" to "1TiB" such as "16GiB", found'
         ({"fraction": 1.5}, {}, "x-serve.gpu.fraction: expected a number from 0.0001 to 1, found 1.5"),
         ({"memory": "much"}, {}, f'x-serve.gpu.memory: {A_SIZE} "much"'),
         ({"count": 1, "placement": "tight"}, {}, 'x-serve.gpu.placement: expected "pack" or "spread", found "tight"'),
-        ({"fraction": 0.5}, {"deploy": nvidia(count=1)}, f"{DEVICE}.count: stands beside x-serve.gpu, which says how"),
+        (
+            {"fraction": 0.5},
+            {"deploy": nvidia(count=1)},
+            f"{DEVICE}.count: is used together with x-serve.gpu, which says how",
+        ),
         (
             {"count": 3},
             {"deploy": PINNED},
@@ -469,7 +473,7 @@ FOREIGN_THREAD = {**AN_IMAGE, "protocol": "grpc", "run_user_code_in_separate_thr
         ({**AN_IMAGE, "metrics": {"path": "/m"}}, "metrics.port: expected a port, found null: metrics.path has no"),
         (
             {"autoscale": {"max": 4}, "replicas": 2},
-            "replicas: has no effect beside autoscale, which decides the number",
+            "replicas: has no effect together with autoscale, which decides the number",
         ),
         ({"grpc_services": ["a.B", "a.B"]}, 'grpc_services[1]: "a.B" is named twice'),
         ({"rollout": {"max_surge": 0}}, "rollout.max_surge: expected at least 1, found 0, while max_unavailable is 0"),

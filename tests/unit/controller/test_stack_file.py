@@ -196,7 +196,7 @@ def test_while_certificates_are_rotated_every_edge_and_every_controller_know_eac
     tmp_path: Path, killed_at: str | None
 ) -> None:
     """Nodes get a step's secrets one after the other, so both ends may have those of the step or those before. An `up`
-    that is killed leaves the edges a step ahead of the controllers: the next one goes on from there.
+    that is killed leaves the edges a step ahead of the controllers: the next one continues from there.
     """
     now, pems = time.time(), dict[str, str]()
 

@@ -13,7 +13,7 @@ from controller.model.phases import Phase
 from controller.model.spec import GpuRequest, GpuSlot, RolloutSpec, ServiceSpec
 from controller.model.world import ContainerState, FailureRecord, Gpu, ReplicaContainer
 from controller.plan import plan
-from controller.plan.placement import GpuLedger
+from controller.plan.placement import GpuBudget
 from controller.plan.swaps import Places, Swap, swap
 from tests.unit.controller.test_plan_properties import World
 from tests.unit.controller.worlds import NOW, desired, gpu_service, gpus, observed, replica, retirement, version
@@ -34,7 +34,7 @@ def on_gpus(spec: ServiceSpec, count: int, each: int = 1) -> list[ReplicaContain
 
 def tried(there: list[ReplicaContainer], size: int, request: GpuRequest, most: int, count: int = 1) -> Swap:
     """Which replicas go for `count` others on a machine of `size` GPUs."""
-    places = Places.after(GpuLedger.of(Observed(containers=tuple(there), gpus=gpus(size)), NOW), "ranker", ())
+    places = Places.after(GpuBudget.of(Observed(containers=tuple(there), gpus=gpus(size)), NOW), "ranker", ())
     return swap(places, there, (count, request), (0, None), most)
 
 
@@ -42,9 +42,9 @@ def test_the_fewest_slots_go_and_they_are_on_one_gpu() -> None:
     def slots(request_gib: int, most: int, *there: ReplicaContainer) -> list[int]:
         """The numbers of the replicas that go for one with so much memory, on two GPUs of 80 GiB."""
         machine = tuple(Gpu(f"GPU-{index}", memory_bytes=80 * GIB) for index in range(2))
-        ledger = GpuLedger.of(Observed(containers=there, gpus=machine), NOW)
+        budget = GpuBudget.of(Observed(containers=there, gpus=machine), NOW)
         larger = GpuRequest(1, slot=GpuSlot(memory_bytes=request_gib * GIB))
-        found = swap(Places.after(ledger, "ranker", ()), there, (1, larger), (0, None), most)
+        found = swap(Places.after(budget, "ranker", ()), there, (1, larger), (0, None), most)
         assert found.has_place is bool(found.victims)
         return [one.number for one in found.victims]
 
@@ -72,7 +72,7 @@ def test_replicas_go_only_where_that_makes_room_and_no_more_than_allowed(
     found = tried(there, size, request, most, wanted)
     assert len(found.victims) <= most
     left = tuple(one for one in there if one not in found.victims)
-    room = GpuLedger.of(Observed(containers=left, gpus=gpus(size)), NOW).room("ranker", request, wanted)
+    room = GpuBudget.of(Observed(containers=left, gpus=gpus(size)), NOW).room("ranker", request, wanted)
     assert found.has_place is (room > 0)
     assert found.has_place or not found.victims, "none goes in vain"
     if wanted == 1 and found.has_place:

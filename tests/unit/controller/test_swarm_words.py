@@ -120,7 +120,7 @@ def test_so_is_a_service_without_x_serve_that_swarm_cannot_start(running: int) -
     )
     tell_trouble(Swarm(client, "shop"), said.append)
     words = "shop_db on n1: bind source path does not exist: /data."
-    assert said == ([] if running else [f"Warning: not all of the stack runs, and Swarm goes on trying: {words}"])
+    assert said == ([] if running else [f"Warning: not all of the stack runs, and Swarm keeps trying: {words}"])
 
 
 @pytest.mark.parametrize(("update", "running", "is_over"), [("updating", 2, False), ("completed", 3, True)])

@@ -321,11 +321,11 @@ def test_nothing_is_built_where_the_user_says_so() -> None:
 @pytest.mark.parametrize(
     ("docker", "words", "has_status"),
     [
-        ({"wait-ready": Done(4)}, "not every service serves after 300 s. The stack goes on trying", True),
+        ({"wait-ready": Done(4)}, "not every service serves after 300 s. The stack keeps trying", True),
         ({"wait-ready": Done(1)}, "and waiting does not help", True),
         ({"wait-ready": Done(2)}, "the compose files cannot be used", False),  # the status would say the same again
-        ({"wait-ready": Done(137), "service=controller": ""}, "taken down meanwhile, as by `make down`.", False),
-        ({"wait-ready": Done(137), "service=prometheus": ""}, "taken down meanwhile, as by `make down`.", False),
+        ({"wait-ready": Done(137), "service=controller": ""}, "taken down while it started", False),
+        ({"wait-ready": Done(137), "service=prometheus": ""}, "taken down while it started", False),
     ],
 )
 def test_or_it_says_why_not(docker: dict[str, Done | str], words: str, has_status: bool) -> None:
@@ -524,7 +524,7 @@ def test_on_a_swarm_the_controllers_image_checks_and_starts() -> None:
 
 def test_what_the_swarms_check_refuses_is_not_started() -> None:
     user = User({" stack check": Done(2), " stack ": ""}, ON_SWARM)
-    assert user.is_refused() == "Nothing was started; what runs goes on as it was."
+    assert user.is_refused() == "Nothing was started; running services are not affected."
     assert user.calls(" stack up") == []
 
 

@@ -133,7 +133,7 @@ class Bringing:
         return last
 
     def ends(self) -> list[str]:
-        return [line for line in self.said if line.startswith("What served") or " after the save of " in line]
+        return [line for line in self.said if line.startswith("Running services") or " after the save of " in line]
 
 
 APP = ("update", "web", "web worker", "")
@@ -160,7 +160,7 @@ async def test_each_save_brings_its_services_up_to_date(tmp_path: Path) -> None:
             await bringing.ended(APP, APP)
         bringing.fails = True
         bringing.save("app/app.py")
-        assert await bringing.ended(APP) == "What served before goes on. The next save tries it again."
+        assert await bringing.ended(APP) == "Running services are not affected. The next save tries it again."
         bringing.fails = False
         bringing.save("cron/run.py")
         assert (await bringing.ended(BOTH)).startswith("web, worker, cron are up to date, "), "nothing stays behind"

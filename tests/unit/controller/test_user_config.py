@@ -253,7 +253,7 @@ async def test_one_that_is_refused_is_told_and_nothing_is_restarted(control: Con
         assert (found.state, found.ready) == ("DEPLOY_FAILED", 2)
         sentence = f"{ERROR}; the former user_config stays in force"
         assert sentence in found.message
-        assert found.replicas[0].message == f"goes on with its former user_config: {ERROR}"
+        assert found.replicas[0].message == f"keeps its former user_config: {ERROR}"
         plan_text = plan_words(control.view, ())
         assert f"user_config of web: user_config {DB} is in force in 0 of 2 replicas; no restart" in plan_text
         assert "  threshold: 1 -> 2" in plan_text.splitlines()

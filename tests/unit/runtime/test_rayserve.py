@@ -22,6 +22,7 @@ from pierhead.errors import BadRequest, SettingsError
 from pierhead.metrics import PROCESS
 from pierhead.rayserve.config import AutoscalingConfig, gRPCOptions
 from pierhead.rayserve.context import DeploymentID, ReplicaContext, ReplicaID
+from pierhead.rayserve.deployed_object import DeployedObject
 from pierhead.rayserve.deployment import BuiltApplication
 from pierhead.rayserve.exceptions import BackPressureError, RayServeException, RayTaskError
 from pierhead.rayserve.grpc_proxy import RayServeGrpc
@@ -33,7 +34,6 @@ from pierhead.rayserve.proxy import _Client
 from pierhead.rayserve.responses import warm
 from pierhead.rayserve.running import RunningApplication
 from pierhead.rayserve.schema import ReplicaRank, ReplicaState
-from pierhead.rayserve.servant import Servant
 from pierhead.rayserve.services import bound_of
 from pierhead.testing import local
 
@@ -191,13 +191,13 @@ async def test_a_test_runs_an_application_in_its_loop() -> None:
 # ---- user code in threads
 
 
-async def _servant_of(app: Any) -> Servant:
+async def _servant_of(app: Any) -> DeployedObject:
     (built,) = BuiltApplication(app).deployments.values()
     replica_id = ReplicaID("a", DeploymentID(built.name, "default"))
     rank = ReplicaRank(rank=0, node_rank=0, local_rank=0)
-    servant = Servant(built, ReplicaContext(replica_id, None, built.options, rank, 1, _dispatchers={}))
-    await servant.start((), {}, None)
-    return servant
+    deployed = DeployedObject(built, ReplicaContext(replica_id, None, built.options, rank, 1, _dispatchers={}))
+    await deployed.start((), {}, None)
+    return deployed
 
 
 _BEGUN = threading.Event()
@@ -212,8 +212,8 @@ class Blocks:
 
 
 async def test_a_cancelled_call_is_in_flight_until_its_thread_ends() -> None:
-    servant = await _servant_of(Blocks.bind())
-    call = asyncio.create_task(servant.call(RemoteCall("__call__", "r"), (), {}))
+    deployed = await _servant_of(Blocks.bind())
+    call = asyncio.create_task(deployed.call(RemoteCall("__call__", "r"), (), {}))
     assert await asyncio.to_thread(_BEGUN.wait, 5)
     call.cancel()
     await asyncio.wait([call], timeout=0.2)
@@ -222,7 +222,7 @@ async def test_a_cancelled_call_is_in_flight_until_its_thread_ends() -> None:
     await asyncio.wait([call], timeout=5)
     assert call.cancelled()
     assert not has_ended_before_its_thread
-    await servant.close()
+    await deployed.close()
 
 
 _YIELDED: list[int] = []
@@ -252,15 +252,15 @@ async def _is_closed() -> bool:
 
 
 async def test_a_generator_ends_once_its_reader_has_left(counted: list[int]) -> None:
-    servant = await _servant_of(Counts.bind())
-    items: Any = servant.stream(RemoteCall("__call__", "r"), (), {})
+    deployed = await _servant_of(Counts.bind())
+    items: Any = deployed.stream(RemoteCall("__call__", "r"), (), {})
     assert await anext(items) == 0
     await asyncio.sleep(0.1)
     assert len(counted) < 50  # it waits for its reader
     await items.aclose()
     assert _CLOSED.is_set()
     assert len(counted) < 50
-    await servant.close()
+    await deployed.close()
 
 
 @asynccontextmanager

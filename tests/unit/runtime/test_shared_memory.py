@@ -21,7 +21,7 @@ from pierhead.calls.clients import Clients
 from pierhead.classes.handles import handle_on
 from pierhead.errors import SettingsError
 from pierhead.memory import process
-from pierhead.memory.meeting import SharedMemory, share_memory
+from pierhead.memory.link_setup import SharedMemory, share_memory
 from pierhead.memory.process import Memory
 from pierhead.memory.scope import SCOPE, Scope
 from pierhead.metrics import RuntimeMetrics

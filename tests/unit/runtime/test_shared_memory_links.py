@@ -20,7 +20,7 @@ from pierhead import tensors
 from pierhead.lane.v1.lane_pb2 import MemoryQuestion
 from pierhead.lane.v1.lane_pb2_grpc import LaneStub
 from pierhead.memory.link import _ENTRY, REGION, RELEASED
-from pierhead.memory.meeting import HELLO, MAX_WAITING
+from pierhead.memory.link_setup import HELLO, MAX_WAITING
 from pierhead.memory.regions import SEALS, OwnMemory, receive
 from pierhead.memory.sharing import LINK_KEY
 from pierhead.tensor.v1.tensor_pb2 import Tensor

@@ -119,7 +119,7 @@ def _reject_changed(fetched: list[_Object], prefix: _Prefix) -> None:
     if changed:
         raise LLMStartError(
             f"{prefix.source} was changed while it was fetched ({len(changed)} objects, the first is {changed[0]}); "
-            "the next try fetches them anew"
+            "the next try fetches them again"
         )
 
 
@@ -213,7 +213,7 @@ class _Fetch:
         if begun.stat().st_size != entry.size:
             begun.unlink()
             raise LLMStartError(
-                f"{entry.path} of {self._source} ended early, or was changed meanwhile; it is fetched anew"
+                f"{entry.path} of {self._source} ended early, or was changed during the download; it is fetched again"
             )
         begun.replace(file)
 
@@ -229,7 +229,7 @@ class _Fetch:
                 raise
             raise LLMStartError(
                 f"{entry.path} of {self._source} could not be fetched: {_in_a_line(error)}; "
-                "the next try goes on from there"
+                "the next try continues from there"
             ) from error
 
     def _advance(self, count: int) -> None:

@@ -39,7 +39,7 @@ from pierhead.lanes.protocol import MAX_PACKET_BYTES, LaneBrokenError, parse_pac
 from pierhead.lanes.window import LARGE_BYTES, WINDOW_BYTES
 from pierhead.memory import process
 from pierhead.memory.link import Link
-from pierhead.memory.meeting import Meeting, meet
+from pierhead.memory.link_setup import LinkSetup, meet
 from pierhead.memory.sharing import Sharing
 from pierhead.request import REQUEST_ID_KEY
 from pierhead.routing_stats import STATS_KEY
@@ -134,7 +134,7 @@ class LaneConnection:
     def _link(self) -> Link | None:
         """The link to the process at the other end of the lane."""
         lane = self._lane
-        return None if lane is None or lane.meeting is None else lane.meeting.link
+        return None if lane is None or lane.link_setup is None else lane.link_setup.link
 
     async def close(self) -> None:
         """End the lane and everything beside it; calls fail."""
@@ -165,7 +165,7 @@ class LaneConnection:
                 reason = error.details() or error.code().name
             except LaneBrokenError as error:
                 reason = f"broken: {error}"
-                logger.error("the lane to %s is %s; it is opened anew", self._address, reason)  # noqa: TRY400
+                logger.error("the lane to %s is %s; it is opened again", self._address, reason)  # noqa: TRY400
             except Exception:
                 logger.exception("internal: the lane to %s ended through a bug in the runtime", self._address)
                 reason = "internal"
@@ -193,7 +193,7 @@ class LaneConnection:
             # Owned by this coroutine: ends in the `finally` below.
             writer = asyncio.get_running_loop().create_task(_write(lane.outbox, stream), name="lane writer")
             writer.add_done_callback(lambda _: stream.cancel())
-            lane.meeting = meet(self._service, self._channel, lane.token)
+            lane.link_setup = meet(self._service, self._channel, lane.token)
             self._set(lane)
             while True:
                 raw = await stream.read()
@@ -209,8 +209,8 @@ class LaneConnection:
             return "the replica cancelled it"  # gRPC raises the same for a stream that ends with that status
         finally:
             stream.cancel()
-            if lane.meeting is not None:
-                lane.meeting.end()
+            if lane.link_setup is not None:
+                lane.link_setup.end()
             if writer is not None:
                 await end_tasks(writer)
 
@@ -275,7 +275,7 @@ class CallerLane:
         self.deadlines = Deadlines.current()
         self.pours: list[Any] = []
         """Calls with messages for their sinks, which receive them once the whole packet is read."""
-        self.meeting: Meeting | None = None
+        self.link_setup: LinkSetup | None = None
         self._beside = beside
         self._calls: dict[int, LaneCall] = {}
         self._methods: dict[Method, int] = {}

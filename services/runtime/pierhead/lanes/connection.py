@@ -12,7 +12,7 @@ import grpc
 
 from pierhead.memory import process
 from pierhead.memory.link import Link
-from pierhead.memory.meeting import Meeting, meet
+from pierhead.memory.link_setup import LinkSetup, meet
 from pierhead.memory.scope import SCOPE
 from pierhead.memory.sharing import LINK_KEY, Sharing
 from pierhead.memory.walk import may_hold_tensors
@@ -135,8 +135,8 @@ class GrpcConnection:
         self.ready = False
         self._changed = changed
         self._service = service
-        self._link = link or (lambda: None if self._meeting is None else self._meeting.link)
-        self._meeting: Meeting | None = None
+        self._link = link or (lambda: None if self._link_setup is None else self._link_setup.link)
+        self._link_setup: LinkSetup | None = None
         self.channel = grpc.aio.insecure_channel(address, options=options)
         self._methods: dict[Method, Any] = {}
         self._watcher = asyncio.get_running_loop().create_task(self._watch(), name=f"connection {address}")
@@ -196,9 +196,9 @@ class GrpcConnection:
 
     def _meet(self, ready: bool) -> None:
         """Share memory with the process that answers, from the connection to its loss."""
-        if self._meeting is not None:
-            self._meeting.end()
-        self._meeting = meet(self._service, self.channel) if ready else None
+        if self._link_setup is not None:
+            self._link_setup.end()
+        self._link_setup = meet(self._service, self.channel) if ready else None
 
     async def _watch(self) -> None:
         """Keep `ready` equal to the channel's state, and keep the channel connecting."""

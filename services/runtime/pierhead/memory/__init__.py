@@ -5,7 +5,7 @@ regions.py  memfds: make, seal, check, map; content in them, until nothing reads
 walk.py     the tensors in a message
 scope.py    the request that content belongs to
 link.py     the Unix socket to one other process
-meeting.py  how two processes find each other
+link_setup.py  how two processes find each other
 sharing.py  what a call does with its messages, at both ends
 process.py  the shared memory of this process: all of it together
 """

@@ -128,14 +128,14 @@ class RayServeProxy:
         )
         async with AsyncExitStack() as place:
             try:
-                servant = await place.enter_async_context(application.at_a_replica(call))
+                deployed = await place.enter_async_context(application.at_a_replica(call))
             except BaseException as error:
                 if not is_answerable(error):
                     raise
                 status, text, headers = words_of(error)
                 await _send_all(messages_of(text, status, headers), client.send)
                 return
-            await serve_request(servant, request, scope, client.receive, client.send)
+            await serve_request(deployed, request, scope, client.receive, client.send)
 
     @staticmethod
     def _report(work: asyncio.Task[None], request_id: str) -> None:

@@ -15,8 +15,8 @@ from typing import Any, Final, TypeAlias
 from pierhead.errors import SettingsError
 from pierhead.raised import is_answerable
 from pierhead.rayserve.context import _RequestContext
+from pierhead.rayserve.deployed_object import DeployedObject
 from pierhead.rayserve.exceptions import BackPressureError, DeploymentUnavailableError
-from pierhead.rayserve.servant import Servant
 
 logger = logging.getLogger("ray.serve")
 
@@ -113,24 +113,26 @@ def words_of(error: BaseException) -> tuple[int, str, list[tuple[bytes, bytes]]]
     return 500, "Internal Server Error", []
 
 
-async def serve_request(servant: Servant, request: _RequestContext, scope: Scope, receive: Receive, send: Send) -> None:
+async def serve_request(
+    deployed: DeployedObject, request: _RequestContext, scope: Scope, receive: Receive, send: Send
+) -> None:
     """Answer one request at a replica. Raises what user code raises, after the answer to it was sent."""
 
     async def serve() -> None:
-        if servant.app is not None:
-            await servant.app(scope, receive, send)
+        if deployed.app is not None:
+            await deployed.app(scope, receive, send)
         else:
-            await _serve_plain(servant, scope, receive, send)
+            await _serve_plain(deployed, scope, receive, send)
 
-    await servant.http(request, serve)
+    await deployed.http(request, serve)
 
 
-async def _serve_plain(servant: Servant, scope: Scope, receive: Receive, send: Send) -> None:
+async def _serve_plain(deployed: DeployedObject, scope: Scope, receive: Receive, send: Send) -> None:
     requests = needs_starlette()
     from starlette.responses import Response
 
     try:
-        result = await servant.plain(requests.Request(scope, receive, send))
+        result = await deployed.plain(requests.Request(scope, receive, send))
         if isinstance(result, Response):
             await result(scope, receive, send)
             return

@@ -24,6 +24,7 @@ from pierhead.deadlines import LONGEST_S
 from pierhead.errors import PierheadError
 from pierhead.policies.router import PolicyRouter, Ranks
 from pierhead.rayserve.context import DeploymentID
+from pierhead.rayserve.deployed_object import DeployedObject
 from pierhead.rayserve.deployment import Application, BuiltApplication
 from pierhead.rayserve.exceptions import BackPressureError
 from pierhead.rayserve.handle import DeploymentHandle, RemoteCall, forget_dispatcher, register_dispatcher
@@ -37,7 +38,6 @@ from pierhead.rayserve.schema import (
     DeploymentStatusTrigger,
     ReplicaState,
 )
-from pierhead.rayserve.servant import Servant
 from pierhead.rayserve.services import AppGraph, RayDeployment, services_of, translated
 from pierhead.runner.in_loop import LoopReplica, LoopRunner
 from pierhead.serve_block import DEFAULT_POLICY
@@ -146,20 +146,20 @@ class RunningApplication:
         return self._pool().waiting
 
     @asynccontextmanager
-    async def at_a_replica(self, call: RemoteCall) -> AsyncIterator[Servant]:
+    async def at_a_replica(self, call: RemoteCall) -> AsyncIterator[DeployedObject]:
         """A place at a replica of the first deployment. Raises what `translated` makes of it if there is none."""
         try:
             lease, replica = await self._lease(call)
         except PierheadError as error:
             if self.successor is None:
                 raise translated(error, self._ingress_id, self._ingress.options) from None
-            async with self.successor.at_a_replica(call) as servant:
-                yield servant
+            async with self.successor.at_a_replica(call) as deployed:
+                yield deployed
             return
         admission = replica.server.edge.admission
         admission.enter_while_draining()
         try:
-            yield cast("RayDeployment", replica.service).servant
+            yield cast("RayDeployment", replica.service).deployed
         finally:
             admission.leave()
             lease.end()

@@ -29,6 +29,7 @@ from pierhead.rayserve.context import (
     ReplicaID,
     cancel_children,
 )
+from pierhead.rayserve.deployed_object import DeployedObject
 from pierhead.rayserve.deployment import Application, BuiltApplication, BuiltDeployment
 from pierhead.rayserve.exceptions import (
     BackPressureError,
@@ -52,7 +53,6 @@ from pierhead.rayserve.responses import (
     words_of,
 )
 from pierhead.rayserve.schema import ReplicaRank
-from pierhead.rayserve.servant import Servant
 from pierhead.request import accept_opaque, current_request
 from pierhead.routing_stats import Published, publish
 from pierhead.tasks import end_tasks
@@ -108,7 +108,7 @@ class RayDeployment(Service):
         )
         if graph.in_process:
             self.__reports__ = context._reports = Reports(HeldModels(), Published(), name)
-        self.servant = Servant(built, context)
+        self.deployed = DeployedObject(built, context)
         """The user's object."""
         self._settings: Any = built.options.user_config
 
@@ -117,7 +117,7 @@ class RayDeployment(Service):
     async def check_health(self) -> None:
         """Construct the object when first called; then the user's own check."""
         await self._ready()
-        await self.servant.check_health()
+        await self.deployed.check_health()
 
     async def reconfigure(self, user_config: Any) -> None:
         """Settings from the compose file, before and after the start."""
@@ -125,7 +125,7 @@ class RayDeployment(Service):
         first = self._started is None
         await self._ready()
         if not first:
-            await self.servant.reconfigure(user_config)
+            await self.deployed.reconfigure(user_config)
 
     async def aclose(self) -> None:
         """End the object."""
@@ -139,7 +139,7 @@ class RayDeployment(Service):
         if not self._started.done():
             await end_tasks(self._started)
         if not self._started.cancelled() and self._started.exception() is None:
-            await self.servant.close()
+            await self.deployed.close()
 
     async def _ready(self) -> None:
         if self._started is None or (self._started.done() and self._started.exception() is not None):
@@ -152,11 +152,11 @@ class RayDeployment(Service):
         args, kwargs = built.arguments(lambda name: DeploymentHandle(name, app_name))
         if type(self).__asgi__ is not None:
             warm()
-        await self.servant.start(args, kwargs, copied(self._settings))
-        if self.servant.app is not None:
-            prepare(self.servant.app)
+        await self.deployed.start(args, kwargs, copied(self._settings))
+        if self.deployed.app is not None:
+            prepare(self.deployed.app)
         own = self.__reports__
-        numbers = self.servant.report_stats(own.stats.publish if own is not None else lambda stats: publish(**stats))
+        numbers = self.deployed.report_stats(own.stats.publish if own is not None else lambda stats: publish(**stats))
         self._reporting = asyncio.create_task(numbers, name="numbers for routers")
 
     # ---- calls
@@ -167,7 +167,7 @@ class RayDeployment(Service):
         call, args, kwargs = loads(self._seal.opened(request, _CALL))
         reply: Any
         try:
-            reply = (True, await self.servant.call(call, args, kwargs))
+            reply = (True, await self.deployed.call(call, args, kwargs))
         except BaseException as error:
             if not is_answerable(error):
                 raise
@@ -178,7 +178,7 @@ class RayDeployment(Service):
         """Many results; an exception is the last item."""
         await self._ready()
         call, args, kwargs = loads(self._seal.opened(request, _CALL))
-        items = self.servant.stream(call, args, kwargs)
+        items = self.deployed.stream(call, args, kwargs)
         try:
             async for item in items:
                 yield self._sealed((True, item))
@@ -237,7 +237,7 @@ class RayDeployment(Service):
         timeout_s = timeout_of(dict(scope["headers"]))
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                await serve_request(self.servant, request, scope, watched, noted)
+                await serve_request(self.deployed, request, scope, watched, noted)
         except BaseException as error:
             if not is_answerable(error):
                 raise

@@ -30,7 +30,7 @@ from pierhead.edge.grpc_server import SERVER_OPTIONS, register
 from pierhead.edge.methods import is_servicer, methods_of, pools_of
 from pierhead.errors import SettingsError, cannot_listen
 from pierhead.lanes.server import Lanes
-from pierhead.memory.meeting import SharedMemory, share_memory
+from pierhead.memory.link_setup import SharedMemory, share_memory
 from pierhead.raised import as_holdable, is_answerable
 from pierhead.replica.admin import AdminServer, Readiness, State, admin_pages, admin_takers
 from pierhead.replica.health import HealthWatch, ReplicaLoad, checks_of

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from pierhead import ReplicaDied, Settings, handle, serve, tensors
 from pierhead.calls.clients import Clients
-from pierhead.memory.meeting import share_memory
+from pierhead.memory.link_setup import share_memory
 from pierhead.memory.scope import SCOPE, Scope
 from pierhead.metrics import RuntimeMetrics
 

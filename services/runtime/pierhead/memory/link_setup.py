@@ -134,7 +134,7 @@ class SharedMemory:
             path.unlink()
 
 
-class Meeting:
+class LinkSetup:
     """A caller's link to the replica behind one connection, from the connection's beginning to its end."""
 
     def __init__(self, memory: Memory, service: str, token: bytes, channel: grpc.aio.Channel) -> None:
@@ -173,12 +173,12 @@ class Meeting:
         connection.close()
 
 
-def meet(service: str, channel: grpc.aio.Channel, token: bytes = b"") -> Meeting | None:
+def meet(service: str, channel: grpc.aio.Channel, token: bytes = b"") -> LinkSetup | None:
     """Share memory with the replica behind a new connection, by a link of that name; None if there is none here."""
     memory = process.MEMORY
     if memory is None or not service:
         return None
-    return Meeting(memory, service, token or os.urandom(TOKEN_BYTES), channel)
+    return LinkSetup(memory, service, token or os.urandom(TOKEN_BYTES), channel)
 
 
 def _new_socket() -> socket.socket:

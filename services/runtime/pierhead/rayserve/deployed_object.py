@@ -36,7 +36,7 @@ logger = logging.getLogger("ray.serve")
 _MOST_THREADS: Final = 1000
 
 
-class Servant:
+class DeployedObject:
     """The user's object, in the context of its replica. Belongs to one event loop."""
 
     def __init__(self, built: BuiltDeployment, context: ReplicaContext) -> None:
