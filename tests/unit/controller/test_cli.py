@@ -297,7 +297,8 @@ async def test_without_a_controller() -> None:
 
 def test_the_help_has_every_command_in_a_group_with_its_whole_summary(capsys: pytest.CaptureFixture[str]) -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
-    assert sorted(name for names in GROUPS.values() for name in names) == sorted(name for name, command in commands.items() if not command.hidden)
+    listed = sorted(name for name, command in commands.items() if not command.hidden)
+    assert sorted(name for names in GROUPS.values() for name in names) == listed
     app(["--help"], prog_name="pierhead", standalone_mode=False)
     shown = " ".join(capsys.readouterr().out.split())
     assert "--version Show the version and build, and exit." in shown
