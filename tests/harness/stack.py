@@ -227,7 +227,12 @@ class Stack:
 
         Older ones may be there that still end: a new stack's first route is a reload.
         """
-        return max(_children(int(self.container("haproxy").attrs["State"]["Pid"])), key=_started)
+        return max(self._haproxy_processes()[1], key=_started)
+
+    def _haproxy_processes(self) -> tuple[list[int], list[int]]:
+        """The master, which the entrypoint has started, and its workers."""
+        masters = _children(int(self.container("haproxy").attrs["State"]["Pid"]))
+        return masters, [worker for master in masters for worker in _children(master)]
 
     def kill_process(self, container: Container, signal_name: str = "KILL") -> float:
         """Kill a container's first process from outside, as a crash would (`docker kill` counts as a manual stop).
@@ -245,10 +250,10 @@ class Stack:
 
         Returns when (time.time()).
         """
-        haproxy = self.container("haproxy")
-        hung_at = self.kill_process(haproxy, "STOP")
-        for worker in _children(int(haproxy.attrs["State"]["Pid"])):
-            os.kill(worker, signal.SIGSTOP)
+        hung_at = time.time()
+        for processes in self._haproxy_processes():
+            for process in processes:
+                os.kill(process, signal.SIGSTOP)
         return hung_at
 
     def save_evidence(self, directory: Path) -> None:
@@ -307,7 +312,10 @@ def _read(response: Any) -> Answer:
 
 
 def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # it has ended
+        return []
 
 
 def _started(pid: int) -> int:
