@@ -96,7 +96,7 @@ class SlowDown(Exception):
     ("error", "words"),
     [
         (ConnectionResetError("the line broke"), "could not be fetched: ConnectionResetError: the line broke"),
-        (SlowDown("too many requests"), "could not be fetched: SlowDown: too many requests; the next try goes on"),
+        (SlowDown("too many requests"), "could not be fetched: SlowDown: too many requests; the next try continues"),
         (OSError(errno.ENOSPC, "No space left on device"), "no space left in .* enlarge the cache volume"),
     ],
     ids=["network", "library", "disk"],
