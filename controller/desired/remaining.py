@@ -17,7 +17,7 @@ from .deployer import Callers, goes_before
 from .revisions import made_as, written
 
 AWAY_S = 15.0
-"""So long at most is a caller away from Discovery, after a start of the controller or when its watch is renewed."""
+"""The longest time in which a running caller has no watch: after a start of the controller, or between two watches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import contextlib
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,10 +25,9 @@ from ...settings import PROJECT_NAME
 from . import choices, ports, stack_files
 from .engines import ProjectEngine
 from .env_file import EnvFile, setting
+from .programs import ThisMachine
 
 NAME, FILES = "COMPOSE_PROJECT_NAME", "COMPOSE_FILE"
-DOCKER_S = 10.0
-"""How long a question to the engine may take, where there is one."""
 
 _MANAGE_NOTHING = """\
 nothing to manage: no service of {files} has an x-serve block. Add one to a service, for example
@@ -324,16 +322,4 @@ def _published(name: str) -> set[int]:
 
 
 def _docker(*arguments: str) -> list[str]:
-    if shutil.which("docker") is None:
-        return []
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            ["docker", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=DOCKER_S,
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
-        return done.stdout.splitlines()
-    return []
+    return ThisMachine().read("docker", *arguments).lines

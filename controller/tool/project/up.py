@@ -1,6 +1,6 @@
 """From whatever this machine has to a stack that answers.
 
-Running it again changes nothing; after Ctrl-C it goes on where it was.
+A second `up` changes nothing. After Ctrl-C, the next `up` continues.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class StackUp:
             self._wait_for_apps(compose, routes, ready_s)
 
     def _wait_for_controller(self, compose: Compose) -> None:
-        """Replicas go on serving without it, so that apps answer says nothing about the controller."""
+        """Replicas serve without it, so that apps answer says nothing about the controller."""
         if self.stack.programs.wait("Waiting for the controller", self.place.missing_of_controller, CONTROLLER_S):
             return
         self.warn(self.place.controllers_log(compose).rstrip())
@@ -122,7 +122,7 @@ class StackUp:
         )  # fmt: skip
         if done.status == 0:
             self.say(f"{text}: done ({time.monotonic() - began:.0f} s)")
-            for line in done.lines[1:]:  # rollouts that go on; what its first line says, the status does
+            for line in done.lines[1:]:  # rollouts in progress; the status says what the first line does
                 self.say(line)
             return
         self._refuse_where_it_is_down()
