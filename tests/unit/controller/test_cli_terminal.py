@@ -87,7 +87,9 @@ ACTS = ("\x1b]", "\x07", "\x1b[2J", "\x9b", "\u202e")
 
 async def test_what_a_replica_writes_does_nothing_to_the_terminal(control: Control) -> None:
     """Its log lines and its errors, in every command that shows them, on a terminal and in a pipe."""
-    control.engine.behaviours["web"] = Behaviour(output=f"log {OWNED}\n", exits_after_s=0.1, exit_code=1)
+    control.engine.behaviours["web"] = Behaviour(
+        output=f"log {OWNED}\n", ready_after_s=600.0, exits_after_s=0.1, exit_code=1
+    )
     control.engine.behaviours["api"] = Behaviour(output=f"log {OWNED}\n", ready_after_s=600.0)
     control.starts["api"] = (1, f"stage {OWNED}")
     shown = {"logs api": "log", "events": "log", "why web": "log", "why api": "stage", "status": "stage", "plan": ""}
