@@ -29,7 +29,7 @@ rollback: ## go back to an earlier version of a service: SERVICE=ranker [TO=<ver
 status: ## show services, replicas and GPUs, and what is wrong
 	@./pierhead status
 
-why: ## say why a service is as it is: SERVICE=ranker
+why: ## explain a service's state: SERVICE=ranker
 	@./pierhead why "$(SERVICE)"
 
 top: ## show the traffic of every service, until Ctrl-C
@@ -59,10 +59,10 @@ test: ## run the checks and the tests of every promise
 test-all: ## run the long tests too: real vLLM, restarts of the engine, long rollouts, soak
 	@$(python) -m tests all
 
-bench: ## measure beside Ray Serve: [QUICK=1] [MODE=processes] [ROUNDS=3] [SECONDS=5] [ONLY=echo,open] [PEER=0]
+bench: ## compare with Ray Serve: [QUICK=1] [MODE=processes] [ROUNDS=3] [SECONDS=5] [ONLY=echo,open] [PEER=0]
 	@$(python) -m tests.bench.prepare "MODE=$(MODE)" "ROUNDS=$(ROUNDS)" "SECONDS=$(SECONDS)" "ONLY=$(ONLY)" "QUICK=$(QUICK)" "PEER=$(PEER)" "WATCH=$(WATCH)" "DEVICE=$(DEVICE)" "OUT=$(OUT)"
 
-bench-llm: ## measure LLM serving beside Ray Serve LLM: [QUICK=1] [ROUNDS=3] [SECONDS=6] [ONLY=overhead,linear] [PEER=0]
+bench-llm: ## compare LLM serving with Ray Serve LLM: [QUICK=1] [ROUNDS=3] [SECONDS=6] [ONLY=overhead,linear] [PEER=0]
 	@$(python) -m tests.bench.llm.prepare "ROUNDS=$(ROUNDS)" "SECONDS=$(SECONDS)" "ONLY=$(ONLY)" "QUICK=$(QUICK)" "PEER=$(PEER)" "OUT=$(OUT)"
 
 simulate: ## try autoscaling on a trace: TRACE=step:10x [SERVICE=ranker] [OUT=simulation.png] [OPTIONS="--help"]

@@ -551,8 +551,8 @@ CONTROL = Section(
                     "reading HAProxy",
                 ),
             ),
-            "Time the controller takes to observe, plan and publish. Actions run beside ticks, and so do readings of a "
-            "slow engine or HAProxy.",
+            "Time the controller takes to observe, plan and publish. Actions run outside ticks, and so do readings of "
+            "a slow engine or HAProxy.",
             unit="s",
         ),
     ),

@@ -45,8 +45,8 @@ local function has_left(txn)
   return not txn.req:may_recv() and #(txn.f:req_hdrs() or "") + (txn.f:req_body_len() or 0) < SMALL
 end
 
--- How the hold of a request ends now; nil = it goes on. "moved" = a reload has replaced this worker, which gets no new
--- servers: the new worker holds the request on.
+-- How the hold of a request ends now; nil = it does not end. "moved" = a reload has replaced this worker, which gets no new
+-- servers: the new worker continues to hold the request.
 local function ending_of(txn, backend, until_ms)
   if core.backends[backend]:get_srv_act() > 0 then
     return "served"

@@ -21,7 +21,7 @@ STACK, INSTALLED = "pierhead_stack", "proto/installed.py"
 
 
 class ProtoBuildHook(BuildHookInterface):  # type: ignore[misc]
-    """Runs protoc over every .proto file of the project; names what the wheel has beside the runtime."""
+    """Runs protoc over every .proto file of the project; names what the wheel has in addition to the runtime."""
 
     PLUGIN_NAME = "custom"
 
@@ -45,7 +45,7 @@ class ProtoBuildHook(BuildHookInterface):  # type: ignore[misc]
 
 
 def included(root: Path) -> dict[str, str]:
-    """What the wheel has beside the runtime: the path in the clone, and that in the wheel."""
+    """What the wheel has in addition to the runtime: the path in the clone, and that in the wheel."""
     carried = runpy.run_path(str(root / "controller/tool/project/carried.py"))["FILES"]
     files = {str(root / path): f"{STACK}/{path}" for path in carried}
     return {str(root / INSTALLED): f"{STACK}/__init__.py", **files}
@@ -87,8 +87,8 @@ def generate(root: Path) -> None:
 
 def _plugin(scripts: Path, name: str) -> str:
     """Find a protoc plug-in in the build environment's script folder, else on PATH."""
-    beside = scripts / name
-    found = str(beside) if beside.exists() else shutil.which(name)
+    script = scripts / name
+    found = str(script) if script.exists() else shutil.which(name)
     if found is None:
         sys.exit(f"{name} is missing: it comes with mypy-protobuf, which pyproject.toml's [build-system] names")
     return found

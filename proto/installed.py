@@ -1,4 +1,4 @@
-"""What the wheel has as the package `pierhead_stack`, beside the files of the clone: the way to them.
+"""What the wheel has as the package `pierhead_stack`, next to the files of the clone: the way to them.
 
 Generic names (controller, simulator) stay out of site-packages: only the process of the command finds them, in here.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sees to a running Docker Engine and the Compose plug-in. A machine that has both is left exactly as it is. A Debian or
+# Sees to a running Docker Engine and the Compose plug-in. A machine that has both is not changed. A Debian or
 # Ubuntu machine without an engine gets its distribution's own packages; one whose engine is stopped gets it started.
 # Anywhere else: one message, exit status 2, nothing changed. `engine.sh engine-only` looks for no Compose plug-in, which only
 # a machine that runs `make up` needs.

@@ -90,7 +90,7 @@ apt_mirror() {
   printf '%s' "$address"
 }
 
-# wheel_directory: the directory of wheels that pip is told to look into on this machine; nothing where there is none.
+# wheel_directory: the directory of wheels that pip is configured to use on this machine; nothing where there is none.
 wheel_directory() {
   local place
   for place in ${PIP_FIND_LINKS:-} $(python3 -m pip config get global.find-links 2>/dev/null || true); do

@@ -22,7 +22,7 @@ give_up() {
 # step TEXT COMMAND...: runs COMMAND with its output kept aside, and shows TEXT with the seconds it takes: on a
 # terminal they count up, elsewhere there is one line at the start and one at the end. When COMMAND fails, the end of
 # its output is shown and its status is returned. COMMAND may be a function, which must stop at its own first failure.
-# The step is a process of its own: when it ends, by Ctrl-C too (status 130), nothing it started in the background goes on.
+# The step is a process of its own: when it ends, by Ctrl-C too (status 130), its background processes end with it.
 step() (
   text=$1 status=0 began=$SECONDS
   shift
@@ -54,7 +54,7 @@ _end_background() {
   done
 }
 
-# Shows TEXT, the seconds, and the last line of LOG so far. It ends by itself when the script that started it is gone.
+# Shows TEXT, the seconds, and the last line of LOG so far. It ends when the script that started it is gone.
 _tick() {
   local text=$1 log=$2 began=$SECONDS line
   while kill -0 $$ 2>/dev/null; do

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 REOPEN_S = 1.0
 """Pause before a broken event stream is opened again; meanwhile the engine is read each tick."""
 LOST_S = 30.0
-"""After so long without the engine the controller ends. Traffic goes on, and Docker restarts it when it is back."""
+"""After this time without the engine the controller ends. Traffic continues, and Docker restarts it with the engine."""
 SOCKET_GONE_S = 5.0
 """The same where the engine's socket file is deleted: a container that mounts the old file cannot reach the new one.
 The controller does not end at once, so that status shows for a while what is wrong."""

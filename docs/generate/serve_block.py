@@ -15,7 +15,7 @@ ABOUT = """\
 # x-serve
 
 Every key of an `x-serve` block: its meaning, and the value it has when it is left out (`null` = derived by the rule
-beside it). A key that is not here is an error, and so is a wrong value: nothing changes, and the message names path,
+next to it). A key that is not here is an error, and so is a wrong value: nothing changes, and the message names path,
 expectation and finding. `pierhead validate` checks files; [an editor completes
 them](../how-to/run-the-stack.md#complete-and-check-compose-files-in-an-editor).
 

@@ -150,7 +150,7 @@ def test_the_schema_is_printed(project: Project) -> None:
 def test_the_committed_schema_is_the_models() -> None:
     committed = (ROOT / "compose" / "x-serve.schema.json").read_text(encoding="utf-8")
     assert committed == schema_text(), (
-        "make it anew: .venv/bin/python -m controller.tool.command schema >compose/x-serve.schema.json"
+        "write it again: .venv/bin/python -m controller.tool.command schema >compose/x-serve.schema.json"
     )
 
 
