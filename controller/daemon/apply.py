@@ -280,11 +280,11 @@ class Reporter:
         action = outcome.action
         self._metrics.action(outcome)
         if isinstance(action, RestartRouter):
-            self._observer.router_restarted()
+            self._observer.silence.restarted()
         if isinstance(action, EngineAction):
-            self._observer.action_ended(action)
+            self._observer.engine.ended(action)
         elif isinstance(action, RoutingAction):
-            self._observer.routing_action_ended(action)
+            self._observer.router.ended(action)
         if isinstance(action, RemoveContainer) and outcome.error is None:
             self._gpu_marks.removed(action.container_id)
         words = f"{action.words}: {action.cause}"

@@ -103,8 +103,8 @@ class Controller:
         """Start the readers of files, engine and HAProxy, and the loop. They end with the owner of `spawn`."""
         spawn(outlive("watching the compose files", self.specs.run))
         spawn(outlive("following the engine", self.engine_events.follow, ends_with=(EngineUnreachable,)))
-        spawn(outlive("reading the engine", self.observer.run))
-        spawn(outlive("reading HAProxy", self.observer.run_router))
+        spawn(outlive("reading the engine", self.observer.engine.run))
+        spawn(outlive("reading HAProxy", self.observer.router.run))
         spawn(outlive("the loop", self.loop.run))
 
     def api(self, gatekeeper: Gatekeeper) -> Api:

@@ -97,7 +97,7 @@ class Loop:
         """
         looked: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting.append(looked)
-        self._observer.engine_changed()
+        self._observer.engine.changed()
         self._wakeup.ring()
         try:
             async with asyncio.timeout(LOOK_LIMIT_S):

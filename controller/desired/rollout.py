@@ -34,7 +34,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ..model.desired import Rejection, Rollout, RolloutPhase, ServiceRollout
-from ..model.reports import EventOutcome
+from ..model.reports import Note
 from ..model.spec import RolloutSpec
 from ..model.world import FailureRecord
 
@@ -136,15 +136,6 @@ class Rules:
     startup_deadline_s: float = 1800.0
     is_manual: bool = False
     """New versions wait for `pierhead deploy`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """An event for operators."""
-
-    kind: str
-    message: str
-    outcome: EventOutcome = "info"
 
 
 def advance(
@@ -255,9 +246,9 @@ def _refused(
         return None
     if rollout.phase is RolloutPhase.WAITING:
         rejected = Rejection(rollout.to, why, now, is_refused=True)
-        note = Note("refused", f"{state.stable} -> {rollout.to} is refused: {why}", "warning")
+        note = Note("refused", f"{state.stable} -> {rollout.to} is refused: {why}", outcome="warning")
         return replace(state, rollout=None, rejected=rejected, approved=None), note
-    note = Note("rollback", f"{rollout.to} is rolled back to {state.stable}: {why}", "warning")
+    note = Note("rollback", f"{rollout.to} is rolled back to {state.stable}: {why}", outcome="warning")
     return _back(state, why, now, is_refused=True), note
 
 
@@ -292,7 +283,7 @@ def _step(state: ServiceRollout, facts: RolloutFacts, rules: Rules, now: float) 
     trouble = trouble_of(state, facts, rules, now)
     if trouble and rules.spec.auto_rollback:
         message = f"{rollout.to} is rolled back to {state.stable}: {trouble}"
-        return _back(state, trouble, now), Note("rollback", message, "warning")
+        return _back(state, trouble, now), Note("rollback", message, outcome="warning")
     return _forward(state, rollout, facts, rules, now)
 
 
@@ -386,7 +377,7 @@ def _rolling_back(
     ready = facts.ready(state.stable)
     some, serve = ("1 replica", "serves") if ready == 1 else (f"{ready} replicas", "serve")
     message = f"{some} of {state.stable} {serve} again, {rollout.source} is gone: {rollout.cause}"
-    return replace(state, rollout=None), Note("rolled_back", message, "warning")
+    return replace(state, rollout=None), Note("rolled_back", message, outcome="warning")
 
 
 def _forward(
@@ -403,7 +394,7 @@ def _forward(
     match rollout.phase:
         case RolloutPhase.WAITING if not facts.waits_for:
             message = f"{state.stable} -> {to}: {rollout.cause}"
-            return enter(RolloutPhase.STARTING), Note("rollout", message, "ok")
+            return enter(RolloutPhase.STARTING), Note("rollout", message, outcome="ok")
         case RolloutPhase.STARTING if facts.ready(to) >= min(1, target) and to not in barred(state, facts, rules):
             first = f"{facts.ready(to)} of {target} replicas"
             message = f"{first} of {to} serve beside {state.stable}{watch}"
@@ -416,7 +407,7 @@ def _forward(
             return enter(RolloutPhase.SETTLING), Note("rollout", message)
         case RolloutPhase.SETTLING if watched or not target:
             message = f"{state.stable} -> {to} is done, {now - rollout.begun_at:.0f} s after its begin"
-            return _done(state, to, facts), Note("rolled_out", message, "ok")
+            return _done(state, to, facts), Note("rolled_out", message, outcome="ok")
         case _:
             return state, None
 
@@ -469,7 +460,7 @@ def _proved(
     rejected = state.rejection_of(facts.offered) or Rejection(version, why, now)
     # The former version has worked. If it fails as well, the cause is elsewhere and an older version would not help.
     back = ServiceRollout(stable=former, rollout=rollout, rejected=rejected, previous=tuple(others))
-    return back, Note("rollback", f"{version} is rolled back to {former}: {why}", "warning")
+    return back, Note("rollback", f"{version} is rolled back to {former}: {why}", outcome="warning")
 
 
 def _back(

@@ -55,6 +55,17 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """What an event tells, without its time."""
+
+    kind: str
+    message: str
+    service: str = ""
+    target: str = ""
+    outcome: EventOutcome = "info"
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutStatus:
     """Which version of a service is wanted, and how far its rollout has come."""
 

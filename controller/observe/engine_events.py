@@ -66,7 +66,7 @@ class EngineEvents:
             self._observer.stream_open = self._observer.stream_open or event == CONNECTED
             if event.kind == OUT_OF_MEMORY:
                 self._note_out_of_memory(event.container_id)
-            self._observer.engine_changed()
+            self._observer.engine.changed()
 
     def _give_up_on(self, error: EngineError) -> None:
         """Raise EngineUnreachable if the engine has been silent for too long. Another controller could do no more while

@@ -27,13 +27,6 @@ STRIKES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A GPU is not to be used."""
-
-    fault: GpuFault
-
-
-@dataclass(frozen=True, slots=True)
 class Unmark:
     """A GPU may be used again. `asked`: an operator did it."""
 
@@ -68,7 +61,7 @@ class GpuWatch:
         faults: Mapping[str, GpuFault],
         now: float,
         proven: Mapping[str, str] = MappingProxyType({}),
-    ) -> tuple[Mark | Unmark, ...]:
+    ) -> tuple[GpuFault | Unmark, ...]:
         """Return the changes of marks after a snapshot. If no GPU is listed at all, the list has failed.
 
         `proven`: the version of each service that is known to work, where there is one. Another version may itself be
@@ -89,12 +82,12 @@ class GpuWatch:
 
     def _gone(
         self, observed: Observed, faults: Mapping[str, GpuFault], listed: set[str], now: float
-    ) -> list[Mark | Unmark]:
+    ) -> list[GpuFault | Unmark]:
         held = {uuid: one.name for one in observed.containers if one.state.is_up for uuid in one.gpus}
         missing = {uuid for uuid in held if uuid in self._known and uuid not in listed}
         self._missing_since = {uuid: self._missing_since.get(uuid, now) for uuid in sorted(missing)}
         return [
-            Mark(GpuFault(uuid, f"the engine does not list it any more, and {held[uuid]} holds it", now, "gone"))
+            GpuFault(uuid, f"the engine does not list it any more, and {held[uuid]} holds it", now, "gone")
             for uuid, since in self._missing_since.items()
             if now - since >= GONE_AFTER_S and uuid not in faults
         ]
@@ -106,8 +99,8 @@ class GpuWatch:
         well: Mapping[FailureKey, set[str]],
         counted: Collection[FailureKey],
         now: float,
-    ) -> list[Mark | Unmark]:
-        changes: list[Mark | Unmark] = []
+    ) -> list[GpuFault | Unmark]:
+        changes: list[GpuFault | Unmark] = []
         for (uuid, key), strikes in sorted(self._strikes.items()):
             if strikes < STRIKES or uuid not in listed or key not in counted:
                 continue
@@ -117,14 +110,14 @@ class GpuWatch:
             elif uuid not in faults and (well.get(key) or listed - set(faults) - {uuid}):
                 others = f", and work on {', '.join(sorted(well[key]))}" if well.get(key) else ""
                 words = f"replicas of {key[0]} failed on it {strikes} times in a row{others}"
-                changes.append(Mark(GpuFault(uuid, words, now, "failing")))
+                changes.append(GpuFault(uuid, words, now, "failing"))
         return changes
 
     def _fails_elsewhere(self, uuid: str, key: FailureKey) -> bool:
         counts = [count for (other, whose), count in self._strikes.items() if other != uuid and whose == key]
         return max(counts, default=0) >= STRIKES
 
-    def _back(self, faults: Mapping[str, GpuFault], listed: set[str]) -> list[Mark | Unmark]:
+    def _back(self, faults: Mapping[str, GpuFault], listed: set[str]) -> list[GpuFault | Unmark]:
         self._away = {uuid for uuid in self._away | (set(faults) - listed) if uuid in faults}
         back = sorted(
             uuid for uuid, fault in faults.items() if uuid in listed and uuid in self._away and fault.kind != "marked"

@@ -11,7 +11,7 @@ from ..model.observed import Observed
 from ..model.world import GpuFault, ReplicaContainer
 from ..storage.events import EventLog
 from ..storage.store import StateStore
-from .gpu_faults import GpuWatch, Mark, Unmark
+from .gpu_faults import GpuWatch, Unmark
 
 
 class GpuMarks:
@@ -58,7 +58,7 @@ class GpuMarks:
 
     def mark(self, uuid: str, reason: str, now: float) -> None:
         """Place no replica on a GPU any more; its replicas stay. Raises StoreError."""
-        self._change(Mark(GpuFault(uuid, reason, now, "marked")))
+        self._change(GpuFault(uuid, reason, now, "marked"))
 
     def unmark(self, uuid: str) -> None:
         """Use a GPU again. Raises InvalidRequest (it has no mark), StoreError."""
@@ -68,12 +68,12 @@ class GpuMarks:
         self._change(Unmark(uuid, "removed by an operator", asked=True))
         self._watch.forget(uuid)
 
-    def _change(self, change: Mark | Unmark) -> None:
+    def _change(self, change: GpuFault | Unmark) -> None:
         match change:
-            case Mark(fault):
-                self._store.mark_gpu(fault)
-                words = f"no replica is placed on GPU {fault.uuid}: {fault.reason}"
-                self._events.record("gpu_marked", words, target=fault.uuid, outcome="warning")
+            case GpuFault(uuid, reason):
+                self._store.mark_gpu(change)
+                words = f"no replica is placed on GPU {uuid}: {reason}"
+                self._events.record("gpu_marked", words, target=uuid, outcome="warning")
             case Unmark(uuid, why, asked):
                 self._store.unmark_gpu(uuid, asked=asked)
                 self._events.record("gpu_unmarked", f"GPU {uuid} is used again: {why}", target=uuid, outcome="ok")

@@ -61,7 +61,8 @@ EngineReading = WatchReading[Spec, EngineSeen]
 
 
 class Observer:
-    """Reads engine, HAProxy, probes and GPUs. It decides nothing."""
+    """Reads engine, HAProxy, probes and GPUs. It decides nothing. `engine`, `router` and `silence` want to be told of
+    changes and ended actions."""
 
     def __init__(
         self,
@@ -84,12 +85,12 @@ class Observer:
             images = frozenset(service.image for service in spec.services.values())
             return EngineSeen(await engine.observe(spec.project, frozenset(spec.services), images), noted)
 
-        self._silence = SilenceWatch(router, clock)
-        self._engine: Watch[Spec, EngineSeen, EngineAction] = Watch(
+        self.silence = SilenceWatch(router, clock)
+        self.engine: Watch[Spec, EngineSeen, EngineAction] = Watch(
             "the Docker Engine", read_engine, wake, limit_s=50.0, stale_s=5.0, took=took, clock=clock
         )
-        self._router: Watch[None, RoutingState, RoutingAction] = Watch(
-            "HAProxy", self._silence.read, wake, limit_s=10.0, stale_s=2.0, took=router_took, clock=clock
+        self.router: Watch[None, RoutingState, RoutingAction] = Watch(
+            "HAProxy", self.silence.read, wake, limit_s=10.0, stale_s=2.0, took=router_took, clock=clock
         )
         self._prober = prober
         self._store = store
@@ -103,30 +104,6 @@ class Observer:
         self.stream_open = False
         self.latest = NOT_LOOKED_YET
         """The newest snapshot."""
-
-    async def run(self) -> None:
-        """Read the engine whenever it is due, for ever."""
-        await self._engine.run()
-
-    async def run_router(self) -> None:
-        """Read HAProxy whenever a look asks, for ever."""
-        await self._router.run()
-
-    def engine_changed(self) -> None:
-        """Record a change in the engine: it is read again, which wakes the loop."""
-        self._engine.changed()
-
-    def action_ended(self, action: EngineAction) -> None:
-        """Record that an engine action ended: it counts as in progress until a reading has begun after it."""
-        self._engine.ended(action)
-
-    def routing_action_ended(self, action: RoutingAction) -> None:
-        """Record that a HAProxy action ended: it counts as in progress until a reading has begun after it."""
-        self._router.ended(action)
-
-    def router_restarted(self) -> None:
-        """Record that HAProxy was restarted: its silence is measured anew."""
-        self._silence.restarted()
 
     async def look(
         self, spec: Spec, in_progress: tuple[Action, ...], *, impatient: bool = False, thorough: bool = False
@@ -153,19 +130,19 @@ class Observer:
     ) -> WorldSnapshot:
         retirements, failures = self._store.retirements, self._store.failures
         age_s = RELIABLE_S if self.stream_open and not impatient else UNRELIABLE_S
-        with self._engine.looking(), self._router.looking():
+        with self.engine.looking(), self.router.looking():
             # Both are requested before either is awaited: a task for each would cost two turns of the event loop.
-            of_router = self._router.ask(None, ROUTER_S, thorough=thorough)
-            await self._engine.answer(self._engine.ask(spec, age_s, thorough=thorough))
-            await self._router.answer(of_router)
-        reading = self._engine.reading
-        routing = None if self._router.error or self._router.reading is None else self._router.reading.value
-        unseen = "" if self._engine.is_fresh(spec, age_s) else self._engine.error
+            of_router = self.router.ask(None, ROUTER_S, thorough=thorough)
+            await self.engine.answer(self.engine.ask(spec, age_s, thorough=thorough))
+            await self.router.answer(of_router)
+        reading = self.engine.reading
+        routing = None if self.router.error or self.router.reading is None else self.router.reading.value
+        unseen = "" if self.engine.is_fresh(spec, age_s) else self.engine.error
         if reading is None:
             unseen = unseen or "the containers were not read yet"
             return WorldSnapshot(spec, Observed(routing=routing, in_progress=in_progress), unseen)
         # No await from here on but for the first round of probes: the parts are of one moment.
-        in_progress = with_unseen(in_progress, itertools.chain(self._engine.unseen, self._router.unseen))
+        in_progress = with_unseen(in_progress, itertools.chain(self.engine.unseen, self.router.unseen))
         retirements = self._kept_marks(reading, retirements)
         await self._take(reading, spec)
         state, faults = reading.value.state, self._store.gpu_faults
@@ -182,8 +159,8 @@ class Observer:
             gpus=state.gpus,
             foreign_gpu_holders=state.foreign_gpu_holders,
             routing=routing,
-            router_problem=self._silence.problem,
-            router_silence=self._silence.silence,
+            router_problem=self.silence.problem,
+            router_silence=self.silence.silence,
             retirements=retirements,
             failures=failures,
             gpu_faults={uuid: fault.reason for uuid, fault in faults.items()},

@@ -16,14 +16,14 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import jinja2
 
 from ..errors import RoutingError
-from ..model.spec import AccessLogWord, ServiceSpec
+from ..model.spec import ServiceSpec
 from ..settings import DEFAULT_LIMITS, EdgeLimits
 from .haproxy_text import HASH_LINE, SERVICE, matching
 
@@ -72,49 +72,6 @@ _GRPC_ERRORS = MappingProxyType(
         504: (4, "The replica of {} did not answer in time. It may still do the work."),  # DEADLINE_EXCEEDED
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Service:
-    """A service as the template uses it."""
-
-    name: str
-    protocol: str
-    route: str | None
-    route_pattern: str
-    strip_prefix: bool
-    balance: str
-    hash: str
-    """Lines that map sessions to servers; "" = none."""
-    grpc_services: tuple[str, ...]
-    grpc_matches: tuple[str, ...]
-    """One condition for each of them."""
-    names_replicas: bool
-    """Whether a response names its replica, and a request may."""
-    probe_path: str
-    """"" = nothing is asked, a connection suffices."""
-    max_queued_requests: int
-    refusal_status: int
-    retry_after_s: int
-    """Whole seconds, as in the header."""
-    body_timeout_ms: int
-    streams_requests: bool
-    timeout_server_ms: int
-    timeout_queue_ms: int
-    timeout_check_ms: int
-    hold_facts: str
-    """For the waiting room: service, longest wait in ms, most requests at once."""
-    timeout_held_ms: int
-    """From a request's arrival in the waiting room to the first byte of its answer."""
-    longest_call_s: int
-    """The longest call in whole seconds, which a replaced worker must live for, with its wait in the waiting room."""
-    access_log: AccessLogWord
-    sample_below: int
-    """The request ids of the sample are those whose crc32 is below this."""
-    slow_ms: int
-    logs_itself: bool
-    """Its replicas log what reaches them."""
-    server_options: str
 
 
 def server_options(spec: ServiceSpec) -> tuple[str, ...]:
@@ -173,14 +130,12 @@ def _render(services: Collection[ServiceSpec], limits: EdgeLimits, *, is_remote:
     applications = _applications(specs)
     routed = [_service(spec, limits, applications) for spec in specs]
     # The longest prefix decides, so it comes first.
-    http = sorted((s for s in routed if s.route), key=lambda s: (-len(s.route or ""), s.route))
-    grpc = [s for s in routed if s.grpc_services]
-    routes = {s.route: s.name for s in http if s.route and limits.shows_routes}
+    http = sorted((s for s in routed if s["route"]), key=lambda s: (-len(s["route"]), s["route"]))
+    grpc = [s for s in routed if s["grpc_services"]]
+    routes = {s["route"]: s["name"] for s in http if limits.shows_routes}
     routes_text = f" The routes are {', '.join(routes)}." if routes else " There are no routes yet."
-    grpc_names = ", ".join(sorted({name for s in grpc for name in s.grpc_services}))
+    grpc_names = ", ".join(sorted({name for spec in specs for name in spec.grpc_services}))
     grpc_text = f" Known are {grpc_names}." if grpc_names else " There are none yet."
-    longest_call_s = max((s.longest_call_s for s in routed), default=0)
-    longest_held_ms = max((s.timeout_held_ms for s in routed), default=0)
     return _template(TEMPLATE).render(
         limits=limits,
         is_remote=is_remote,
@@ -192,10 +147,10 @@ def _render(services: Collection[ServiceSpec], limits: EdgeLimits, *, is_remote:
         routes_text=routes_text if limits.shows_routes else "",
         grpc_text="No such gRPC service here." + (grpc_text if limits.shows_routes else ""),
         grpc_errors=_GRPC_ERRORS,
-        held_again_ms=longest_held_ms,
+        held_again_ms=max((s["timeout_held_ms"] for s in routed), default=0),
         hold_server_id=_HOLD_SERVER_ID,
         failures_per_s=FAILURES_PER_S,
-        hard_stop_s=max(HARD_STOP_FLOOR_S, longest_call_s),
+        hard_stop_s=max([HARD_STOP_FLOOR_S, *(s["longest_call_s"] for s in routed)]),
     )
 
 
@@ -228,44 +183,51 @@ def _grpc_match(name: str, spec: ServiceSpec, applications: Mapping[str, list[st
     return f"{{ path_beg /{name}/ }} {{ req.fhdr(application) -m str {spec.application or spec.name} }}"
 
 
-def _service(spec: ServiceSpec, limits: EdgeLimits, applications: Mapping[str, list[str]]) -> _Service:
-    route = spec.route
+def _service(spec: ServiceSpec, limits: EdgeLimits, applications: Mapping[str, list[str]]) -> dict[str, Any]:
+    """A service as the template uses it."""
     hold_ms = _hold_ms(spec)
     timeout_server_ms = _ms(spec.request_timeout_s + SERVER_TIMEOUT_SLACK_S)
     timeout_queue_ms = _ms(min(spec.request_timeout_s, QUEUE_TIMEOUT_CAP_S))
-    if route is not None:
-        matching(_ROUTE, route, f"route of service {spec.name!r}")
-    return _Service(
-        name=matching(SERVICE, spec.name, "service name"),
-        protocol=spec.protocol,
-        route=route,
-        route_pattern=(route or "").replace(".", "[.]"),
-        strip_prefix=spec.strip_prefix,
-        balance=_balance(spec),
-        hash=SESSION_HASH if spec.router_policy == "consistent_hash" else "",
-        grpc_services=tuple(
-            matching(_GRPC_SERVICE, name, f"gRPC service of service {spec.name!r}") for name in spec.grpc_services
-        ),
-        grpc_matches=tuple(_grpc_match(name, spec, applications) for name in spec.grpc_services),
-        names_replicas=spec.replica_header,
-        probe_path=_probe_path(spec) if spec.probe.haproxy_asks else "",
-        max_queued_requests=limits.queued_requests if spec.max_queued_requests < 0 else spec.max_queued_requests,
-        refusal_status=spec.backpressure.status_code,
-        retry_after_s=math.ceil(spec.backpressure.retry_after_s),
-        body_timeout_ms=_ms(spec.body_timeout_s),
-        streams_requests=spec.streams_requests,
-        timeout_server_ms=timeout_server_ms,
-        timeout_queue_ms=timeout_queue_ms,
-        timeout_check_ms=_ms(spec.probe.timeout_s),
-        hold_facts=f"{spec.name} {hold_ms} {_hold_most(spec)}",
-        timeout_held_ms=hold_ms + timeout_queue_ms + timeout_server_ms,
-        longest_call_s=(timeout_server_ms + (hold_ms if _wakes(spec) else 0)) // 1000,
-        access_log=spec.access_log.word,
-        sample_below=round(spec.access_log.sample * 2**32),
-        slow_ms=_ms(spec.access_log.slow_request_s),
-        logs_itself=spec.managed,
-        server_options=" ".join(server_options(spec)),
-    )
+    if spec.route is not None:
+        matching(_ROUTE, spec.route, f"route of service {spec.name!r}")
+    for name in spec.grpc_services:
+        matching(_GRPC_SERVICE, name, f"gRPC service of service {spec.name!r}")
+    return {
+        "name": matching(SERVICE, spec.name, "service name"),
+        "protocol": spec.protocol,
+        "route": spec.route,
+        "route_pattern": (spec.route or "").replace(".", "[.]"),
+        "strip_prefix": spec.strip_prefix,
+        "balance": _balance(spec),
+        "hash": SESSION_HASH if spec.router_policy == "consistent_hash" else "",
+        "grpc_services": spec.grpc_services,
+        "grpc_matches": [_grpc_match(name, spec, applications) for name in spec.grpc_services],
+        # Whether a response names its replica, and a request may.
+        "names_replicas": spec.replica_header,
+        # "" = nothing is asked, a connection suffices.
+        "probe_path": _probe_path(spec) if spec.probe.haproxy_asks else "",
+        "max_queued_requests": limits.queued_requests if spec.max_queued_requests < 0 else spec.max_queued_requests,
+        "refusal_status": spec.backpressure.status_code,
+        "retry_after_s": math.ceil(spec.backpressure.retry_after_s),
+        "body_timeout_ms": _ms(spec.body_timeout_s),
+        "streams_requests": spec.streams_requests,
+        "timeout_server_ms": timeout_server_ms,
+        "timeout_queue_ms": timeout_queue_ms,
+        "timeout_check_ms": _ms(spec.probe.timeout_s),
+        # For the waiting room: service, longest wait in ms, most requests at once.
+        "hold_facts": f"{spec.name} {hold_ms} {_hold_most(spec)}",
+        # From a request's arrival in the waiting room to the first byte of its answer.
+        "timeout_held_ms": hold_ms + timeout_queue_ms + timeout_server_ms,
+        # The longest call, which a replaced worker must live for, with its wait in the waiting room.
+        "longest_call_s": (timeout_server_ms + (hold_ms if _wakes(spec) else 0)) // 1000,
+        "access_log": spec.access_log.word,
+        # The request ids of the sample are those whose crc32 is below this.
+        "sample_below": round(spec.access_log.sample * 2**32),
+        "slow_ms": _ms(spec.access_log.slow_request_s),
+        # Its replicas log what reaches them.
+        "logs_itself": spec.managed,
+        "server_options": " ".join(server_options(spec)),
+    }
 
 
 def _probe_path(spec: ServiceSpec) -> str:

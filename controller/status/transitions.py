@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 from ..model.nodes import Quorum
-from ..model.reports import UserConfigStatus
+from ..model.reports import Note, UserConfigStatus
 from ..plan.user_config import progress_words
 from .nodes import quorum_words
 from .records.services import ReplicaStatus
 from .view import View
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """The arguments of one event."""
-
-    kind: str
-    message: str
-    service: str = ""
-    target: str = ""
-    outcome: Literal["ok", "failed", "info", "warning"] = "info"
-
-
-def transitions(before: View, after: View) -> tuple[Transition, ...]:
+def transitions(before: View, after: View) -> tuple[Note, ...]:
     """Return the changes of state that become events, in a fixed order."""
     return (
         *_edges(before, after),
@@ -40,7 +27,7 @@ def transitions(before: View, after: View) -> tuple[Transition, ...]:
     )
 
 
-def _edges(before: View, after: View) -> Iterator[Transition]:
+def _edges(before: View, after: View) -> Iterator[Note]:
     if after.observed is None:
         return
     # No event when they answer at the start.
@@ -51,27 +38,27 @@ def _edges(before: View, after: View) -> Iterator[Transition]:
     was, now = before.observed and before.observed.routing, after.observed.routing
     if was and now and (was.pid, was.started_at) != (now.pid, now.started_at):
         message = f"HAProxy was restarted or reloaded: process {was.pid} -> {now.pid}"
-        yield Transition("haproxy_restarted", message, target="haproxy")
+        yield Note("haproxy_restarted", message, target="haproxy")
     yield from _differing_edges(was.edges if was else {}, now.edges if now else {})
 
 
-def _differing_edges(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Transition]:
+def _differing_edges(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Note]:
     for node, why in now.items():
         if why and why != was.get(node):
-            yield Transition("edge_differs", f"the HAProxy of {node}: {why}", target=node, outcome="warning")
+            yield Note("edge_differs", f"the HAProxy of {node}: {why}", target=node, outcome="warning")
         elif not why and was and was.get(node) != "":
-            yield Transition("edge_back", f"the HAProxy of {node} is in sync again", target=node, outcome="ok")
+            yield Note("edge_back", f"the HAProxy of {node} is in sync again", target=node, outcome="ok")
     for node in (node for node, why in was.items() if not why and now and node not in now):
-        yield Transition("edge_differs", f"the HAProxy of {node}: it is gone", target=node, outcome="warning")
+        yield Note("edge_differs", f"the HAProxy of {node}: it is gone", target=node, outcome="warning")
 
 
-def _reachability(kind: str, name: str, *, up: bool) -> Transition:
+def _reachability(kind: str, name: str, *, up: bool) -> Note:
     if up:
-        return Transition(f"{kind}_answers", f"{name} answers", target=kind, outcome="ok")
-    return Transition(f"{kind}_silent", f"{name} does not answer", target=kind, outcome="warning")
+        return Note(f"{kind}_answers", f"{name} answers", target=kind, outcome="ok")
+    return Note(f"{kind}_silent", f"{name} does not answer", target=kind, outcome="warning")
 
 
-def _nodes(before: View, after: View) -> Iterator[Transition]:
+def _nodes(before: View, after: View) -> Iterator[Note]:
     """Nodes that went down, came back, joined, were removed or are drained; and what is left of the managers."""
     if before.observed is None or after.observed is None or before.observed.nodes == after.observed.nodes:
         return
@@ -79,43 +66,43 @@ def _nodes(before: View, after: View) -> Iterator[Transition]:
     for key, node in now.items():
         was = then.get(key)
         if was is None:
-            yield Transition("node_joined", f"node {node.name} has joined", target=node.name)
+            yield Note("node_joined", f"node {node.name} has joined", target=node.name)
         elif node.state == "down" and was.state != "down":
             words = f"node {node.name} is down: its replicas go where there is room"
-            yield Transition("node_lost", words, target=node.name, outcome="warning")
+            yield Note("node_lost", words, target=node.name, outcome="warning")
         elif was.state == "down" and node.state != "down":
-            yield Transition("node_back", f"node {node.name} is back", target=node.name, outcome="ok")
+            yield Note("node_back", f"node {node.name} is back", target=node.name, outcome="ok")
         if was and node.is_leaving and (node.availability, was.availability) == ("drain", "pause"):
             words = f"node {node.name} is drained: no replica is left there, and it may be switched off"
-            yield Transition("node_drained", words, target=node.name, outcome="ok")
+            yield Note("node_drained", words, target=node.name, outcome="ok")
     for key in then.keys() - now.keys():
-        yield Transition("node_removed", f"node {then[key].name} was removed", target=then[key].name)
+        yield Note("node_removed", f"node {then[key].name} was removed", target=then[key].name)
     yield from _managers(Quorum.of(then.values()), Quorum.of(now.values()))
 
 
-def _managers(then: Quorum, now: Quorum) -> Iterator[Transition]:
+def _managers(then: Quorum, now: Quorum) -> Iterator[Note]:
     if now.at_risk and not then.at_risk:
-        yield Transition("quorum_at_risk", quorum_words(now), target="managers", outcome="warning")
+        yield Note("quorum_at_risk", quorum_words(now), target="managers", outcome="warning")
     elif then.at_risk and not now.at_risk:
         words = f"{now.ready} of {now.managers} managers are there, and {now.needed} are needed"
-        yield Transition("quorum_safe", words, target="managers", outcome="ok")
+        yield Note("quorum_safe", words, target="managers", outcome="ok")
 
 
-def _brake(before: View, after: View) -> Iterator[Transition]:
+def _brake(before: View, after: View) -> Iterator[Note]:
     then, now = (view.observed.brake if view.observed else "" for view in (before, after))
     if now and not then:
-        yield Transition("nodes_doubted", now, target="nodes", outcome="warning")
+        yield Note("nodes_doubted", now, target="nodes", outcome="warning")
     elif then and not now:
-        yield Transition("nodes_believed", "replicas are removed and moved again", target="nodes", outcome="ok")
+        yield Note("nodes_believed", "replicas are removed and moved again", target="nodes", outcome="ok")
 
 
-def _left_alone(before: View, after: View) -> Iterator[Transition]:
+def _left_alone(before: View, after: View) -> Iterator[Note]:
     then, now = (view.observed.left_alone if view.observed else {} for view in (before, after))
     for name in sorted(now.keys() - then.keys()):
-        yield Transition("left_alone", now[name], target=name, outcome="warning")
+        yield Note("left_alone", now[name], target=name, outcome="warning")
 
 
-def _replicas(before: View, after: View) -> Iterator[Transition]:
+def _replicas(before: View, after: View) -> Iterator[Note]:
     old = {replica.name: replica for service in before.services for replica in service.replicas if replica.name}
     fresh = before.observed is None
     there = {container.name for container in after.observed.containers} if after.observed else set()
@@ -128,10 +115,10 @@ def _replicas(before: View, after: View) -> Iterator[Transition]:
                 yield from _replica(service.name, old.get(replica.name), replica, before, after)
     if adopted:
         message = f"found {len(adopted)} replicas of {len(set(adopted))} services, adopted them"
-        yield Transition("adopted", message)
+        yield Note("adopted", message)
 
 
-def _moves(before: View, after: View) -> Iterator[Transition]:
+def _moves(before: View, after: View) -> Iterator[Note]:
     """Replicas that the engine has moved by itself, once they run again."""
     if before.observed is None or after.observed is None or before.observed.containers is after.observed.containers:
         return
@@ -139,7 +126,7 @@ def _moves(before: View, after: View) -> Iterator[Transition]:
     for one in after.observed.containers:
         was = old.get(one.id)
         if one.moved and was is not None and (was.started_at != one.started_at or not was.state.is_up):
-            yield Transition("replica_moved", f"{one.name}: {one.moved}", one.service, one.name, "warning")
+            yield Note("replica_moved", f"{one.name}: {one.moved}", one.service, one.name, "warning")
 
 
 def _stage(replica: ReplicaStatus, view: View) -> str:
@@ -148,20 +135,18 @@ def _stage(replica: ReplicaStatus, view: View) -> str:
     return next((c.stage for c in containers if c.name == replica.name), "")
 
 
-def _replica(
-    service: str, old: ReplicaStatus | None, new: ReplicaStatus, before: View, after: View
-) -> Iterator[Transition]:
+def _replica(service: str, old: ReplicaStatus | None, new: ReplicaStatus, before: View, after: View) -> Iterator[Note]:
     state = old.state if old else None
     if new.state == state:
         if old is not None and state == "STARTING" and _stage(new, after) not in ("", _stage(old, before)):
-            yield Transition("replica_progress", f"{new.name}: {_stage(new, after)}", service, new.name)
+            yield Note("replica_progress", f"{new.name}: {_stage(new, after)}", service, new.name)
         return
     if new.state == "RUNNING":
         where = f" on {new.node}" if new.node else ""
         took = _start_time(new.name, after)
-        yield Transition("replica_ready", f"{new.name} is ready{where}{took}", service, new.name, "ok")
+        yield Note("replica_ready", f"{new.name} is ready{where}{took}", service, new.name, "ok")
     elif state == "RUNNING" and new.state in ("FAILED", "PENDING", "STARTING"):
-        yield Transition("replica_not_ready", f"{new.name}: {new.message}", service, new.name, "warning")
+        yield Note("replica_not_ready", f"{new.name}: {new.message}", service, new.name, "warning")
 
 
 def _start_time(replica: str, view: View) -> str:
@@ -170,11 +155,11 @@ def _start_time(replica: str, view: View) -> str:
     return "" if started_at is None else f", {max(view.at - started_at, 0.0):.1f} s after its start"
 
 
-def _blocked(before: View, after: View) -> Iterator[Transition]:
+def _blocked(before: View, after: View) -> Iterator[Note]:
     old = {service.name: service.blocked for service in before.services}
     for service in after.services:
         if service.blocked and _without_numbers(service.blocked) != _without_numbers(old.get(service.name, "")):
-            yield Transition("replica_pending", service.blocked, service.name, outcome="warning")
+            yield Note("replica_pending", service.blocked, service.name, outcome="warning")
 
 
 def _without_numbers(words: str) -> str:
@@ -182,7 +167,7 @@ def _without_numbers(words: str) -> str:
     return re.sub(r"[\d.]+", "", words)
 
 
-def _user_configs(before: View, after: View) -> Iterator[Transition]:
+def _user_configs(before: View, after: View) -> Iterator[Note]:
     """Changes of a user_config: its begin, its end in all replicas, and the replicas that refuse it."""
     if before.observed is None:
         return  # the first view has no change
@@ -192,15 +177,15 @@ def _user_configs(before: View, after: View) -> Iterator[Transition]:
         if now is not None and now != then:
             yield from _user_config(name, then, now)
         elif now is None and then is not None and not then.everywhere:
-            yield Transition("user_config_applied", f"{name}: no user_config is set any more", name, outcome="ok")
+            yield Note("user_config_applied", f"{name}: no user_config is set any more", name, outcome="ok")
 
 
-def _user_config(name: str, then: UserConfigStatus | None, now: UserConfigStatus) -> Iterator[Transition]:
+def _user_config(name: str, then: UserConfigStatus | None, now: UserConfigStatus) -> Iterator[Note]:
     is_new = then is None or then.wanted != now.wanted
     if is_new and now.changes:
-        yield Transition("user_config", f"{name}: user_config {now.wanted}: {'; '.join(now.changes)}; no restart", name)
+        yield Note("user_config", f"{name}: user_config {now.wanted}: {'; '.join(now.changes)}; no restart", name)
     for replica, sentence in zip(now.refusing, now.refused, strict=True):
         if then is None or sentence not in then.refused:
-            yield Transition("user_config_refused", sentence, name, replica, "failed")
+            yield Note("user_config_refused", sentence, name, replica, "failed")
     if now.everywhere and now.replicas and (is_new or not (then and then.everywhere)):
-        yield Transition("user_config_applied", f"{name}: {progress_words(now)}", name, outcome="ok")
+        yield Note("user_config_applied", f"{name}: {progress_words(now)}", name, outcome="ok")

@@ -11,9 +11,8 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from ..model.reports import Event
+from ..model.reports import Event, EventOutcome
 from ..model.text import storable
 from .rows import EVENTS_KEPT, StoredEvent
 from .store import StateStore
@@ -61,7 +60,7 @@ class EventLog:
         *,
         service: str = "",
         target: str = "",
-        outcome: Literal["ok", "failed", "info", "warning"] = "info",
+        outcome: EventOutcome = "info",
     ) -> None:
         """Keep and log one event; an unchanged repetition increases the earlier event's count."""
         message = storable(message)

@@ -183,7 +183,7 @@ async def test_a_pruned_image_takes_nothing_down_and_is_reported(control: Contro
     async with control.running(web=2) as controller:
         ready = control.router.ready("web")
         control.engine.images.clear()
-        controller.observer.engine_changed()
+        controller.observer.engine.changed()
         await until(lambda: any("is not on this machine" in row.message for row in controller.view.services))
         assert control.router.ready("web") == ready
         control.engine.crash(ready[0])

@@ -9,7 +9,7 @@ from pathlib import Path
 from controller.model.actions import KINDS, Action, action_name
 
 CONTROLLER = Path(__file__).resolve().parents[3] / "controller"
-RECORDERS = {"record", "Note", "Transition"}
+RECORDERS = {"record", "Note"}
 
 
 def written_kinds() -> Iterator[str]:

@@ -12,7 +12,7 @@ from controller.errors import InvalidRequest
 from controller.model.actions import RemoveContainer
 from controller.model.observed import Observed
 from controller.model.world import Gpu, GpuFault, ReplicaContainer, ReplicaHealth
-from controller.observe.gpu_faults import GONE_AFTER_S, STRIKES, GpuWatch, Mark, Unmark, struck
+from controller.observe.gpu_faults import GONE_AFTER_S, STRIKES, GpuWatch, Unmark, struck
 from controller.plan import plan
 from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.fakes.fake_swarm_engine import FakeSwarmEngine
@@ -34,9 +34,9 @@ def on(gpu: str, number: int = 1, **changes: object) -> ReplicaContainer:
     return replica(SPEC, number, gpus=(gpu,), **changes)
 
 
-def marks(*changes: Mark | Unmark) -> list[tuple[str, str]]:
+def marks(*changes: GpuFault | Unmark) -> list[tuple[str, str]]:
     """UUID and kind of each mark."""
-    return [(change.fault.uuid, change.fault.kind) for change in changes if isinstance(change, Mark)]
+    return [(change.uuid, change.kind) for change in changes if isinstance(change, GpuFault)]
 
 
 class TestGone:
@@ -91,7 +91,7 @@ class TestFailing:
         watch.failed(on("GPU-0"))
         (mark,) = watch.look(world(DEAD, on("GPU-1", 2)), NO_FAULTS, NOW)
         reason = "replicas of ranker failed on it 3 times in a row, and work on GPU-1"
-        assert mark == Mark(GpuFault("GPU-0", reason, NOW, "failing"))
+        assert mark == GpuFault("GPU-0", reason, NOW, "failing")
 
     def test_failures_of_a_version_on_trial_do_not_count_against_its_gpu(self) -> None:
         watch = after_failures("GPU-0")
@@ -110,8 +110,8 @@ class TestFailing:
     def test_a_version_that_fails_on_every_gpu_marks_none(self) -> None:
         watch = after_failures("GPU-0")
         (mark,) = watch.look(world(DEAD), NO_FAULTS, NOW)
-        assert isinstance(mark, Mark)
-        faults = {"GPU-0": mark.fault}
+        assert isinstance(mark, GpuFault)
+        faults = {"GPU-0": mark}
         for _ in range(STRIKES):
             assert watch.look(world(DEAD), faults, NOW) == ()
             watch.failed(on("GPU-1"))
@@ -149,7 +149,7 @@ async def test_a_gpu_that_vanishes_is_marked_and_left(tmp_path: Path, monkeypatc
     control.engine.gpus = gpus(3)
     async with control.running(ranker=2) as controller:
         control.engine.gpus = (Gpu("GPU-0"), Gpu("GPU-2"))
-        controller.observer.engine_changed()
+        controller.observer.engine.changed()
         await until(lambda: "gpu_marked" in control.kinds(), within_s=10.0)
         await until(lambda: {"GPU-0", "GPU-2"} == {u for c in control.engine.containers.values() for u in c.gpus})
         await control.settled("ranker", 2)
@@ -157,7 +157,7 @@ async def test_a_gpu_that_vanishes_is_marked_and_left(tmp_path: Path, monkeypatc
         assert [gpu.uuid for gpu in controller.view.gpus if gpu.fault] == ["GPU-1"]
         assert b"pierhead_gpu_faults 1.0" in controller.publisher.metrics.page()
         control.engine.gpus = gpus(3)
-        controller.observer.engine_changed()
+        controller.observer.engine.changed()
         await until(lambda: "gpu_unmarked" in control.kinds(), within_s=5.0)
         await until(lambda: not any("is not used" in notice for notice in controller.view.notices))
 

@@ -68,7 +68,7 @@ class Bench:
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     """An observer that has looked once."""
     bench = Bench(tmp_path)
-    tasks = [asyncio.create_task(bench.observer.run()), asyncio.create_task(bench.observer.run_router())]
+    tasks = [asyncio.create_task(bench.observer.engine.run()), asyncio.create_task(bench.observer.router.run())]
     await bench.look()
     yield bench
     for task in tasks:
@@ -79,7 +79,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 async def test_a_look_waits_for_engine_and_haproxy_at_the_same_time(bench: Bench) -> None:
     await asyncio.sleep(1.0)
     bench.engine.reading_s, bench.router.reading_s = 0.04, 0.015
-    bench.observer.engine_changed()
+    bench.observer.engine.changed()
     assert await bench.look() == pytest.approx(0.04)
     await asyncio.sleep(1.0)
     assert await bench.look() == pytest.approx(0.015), "nothing new of the engine"
@@ -87,13 +87,13 @@ async def test_a_look_waits_for_engine_and_haproxy_at_the_same_time(bench: Bench
 
 async def test_a_look_does_not_wait_for_parts_whose_last_reading_was_slow(bench: Bench) -> None:
     bench.engine.reading_s = bench.router.reading_s = 0.5
-    bench.observer.engine_changed()
+    bench.observer.engine.changed()
     await bench.look()
     await asyncio.sleep(2.0)
     await bench.look()
-    bench.observer.engine_changed()
+    bench.observer.engine.changed()
     await asyncio.sleep(1.0)
-    bench.observer.engine_changed()
+    bench.observer.engine.changed()
     assert await bench.look() == 0.0
 
 
@@ -107,6 +107,6 @@ async def test_the_prober_gets_a_new_list_only_when_something_of_it_is_new(bench
     other = Spec("p", {})
     await bench.look(other)
     assert len(bench.prober.retiring) == 3, "other files"
-    bench.observer.engine_changed()
+    bench.observer.engine.changed()
     await bench.look(other)
     assert len(bench.prober.retiring) == 4, "another reading"

@@ -226,7 +226,7 @@ async def test_the_loop_goes_on_while_the_engine_does_not_answer(tmp_path: Path)
     control = Control.of(tmp_path, service("web", replicas=2))
     async with control.running(web=2) as controller:
         control.engine.reading_s = 4.0
-        controller.observer.engine_changed()
+        controller.observer.engine.changed()
         await asyncio.sleep(0.1)
         controller.commands.scale("web", 1)
         await until(lambda: len(control.router.ready("web")) == 1, within_s=1.0)
