@@ -1,8 +1,7 @@
 """Certificates of the stack's own TLS between controller and edges: one authority, and a certificate for each role.
 
-`openssl` makes them. The names are those of roles, not of machines: all edges have one certificate, as Swarm gives all
-tasks of a service one secret. Each certificate is good for both ends of a connection, so each end also looks at the
-other's role (`ROLE_NAMES`).
+The names are those of roles, not of machines: all edges have one certificate, as Swarm gives all tasks of a service one
+secret. Each certificate is good for both ends of a connection, so each end checks the other's role too (`ROLE_NAMES`).
 
 Rotation makes a certificate anew when a third of its time is left, so each machine has months to take the new one. A
 new authority is put beside the old one (`ca.pem` may hold several) before the first certificate of it is used.
@@ -11,14 +10,12 @@ new authority is put beside the old one (`ca.pem` may hold several) before the f
 from __future__ import annotations
 
 import ssl
-import subprocess
-import tempfile
-import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from ..errors import ControllerError, SettingsError
+from ..errors import SettingsError
 
 Role = Literal["edge", "controller"]
 ROLE_NAMES = {"edge": "pierhead edge", "controller": "pierhead controller"}
@@ -31,34 +28,6 @@ SKEW_DAYS = 1
 """Certificates begin in the past: another machine's clock may be behind."""
 RENEW_AT = 1 / 3
 """The share of a certificate's time that is left when it is made anew."""
-
-_CONFIG = """
-[ca]
-default_ca = it
-[it]
-database = {directory}/index
-new_certs_dir = {directory}
-rand_serial = yes
-default_md = sha256
-policy = any
-[any]
-commonName = supplied
-[req]
-distinguished_name = name
-[name]
-[authority]
-basicConstraints = critical, CA:TRUE, pathlen:0
-keyUsage = critical, keyCertSign, cRLSign
-subjectKeyIdentifier = hash
-authorityKeyIdentifier = keyid
-[role]
-basicConstraints = critical, CA:FALSE
-keyUsage = critical, digitalSignature
-extendedKeyUsage = serverAuth, clientAuth
-subjectKeyIdentifier = hash
-authorityKeyIdentifier = keyid
-subjectAltName = {names}
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +50,7 @@ def make_authority(now: float) -> Identity:
 
 def make(role: Role, authority: Identity, now: float) -> Identity:
     """Make a role's certificate that is good for `DAYS`."""
-    names = f"DNS:*.{role}.{DOMAIN}"
-    return _made(ROLE_NAMES[role], authority, DAYS, now, names)
+    return _made(ROLE_NAMES[role], authority, DAYS, now, f"*.{role}.{DOMAIN}")
 
 
 def is_due(certificate: str, now: float) -> bool:
@@ -112,44 +80,42 @@ def context(own: Path, authorities: Path, *, is_server: bool) -> ssl.SSLContext:
     return made
 
 
-def _made(name: str, authority: Identity | None, days: int, now: float, names: str = "DNS:none") -> Identity:
-    with tempfile.TemporaryDirectory(prefix="pierhead-certificates-") as directory:
-        where = Path(directory)
-        (where / "index").touch()
-        (where / "config").write_text(_CONFIG.format(directory=directory, names=names))
-        key = _openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:prime256v1")
-        (where / "key").write_text(key)
-        (where / "request").write_text(
-            _openssl("req", "-new", "-config", f"{where}/config", "-key", f"{where}/key", "-subj", f"/CN={name}")
-        )
-        signer = ["-selfsign", "-keyfile", f"{where}/key"]
-        if authority is not None:
-            (where / "ca").write_text(authority.certificate)
-            (where / "ca-key").write_text(authority.key)
-            signer = ["-cert", f"{where}/ca", "-keyfile", f"{where}/ca-key"]
-        certificate = _openssl(
-            *("ca", "-batch", "-notext", "-config", f"{where}/config", "-in", f"{where}/request", *signer),
-            *("-extensions", "role" if authority else "authority"),
-            *("-startdate", _time(now - SKEW_DAYS * 86_400), "-enddate", _time(now + days * 86_400)),
-        )
-    return Identity(certificate, key)
+def _made(name: str, authority: Identity | None, days: int, now: float, server_name: str = "") -> Identity:
+    from cryptography import x509  # most commands make none, and the package has 100 modules
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    signer: Any = key
+    if authority is not None:
+        issuer = x509.load_pem_x509_certificate(authority.certificate.encode()).subject
+        signer = serialization.load_pem_private_key(authority.key.encode(), None)
+    is_authority, no = authority is None, False
+    constraints = x509.BasicConstraints(is_authority, 0 if is_authority else None)
+    # Digital signatures for roles, signatures of certificates and of revocations for the authority.
+    usage = x509.KeyUsage(not is_authority, no, no, no, no, is_authority, is_authority, no, no)
+    builder = (
+        x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(datetime.fromtimestamp(now - SKEW_DAYS * 86_400, UTC))
+        .not_valid_after(datetime.fromtimestamp(now + days * 86_400, UTC))
+        .add_extension(constraints, critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    )
+    if authority is not None:
+        ends = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        names = x509.SubjectAlternativeName([x509.DNSName(server_name)])
+        builder = builder.add_extension(ends, critical=False).add_extension(names, critical=False)
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return Identity(builder.sign(signer, hashes.SHA256()).public_bytes(pem).decode(), private.decode())
 
 
 def _times(certificate: str) -> tuple[float, float]:
-    out = _openssl("x509", "-noout", "-startdate", "-enddate", text=certificate)
-    begin, end = (ssl.cert_time_to_seconds(line.partition("=")[2]) for line in out.splitlines())
-    return begin, end
+    from cryptography import x509
 
-
-def _time(seconds: float) -> str:
-    return time.strftime("%Y%m%d%H%M%SZ", time.gmtime(seconds))
-
-
-def _openssl(*words: str, text: str = "") -> str:
-    try:
-        done = subprocess.run(["openssl", *words], input=text, capture_output=True, text=True, timeout=60, check=False)
-    except FileNotFoundError:
-        raise ControllerError("certificates cannot be made: there is no `openssl` on this machine") from None
-    if done.returncode:
-        raise ControllerError(f"certificates cannot be made: `openssl {words[0]}`: {done.stderr.strip()}")
-    return done.stdout
+    read = x509.load_pem_x509_certificate(certificate.encode())
+    return read.not_valid_before_utc.timestamp(), read.not_valid_after_utc.timestamp()

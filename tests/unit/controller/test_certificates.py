@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from controller.errors import ControllerError
 from controller.swarm import certificates
 from controller.swarm.certificates import (
     DAYS,
@@ -97,9 +96,3 @@ def test_a_clock_that_is_behind_and_the_time_of_a_new_one(edge: Identity) -> Non
         True,
         True,
     ]
-
-
-def test_without_openssl_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(ControllerError, match="there is no `openssl`"):
-        make_authority(NOW)
