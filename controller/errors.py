@@ -1,28 +1,4 @@
-"""The controller's exception tree. Each class carries its HTTP status and the CLI's exit code.
-
-ControllerError                500  1
-|-- InvalidRequest             400  2
-|   |-- SpecError              400  2
-|   `-- UnknownService         404  2
-|-- SettingsError              500  2
-|-- StoreError                 500  1
-|   |-- StateChanged           500  1
-|   |-- StateTooLarge          500  1
-|   `-- StateUnreachable       503  1
-|-- NotActing                  503  1
-|-- PolicyError                500  1
-|-- AnotherController          500  3
-|-- NotYet                     503  1
-|-- Forbidden                  403  2
-|-- EngineError                502  1
-|   |-- EngineUnreachable      503  1
-|   |   `-- EngineSocketGone   503  1
-|   |-- EngineLeaderless       503  1
-|   `-- ImageNotFound          502  1
-|-- RoutingError               502  1
-|   `-- RoutingUnreachable     503  1
-`-- ReplicaError               502  1
-"""
+"""The controller's exceptions. Each class has its HTTP status and the command's exit code."""
 
 from __future__ import annotations
 

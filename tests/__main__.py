@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import IO
 
-from controller.tool.project.programs import ThisMachine
+from controller.tool.project.programs import Programs
 from controller.tool.project.project import Project
 from controller.tool.project.stack import ProjectStack
 from tests.environments import buckets, triton, vllm
@@ -87,7 +87,7 @@ def _building(log: IO[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _with_apps() -> dict[str, str]:
-    files = ProjectStack(Project(ROOT), os.environ, ThisMachine()).files
+    files = ProjectStack(Project(ROOT), os.environ, Programs()).files
     return {**os.environ, "COMPOSE_FILE": f"{files}:{APPS}"}
 
 

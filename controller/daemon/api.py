@@ -1,25 +1,5 @@
-"""The REST API. It answers from the view that the loop published last, and passes changes on to `commands`.
-
-    GET  /api/v1/services[/<name>]           status rows
-    GET  /api/v1/services/<name>/logs        ?tail= ?after=, a unix time; each line with its time
-    GET  /api/v1/services/<name>/revisions   versions that a rollback can restore, the newest first
-    PUT  /api/v1/services/<name>/scale       {"replicas": N or "auto"}; "wanted": the files' own number, with auto
-    POST /api/v1/services/<name>/rollback    {"to": version} or {}
-    POST /api/v1/services/<name>/abort       {}
-    POST /api/v1/services/<name>/promote     {}
-    POST /api/v1/services/<name>/restart     {}
-    POST /api/v1/deploy                      {"services": [name, ...]} or {} for all; "now": true = without bake time
-    PUT  /api/v1/gpus/<uuid>                 {"fault": "why it is not to be used"} or {"fault": null}
-    GET  /api/v1/nodes                       none where the engine is one machine
-    POST /api/v1/nodes/<node>/drain          {"force": true} or {}
-    POST /api/v1/nodes/<node>/activate       {}
-    PUT  /api/v1/nodes/<node>/labels         {"labels": {"zone": "a", "old": null}}
-    GET  /api/v1/plan                        ?format=text
-    GET  /api/v1/routes                      what HAProxy sends where
-    GET  /api/v1/events                      ?since= ?service= ?kind=a,b ?limit= ?wait=
-    GET  /api/v1/targets                     Prometheus http_sd
-    GET  /api/v1/openapi.json                all of this, for machines
-    GET  /healthz, /metrics
+"""The REST API. It answers from the view that the loop published last, and passes changes on to `commands`. Its calls:
+`Api.application`, and status/openapi.py for machines.
 
 Times are unix times by the machine's wall clock, as it is set now.
 Changes are accepted from this machine or with the token only, and answered with 202 before the world has changed.
@@ -243,20 +223,21 @@ class Api:
     async def drain_node(self, request: web.Request) -> web.Response:
         """Have the replicas of a node go elsewhere, and then everything else."""
         name, at_once = request.match_info["node"], force_in(await self._admitted(request))
-        message = await self._commands.nodes.drain(name, at_once=at_once)
-        return answer(changes.NodeAsked(self._commands.nodes.known(name).name, message), 202)
+        return await self._node_asked(name, self._commands.nodes.drain(name, at_once=at_once))
 
     async def activate_node(self, request: web.Request) -> web.Response:
         """Use a node again."""
         name = request.match_info["node"]
         nothing_in(await self._admitted(request))
-        message = await self._commands.nodes.activate(name)
-        return answer(changes.NodeAsked(self._commands.nodes.known(name).name, message), 202)
+        return await self._node_asked(name, self._commands.nodes.activate(name))
 
     async def label_node(self, request: web.Request) -> web.Response:
         """Set labels of a node, for placement constraints."""
         name, labels = request.match_info["node"], labels_in(await self._admitted(request))
-        message = await self._commands.nodes.label(name, labels)
+        return await self._node_asked(name, self._commands.nodes.label(name, labels))
+
+    async def _node_asked(self, name: str, change: Awaitable[str]) -> web.Response:
+        message = await change
         return answer(changes.NodeAsked(self._commands.nodes.known(name).name, message), 202)
 
     async def logs(self, request: web.Request) -> web.Response:

@@ -15,6 +15,7 @@ from typing import Any
 from ..build import BUILD_HEADER
 from . import output as out
 from .errors import BadInput, CommandError, NotYet, Unreachable
+from .project.direct import is_address, opened, reason
 from .stale import stale_words
 
 DEFAULT_URL = "http://127.0.0.1:8100"
@@ -23,9 +24,6 @@ TIMEOUT_S = 40.0
 CHANGE_TIMEOUT_S = 150.0
 """The timeout of changes. Longer than the longest answer of `deploy`: it waits for a current reading of the compose
 files, reads them itself, and waits for a tick."""
-
-CONNECT_S = 2.0
-"""For each address of the controller's name: the next one may be that of the controller that acts."""
 
 POLL_S = 0.5
 """Between two tries to reach a controller that may be on its way (PIERHEAD_API_PATIENCE_S)."""
@@ -58,8 +56,6 @@ class ControllerClient:
         self._change_timeout_s = change_timeout_s
         self._patience_s = patience_s
         self._own_stack = own_stack
-        # The controller is reached directly, never through a proxy of the environment.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Http())
 
     @classmethod
     def from_environment(cls, timeout_s: float = TIMEOUT_S) -> ControllerClient:
@@ -99,7 +95,7 @@ class ControllerClient:
 
     def _silent(self, error: Exception) -> Unreachable:
         return Unreachable(
-            f"the controller does not answer at {self._url} ({getattr(error, 'reason', None) or error}); start the "
+            f"the controller does not answer at {self._url} ({reason(error)}); start the "
             f"stack with `pierhead up`, or look at {LOG}"
         )
 
@@ -136,7 +132,7 @@ class ControllerClient:
         began, is_told = time.monotonic(), False
         while True:
             try:
-                return self._opener.open(request, timeout=timeout_s)
+                return opened(request, timeout_s)
             except urllib.error.URLError as error:
                 waited_s = time.monotonic() - began
                 if isinstance(error, urllib.error.HTTPError) or waited_s >= self._patience_s:
@@ -145,33 +141,6 @@ class ControllerClient:
                     out.complain(f"pierhead: waiting for a controller that acts ({error.reason}) ...")
                     is_told = True
             time.sleep(POLL_S)
-
-
-class _SocketConnection(http.client.HTTPConnection):
-    def connect(self) -> None:
-        answer_s, self.timeout = self.timeout, CONNECT_S
-        super().connect()
-        self.sock.settimeout(answer_s)
-
-
-class _Http(urllib.request.HTTPHandler):
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_SocketConnection, req)
-
-
-def is_address(url: str) -> bool:
-    """Whether a URL is a valid HTTP address."""
-    try:
-        parts = urllib.parse.urlsplit(url)
-        return (
-            parts.scheme in ("http", "https")
-            and bool(parts.hostname)
-            and parts.port != 0
-            and url.isprintable()
-            and " " not in url
-        )
-    except ValueError:  # an incomplete IPv6 address, or a port that is not a number
-        return False
 
 
 def _check_token(token: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from ..errors import ControllerError, InvalidRequest
 from .project import handover, stack_files
 from .project.engines import OF_NODES
-from .project.programs import Programs, ThisMachine
+from .project.programs import Programs
 from .project.project import NoProject, Project, find
 from .project.stack import OWN_SERVICES, PROMETHEUS_PORT, ControllerContainer, NoStack, ProjectStack, started_from
 
@@ -53,7 +53,7 @@ class There:
 
 def main() -> None:
     """Run the command line. Does not return where another program takes over."""
-    words, programs = sys.argv[1:], ThisMachine()
+    words, programs = sys.argv[1:], Programs()
     try:
         match decide(words, Path.cwd(), os.environ, programs, _warn):
             case There(program, variables, directory):

@@ -14,12 +14,11 @@ import queue
 import threading
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .client import is_address
+from .project.direct import is_address, opened, reason
 
 STACK_URL = "http://prometheus:9090"
 """Its name on the controller's network."""
@@ -103,14 +102,13 @@ def _rate(by: str, counter: str, window: str) -> str:
 
 def _ask(url: str, window: str, timeout_s: float) -> QueryResult:
     target = f"{url}/api/v1/query?{urllib.parse.urlencode({'query': expression(window)})}"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(target, timeout=timeout_s) as response:
+        with opened(target, timeout_s) as response:
             return parse(json.load(response))
     except urllib.error.HTTPError as error:
         with error:
             return QueryResult(problem=f"Prometheus at {url} answered {error.code}")
     except (OSError, http.client.HTTPException) as error:
-        return QueryResult(problem=f"Prometheus does not answer at {url} ({getattr(error, 'reason', None) or error})")
+        return QueryResult(problem=f"Prometheus does not answer at {url} ({reason(error)})")
     except (ValueError, KeyError, TypeError, IndexError):
         return QueryResult(problem=f"{url} is not Prometheus: its answer cannot be read")

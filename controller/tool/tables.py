@@ -24,29 +24,15 @@ if TYPE_CHECKING:
     from ..status.records.answers import Revisions, Route, Routes
     from ..status.records.services import GpuUse, NodeStatus, Service, Services
 
-STYLES = {
-    "RUNNING": "green",
-    "HEALTHY": "green",
-    "ready": "green",
-    "STARTING": "yellow",
-    "PENDING": "yellow",
-    "UPDATING": "yellow",
-    "UPSCALING": "yellow",
-    "DOWNSCALING": "yellow",
-    "DRAINING": "yellow",
-    "drain": "yellow",
-    "maint": "yellow",
-    "partly": "yellow",
-    "STOPPING": "yellow",
-    "FAILED": "red",
-    "UNHEALTHY": "red",
-    "DEPLOY_FAILED": "red",
-    "DOWN": "red",
-    "down": "red",
-    "unknown": "yellow",
-    "leaving": "yellow",
-    "paused": "yellow",
+_STATES = {
+    "green": ("RUNNING", "HEALTHY", "ready"),
+    "yellow": (
+        *("STARTING", "PENDING", "UPDATING", "UPSCALING", "DOWNSCALING", "DRAINING", "STOPPING"),
+        *("drain", "maint", "partly", "unknown", "leaving", "paused"),
+    ),
+    "red": ("FAILED", "UNHEALTHY", "DEPLOY_FAILED", "DOWN", "down"),
 }
+STYLES = {state: colour for colour, states in _STATES.items() for state in states}
 SHORT_GPU = 12
 """Characters of a GPU's UUID ("GPU-3f2c1b0a") on a narrow page."""
 WHOLE_GPU_FROM = 150

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from controller.tool.project.programs import READ_S, Done
+from controller.tool.project.programs import READ_S, Done, Programs
 
 LOOKS = 3
 """How often a wait looks; it takes no time."""
 
 
 @dataclass
-class FakePrograms:
+class FakePrograms(Programs):
     """See `Programs`. The first pattern that is found in a call answers it; a call without one fails."""
 
     answers: Mapping[str, Done | str] = field(default_factory=dict)
@@ -39,7 +39,6 @@ class FakePrograms:
         given: str = "",
         complains: bool = False,
     ) -> Done:
-        """See `Programs.read`."""
         call = " ".join(words)
         self.calls.append(call)
         if given:
@@ -56,30 +55,24 @@ class FakePrograms:
         given: str | None = None,
         directory: Path | None = None,
     ) -> int:
-        """See `Programs.call`."""
         self.variables.append(variables)
         return self.read(*words, given=given or "").status
 
     def step(self, text: str, *words: str, variables: Mapping[str, str], directory: Path) -> bool:
-        """See `Programs.step`."""
         self.steps.append(text)
         self.variables.append(variables)
         return self.read(*words).status == 0
 
     def wait(self, text: str, missing: Callable[[], str], within_s: float) -> bool:
-        """See `Programs.wait`."""
         self.steps.append(text)
         return not all(missing() for _ in range(LOOKS))
 
     def become(self, *words: str, variables: Mapping[str, str], directory: Path | None) -> NoReturn:
-        """See `Programs.become`."""
         raise AssertionError(f"a test asks `decide` where a command runs, and nothing takes its place: {words}")
 
     def listens(self, address: str) -> bool:
-        """See `Programs.listens`."""
         return address in self.listening
 
     def status(self, address: str) -> int:
-        """See `Programs.status`."""
         self.calls.append(f"GET {address}")
         return self.statuses.get(address, 200)

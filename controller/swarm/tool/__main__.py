@@ -12,7 +12,7 @@ from pathlib import Path
 from ...errors import ControllerError
 from ...tool.interrupt import INTERRUPTED
 from ...tool.project import stack_files
-from ...tool.project.programs import Programs, ThisMachine
+from ...tool.project.programs import Programs
 from ...tool.project.project import NoProject, find
 from ...tool.project.stack import ProjectStack
 from ..nodes import options
@@ -99,7 +99,7 @@ def _beside(on_swarm: SwarmStack, words: list[str]) -> int:
 def main() -> int:
     """Return the exit status."""
     try:
-        return run(sys.argv[1:], ThisMachine())
+        return run(sys.argv[1:], Programs())
     except ControllerError as error:
         _warn(f"pierhead: {error}")
         return error.exit_code

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ...errors import InvalidRequest
+from ...tool.project.compose import READ_S, Compose
 from ...tool.project.programs import Done
 from ...tool.project.stack import NoStack, ProjectStack
 from ..up.settings import CLONE_LABEL, DIGEST_LABEL, FILES_LABEL, VARIABLE, StackSettings
@@ -23,7 +24,6 @@ PASSED_ON = (
 """What a shell asks for completions with, and what decides how things are shown."""
 PATIENCE_S = 30
 """Where the controller that acted was just lost, another one acts within half a minute."""
-COMPOSE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class SwarmStack:
             project=stack.name,
             clone=str(root),
             registry=stack.setting("PIERHEAD_REGISTRY"),
-            profiles=self._profiles.split(",") if self._profiles else (),
+            profiles=tuple(filter(None, stack.profiles.split(","))),
             http_port=int(stack.setting("PIERHEAD_HTTP_PORT", "8000")),
             grpc_port=int(stack.setting("PIERHEAD_GRPC_PORT", "9000")),
             files=stack.files,
@@ -104,20 +104,12 @@ class SwarmStack:
             f"{stack.typed('build', 'up')}"
         )
 
-    @property
-    def _profiles(self) -> str:
-        """COMPOSE_PROFILES; the stack's own registry is one of its services, where it is asked for."""
-        chosen = self.stack.setting("COMPOSE_PROFILES")
-        return f"{chosen},registry".lstrip(",") if self.stack.setting("PIERHEAD_REGISTRY") == "here" else chosen
-
     def _resolved_files(self) -> str:
         """What Compose makes of all files, with the services of all profiles. Raises InvalidRequest."""
-        files = self.stack.files
-        variables = {"COMPOSE_FILE": files, "COMPOSE_PROFILES": self._profiles}
-        words = ("docker", "compose", "--profile", "*", "config")
-        done = self.stack.programs.read(*words, variables=variables, directory=self.stack.root, timeout_s=COMPOSE_S)
+        compose = Compose(self.stack).having(COMPOSE_PROFILES=self.stack.profiles)
+        done = compose.read("--profile", "*", "config")
         if done.status:
-            shown = files.replace(":", ", ")
+            shown = compose.files.replace(":", ", ")
             raise InvalidRequest(f"Compose cannot read the stack's files ({shown}): {done.errors.strip()}")
         return done.output
 
@@ -158,7 +150,7 @@ class SwarmStack:
             words, variables = self.beside("nodes", patience_s=0)
         except NoStack:
             return False
-        return self.stack.programs.read(*words, variables=variables, timeout_s=COMPOSE_S).status == 0
+        return self.stack.programs.read(*words, variables=variables, timeout_s=READ_S).status == 0
 
     def tell_differences(self, warn: Callable[[str], None], *, is_status: bool) -> None:
         """Say where the stack was started from another directory. There is one stack of that name, and in trouble it

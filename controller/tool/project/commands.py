@@ -15,7 +15,7 @@ from . import stack_files
 from .apps import chosen_files
 from .down import down as remove
 from .engines import NO_WATCH, ProjectEngine
-from .programs import ThisMachine
+from .programs import Programs
 from .project import FILES, Project, check, engine_of, find, own_files, refuse_outside, settle, validate
 from .stack import ProjectStack
 
@@ -44,7 +44,7 @@ def _bring_up(project: Project, variables: Mapping[str, str]) -> None:
     from .on_nodes import OnNodes
     from .up import StackUp
 
-    stack = ProjectStack(project, {**os.environ, **variables}, ThisMachine())
+    stack = ProjectStack(project, {**os.environ, **variables}, Programs())
     engine = engine_of(project, os.environ)
     if project.is_clone:
         refuse_outside(project, stack.files.split(":"), os.environ)
@@ -64,7 +64,7 @@ def build_images(apps: str, gpu: str) -> None:
 
     project = find(Path.cwd())
     _refuse_another_clone(project)
-    stack = ProjectStack(project, {**os.environ, **_chosen(project, apps, gpu)}, ThisMachine())
+    stack = ProjectStack(project, {**os.environ, **_chosen(project, apps, gpu)}, Programs())
     images.build_images(stack, _complain, has_apps=bool(apps))
 
 
@@ -72,7 +72,7 @@ def _chosen(project: Project, apps: str, gpu: str) -> Mapping[str, str]:
     """The COMPOSE_FILE, where apps of the clone are chosen."""
     if not (apps or gpu):
         return {}
-    return {FILES: chosen_files(project.root, apps, gpu, ProjectStack(project, os.environ, ThisMachine()).files)}
+    return {FILES: chosen_files(project.root, apps, gpu, ProjectStack(project, os.environ, Programs()).files)}
 
 
 def _watch(project: Project, variables: Mapping[str, str], since: float) -> None:
@@ -82,7 +82,7 @@ def _watch(project: Project, variables: Mapping[str, str], since: float) -> None
 
     def stack() -> ProjectStack:
         """With what `.env` says by now."""
-        return ProjectStack(project, {**os.environ, **variables}, ThisMachine())
+        return ProjectStack(project, {**os.environ, **variables}, Programs())
 
     def config() -> Mapping[str, Any]:
         return Compose(stack()).config()
@@ -122,7 +122,7 @@ def down(*, volumes: bool, force: bool, images: bool) -> None:
             _say(f"{project.root} has no stack of Pierhead's: there is nothing to remove.")
             return
         stack_files.write(project.root)  # it was removed, and the stack's compose file is in it
-    stack = ProjectStack(project, os.environ, ThisMachine())
+    stack = ProjectStack(project, os.environ, Programs())
     try:
         remove(stack, _complain, volumes=volumes, force=force, images=images)
     except KeyboardInterrupt:

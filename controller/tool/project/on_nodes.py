@@ -31,9 +31,7 @@ class OnNodes:
 
     def prepare(self, compose: Compose, *, builds: bool) -> Compose:
         """See `Place.prepare`: the registry where the stack has one, and the controller's check."""
-        if compose.setting("PIERHEAD_REGISTRY") == "here":
-            profiles = (compose.setting("COMPOSE_PROFILES"), "registry")
-            compose = compose.having(COMPOSE_PROFILES=",".join(filter(None, profiles)))
+        compose = compose.having(COMPOSE_PROFILES=self.stack.profiles)
         text = "Building the controller"
         if builds and not compose.step(text, "--progress", "plain", "build", "controller"):
             raise NotBuilt(

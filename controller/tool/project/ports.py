@@ -6,6 +6,8 @@ import errno
 import socket
 from collections.abc import Callable, Collection, Mapping
 
+from .direct import connects
+
 PORTS: Mapping[str, int] = {
     "PIERHEAD_HTTP_PORT": 8000,
     "PIERHEAD_GRPC_PORT": 9000,
@@ -16,7 +18,6 @@ PORTS: Mapping[str, int] = {
 """Those of compose/compose.yaml. Grafana's is not among them: no project starts it unasked."""
 
 _LAST = 65535
-_CONNECT_S = 0.5
 
 
 def choose(
@@ -50,8 +51,4 @@ def is_free(port: int) -> bool:
             listener.bind(("", port))
         except OSError as error:
             return error.errno != errno.EADDRINUSE
-    try:
-        socket.create_connection(("127.0.0.1", port), _CONNECT_S).close()
-    except OSError:
-        return True
-    return False
+    return not connects("127.0.0.1", port)

@@ -1,26 +1,23 @@
-"""The programs of this machine that the tool calls, behind one interface. tests/fakes/fake_programs.py is the fake."""
+"""The programs of this machine that the tool calls; tests/fakes/fake_programs.py is the fake."""
 
 from __future__ import annotations
 
 import http.client
 import os
-import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from ...errors import ControllerError
-from . import steps
+from . import direct, steps
 
 READ_S = 10.0
 """How long a question may take."""
-LISTENS_S = 2.0
 NOT_FOUND = 127
 """The status of a program that is not there, as a shell has it."""
 TIMED_OUT = 124
@@ -49,7 +46,7 @@ class Told(ControllerError):
         self.exit_code = status
 
 
-class Programs(Protocol):
+class Programs:
     """Each call names a program and its arguments; `variables` are put over those of this process."""
 
     def read(
@@ -65,54 +62,6 @@ class Programs(Protocol):
 
         `complains`: its standard error is shown, and not returned.
         """
-        ...
-
-    def call(
-        self,
-        *words: str,
-        variables: Mapping[str, str],
-        given: str | None = None,
-        directory: Path | None = None,
-    ) -> int:
-        """Run it to its end, with what it prints in its place; its status. It reads what it is given, else as this
-        process does. Raises KeyboardInterrupt at Ctrl-C, once it has ended.
-        """
-        ...
-
-    def step(self, text: str, *words: str, variables: Mapping[str, str], directory: Path) -> bool:
-        """Run it to its end as a step that `text` names; whether it succeeded. See `steps.step`."""
-        ...
-
-    def wait(self, text: str, missing: Callable[[], str], within_s: float) -> bool:
-        """Wait, as a step, until nothing is missing any more; whether that came in time. See `steps.wait`."""
-        ...
-
-    def become(self, *words: str, variables: Mapping[str, str], directory: Path | None) -> NoReturn:
-        """Let it take this process's place, in `directory`."""
-        ...
-
-    def listens(self, address: str) -> bool:
-        """Whether something listens at an address, http://host:port."""
-        ...
-
-    def status(self, address: str) -> int:
-        """The HTTP status that a GET is answered with; 0 where nothing answers."""
-        ...
-
-
-class ThisMachine:
-    """See `Programs`."""
-
-    def read(
-        self,
-        *words: str,
-        timeout_s: float | None = READ_S,
-        variables: Mapping[str, str] | None = None,
-        directory: Path | None = None,
-        given: str = "",
-        complains: bool = False,
-    ) -> Done:
-        """See `Programs.read`."""
         try:
             done = subprocess.run(
                 words, stdout=subprocess.PIPE, stderr=None if complains else subprocess.PIPE, text=True,
@@ -132,7 +81,9 @@ class ThisMachine:
         given: str | None = None,
         directory: Path | None = None,
     ) -> int:
-        """See `Programs.call`."""
+        """Run it to its end, with what it prints in its place; its status. It reads what it is given, else as this
+        process does. Raises KeyboardInterrupt at Ctrl-C, once it has ended.
+        """
         sys.stdout.flush()
         own = {**os.environ, **_own(variables, directory)}
         with steps.interrupts_wait() as interrupts:
@@ -142,34 +93,29 @@ class ThisMachine:
         return done.returncode
 
     def step(self, text: str, *words: str, variables: Mapping[str, str], directory: Path) -> bool:
-        """See `Programs.step`."""
+        """Run it to its end as a step that `text` names; whether it succeeded. See `steps.step`."""
         return steps.step(text, words, _own(variables, directory), directory)
 
     def wait(self, text: str, missing: Callable[[], str], within_s: float) -> bool:
-        """See `Programs.wait`."""
+        """Wait, as a step, until nothing is missing any more; whether that came in time. See `steps.wait`."""
         return steps.wait(text, missing, within_s)
 
     def become(self, *words: str, variables: Mapping[str, str], directory: Path | None) -> NoReturn:
-        """See `Programs.become`."""
+        """Let it take this process's place, in `directory`."""
         sys.stdout.flush()
         if directory is not None:
             os.chdir(directory)
         os.execvpe(words[0], words, {**os.environ, **variables})  # noqa: S606 - no shell is needed
 
     def listens(self, address: str) -> bool:
-        """See `Programs.listens`."""
+        """Whether something listens at an address, http://host:port."""
         parts = urllib.parse.urlsplit(address)
-        try:
-            socket.create_connection((parts.hostname or "", parts.port or 80), timeout=LISTENS_S).close()
-        except OSError:
-            return False
-        return True
+        return direct.connects(parts.hostname or "", parts.port or 80)
 
     def status(self, address: str) -> int:
-        """See `Programs.status`."""
-        directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        """The HTTP status that a GET is answered with; 0 where nothing answers."""
         try:
-            with directly.open(address, timeout=READ_S) as answer:
+            with direct.opened(address, READ_S) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             error.close()

@@ -25,7 +25,7 @@ from ...settings import PROJECT_NAME
 from . import choices, ports, stack_files
 from .engines import ProjectEngine
 from .env_file import EnvFile, setting
-from .programs import ThisMachine
+from .programs import Programs
 
 NAME, FILES = "COMPOSE_PROJECT_NAME", "COMPOSE_FILE"
 
@@ -322,4 +322,4 @@ def _published(name: str) -> set[int]:
 
 
 def _docker(*arguments: str) -> list[str]:
-    return ThisMachine().read("docker", *arguments).lines
+    return Programs().read("docker", *arguments).lines

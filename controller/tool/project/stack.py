@@ -66,6 +66,12 @@ class ProjectStack:
         return self.setting("COMPOSE_PROJECT_NAME", "pierhead")
 
     @property
+    def profiles(self) -> str:
+        """COMPOSE_PROFILES; the stack's own registry is one of its services, where it is asked for."""
+        chosen = self.setting("COMPOSE_PROFILES")
+        return f"{chosen},registry".lstrip(",") if self.setting("PIERHEAD_REGISTRY") == "here" else chosen
+
+    @property
     def engine(self) -> ProjectEngine:
         """What runs its containers."""
         return engine_of(self.project, self.environment)

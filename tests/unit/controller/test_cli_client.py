@@ -82,7 +82,7 @@ def test_an_address_that_nothing_answers_at_takes_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The network drops what is sent to a node that was lost, as the kernel does where a backlog is full."""
-    monkeypatch.setattr("controller.tool.client.CONNECT_S", 0.1)
+    monkeypatch.setattr("controller.tool.project.direct.CONNECT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
         address = server.getsockname()
         with socket.create_connection(address), pytest.raises(Unreachable, match="timed out"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.tool.project.programs import ThisMachine
+from controller.tool.project.programs import Programs
 from controller.tool.project.steps import step, wait
 from tests.harness.http_answers import sends, serving
 
@@ -51,7 +51,7 @@ def test_a_wait_looks_until_nothing_is_missing(capfd: pytest.CaptureFixture[str]
 
 
 def test_what_this_machine_answers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    machine = ThisMachine()
+    machine = Programs()
     with serving(lambda handler: sends(handler, 503, b"")) as server:
         assert machine.status(f"{server}/healthz") == 503
     assert machine.status(f"{server}/healthz") == 0

@@ -1,0 +1,58 @@
+"""HTTP without a proxy: what a command asks is in the stack, or on this machine."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import urllib.parse
+import urllib.request
+from typing import Any
+
+CONNECT_S = 2.0
+"""For each address of a name: the next one may be that of the controller that acts."""
+
+
+class _Connection(http.client.HTTPConnection):
+    def connect(self) -> None:
+        answer_s, self.timeout = self.timeout, CONNECT_S
+        super().connect()
+        self.sock.settimeout(answer_s)
+
+
+class _Http(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Connection, req)
+
+
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Http())
+
+
+def opened(request: str | urllib.request.Request, timeout_s: float) -> Any:
+    """The answer, to be closed. Raises HTTPError for 400 and above, URLError where nothing was sent, and OSError or
+    HTTPException where no answer came.
+    """
+    return _OPENER.open(request, timeout=timeout_s)
+
+
+def connects(host: str, port: int) -> bool:
+    """Whether something listens there."""
+    try:
+        socket.create_connection((host, port), CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def reason(error: Exception) -> object:
+    """What an error of `opened` says."""
+    return getattr(error, "reason", None) or error
+
+
+def is_address(url: str) -> bool:
+    """Whether a URL is a valid HTTP address."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an incomplete IPv6 address, or a port that is not a number
+        return False
+    return named and url.isprintable() and " " not in url
