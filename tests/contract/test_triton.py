@@ -260,20 +260,20 @@ async def test_regions_serve_small_tensors_and_close_while_the_server_is_asked(
             if held == "register":
                 assert regions.take(100) is None
             elif held == "reading":
-                server.reading[region.memory.name] += 1
+                server.reading[region.name.decode()] += 1
                 asyncio.get_running_loop().call_later(0.1, server.reading.clear)
                 server.asked.set()
             elif held == "gone":
                 await kill()
                 server.asked.set()
             else:
-                regions.remove(region)
+                regions.end(region, failed=True)
             await server.asked.wait()
             monkeypatch.setattr(triton_regions, "CLOSE_TIMEOUT_S", 0.2 if bounded else 2 * PATIENCE_S)
             await regions.close()
         assert bool(server.regions) is (held in ("each unregister", "gone"))
         assert regions.take(100) is None
-        assert files({region.memory.name}) == set()
+        assert files({region.name.decode()}) == set()
 
 
 @pytest.mark.parametrize("removable", [True, False], ids=["", "file of another user"])

@@ -11,12 +11,9 @@ Needs the extra `triton` (`pip install pierhead[triton]`): the messages, the stu
 channel is a handle's, so the choice of the replica, retries before work, deadlines, cancellation and metrics are those
 of every handle.
 
-inference.py       the client                      messages.py        arrays in its messages
-errors.py          what its errors mean            models.py          models that are loaded on demand
-connection.py      the connection to one server    large_request.py   tensors, in messages or in memory
-regions.py         memory that the server has      registrations.py   until the server has let go of it
-system_regions.py  system shared memory            cuda.py            inputs in GPU memory
-owner.py           whose a region is
+inference.py    the client                      errors.py    what its errors mean
+messages.py     arrays in messages, in memory   cuda.py      inputs in GPU memory
+connection.py   one server, and its models      regions.py   memory that the server has mapped
 """
 
 from pierhead.triton.inference import Client, client

@@ -19,12 +19,10 @@ from pierhead.calls.clients import Clients
 from pierhead.errors import BadRequest, NotFound, PierheadError, RemoteError
 from pierhead.multiplex.multiplexed import places
 from pierhead.request import MODEL_KEY, SESSION_KEY
-from pierhead.triton.connection import LOAD_KEY
+from pierhead.triton.connection import LOAD_KEY, MAX_MODELS, TRANSPORT
 from pierhead.triton.cuda import DeviceArray
 from pierhead.triton.errors import error_of, joined, load_error, reply_of, translate
-from pierhead.triton.large_request import LargeRequest
-from pierhead.triton.messages import Arrays, Parameters, arrays_of, infer_request, request_and_contents
-from pierhead.triton.models import MAX_MODELS, TRANSPORT
+from pierhead.triton.messages import Arrays, LargeRequest, Parameters, arrays_of, infer_request, request_and_contents
 
 T = TypeVar("T")
 
@@ -67,15 +65,11 @@ class Client:
     def __init__(self, service: str, *, on_demand: bool = False, **options: Any) -> None:
         self.service = service_name(service)
         self._on_demand = on_demand
-        self._timeout_s = options.get("timeout_s")
-        self._threshold = 0.0
-        """Bytes from which tensors travel in shared memory; 0 = not read from the settings yet."""
+        self._channel = HandleChannel(service, transport=TRANSPORT, **options)
+        one = HandleChannel(service, transport=TRANSPORT, policy=f"{__name__}:OneReplica", eject_outliers=False)
         stub: Any = service_pb2_grpc.GRPCInferenceServiceStub
-        self._stub = stub(HandleChannel(service, transport=TRANSPORT, **options))
-        self._one = stub(
-            HandleChannel(service, transport=TRANSPORT, policy=f"{__name__}:OneReplica", eject_outliers=False)
-        )
-        """For calls that name their replica."""
+        self._stub, self._one = stub(self._channel), stub(one)
+        """The second one for calls that name their replica."""
 
     async def infer(
         self,
@@ -97,9 +91,9 @@ class Client:
         - parameters: the request's own (`priority`, `timeout` in microseconds, `sequence_id`, or the model's).
         - timeout: seconds; None = the handle's.
         """
-        parts = request_and_contents(model, inputs, outputs, version, parameters)
+        message, contents = request_and_contents(model, inputs, outputs, version, parameters)
         most = outputs if isinstance(outputs, Mapping) else {}
-        return await self._twice(model, timeout, partial(self._infer, *parts, most))
+        return await self._twice(model, timeout, partial(self._infer, message, contents, most))
 
     async def _twice(
         self, model: str, timeout: float | None, attempt: Callable[[float | None, Metadata], Awaitable[T]]
@@ -109,20 +103,21 @@ class Client:
         """
         if not self._on_demand:
             return await attempt(timeout, ())
+        timeout = self._channel.binding().timeout_s if timeout is None else timeout
         began = time.monotonic()
         try:
             return await attempt(timeout, ((MODEL_KEY, model), (LOAD_KEY, "1")))
         except NotFound as error:
             if "unknown model" not in error.message:
                 raise
-        limits = (timeout, self._timeout_s, Clients.current().settings.request_timeout_s)
-        left = max(0.0, next(each for each in limits if each is not None) - (time.monotonic() - began))
+        left = max(0.0, timeout - (time.monotonic() - began))
         return await attempt(left, ((MODEL_KEY, model), (LOAD_KEY, "again")))
 
     async def _infer(
         self, message: Any, contents: list[Any], most: Mapping[str, int], timeout: float | None, metadata: Metadata
     ) -> Arrays:
-        threshold = self._threshold or self._read_threshold()
+        settings = Clients.current().settings
+        threshold = settings.shared_memory_threshold if settings.triton_shared_memory_dir else math.inf
         on_gpu = [array for array in contents if isinstance(array, DeviceArray)]
         for array in on_gpu:
             await asyncio.to_thread(array.locate)
@@ -136,11 +131,6 @@ class Client:
             return arrays_of(reply, request.arrays(reply))
         finally:
             request.end(failed=failed)
-
-    def _read_threshold(self) -> float:
-        settings = Clients.current().settings
-        self._threshold = settings.shared_memory_threshold if settings.triton_shared_memory_dir else math.inf
-        return self._threshold
 
     async def stream(
         self,
@@ -159,10 +149,8 @@ class Client:
         """
         request = infer_request(model, inputs, outputs, version, parameters)
 
-        async def begin(
-            timeout: float | None, metadata: Metadata
-        ) -> tuple[AsyncGenerator[Arrays, None], Arrays | None]:
-            parts = self._stream(request, timeout, metadata)
+        async def begin(*options: Any) -> tuple[AsyncGenerator[Arrays, None], Arrays | None]:
+            parts = self._stream(request, *options)
             return parts, await anext(parts, None)
 
         parts, first = await self._twice(model, timeout, begin)
@@ -190,9 +178,10 @@ class Client:
 
     async def ready(self, model: str = "", version: str = "", *, timeout: float | None = None) -> bool:
         """Whether the server, or one model, can infer."""
-        server, one = service_pb2.ServerReadyRequest(), service_pb2.ModelReadyRequest(name=model, version=version)
-        call = self._stub.ModelReady(one, timeout=timeout) if model else self._stub.ServerReady(server, timeout=timeout)
-        return bool((await reply_of(call)).ready)
+        one = service_pb2.ModelReadyRequest(name=model, version=version)
+        method = self._stub.ModelReady if model else self._stub.ServerReady
+        request = one if model else service_pb2.ServerReadyRequest()
+        return bool((await reply_of(method(request, timeout=timeout))).ready)
 
     async def metadata(self, model: str, version: str = "", *, timeout: float | None = None) -> Any:
         """The model's versions, inputs and outputs: a `ModelMetadataResponse`."""
@@ -249,8 +238,7 @@ class Client:
     async def _everywhere(self, method: Any, request: Any, timeout: float | None) -> dict[str, Any]:
         """Call each replica in turn; the replies by its name. Raises, at the end, one error for all that failed."""
         await self.ready(timeout=timeout)  # waits for a replica
-        known = Clients.current().pool(self.service, TRANSPORT).replicas()
-        names = sorted(replica.name for replica in known if replica.callable)
+        names = sorted(replica.name for replica in self._channel.pool().replicas() if replica.callable)
         replies, errors = {}, {}
         for name in names:
             try:

@@ -8,12 +8,16 @@ GPU memory: the caller's own, registered for one call.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import mmap
 import os
 import sys
 from collections.abc import Collection, Coroutine
 from contextlib import suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -23,7 +27,6 @@ from pierhead.memory.pool import MAX_REGIONS, Region, RegionPool
 from pierhead.memory.regions import Mapping
 from pierhead.tasks import end_tasks
 from pierhead.triton.cuda import RPC_TIMEOUT_S, CudaRegion, DeviceArray
-from pierhead.triton.owner import Owner
 
 logger = logging.getLogger("pierhead")
 
@@ -40,24 +43,63 @@ PAUSE_S = 10.0
 """After a region could not be made, for how long none is tried."""
 
 
-class SystemMemory(Mapping):
-    """What this process and the server have mapped."""
+PREFIX = "pierhead-"
+"""An owner's file is `pierhead-<16 hex digits>`; its regions have `-<number>` behind that."""
 
-    __slots__ = ("name",)
 
-    def __init__(self, owner: Owner, name: str, size: int) -> None:
-        """Make the file, with all its pages. Raises OSError."""
-        path, self.name = owner.directory / name, name
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
-        try:
-            os.fchmod(fd, 0o666)  # the server may run as another user
-            os.posix_fallocate(fd, 0, size)  # else a full file system is SIGBUS where the memory is written
-            super().__init__(mmap.mmap(fd, size))
-        except BaseException:
-            path.unlink()
-            raise
-        finally:
-            os.close(fd)
+class Owner:
+    """Whose a region is: a connection's, which holds a file locked while its process lives. The kernel ends the lock
+    with the process, however that ends. What an owner without a lock had is left over.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.directory = Path(directory)
+        self._path = self.directory / f"{PREFIX}{os.urandom(8).hex()}"
+        self._numbers = count()
+        self._fd: int | None = None
+
+    def new_name(self) -> str:
+        """A name for a region."""
+        return f"{self._path.name}-{next(self._numbers)}"
+
+    def hold(self) -> None:
+        """Make the file, and hold it locked. Raises OSError."""
+        if self._fd is None:
+            hidden = self._path.with_name(f".{self._path.name}")  # so that no process finds it before it is locked
+            self._fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            hidden.rename(self._path)
+
+    def release(self) -> None:
+        """Remove the file."""
+        if self._fd is not None:
+            with suppress(OSError):
+                self._path.unlink()
+            os.close(self._fd)
+            self._fd = None
+
+    def remove_files_of_killed_processes(self) -> None:
+        """Their own, and those of their regions."""
+        for path in self.directory.glob(PREFIX + "[0-9a-f]" * 16):
+            if _dead(path):
+                for each in (*self.directory.glob(f"{path.name}-*"), path):
+                    with suppress(OSError):  # another user's
+                        each.unlink()
+
+    def left_over(self, region: str) -> bool:
+        """Whether a region is one of ours whose process was killed."""
+        owner = region.rpartition("-")[0]
+        return owner.startswith(PREFIX) and _dead(self.directory / owner)
+
+
+def _dead(path: Path) -> bool:
+    """Whether nothing holds the file's lock, or it is gone."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return True
 
 
 class TritonRegions:
@@ -99,20 +141,26 @@ class TritonRegions:
             return self._failure
         return "full" if len(self._pool) >= MAX_REGIONS else "new"
 
-    def give_back(self, region: Region) -> None:
-        """Its call has succeeded, and nothing reads the memory any more."""
-        self._pool.let_go(region.name, region.generation, self._loop.time())
+    def end(self, region: Region, *, failed: bool) -> None:
+        """The region's call is over, and nothing reads the memory any more; or it failed, or was cancelled: the server
+        may read it still.
+        """
+        if failed:
+            self._pool.remove(region)
+            self._unregister_removed()
+        else:
+            self._pool.let_go(region.name, region.generation, self._loop.time())
 
-    def remove(self, region: Region) -> None:
-        """Its call failed, or was cancelled: the server may read it still."""
-        self._pool.remove(region)
-        self._unregister_removed()
+    def end_soon(self, region: Region) -> None:
+        """Its call is over, and an array of it died: in any thread, also after the loop was closed."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(partial(self.end, region, failed=False))
 
     def lost(self) -> None:
         """The connection is gone. Where the server is not, it is asked to let go once there is a connection again."""
         self._not_before = 0.0
         for region in list(self._pool):
-            self.remove(region)
+            self.end(region, failed=True)
 
     # ---- GPU memory
 
@@ -148,40 +196,46 @@ class TritonRegions:
         task.add_done_callback(self._tasks.discard)
 
     async def _make(self, region: Region) -> None:
+        name = region.name.decode()
         try:
-            region.memory = await self._registered(region.name.decode(), region.size)
+            region.memory = await self._registered(name, region.size)
         except (OSError, grpc.aio.AioRpcError) as error:
             words = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
             logger.warning("no shared memory of %d bytes with Triton: %s; messages carry the bytes", region.size, words)
             self._not_before = self._loop.time() + PAUSE_S
             self._failure = "full" if isinstance(error, OSError) else "elsewhere"
-            self.remove(region)
+            self.end(region, failed=True)
             return
         finally:
             self._making = False
         if self._pool.get(region.name) is None:  # the connection was lost
-            self.unregister(region.memory.name)
+            self.unregister(name)
             return
-        self.give_back(region)
+        self.end(region, failed=False)
         if len(self._pool) == 1:
             self._run(self._expire())
         if self._unclean:
             self._unclean = False
             await self._clean_up()
 
-    async def _registered(self, name: str, size: int) -> SystemMemory:
+    async def _registered(self, name: str, size: int) -> Mapping:
         self._owner.hold()
-        memory = SystemMemory(self._owner, name, size)
-        self._known[name] = None
+        path = self._owner.directory / name
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
         try:
+            os.fchmod(fd, 0o666)  # the server may run as another user
+            os.posix_fallocate(fd, 0, size)  # else a full file system is SIGBUS where the memory is written
+            mapping = Mapping(mmap.mmap(fd, size))
+            self._known[name] = None
             request = service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=f"/{name}", byte_size=size)
             await self._stub.SystemSharedMemoryRegister(request, timeout=RPC_TIMEOUT_S)
         except grpc.aio.AioRpcError:
             del self._known[name]
             raise
         finally:
-            (self._owner.directory / name).unlink()
-        return memory
+            path.unlink()
+            os.close(fd)
+        return mapping
 
     async def _expire(self) -> None:
         """Give back regions without a call, while there are regions."""
@@ -193,7 +247,7 @@ class TritonRegions:
     def _unregister_removed(self) -> None:
         for region in self._pool.removed:
             if region.memory is not None:
-                self.unregister(region.memory.name)
+                self.unregister(region.name.decode())
         self._pool.removed.clear()
 
     async def _unregister(self, name: str) -> None:
