@@ -29,7 +29,7 @@ APPS = "tests/e2e/apps/llm.yaml"
 PROJECTS = "pierhead-test"
 """What the names of the Compose projects that tests start begin with."""
 BUILDS = "./pierhead build-images && ./pierhead build-images --apps echo-proto"
-"""The latter has services of the same names as the echo."""
+"""The echo with a .proto has services of the same names as the echo."""
 TWO_FILES = ("--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 
 
@@ -73,7 +73,7 @@ def _see_to_environments() -> None:
 
 @contextlib.contextmanager
 def _building(log: IO[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """The images are built beside what needs none of them."""
+    """The images are built while tests run that need none of them."""
     build = subprocess.Popen(
         ["bash", "-c", BUILDS], cwd=ROOT, env=_with_apps(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         start_new_session=True,
@@ -92,7 +92,7 @@ def _with_apps() -> dict[str, str]:
 
 
 def _test(build: subprocess.Popen[bytes], log: IO[str], chosen: Sequence[str]) -> int:
-    """Cheap ones first, so that a plain mistake is told before a stack is started for it; the others run all the same.
+    """Cheap ones first, so that a simple mistake is reported before a stack is started; the others still run.
 
     Two files run at a time, each process with stacks of its own; with the long tests, those of stacks have the machine
     to themselves.
@@ -102,7 +102,7 @@ def _test(build: subprocess.Popen[bytes], log: IO[str], chosen: Sequence[str]) -
     failed = build.wait()
     log.seek(0)
     print(log.read(), flush=True)
-    # A build beside other work can fail where the same build alone does not ("inconsistent graph state": BuildKit, when
+    # A build can fail only because other work runs at the same time ("inconsistent graph state": BuildKit, when
     # builds share a step and one of them is cancelled), so it gets a second try.
     if failed and subprocess.run(["bash", "-c", BUILDS], cwd=ROOT, env=_with_apps(), check=False).returncode:
         return 1

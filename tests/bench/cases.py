@@ -1,8 +1,8 @@
 """What is measured, in which order. Pure: the same options give the same schedule.
 
-A visit starts one subject with one chain of services, measures a few loads and stops it again: nothing that is not
-measured runs beside what is. In each round the two sides take turns at each chain, the other way round in the next
-round, so that a machine that gets slower or faster meanwhile favours neither.
+A visit starts one subject with one chain of services, measures a few loads and stops it again: nothing else
+runs during a measurement. In each round the two sides take turns at each chain, in the other order in the next round,
+so that a machine that gets slower or faster favours neither.
 """
 
 from __future__ import annotations

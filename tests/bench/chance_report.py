@@ -23,7 +23,7 @@ from tests.harness.swarm_losses import (
 )
 
 SHOWN = 40
-"""Of the failures that nothing explains, so many are told one by one."""
+"""Of the unexplained failures, this many are listed one by one."""
 
 
 @dataclass(frozen=True)

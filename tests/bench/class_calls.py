@@ -1,4 +1,4 @@
-"""What a call of a class's method costs beside one through generated stubs: `python -m tests.bench.class_calls`.
+"""What a call of a class's method costs compared with one through generated stubs: `python -m tests.bench.class_calls`.
 
 One caller, and one replica in a process of its own that serves both. Rounds of the two take turns, and CPU time of both
 processes counts: the ratio is for the code, whatever else the machine does.

@@ -1,4 +1,4 @@
-"""The events of the echo's stream, made as services/echo/app.py makes them, for what is measured beside it."""
+"""The events of the echo's stream, made as services/echo/app.py makes them, for what is compared with it."""
 
 from __future__ import annotations
 

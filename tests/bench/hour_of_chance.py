@@ -227,7 +227,7 @@ class Chance:
         self.stack.make("scale", service, str(number), *waits)
 
     def roll(self, *, is_bad: bool) -> None:
-        """Another version of the service that can have a bad one. Half of the time the next thing happens meanwhile."""
+        """Another version of the service that can have a bad one. Half of the time the next event comes during it."""
         self.versions += 1
         breaks = self.dice.choice(["crash", "unready"]) if is_bad else ""
         self.stack.roll(f"v{self.versions}", breaks, waits=self.dice.random() < 0.5)

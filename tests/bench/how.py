@@ -9,7 +9,7 @@ from tests.bench.results import Results
 from tests.bench.statistics import Samples, Spread
 
 QUIET_CORES = 0.05
-"""More than this in use by the rest of the machine during a measurement is told."""
+"""The report names a use by the rest of the machine during a measurement that is above this."""
 
 PROCESSES = """\
 - Both sides are processes of this host behind the same HAProxy program, the one that the peer brings; ours with the

@@ -1,11 +1,11 @@
 """Runs one command so that nothing of it outlives the bench: `python -m tests.bench.keeper -- COMMAND...`.
 
 The keeper is the command's subreaper (prctl(2), PR_SET_CHILD_SUBREAPER): daemons that leave their parent, such as the
-HAProxy that Ray Serve's manager starts, become the keeper's children and stay within its tree. When the keeper is told
+HAProxy that Ray Serve's manager starts, become the keeper's children and stay within its tree. When the keeper is asked
 to stop, when the process that started it is gone (PR_SET_PDEATHSIG), or when the command ends, every process of the
 tree ends: SIGTERM to the command, SIGKILL to whatever is left when its grace is over. The exit code is the command's.
 
-Their CPU seconds are not lost when they end: the kernel adds them to whoever reaps them, which is in the tree.
+Their CPU seconds are not lost when they end: the kernel adds them to the process that reaps them, which is in the tree.
 """
 
 from __future__ import annotations

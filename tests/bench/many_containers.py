@@ -80,11 +80,11 @@ class Growth:
     engine_cpu_s: float
     """Of dockerd and containerd."""
     readings: Ticks | None = None
-    """Readings of the engine, which go on beside the ticks."""
+    """Readings of the engine, which run outside the ticks."""
     core_wait_s: float = 0.0
     """The same of all that the controller's event loop does, ticks included."""
     haproxy_readings: Ticks | None = None
-    """Readings of HAProxy, which go on beside the ticks, too."""
+    """Readings of HAProxy, which run outside the ticks, too."""
 
     @property
     def engine_done_s(self) -> float:
@@ -119,7 +119,7 @@ class Rest:
     resident_mb: float
     ticks: Ticks
     elsewhere_cores: float
-    """What everything else on the machine used meanwhile."""
+    """What everything else on the machine used during it."""
 
 
 @dataclass
@@ -224,7 +224,7 @@ def grow(stack: Stack, service: str, replicas: int, events: Events, book: TickBo
     pid = int(stack.container("controller").attrs["State"]["Pid"])
     before, engine_before, waited_before = controller_at_rest.cpu_s(pid), engine_cpu_s(), core_wait_s(pid)
     names = (READINGS, HAPROXY_READINGS)
-    beside = {name: TickBook(stack, name) for name in names}
+    readings = {name: TickBook(stack, name) for name in names}
     book.lap()
     begun = time.time()
     stack.api(f"/api/v1/services/{service}/scale", "PUT", {"replicas": replicas})
@@ -232,7 +232,7 @@ def grow(stack: Stack, service: str, replicas: int, events: Events, book: TickBo
     eventually(lambda: len(events.of("add_server", begun)) >= replicas, "all take traffic", LIMIT_S, every_s=0.5)
     ticks, cpu_s, waited_s = book.lap(), controller_at_rest.cpu_s(pid) - before, core_wait_s(pid) - waited_before
     engine_s = engine_cpu_s() - engine_before
-    laps = {name: one.lap() for name, one in beside.items()}
+    laps = {name: one.lap() for name, one in readings.items()}
     starts = starts_of(stack, service, events, begun)
     stack.wait_settled(60.0, **{service: replicas})
     return Growth(
@@ -338,7 +338,7 @@ def lines(found: Found) -> Iterator[Line]:
     )
     for one in found.rests:
         if one.replicas >= 50:
-            # What is promised of 50 is told of more without a judgement.
+            # The promises are about 50 replicas: figures of more are shown without a verdict.
             memory, cpu = one.resident_mb, one.cpu_percent
             yield Line(
                 f"the controller at rest, {one.replicas} replicas: memory",
@@ -415,7 +415,7 @@ HOW = f"""\
   command says otherwise.
 - Ticks are the controller's own histogram (`{TICKS}`: look at engine and HAProxy, plan,
   publication). A tick waits {1000 * PATIENCE_S:.0f} ms at most for the engine and HAProxy, not at all
-  where the last answer took longer, and goes on with the reading before. How long they took to
+  where the last answer took longer, and continues with the former reading. How long they took to
   answer is `{READINGS}` and `{HAPROXY_READINGS}`. CPU and resident memory are those of the controller's process
   in /proc.
 - How long the controller's event loop waited for a core is the kernel's schedstat of its thread.

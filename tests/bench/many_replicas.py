@@ -147,7 +147,7 @@ def resident_mb() -> float:
 def timed(
     tick: Callable[..., Coroutine[Any, Any, float]], ticks: list[float]
 ) -> Callable[..., Coroutine[Any, Any, float]]:
-    """Note the CPU time of each tick; what else the event loop does meanwhile (probes, actions) is in it."""
+    """Note the CPU time of each tick; what else the event loop does during it (probes, actions) is in it."""
 
     async def measured(*, thorough: bool = False) -> float:
         begun = time.process_time()

@@ -149,7 +149,7 @@ def members_of(roots: Iterable[Member], classify: Callable[[str, psutil.Process]
             children.setdefault(process.ppid(), []).append(process)
     for role, root in roots:
         found = list(children.get(root.pid, ()))
-        for process in found:  # which grows meanwhile
+        for process in found:  # which grows during the loop
             found += children.get(process.pid, ())
             with contextlib.suppress(psutil.NoSuchProcess):
                 yield classify(role, process), process

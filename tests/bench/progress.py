@@ -1,4 +1,4 @@
-"""What the terminal shows while a run goes on: one line for each measurement, and how long the rest will take."""
+"""What the terminal shows during a run: one line for each measurement, and how long the rest will take."""
 
 from __future__ import annotations
 

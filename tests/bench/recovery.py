@@ -1,6 +1,6 @@
 """How long the stack takes to recover, and what it does under overload: `python -m tests.bench.recovery --rounds 3`.
 
-Starts a stack of its own for each round, breaks one part after the other under load, and prints each figure beside the
+Starts a stack of its own for each round, breaks one part after the other under load, and prints each figure with the
 bound that the documents name. The images must have been built (`make build`). The tests of tests/e2e assert what
 happens; how long it takes depends on the machine, so it is measured here.
 """

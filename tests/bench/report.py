@@ -1,7 +1,7 @@
 """From a results file to what people read: `python -m tests.bench.report DIRECTORY` writes README.md and plots there.
 
 Everything comes from DIRECTORY/results.json and notes.md (findings about these figures, if there is one), so
-that a report can be written anew without measuring again.
+that a report can be written again without measuring again.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _targets(results: Results) -> Iterator[str]:
 
 
 def main() -> int:
-    """Write README.md and the plots beside a results file."""
+    """Write README.md and the plots next to a results file."""
     directory = Path(sys.argv[1])
     results = Results.read(directory / "results.json")
     try:

@@ -1,4 +1,4 @@
-"""The application of test_runner.py: its replicas are told apart by their ids, and do what requests say."""
+"""The application of test_runner.py: its replicas are distinguished by their ids, and do what requests say."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def comparable(inspected: dict[str, Any], project: str) -> dict[str, Any]:
     host_config["Ulimits"] = sorted(host_config["Ulimits"], key=lambda limit: str(limit["Name"]))
     host_config["SecurityOpt"] = [option.replace(":", "=") for option in host_config["SecurityOpt"]]
     configured = dict(inspected["Config"], Env=sorted(inspected["Config"]["Env"]))
-    # Whoever runs it attaches or not; Hostname is the id.
+    # The caller decides about attaching; Hostname is the id.
     for key in ("Labels", "Hostname", "AttachStdout", "AttachStderr", "AttachStdin", "StdinOnce"):
         configured.pop(key, None)
     mounts = [

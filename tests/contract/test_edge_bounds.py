@@ -30,7 +30,7 @@ HEAD = b"POST /echo/body HTTP/1.1\r\nhost: edge\r\ncontent-length: %d\r\n\r\n"
 
 
 class SlowClient:
-    """One connection that sends what it is told to, and reads what comes back."""
+    """One connection that sends what the test asks for, and reads the answers."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -119,7 +119,7 @@ async def test_an_idle_websocket_loses_its_place(edge: Edge) -> None:
         while not third.done():  # it waits for a place
             await asyncio.sleep(0.1)
             await used.send_str("hi")
-            assert (await used.receive(timeout=PATIENCE_S)).data == "hi", "one that is used goes on"
+            assert (await used.receive(timeout=PATIENCE_S)).data == "hi", "one that is used stays open"
         assert (await third).status == 200, "the idle one has left"
         assert (await idle.receive(timeout=PATIENCE_S)).type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.ERROR)
 

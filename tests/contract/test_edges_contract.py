@@ -138,7 +138,7 @@ async def test_routes_of_an_older_controller_are_not_taken(nodes: Nodes) -> None
 
 
 async def test_an_edge_that_is_stopped_says_so_first_and_finishes_what_it_has_begun(nodes: Nodes) -> None:
-    """What is in front of the edges has some seconds to choose another one, and meanwhile no request fails."""
+    """A balancer in front of the edges has some seconds to choose another one, in which no request fails."""
     leaving = nodes.containers["n1"]
     async with contextlib.AsyncExitStack() as ends:
         replica = Replica(leaving.gateway, "echo-1")

@@ -75,7 +75,7 @@ class World(Protocol):
     """A start has succeeded, or failed, when its call ends: no node has to be found first."""
     sees_containers: bool
     """It reads the containers themselves, and not a manager's list of tasks: their networks, whether memory ran out,
-    and the code with which one that was told to stop has ended."""
+    and the exit code of one that was stopped."""
 
     def spec(self, service: str, image: str | None = None, *, has_build: bool = False) -> ServiceSpec: ...
     def compose_container(self, service: str, *, one_off: bool = False, project: str | None = None) -> str: ...
@@ -160,7 +160,7 @@ def container_of(service: str, image: str, network: str, labels: dict[str, str])
 
 
 def built(client: APIClient, image: str, path: str, content: bytes) -> str:
-    """The id of an image with another file, and with a helper's leavings of an earlier controller beside it."""
+    """The id of an image with another file, and, next to it, files that an earlier controller's helper has left."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as entries:
         entry = tarfile.TarInfo(path.removeprefix("/"))
@@ -616,7 +616,7 @@ async def test_a_replica_without_its_network_has_no_address(world: World) -> Non
     await asyncio.to_thread(world.connect, name, True)
     again = await get(world, name)
     assert again.ip is not None
-    assert replace(again, ip=None) == one, "it goes on as the container that it was"
+    assert replace(again, ip=None) == one, "it is the same container"
 
 
 # ----------------------------------------------------------------------------------------------------- what is observed
@@ -729,7 +729,7 @@ async def test_a_node_is_changed_unless_it_has_changed_meanwhile(world: World) -
     leaving = await change(availability="pause", labels=((LEAVING_LABEL, "1"), ("zone", "a")))
     assert (leaving.availability, leaving.labels) == ("pause", {LEAVING_LABEL: "1", "zone": "a"})
     assert leaving.version != node.version
-    assert (await get(world, name)).state is ContainerState.RUNNING, "what runs there goes on"
+    assert (await get(world, name)).state is ContainerState.RUNNING, "running containers are not affected"
     assert set((await observe(world)).foreign_gpu_holders.values()) == {"n1 (leaving)"}
     waits = await create(world, "runs", number=2)
     await world.engine.perform(StartContainer(target=waits, service="runs"), world.project)

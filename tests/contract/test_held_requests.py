@@ -269,7 +269,7 @@ async def test_nobody_waits_where_the_room_is_closed_and_all_do_again_when_it_is
         await edge.serve("echo", "echo-1")
         assert (await request)[0] == 200
         await set_waiting_room(edge, is_open=False)
-        assert (await outcome(session))[0] == 200, "a server that takes traffic goes on"
+        assert (await outcome(session))[0] == 200, "a server that takes traffic stays"
     assert (await edge.state()).pid == before
 
 
@@ -375,7 +375,7 @@ async def test_a_hold_does_not_begin_anew_with_a_reload(edge: Edge) -> None:
         status, at, body = await request
     assert (status, "no_replica" in body) == (503, True)
     assert at - started >= hold_s - clock_s
-    # A hold that began anew would end hold_s after the reload. A busy machine may be hold_s - 1 late.
+    # A hold that had started again would end hold_s after the reload. A busy machine may be hold_s - 1 late.
     assert at - reloaded < hold_s - clock_s
 
 
@@ -395,7 +395,7 @@ async def test_a_connection_from_before_a_reload_reaches_servers_added_after_it(
         assert (await outcome(kept_alive))[0] == 503
         await edge.route(sleeping(request_timeout_s=2.0), service("other"))
         await edge.serve("echo", "echo-1")
-        with contextlib.suppress(ServerDisconnectedError):  # the worker of before may have closed it meanwhile
+        with contextlib.suppress(ServerDisconnectedError):  # the former worker may have closed it
             assert (await outcome(kept_alive))[0] == 200
 
 

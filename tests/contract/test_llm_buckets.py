@@ -34,7 +34,7 @@ ANSWER_S = 60.0
 NOBODY = "http://127.0.0.1:1"
 """An endpoint where nobody listens."""
 NOT_THIS_MACHINE_S = {
-    # Its settings, and servers of metadata that it may be beside.
+    # Its settings, and servers of metadata that may be near it.
     "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null", "AWS_EC2_METADATA_DISABLED": "true",
     "NO_GCE_CHECK": "true", "CLOUDSDK_CONFIG": "/nowhere", "NO_PROXY": "*",
 }  # fmt: skip

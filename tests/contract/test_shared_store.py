@@ -145,7 +145,7 @@ async def test_users_reach_the_controller_s() -> None:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The store beside a dictionary that forgets by looking at every key."""
+    """The store compared with a dictionary that expires keys by a search through all of them."""
 
     keys = st.sampled_from("abcdefghijkl")
 

@@ -31,7 +31,7 @@ def echo_stack(written: WrittenStack) -> WrittenStack:
 
 @pytest.fixture
 def with_nginx(echo_stack: WrittenStack) -> Iterator[WrittenStack]:
-    """The image of tests/e2e/apps/static.yaml is built, and the stack's environment is afterwards as it was."""
+    """The image of tests/e2e/apps/static.yaml is built, and the stack's environment is restored afterwards."""
     echo_stack.docker.images.build(
         path=str(APPS / "nginx"), tag="pierhead-test/nginx", network_mode="host", rm=True, forcerm=True
     )
@@ -93,7 +93,7 @@ def test_containers_that_compose_scales_are_refused(echo_stack: WrittenStack) ->
 
 
 @contextlib.contextmanager
-def beside(stack: Stack, image: str, labels: dict[str, str]) -> Iterator[Container]:
+def foreign_container(stack: Stack, image: str, labels: dict[str, str]) -> Iterator[Container]:
     """A container that a user has started with `docker run`; the labels are its image's."""
     container = stack.docker.containers.run(image, ["infinity"], entrypoint="sleep", labels=labels, detach=True)
     try:
@@ -107,7 +107,10 @@ def test_a_container_that_somebody_runs_of_a_services_image_lives_on(echo_stack:
     image = str(replica.attrs["Config"]["Image"])
     built = {"com.docker.compose.project": echo_stack.project, "com.docker.compose.service": "echo"}
     hostile = dict(replica.labels)
-    with beside(echo_stack, image, built) as first, beside(echo_stack, image, hostile) as second:
+    with (
+        foreign_container(echo_stack, image, built) as first,
+        foreign_container(echo_stack, image, hostile) as second,
+    ):
         echo_stack.scale("echo", 2)  # the controller reads the engine, acts, and has nothing left to do
         echo_stack.settle(**{"echo": 2, "echo-child": 1})
         for container in (first, second):

@@ -1,7 +1,7 @@
 """What a user does with a stack, from `make up` to `make down`: the same on one machine and on a Swarm of three nodes.
 
-The tests are one story, in this order. `-s` prints how long each command took. Beside the requests that a test sends, a
-load at every edge retries nothing.
+The tests are one story, in this order. `-s` prints how long each command took. In addition to the requests of a test,
+a load at every edge retries nothing.
 """
 
 from __future__ import annotations

@@ -71,13 +71,13 @@ def test_prometheus_gives_rates_and_quantiles(stack: Stack) -> None:
 def test_why_of_a_replica_that_was_killed_has_its_end(stack: Stack) -> None:
     victim = next(iter(stack.replicas("echo-child").values()))
     stack.kill_process(victim)
-    told = eventually(lambda: last_failure(stack, "echo-child", str(victim.name)), "the failure is told")
+    told = eventually(lambda: last_failure(stack, "echo-child", str(victim.name)), "the failure is reported")
     assert "signal 9" in told["message"]
     stack.wait_settled(**{"echo-child": 1})
 
 
 def last_failure(stack: Stack, service: str, replica: str) -> Any:
-    """What is told of the service's last failure, if it is this replica's."""
+    """The report of the service's last failure, if it is this replica's."""
     told = data(stack, "why", service)["last_failure"]
     return told if told and told["target"] == replica else None
 

@@ -75,7 +75,7 @@ def test_a_replica_that_is_to_leave_serves_for_as_long_as_its_service_says(echo:
     addresses = [replica["address"] for replica in echo.service("echo")["replicas"]]
     began = time.monotonic()
     assert echo.api("/api/v1/services/echo/scale", "PUT", {"replicas": 1}).status == 202
-    eventually(lambda: not all(serves(address) for address in addresses), "one is told to stop", every_s=0.01)
+    eventually(lambda: not all(serves(address) for address in addresses), "one is stopped", every_s=0.01)
     assert time.monotonic() - began >= stay_s, "not before"
     echo.wait_settled(echo=1)
     [why] = echo.messages("signal_container")

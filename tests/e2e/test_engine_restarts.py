@@ -82,7 +82,7 @@ def test_with_live_restore_no_request_is_lost(engine: OwnEngine, stack: Stack) -
 
 
 def test_published_ports_stay_open_while_the_engine_is_down(engine: OwnEngine, stack: Stack) -> None:
-    """They are rules in the kernel. The engine writes them anew when it starts: then they refuse for some 0.2 s."""
+    """They are rules in the kernel. The engine writes them again when it starts: then they refuse for some 0.2 s."""
     engine.set_live_restore(True)
     before = lives(stack)
     # Each replica has found its callee before: the engine, which will be away, resolves the names of its networks.

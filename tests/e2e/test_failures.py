@@ -1,6 +1,6 @@
 """The failure table, line by line, on the real stack under load: what happens, and what clients may see of it.
 
-What fails is told by when it began and by how much of it there is. How many seconds it takes depends on the machine:
+Failures are judged by their time and their number. How many seconds it takes depends on the machine:
 `python -m tests.bench.recovery` measures that.
 """
 
@@ -148,7 +148,7 @@ def test_replica_killed_under_load(stack: Stack, service: str, replicas: int, pa
     victim = next(iter(stack.replicas(service).values()))
     with load_on(stack, *paths) as load:
         stack.kill_process(victim)
-        eventually(lambda: failures(stack, service), "the failure is told")
+        eventually(lambda: failures(stack, service), "the failure is reported")
         told_at = time.time()
         eventually(lambda: victim.id not in stack.replica_ids(service), "the dead replica's container is gone")
         stack.wait_settled(**{service: replicas})
@@ -185,7 +185,7 @@ def test_replica_that_loses_its_network_is_replaced(stack: Stack) -> None:
     with load_on(stack, ECHO, connections=10) as load:
         network.disconnect(victim, force=True)
         stack.scale("ranker", 3)  # the engine's events have the controller read it while the address is gone
-        eventually(lambda: failures(stack, "echo"), "the failure is told")
+        eventually(lambda: failures(stack, "echo"), "the failure is reported")
         told_at = time.time()
         eventually(lambda: victim.id not in stack.replica_ids("echo"), "the replica without a network is gone")
         stack.wait_settled(echo=2)

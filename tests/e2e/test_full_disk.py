@@ -1,4 +1,4 @@
-"""A state volume without room: what heals goes on, what would have to be kept is refused."""
+"""A state volume without room: healing continues, changes that would have to be stored are refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_full_state_volume_stops_no_healing(full_disk_stack: Stack) -> None:
         assert code == 1, output
         victim = next(iter(stack.replicas("echo-child").values()))
         stack.kill_process(victim)
-        eventually(lambda: any(each["kind"] == "replica_failed" for each in stack.events()), "the failure is told")
+        eventually(lambda: any(each["kind"] == "replica_failed" for each in stack.events()), "the failure is reported")
         told_at = time.time()
         eventually(lambda: "state volume" in _notices(stack), "the status says what is wrong")
         eventually(lambda: victim.id not in stack.replica_ids(), "the dead replica's container is gone")
@@ -39,7 +39,7 @@ def test_a_full_state_volume_stops_no_healing(full_disk_stack: Stack) -> None:
         refused = stack.pierhead("scale", "echo", "2")
         assert refused.returncode == 1
         assert "state volume" in refused.stdout + refused.stderr
-        assert stack.service("echo")["wanted"] == 1, "who was told that it is not kept does not get it"
+        assert stack.service("echo")["wanted"] == 1, "a refused change does not take effect"
         controller.exec_run(["rm", f"{state}/filler"])
         eventually(lambda: "state volume" not in _notices(stack), "there is room again")
         stack.scale("echo", 2)

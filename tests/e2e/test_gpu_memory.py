@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.long, pytest.mark.stack, pytest.mark.timeout(300)]
 
 @dataclass(frozen=True)
 class Smi:
-    """An `nvidia-smi` that CDI mounts into whoever gets a device, as NVIDIA's files do."""
+    """An `nvidia-smi` that CDI mounts into each container with a device, as NVIDIA's files do."""
 
     directory: Path
 

@@ -66,7 +66,7 @@ def test_slots_share_gpus_and_whole_ones_wait_for_them(gpu_stack: Stack, capsys:
     done = gpu_stack.pierhead("scale", "pinned", "3")
     assert done.returncode == 1
     why = "it asks for 1 GPU and 0 of 4 are free: 2 held by pinned, 2 shared by shared"
-    eventually(lambda: why in gpu_stack.service("pinned")["message"], "the shortage is told with numbers")
+    eventually(lambda: why in gpu_stack.service("pinned")["message"], "the shortage is reported with numbers")
     status = eventually(lambda: _status_with_a_notice(gpu_stack), "it is told that their memory is not known")
     with capsys.disabled():
         print(f"\n{status}")

@@ -60,12 +60,12 @@ def test_running_replicas_take_it_over_and_no_request_notices(echo: WrittenStack
         assert answers(echo) == {"Ahoy: hi"}, "the former one stays in force"
         row = eventually(lambda: refused(echo), "the status says so")
         assert "EchoChild.reconfigure raised TypeError: unsupported operand" in row["message"]
-        eventually(lambda: "no restart" in echo.plan_text(), "the plan says that they go on as they are")
+        eventually(lambda: "no restart" in echo.plan_text(), "the plan says that they are not replaced")
 
         echo.container("controller").kill()
         echo.write(with_keys(user_config="{greeting: Moin}"))
         echo.container("controller").start()
-        eventually(lambda: answers(echo) == {"Moin: hi"}, "the next controller goes on", within_s=120)
+        eventually(lambda: answers(echo) == {"Moin: hi"}, "the next controller continues the work", within_s=120)
         eventually(lambda: echo.service("echo-child")["state"] == "HEALTHY", "all is well")
     load.assert_no_failure()
     assert echo.replica_ids() == before, "the same containers"
@@ -113,7 +113,7 @@ def test_callers_go_by_another_router_and_no_request_notices(echo: WrittenStack)
         for policy in ("round_robin", "least_ongoing", "consistent_hash"):
             so_far = len(echo.messages("write_routing"))
             echo.write(with_keys(router=f"{{policy: {policy}}}"))
-            eventually(partial(wrote, echo, so_far), "HAProxy has it, and callers were told in the same tick")
+            eventually(partial(wrote, echo, so_far), "HAProxy has it, and callers got it in the same tick")
     load.assert_no_failure()
     eventually(lambda: spread(echo, "a") == [30, 0, 0], "all of a session at one replica")
     assert spread(echo, "a") == [30, 0, 0]

@@ -76,7 +76,7 @@ def test_a_replica_is_killed_under_streams(llm: WrittenStack) -> None:
         victim = llm.replicas("llm")[max(at_work, key=lambda name: at_work[name])]
         llm.kill_process(victim)
         lost = at_work[str(victim.name)]
-        eventually(lambda: len(running.not_well()) == lost, "every client that it worked for is told")
+        eventually(lambda: len(running.not_well()) == lost, "every client that it worked for gets an error")
         # Before that the gateway does not know, and a call that a replica may have begun is not repeated.
         with streams(llm, seconds=2) as later:
             eventually(lambda: victim.id not in llm.replica_ids("llm"), "the dead replica's container is gone")
@@ -198,7 +198,7 @@ def test_a_model_that_does_not_load_says_why_and_stops_no_other(llm: WrittenStac
         )
         why = llm.pierhead("why", service)
         status = llm.pierhead("status")
-        eventually(lambda: len(others.ended) >= 8, "others are served meanwhile")
+        eventually(lambda: len(others.ended) >= 8, "others are served while it waits")
     print(f"\n  status: {row['state']}: {row['message']}\n  why: {why.stdout}\n  others: {others}")
     assert words in " ".join(why.stdout.split())
     assert service in status.stdout

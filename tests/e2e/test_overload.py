@@ -1,4 +1,4 @@
-"""Ten times what the replicas can take, through HAProxy: lines stay short, and the rest is told when to come back.
+"""Ten times what the replicas can take, through HAProxy: lines stay short, and the rest gets a time to retry after.
 
 tests/faults/test_overload.py does the same to the services alone. That as much is done as at the peak depends on the
 machine: `python -m tests.bench.recovery` measures it.
@@ -28,7 +28,7 @@ ONE_TOO_MANY = 0.01
 """Of the requests of a load that has room in the line, at most: now and then HAProxy sends a server one more than its
 maxconn, when several arrive in the same instant. The replica refuses it before any work, and says when to come back."""
 OTHER_THREADS = min(len(os.sched_getaffinity(0)), 8) - 1
-"""HAProxy's, beside the one that looks: each may let one in that has found the same last place free."""
+"""HAProxy's other threads: each may admit one request that has found the same last place free."""
 
 
 def measured(stack: Stack, connections: int) -> LoadResult:

@@ -83,7 +83,7 @@ class User:
 
     @contextlib.contextmanager
     def begins(self, *words: str, output: TextIO) -> Iterator[subprocess.Popen[str]]:
-        """Type a command that goes on."""
+        """Type a command that keeps running."""
         own = self.environment()
         with subprocess.Popen(
             words, cwd=self.directory, env=own, stdout=output, stderr=output, text=True, start_new_session=True
@@ -137,7 +137,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def own_ports() -> str:
-    """Lines of .env: other stacks are started on this machine meanwhile, on the default ports."""
+    """Lines of .env: other stacks on this machine have the default ports."""
     return "".join(f"{name}={port}\n" for name, port in zip(PORTS, free_ports(len(PORTS)), strict=True))
 
 
@@ -198,7 +198,7 @@ def test_it_is_served_without_docker_by_the_tools_own_python(shop: User) -> None
 
 
 def test_a_test_has_a_stack_of_its_own(shop: User) -> None:
-    """`pierhead.testing.Stack` of the same directory, beside the stack that is up."""
+    """`pierhead.testing.Stack` of the same directory, while its stack is up."""
     own = {"PYTHONPATH": "", "PIERHEAD_TAG": TAG, "PATH": f"{shop.programs}:{os.environ['PATH']}"}
     with Stack(shop.directory / "compose.yaml", environment=own, command=[str(shop.programs / "pierhead")]) as stack:
         answer = request(f"{stack.base_url}/?name=Ada")
@@ -208,7 +208,7 @@ def test_a_test_has_a_stack_of_its_own(shop: User) -> None:
     assert engine.containers.list(all=True, filters={"label": labels}) == []
     assert engine.images.list(f"{stack.project}-*") == [], "what it built is gone"
     assert shop.setting("COMPOSE_PROJECT_NAME") == "ownshoptest"
-    assert shop.get("/?name=Ada")[0] == 200, "the other one goes on"
+    assert shop.get("/?name=Ada")[0] == 200, "the other one still serves"
 
 
 def test_a_save_is_served_within_seconds(shop: User, tmp_path: Path) -> None:
@@ -247,10 +247,10 @@ def test_a_save_is_served_within_seconds(shop: User, tmp_path: Path) -> None:
         took.append(time.monotonic() - began)
 
     with said.open("w") as output, Load([url], connections=4, pause_s=0.05) as load:
-        with shop.begins("pierhead", "up", "--watch", output=output) as watch, ThreadPoolExecutor() as beside:
+        with shop.begins("pierhead", "up", "--watch", output=output) as watch, ThreadPoolExecutor() as clients:
             eventually(lambda: "Watching the files of greeter, web." in said.read_text(), "it watches")
             for text, expected in edits:
-                answered = beside.submit(until_answered, expected)
+                answered = clients.submit(until_answered, expected)
                 ends(text, UP_TO_DATE)
                 answered.result()
             print(f"first new answer after {', '.join(f'{seconds:.1f} s' for seconds in took)}\n{said.read_text()}")
@@ -297,7 +297,7 @@ def test_a_compose_file_that_was_there_runs_beside_it(shop: User, tmp_path: Path
         assert user.containers() == {}
         volumes = docker.from_env().volumes.list(filters={"name": f"{name}_kept"})
         assert len(volumes) == 1, "volumes stay"
-    assert shop.get("/?name=Ada")[0] == 200, "the other project goes on"
+    assert shop.get("/?name=Ada")[0] == 200, "the other project still serves"
 
 
 PRIVATE = """\
@@ -372,7 +372,7 @@ def test_an_image_of_a_private_registry_comes_with_the_user_s_login(
             compose.write_text(compose.read_text().replace("web:1", "web:2"))
             blocked = eventually(lambda: user.services()["web"]["blocked"], "the controller has no login")
             assert "`docker login` and `pierhead up` bring it" in blocked
-            assert user.get("/")[0] == 200, "what runs goes on"
+            assert user.get("/")[0] == 200, "running services are not affected"
             user.does("pierhead", "up", **ada)
             eventually(lambda: user.services()["web"]["converged"], "the new image runs")
         finally:

@@ -140,7 +140,7 @@ def test_nothing_waits_for_what_scale_has_set_to_zero_and_all_do_again_afterward
     assert "pierhead scale echo 1" in answer.json["error"]["message"]
     assert answer.headers["retry-after"] == "10"
     assert asleep.haproxy_worker() == worker
-    asleep.kill_process(asleep.container("haproxy"))  # the one that follows is told, too
+    asleep.kill_process(asleep.container("haproxy"))  # the next process gets the message, too
     eventually(lambda: asleep.haproxy_worker() != worker and is_refused(), "HAProxy is back", SOON_S)
     assert asleep.pierhead("scale", "echo", "auto").returncode == 0
     eventually(lambda: asleep.get(ECHO).status == 200, "it wakes again", SOON_S)

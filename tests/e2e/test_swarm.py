@@ -29,12 +29,12 @@ def stack() -> Iterator[SwarmStack]:
 
 
 def test_down_after_an_up_that_was_killed(stack: SwarmStack) -> None:
-    """Its files are broken meanwhile, too."""
+    """Its files have become invalid, too."""
     stack.type("bash", "-c", KILLED_UP)
     assert stack.left() != []
     stack.make("down", "--volumes", COMPOSE_FILE=BROKEN)
     programs = stack.rig.nodes[0].cli("ps", "--no-trunc", "--format", "{{.Command}}")
-    assert "controller.swarm.up up" not in programs, "it would go on starting things"
+    assert "controller.swarm.up up" not in programs, "it would start more"
     eventually(stack.is_gone, "no node has anything of it")
     assert stack.run("down").returncode == 0, "there is nothing to do"
 

@@ -1,4 +1,4 @@
-"""`make up` makes the certificates of a stack on three nodes anew, under a load on every edge that retries nothing."""
+"""`make up` renews the certificates of a stack on three nodes, under a load on every edge that retries nothing."""
 
 from __future__ import annotations
 

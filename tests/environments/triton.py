@@ -1,7 +1,7 @@
 """`python -m tests.environments.triton [check]`: a Triton server for this machine's CPU, for the tests with a real one.
 
 It is that that PyPI's nvidia-pytriton contains, in .state/triton. Its Python backend loads the system's libpython3.11
-and the numpy beside it. Seconds and 240 MB the first time.
+and its numpy. Seconds and 240 MB the first time.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class FakeEdges(PublishedRoutes):
         super().__init__(epoch=1)
         self.edges = {name: FakeEdge(answers=lambda name: False) for name in names}
         self.leaving: set[str] = set()
-        """Those that were told to end."""
+        """Those that were stopped."""
         self.services: WriteRouting | None = None
 
     def router(self) -> EdgesRouter:

@@ -140,7 +140,7 @@ class FakeEngine:
     """GPU UUID -> what containers on it do, whatever they would do elsewhere."""
     node: str = "fake-node"
     clock_set_by_s: float = 0.0
-    """By how much the machine's wall clock was set forward (or back); what containers do goes on as it was."""
+    """By how much the machine's wall clock was set forward (or back); containers are not affected."""
     reachable: bool = True
     absence: type[EngineError] = EngineUnreachable
     """How it fails while it is not reachable."""
@@ -153,7 +153,7 @@ class FakeEngine:
     nodes: dict[str, Node] = field(default_factory=dict)
     """By name, in the order of names; see fake_swarm_engine.py."""
     reading_s: float = 0.0
-    """How long `observe` takes; it returns the world as it was at the call."""
+    """How long `observe` takes; it returns the world at the time of the call."""
     machine: Machine | None = None
     """The machine without replicas; None = it is not known. Each replica that is up takes `takes` of it."""
     takes: Footprint = A_REPLICA
@@ -322,7 +322,7 @@ class FakeEngine:
         self._failures.clear()
 
     def go_away(self, absence: type[EngineError] = EngineUnreachable) -> None:
-        """The daemon stops answering, containers go on."""
+        """The daemon stops answering, containers keep running."""
         self.reachable, self.absence = False, absence
         self._break_streams("the stream ended")
 

@@ -36,7 +36,7 @@ class FakeSwarmEngine(FakeEngine):
     _off_since: dict[str, float] = field(default_factory=dict)
     """By node: when it was powered off, or cut off."""
     _cut: set[str] = field(default_factory=set)
-    """The nodes that go on with what they run."""
+    """The nodes that keep running their tasks."""
     _restarts: dict[str, float] = field(default_factory=dict)
     """By container that has ended by itself: when it is started again."""
 
@@ -53,13 +53,13 @@ class FakeSwarmEngine(FakeEngine):
         self._cut.discard(name)
 
     def cut_off(self, name: str) -> None:
-        """No manager hears of it any more. What runs there goes on, and answers, until it is back."""
+        """No manager hears of it any more. Its replicas run and answer until it is back."""
         if name not in self._off_since:
             self._off_since[name] = self.clock()
             self._cut.add(name)
 
     def power_on(self, name: str) -> None:
-        """It is back, with nothing on it that went elsewhere meanwhile."""
+        """It is back, without the replicas that were moved."""
         self._advance()
         if self._off_since.pop(name, None) is None:
             return

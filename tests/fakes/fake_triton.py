@@ -97,7 +97,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         self.limits.append(context.time_remaining())
         used = Counter(place_of(each)[0] for each in (*request.inputs, *request.outputs) if each.parameters)
         self.reading.update(used)
-        answer = asyncio.ensure_future(self._infer(request, context))  # goes on when the caller has left
+        answer = asyncio.ensure_future(self._infer(request, context))  # continues when the caller has left
         answer.add_done_callback(lambda _: self.reading.subtract(used))
         return await asyncio.shield(answer)
 
@@ -188,7 +188,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         if not self.gpu:
             await context.abort(S.INVALID_ARGUMENT, "failed to register shared memory region: invalid args")
         self.registering += 1
-        await asyncio.shield(asyncio.ensure_future(self._map(request)))  # goes on when the caller has left
+        await asyncio.shield(asyncio.ensure_future(self._map(request)))  # continues when the caller has left
         return service_pb2.CudaSharedMemoryRegisterResponse()
 
     async def _map(self, request: Any) -> None:

@@ -11,8 +11,8 @@ from tests.faults.processes import Fleet
 
 @pytest.fixture(autouse=True)
 def no_pauses_of_our_own() -> Iterator[None]:
-    """The load comes from this process: what thousands of tests have left in it is not searched for garbage meanwhile,
-    which would take tenths of a second and count as the replicas' latency.
+    """The load comes from this process. A search for garbage, of which thousands of tests have left much, would take
+    tenths of a second and count as the replicas' latency, so there is none during the test.
     """
     gc.collect()
     gc.freeze()

@@ -25,7 +25,7 @@ class Seen:
 
     seconds: float = 0.0
     good: list[float] = field(default_factory=list)
-    meanwhile: list[int] = field(default_factory=list)
+    others_ended: list[int] = field(default_factory=list)
     """For each good answer: how many others the workers ended while it was waited for, as the ingress counts them."""
     refused: list[float] = field(default_factory=list)
     """503 or 429, with Retry-After."""
@@ -48,7 +48,7 @@ class Seen:
     def answered_meanwhile(self, share: float) -> int:
         """The quantile of how many others were answered while one waited, from when the ingress knew of it. Unlike a
         latency, it does not depend on how fast the machine is."""
-        return sorted(self.meanwhile)[int(share * (len(self.meanwhile) - 1))]
+        return sorted(self.others_ended)[int(share * (len(self.others_ended) - 1))]
 
     def __str__(self) -> str:
         if not self.good:
@@ -113,7 +113,7 @@ class _Connection(asyncio.Protocol):
         now = time.monotonic()
         seen = self._seen
         if status == 200:
-            seen.meanwhile.append(int(head.partition(b"x-meanwhile: ")[2].partition(b"\r\n")[0]))
+            seen.others_ended.append(int(head.partition(b"x-others-ended: ")[2].partition(b"\r\n")[0]))
             seen.good.append(now - due)
         elif status in (503, 429) and b"\r\nretry-after: " in head:
             seen.refused.append(now - due)

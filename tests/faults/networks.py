@@ -24,7 +24,7 @@ class Island:
         return ("ip", "netns", "exec", self.name)
 
     def pull_the_cable(self) -> None:
-        """From now on nothing gets there, nothing comes back, and nobody is told: no reset, no unreachable."""
+        """From now on nothing gets there, nothing comes back, without an error: no reset, no unreachable."""
         _ip("-n", self.name, "link", "set", "cable", "down")
 
     def plug_it_in(self) -> None:

@@ -74,7 +74,7 @@ async def in_the_midst(callers: Callers, *replicas: Running) -> None:
 
 
 async def is_used_again(callers: Callers, replica: Running) -> None:
-    """Wait until it answers calls; no further call fails meanwhile, nor soon after."""
+    """Wait until it answers calls; no further call fails until then, nor soon after."""
     failed, since = len(callers.failed), time.monotonic()
     await until(lambda: callers.answered_by(replica, since) > 0, f"{replica.name} is used again", PATIENCE_S)
     await callers.go_well(ENOUGH)

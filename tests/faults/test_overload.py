@@ -72,7 +72,7 @@ class Setting:
 
 
 class Memory:
-    """The most that each process had while the block ran, beside what it had before."""
+    """The most that each process had while the block ran, compared with what it had before."""
 
     def __init__(self, processes: Sequence[Running]) -> None:
         self._before = {process: process.resident() for process in processes}

@@ -33,7 +33,7 @@ from tests.harness.waiting import eventually
 pytestmark = [pytest.mark.long, pytest.mark.stack, pytest.mark.timeout(900)]
 
 ENOUGH = int(os.environ.get("PIERHEAD_TEST_REQUESTS", "50000"))
-"""What people do is repeated until so many requests have been answered meanwhile."""
+"""What people do is repeated until this many requests have been answered."""
 PAUSE_S, CLIENTS = 0.05, 4
 """Of the clients of that: some 200 requests a second, which leaves two cores room for five nodes."""
 REPLACED_WITHIN_S = 20.0
@@ -180,7 +180,7 @@ def test_the_leader_loses_its_power_with_the_controller(stack: SwarmStack) -> No
 
 
 def test_the_leader_is_cut_off_with_the_controller(stack: SwarmStack) -> None:
-    """What it has goes on, another controller acts, and the one that was cut off ends when it is back."""
+    """Its replicas keep running, another controller acts, and the one that was cut off ends when it is back."""
     node = leader_that_acts(stack)
     stack.managers = [one for one in stack.rig.managers if one is not node]
     there, before = away(stack, node), stack.started()
@@ -188,7 +188,7 @@ def test_the_leader_is_cut_off_with_the_controller(stack: SwarmStack) -> None:
         lost = Lost("cut off", node.ip, time.time())
         node.cut(peers=stack.others(node))
         control_is_back(stack, lost.begun_at)
-        assert away(stack, node) == there, "what runs there goes on"
+        assert away(stack, node) == there, "its replicas keep running"
         managers_are_back_at = healed(stack, [node], [lost], of_managers=True)
         assert lost.over_at - managers_are_back_at <= GOSSIP_S
         stack.managers = list(stack.rig.managers)
@@ -282,7 +282,7 @@ def test_a_partition_stops_nothing_that_is_well(stack: SwarmStack, what: str) ->
         lost = Lost(what, node.ip, time.time(), others_for_s=noticed_s + CLEAN_AFTER_S)
         CUTS[what](stack, node)
         time.sleep(CUT_S)  # how long the fault lasts
-        assert away(stack, node) == there, "what runs there goes on"
+        assert away(stack, node) == there, "its replicas keep running"
         healed_at = healed(stack, [node], [lost], is_of_gossip=what in OF_GOSSIP)
     stayed(stack, before, there)
     judge(stack, load, lost, began=lost.begun_at)
@@ -290,7 +290,7 @@ def test_a_partition_stops_nothing_that_is_well(stack: SwarmStack, what: str) ->
 
 
 def test_a_minority_of_the_nodes_is_cut_off_and_a_manager_returns(stack: SwarmStack) -> None:
-    """One manager and one worker, from the other three: no quorum on their side, and their replicas go on there."""
+    """One manager and one worker, from the other three: no quorum on their side, and their replicas keep running."""
     minority = [stack.rig.managers[2], stack.rig.nodes[4]]
     majority = [node for node in stack.rig.nodes if node not in minority]
     stack.managers = stack.rig.managers[:2]

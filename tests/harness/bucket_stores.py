@@ -66,7 +66,7 @@ class S3:
 
     @property
     def variables(self) -> Mapping[str, str]:
-        # By name, as a store beside the service has one: of an address no library makes "<bucket>.<host>".
+        # By name, like a store in the stack: with an address no library forms "<bucket>.<host>".
         endpoint = self.url.replace("127.0.0.1", "localhost")
         return {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "anything"}
 

@@ -88,7 +88,7 @@ async def two_nodes(image: str) -> AsyncIterator[Nodes]:
             running.with_volume_mapping(tls, "/run/secrets")
             running.with_envs(PIERHEAD_NODE=name, PIERHEAD_CONTROLLER=f"controller:{port}")
             await asyncio.to_thread(running.__enter__)
-            # Beside the loop, which thus sees the end of the edge's connections before it stops to serve.
+            # Outside the loop, which thus sees the end of the edge's connections before it stops serving.
             stack.push_async_callback(asyncio.to_thread, running.__exit__, None, None, None)
         http = await stack.enter_async_context(ClientSession(connector=TCPConnector(force_close=True)))
         client = certificates.context(tls / "controller.pem", tls / "ca.pem", is_server=False)

@@ -1,7 +1,7 @@
 """A replica that fetches a source, as a process: python -m tests.harness.fetching SOURCE CACHE [STEPS]
 
 Each report of progress is a line of JSON, [doing, done, total], and so is the end, {"path": ...} or {"error": ...}.
-With STEPS it fetches chunks of 1 MiB, and goes on after each report once it reads a line.
+With STEPS it fetches chunks of 1 MiB, and continues after each report once it reads a line.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class HAProxyContainer(DockerContainer):
 
     @contextlib.contextmanager
     def hanging(self) -> Iterator[None]:
-        """Meanwhile none of its processes runs, and the kernel goes on accepting connections for them."""
+        """In the block none of its processes runs, and the kernel continues to accept connections for them."""
         self.get_wrapped_container().pause()
         try:
             yield

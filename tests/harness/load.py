@@ -79,7 +79,7 @@ class LoadResult:
         return cls(**raw)
 
     def note_failure(self, begun_at: float, at: float, url: str, kind: str, what: str) -> None:
-        """Count a request that began and failed at these unix times; failures come in the order of the latter."""
+        """Count a request that began and failed at these unix times; failures come in the order of `at`."""
         self.failed += 1
         self.last_failed_begun_at = max(self.last_failed_begun_at, begun_at)
         if len(self.failures) < self.keeps:
@@ -254,7 +254,7 @@ def main() -> None:
     parser.add_argument("--no-reuse", action="store_true", help="a new connection for each request")
     parser.add_argument("--pause-s", type=float, default=0.0)
     parser.add_argument("--answer-s", type=float, default=ANSWER_S)
-    parser.add_argument("--keeps", type=int, default=MAX_FAILURES_KEPT, help="how many failures are told one by one")
+    parser.add_argument("--keeps", type=int, default=MAX_FAILURES_KEPT, help="how many failures are listed one by one")
     given = vars(parser.parse_args())
     reuse = not given.pop("no_reuse")
     running = run(**given, reuse=reuse)

@@ -37,7 +37,7 @@ class NodeClient:
     """The client in JavaScript, with npm's gRPC, in a directory of its own."""
 
     def __init__(self, directory: Path) -> None:
-        """Install it; skips the test where there is no Node.js, or no package to be had."""
+        """Install it; skips the test where there is no Node.js, or no package available."""
         if shutil.which("npm") is None or shutil.which("node") is None:
             pytest.skip("needs Node.js and npm")
         self.directory = directory

@@ -46,7 +46,7 @@ class Place(ABC):
 
     @abstractmethod
     def ids(self) -> set[str]:
-        """Of what runs, replicas and the stack's own services: what is started anew has another id."""
+        """Of the running replicas and the stack's own services: a restarted one has another id."""
 
     @abstractmethod
     def left(self) -> list[str]:

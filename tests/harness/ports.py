@@ -1,4 +1,4 @@
-"""Ports and addresses for processes that have to be told theirs; whoever can lets the kernel choose (0)."""
+"""Ports and addresses for processes that need a fixed one; the others let the kernel choose (0)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The state of a test's process that all tests in it share, so that no test finds what another one left in it.
 
-Which tests share a process, and in which order, is decided anew in each run that has several processes.
+Which tests share a process, and in which order, differs between runs with several processes.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class WrittenStack(Stack):
 
 
 class SharedStacks:
-    """Runs one stack at a time and lends it to one test after the other. It is started anew after a failed test."""
+    """Runs one stack at a time and lends it to one test after the other. It is restarted after a failed test."""
 
     def __init__(self) -> None:
         self._running: Stack | None = None

@@ -271,16 +271,16 @@ class Stack:
             "ps.txt": lambda: bytes(self.compose("ps", "--all").stdout, "utf-8"),
             "logs.txt": lambda: bytes(self.compose(*logs).stdout, "utf-8"),
         }
-        with contextlib.suppress(*NOT_TO_BE_HAD):
+        with contextlib.suppress(*UNAVAILABLE):
             evidence |= {f"{name}.log": partial(one.logs, tail=500) for name, one in self.replicas().items()}
         for name, content in evidence.items():
             try:
                 (directory / name).write_bytes(content())
-            except NOT_TO_BE_HAD as error:
-                (directory / name).write_text(f"not to be had: {type(error).__name__}: {error}")
+            except UNAVAILABLE as error:
+                (directory / name).write_text(f"not available: {type(error).__name__}: {error}")
 
 
-NOT_TO_BE_HAD = (OSError, docker.errors.DockerException, subprocess.SubprocessError)
+UNAVAILABLE = (OSError, docker.errors.DockerException, subprocess.SubprocessError)
 """The API does not answer, a container is being removed, a command does not end."""
 
 
@@ -319,7 +319,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _started(pid: int) -> int:
-    """When a process was started, in ticks of the kernel's clock; -1 for one that has ended meanwhile."""
+    """When a process was started, in ticks of the kernel's clock; -1 for one that has already ended."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:

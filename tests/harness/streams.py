@@ -129,4 +129,4 @@ def _end_of(told: Sequence[Any]) -> tuple[str, str]:
     said = str(errors[0]["message"])
     if "error" in told[-1]:
         return ERROR_EVENT, said
-    return CUT, f"after its error it went on with {told[-1]!r}: {said}"
+    return CUT, f"after its error it continued with {told[-1]!r}: {said}"

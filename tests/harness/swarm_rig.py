@@ -127,17 +127,17 @@ class Node:
     # ---------------------------------------------------------------------------------------------- what happens to it
 
     def power_off(self) -> None:
-        """Its link goes down, and then all of its processes end at once: nobody is told anything."""
+        """Its link goes down, and then all of its processes end at once, without a message to anybody."""
         docker("exec", self.container, "ip", "link", "set", "eth0", "down")
         docker("kill", "--signal", "KILL", self.container)
 
     def power_on(self) -> None:
-        """It starts again, with its disk as it was, and nothing cut or slowed."""
+        """It starts again, with its disk unchanged, and nothing cut or slowed."""
         docker("start", self.container)
         self.wait_until_up()
 
     def restart_engine(self) -> None:
-        """Its engine is told to stop, which ends its containers, and starts again."""
+        """Its engine stops, which ends its containers, and starts again."""
         docker("restart", "--time", "60", self.container)
         self.wait_until_up()
 

@@ -50,7 +50,7 @@ class SwarmStack(Place):
 
     @staticmethod
     def build() -> None:
-        """Build what a stack on a Swarm needs beside the images of `make build`; skips the test as `build_or_skip`."""
+        """Build what a stack on a Swarm needs besides the images of `make build`; skips the test as `build_or_skip`."""
         swarm_rig.build_or_skip()
         files = {"COMPOSE_FILE": "compose/swarm.yaml", "COMPOSE_PROFILES": "registry", "PIERHEAD_TAG": TAG}
         build = ["docker", "compose", "build", "--quiet", *BUILT]
@@ -201,14 +201,14 @@ class SwarmStack(Place):
     def edge_stays(self, node: Node) -> bool:
         """Whether its HAProxy is the one that the managers want there.
 
-        Of a node that Swarm took for lost, the former one goes on until the node has heard that it shall end.
+        On a node that Swarm has declared lost, the former one runs until the node has received the order to end it.
         """
         label = '{{index .Config.Labels "com.docker.swarm.task.id"}}'
         container = self.edge_of(node)
         return bool(container) and node.cli("inspect", "--format", label, container) in self.ids()
 
     def hang_edge(self, node: Node) -> str:
-        """The processes of its HAProxy stop, and go on existing. Returns its container."""
+        """The processes of its HAProxy are stopped, but still exist. Returns its container."""
         container = self.edge_of(node)
         node.cli("exec", "--user", "root", container, "bash", "-c", _STOP_HAPROXY)
         return container

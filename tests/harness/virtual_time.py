@@ -1,4 +1,4 @@
-"""An event loop in which waiting costs nothing: when everybody waits, the clock jumps to whoever is due next.
+"""An event loop in which waiting costs nothing: when everybody waits, the clock jumps to the next timer.
 
 For worlds in memory only: nothing outside the process moves while the clock jumps. A test is run on it by the marker
 `virtual_time` (tests/unit/conftest.py); `wall_clock` is then the clock to hand to what it tests.
@@ -60,7 +60,7 @@ _BEGAN = 1_700_000_000.0
 
 
 def wall_clock() -> float:
-    """`time.time()`; where a virtual loop runs, a time of day that goes on as that loop's time does."""
+    """`time.time()`; where a virtual loop runs, a time of day that advances with that loop's time."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:  # outside of any

@@ -32,7 +32,7 @@ def uv(*arguments: str | Path) -> None:
         if done.returncode == 0:
             return
     if NO_NETWORK.search(done.stderr):
-        pytest.skip(f"needs packages that are neither in uv's cache nor to be had: {done.stderr[-300:]}")
+        pytest.skip(f"needs packages that are neither in uv's cache nor available: {done.stderr[-300:]}")
     pytest.fail(done.stderr)
 
 

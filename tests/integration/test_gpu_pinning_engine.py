@@ -106,7 +106,7 @@ class Machine:
         return [str(look["Name"]) for look in looks if look and self.kind in str(look["HostConfig"]["DeviceRequests"])]
 
     def _look(self, container: str) -> Any:
-        """What the engine tells of it; None for one that has gone meanwhile: another test's."""
+        """What the engine reports of it; None for one that is already gone: another test's."""
         with contextlib.suppress(NotFound):
             return self.client.inspect_container(container)
         return None

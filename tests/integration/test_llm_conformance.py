@@ -161,7 +161,7 @@ async def test_errors_are_the_clients_own_classes(stack: Stack) -> None:
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError):
         await stack.client.post("/nothing", cast_to=object, body={"model": "qwen"})
-    assert (await create(model="qwen", messages=ASK, max_tokens=1)).choices, "and the engine goes on"
+    assert (await create(model="qwen", messages=ASK, max_tokens=1)).choices, "and the engine still serves"
 
 
 async def test_no_replica_and_no_time_left(stack: Stack) -> None:

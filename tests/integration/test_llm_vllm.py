@@ -55,7 +55,9 @@ def vllm_environment(**variables: str) -> dict[str, str]:
 
 def test_vllm_is_what_every_engine_is(request: pytest.FixtureRequest) -> None:
     if any("running" in getattr(item, "fixturenames", ()) for item in request.session.items):
-        request.getfixturevalue("starting")  # what the other tests need starts beside it: a start keeps one core busy
+        request.getfixturevalue(
+            "starting"
+        )  # what the other tests need starts at the same time: a start keeps one core busy
     environment = vllm_environment(PIERHEAD_TEST_LLM_MODEL=f"{STATE}/models/smollm2")
     # vLLM's dependencies warn of each other; what the other tests share needs packages that its environment lacks.
     options = ["--noconftest", "--override-ini=filterwarnings=", "-p", "no:cacheprovider", "--timeout=600"]

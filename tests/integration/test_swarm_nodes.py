@@ -130,7 +130,7 @@ async def test_gpus_of_a_lost_node_wait_for_it_and_nothing_counts_as_failed(worl
         states = {one.state for one in world.seen[name]}
         assert ContainerState.EXITED not in states, (name, world.seen[name])
         if name in kept:
-            assert back[name] == placed[name], "what was not on that node is as it was"
+            assert back[name] == placed[name], "what was not on that node has not changed"
 
 
 async def test_a_replica_goes_elsewhere_when_its_node_is_drained(world: World) -> None:

@@ -32,7 +32,7 @@ from typing import Any
 APPS = Path(__file__).resolve().parent / "apps"
 
 KEPT = ("allow", "content-type", "location", "retry-after", "set-cookie")
-"""Headers that are compared, beside x-...: the others are the server's own."""
+"""Headers that are compared, in addition to x-...: the others are the server's own."""
 
 
 def translated(source: str) -> str:

@@ -1,4 +1,4 @@
-"""An application that is run again under its name, or deleted: what requests and the status see meanwhile."""
+"""An application that is run again under its name, or deleted: what requests and the status see during that."""
 
 from __future__ import annotations
 

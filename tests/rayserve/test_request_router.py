@@ -1,4 +1,4 @@
-"""What a request router of `serve.run` is told: the routed calls, the replicas' numbers, and what fails."""
+"""What a request router of `serve.run` receives: the routed calls, the replicas' numbers, and what fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`serve.run` beside what the compared applications ask: the import, threads, the end, no applications."""
+"""`serve.run` beyond what the compared applications ask: the import, threads, the end, no applications."""
 
 from __future__ import annotations
 

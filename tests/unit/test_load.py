@@ -1,4 +1,4 @@
-"""The load of the end-to-end tests: what fails late is told, however much failed before."""
+"""The load of the end-to-end tests: late failures are reported after any number of earlier ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_server_that_goes_on_failing_in_another_way() -> None:
         sends(handler, 503 if last <= MAX_FAILURES_KEPT + 20 else 500, b"", {"Connection": "close"})
 
     with serving(fail) as url, Load([f"{url}/echo"], connections=10) as load:
-        eventually(lambda: last > MAX_FAILURES_KEPT + 50, "it goes on failing")
+        eventually(lambda: last > MAX_FAILURES_KEPT + 50, "it keeps failing")
     result = load.result
     assert {failure.what[:3] for failure in result.failures} == {"503"}, "the list was full before"
     assert result.kinds() == {"503", "500"}
@@ -55,7 +55,7 @@ def test_a_load_says_how_far_it_is() -> None:
         serving(lambda handler: sends(handler, 200, b"", {"Connection": "close"})) as url,
         Load([f"{url}/"], 2) as load,
     ):
-        eventually(lambda: load.so_far() >= 20, "it goes on")
+        eventually(lambda: load.so_far() >= 20, "it continues")
         assert load.is_running
     assert load.result.requests >= 20
     assert not load.is_running

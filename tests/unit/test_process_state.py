@@ -24,7 +24,7 @@ NEW_LOGGER = logging.NullHandler()
 
 @pytest.fixture
 def seen() -> Callable[[], list[str]]:
-    """Names of what is no more as it was when the test began."""
+    """Names of what has changed since the test began."""
     before, threads = process_state.process_state(), our_threads()
     return lambda: [words.partition(":")[0] for words in left_behind(before, threads)]
 

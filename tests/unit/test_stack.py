@@ -47,7 +47,7 @@ def test_what_goes_meanwhile_is_said_in_its_place(
     assert (tmp_path / "stays.log").read_bytes() == b"words"
     assert "marked for removal" in (tmp_path / "goes.log").read_text()
     assert "TimeoutExpired" in (tmp_path / "logs.txt").read_text()
-    assert "not to be had" in (tmp_path / "events.json").read_text()
+    assert "not available" in (tmp_path / "events.json").read_text()
 
 
 def test_a_container_that_does_not_run_is_not_killed(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,5 +65,5 @@ def test_a_client_that_leaves() -> None:
 
 def test_one_after_the_other_until_the_block_ends() -> None:
     with serving(lambda to: write(to, PART, END)) as url, Streams(url, "m", count=2, tokens=2, again=True) as streams:
-        eventually(lambda: len(streams.ended) > 10, "they go on", 10)
+        eventually(lambda: len(streams.ended) > 10, "they continue", 10)
     assert {each.how for each in streams.ended} == {DONE}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 
 import pytest
@@ -13,10 +12,10 @@ PLAINER = {
     r"\banew\b": "again",
     r"\bbeside\b": "next to, with, in addition to, while",
     r"\bmeanwhile\b": "by then, while that runs",
-    r"\b(?:go|goes|gone|went) on\b": "continue",
+    r"\b(go|goes|gone|went) on\b": "continue",
     r"\bthe latter\b": "the thing itself",
     r"\bwhoever\b": "the user, the caller",
-    r"\b(?:is|are|was|were) (?:had|told) (?:by|of)\b": "look up, say, report",
+    r"\b(is|are|was|were) (had|told) (by|of)\b": "look up, say, report",
     r"\bto be had\b": "available",
 }
 """Patterns, each with the words to use instead."""
@@ -28,20 +27,19 @@ CLEARED = (
     "docs",
     "haproxy",
     "proto",
+    "tests",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "Makefile",
     "README.md",
 )
 
+LEFT_ALONE = (":!tests/bench/results", ":!tests/unit/test_words.py")
+"""What earlier runs of the bench have printed, and this list."""
+
 
 @pytest.mark.parametrize("pattern", PLAINER)
 def test_a_plainer_word_is_used(pattern: str) -> None:
-    files = subprocess.run(["git", "ls-files", "-z", *CLEARED], cwd=ROOT, capture_output=True, text=True, check=True)
-    found = [
-        f"{name}:{number}: {line.strip()}"
-        for name in files.stdout.split("\0")[:-1]
-        for number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), 1)
-        if re.search(pattern, line, re.IGNORECASE)
-    ]
-    assert not found, f"write: {PLAINER[pattern]}\n" + "\n".join(found)
+    command = ["git", "grep", "-nIiE", pattern, "--", *CLEARED, *LEFT_ALONE]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (1, ""), f"write: {PLAINER[pattern]}\n{found.stdout}"

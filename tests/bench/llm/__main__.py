@@ -29,13 +29,13 @@ from tests.bench.systems.running import Running, Workplace
 
 HOW = """\
 - All processes run on this host and share its cores: the users (one process), HAProxy, the gateway, replicas with the
-  mock engine. Replicas are told to the gateway by the controller's Discovery. Access log, metrics, request ids,
+  mock engine. The controller's Discovery lists the replicas for the gateway. Access log, metrics, request ids,
   admission and deadlines are on.
 - The floor is one replica asked over a lane by the process of the users itself: what is beyond it is added by gateway
   and HTTP. Its time to the first token has the engine's 50 ms in it.
 - The engine works in steps, as with continuous batching: one token for each request that runs, 50 times a second. As
-  fast as it goes: an engine that makes tokens faster than anybody passes them on; what comes while a part of the way is
-  busy goes on together, on both sides.
+  fast as it goes: an engine that makes tokens faster than anybody passes them on; what arrives while a part of the way
+  is busy is passed on together, on both sides.
 - The same packages with nothing of ours: HAProxy, one aiohttp handler, one grpc.aio stream on which all tokens of a
   step travel as one message, an engine that repeats one token (tests/bench/bare/llm_*.py). No client is waited for,
   nothing is checked, counted, logged, limited or cancelled: about the least that this chain can cost in Python.
@@ -45,8 +45,8 @@ HOW = """\
   same mock one, whose events pass through as they are. CPU is that of all processes, of ours as well.
 - A round measures one after the other, the next the other way round; medians over rounds, ratios and differences within
   a round, both with the lowest and the highest. What is not measured does not run, but for replicas without requests.
-- Tokens count when they come; what goes on at the end of a measurement is given up. An error is anything but status 200
-  and all tokens.
+- Tokens count when they arrive; requests in flight at the end of a measurement are given up. An error is anything but
+  status 200 and all tokens.
 - Hit rates and loads are the engines' own, asked twice a second.
 - A real vLLM runs twice on the CPU, with the same arguments, threads bound as vLLM binds them (two cores: the model has
   one): in our LLM server, asked through HAProxy and gateway, and as `vllm serve`, asked directly. Both are loaded, one

@@ -10,7 +10,7 @@ from controller.status.discovery import DiscoveryServer, DiscoveryState
 
 
 async def serve(port: int, service: str, policy: str, addresses: list[str], most: int) -> None:
-    """Tell whoever asks, until it is ended."""
+    """Answer all callers, until it is ended."""
     discovery_state = DiscoveryState()
     replicas = tuple(
         ReplicaEndpoint(f"{service}-{number}", address, draining=False, max_ongoing_requests=most, version="1")

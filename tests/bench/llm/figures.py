@@ -276,7 +276,7 @@ def linear_table(samples: Samples, cores: int) -> Table:
 
 
 def prefix_table(samples: Samples) -> Table:
-    """Policies beside each other."""
+    """Policies compared with each other."""
     rows = [
         [
             case,

@@ -4,8 +4,8 @@ Each streams a chat, counts its tokens, and asks again. URL is http://host:port 
 an LLM server, asked as a gateway asks it. Says "begin" when what it sees begins to count, "end" when it no longer does,
 and then the result as one line of JSON. Histograms are HdrHistograms (microseconds, 3 digits).
 
-Tokens count when they come, in answers that go on at the end too; a request counts if it was sent within the time, and
-at the end those that go on are given up. Users come one by one during the first half of the warm-up.
+Tokens count when they arrive, also in answers that are unfinished at the end; a request counts if it was sent within
+the time, and unfinished ones are given up at the end. Users come one by one during the first half of the warm-up.
 
 With --answers, for engines whose events are not one for each token: each user asks so often, all from the same moment
 on, and it ends with the last answer. Its tokens are those of the usage, which it is asked for.
@@ -174,7 +174,7 @@ class Chat(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def close(self) -> None:
-        """Give up what goes on."""
+        """Give up what is in flight."""
         self._busy = False
         if self._transport is not None:
             self._transport.abort()

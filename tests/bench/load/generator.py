@@ -1,7 +1,7 @@
 """An HTTP/1.1 load generator in one process: `python -m tests.bench.load.generator URL --rate 400 --seconds 8`.
 
 Open loop (`--rate`): arrival k is due at start + k / rate whatever the server does, and its latency counts from the
-moment it was due. A server that stalls is charged for everybody who came meanwhile, which closed loops leave out
+moment it was due. A server that stalls is charged for all arrivals during the stall, which closed loops leave out
 ("coordinated omission": Gil Tene, How NOT to Measure Latency). The clock is the kernel's periodic timer (timerfd), as
 event loops' own timers are only good to a millisecond. A free connection takes the request, else a new one, up to
 `--max-connections`; after that arrivals wait, which counts. `lag_p99_ms` tells the generator's own lateness.

@@ -24,7 +24,7 @@ REPLICAS = int(os.environ.get("PEER_REPLICAS", "1"))
 
 @serve.deployment(num_replicas=REPLICAS, max_ongoing_requests=100_000)
 class Child:
-    """Says what it is told; generates one event in each turn of its loop, as a model does."""
+    """Repeats its input; generates one event in each turn of its loop, as a model does."""
 
     async def echo(self, message: str) -> str:
         return f"Echo: {message}"

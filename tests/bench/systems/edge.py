@@ -68,7 +68,7 @@ def in_words_of_2_8(text: str) -> str:
     """The same for an HAProxy older than 3.0: threads by number, the JSON of the access log spelt out."""
     threads = min(8, os.cpu_count() or 1)
     text = _change(r"^    thread-hard-limit 8$", f"    nbthread {threads}", text)
-    # Nothing waits for a replica here, so what the waiting room is told may be missing.
+    # Nothing waits for a replica here, so the waiting room's data may be missing.
     text = _change(r' set-proxy-v2-tlv-fmt\(0xE0\) "[^"]*"', "", text)
     return _change(r"^    log-format '%\{\+json\}o (.*)'$", lambda line: f"    log-format '{_spelt(line[1])}'", text)
 
@@ -86,7 +86,7 @@ def _spelt(fields: str) -> str:
 
 
 def _change(pattern: str, replacement: object, text: str) -> str:
-    """Like re.sub, but something must be found: a template that changed is told, not half obeyed."""
+    """Like re.sub, but something must be found: a template that has changed is an error."""
     changed, count = re.subn(pattern, replacement, text, flags=re.MULTILINE)  # type: ignore[call-overload]
     if not count:
         raise BenchError(f"haproxy/haproxy.cfg.j2 has no line for {pattern!r} any more; tests/bench/systems/edge.py")

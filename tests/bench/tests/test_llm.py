@@ -120,7 +120,7 @@ def event(content: str) -> bytes:
 async def users_see(answer: list[bytes], status: int = 200, answers: int = 0) -> Seen:
     """What one user sees of a server that answers so, each part by itself, until two answers have ended.
 
-    `answers`: how many the user asks for; 0: the user would go on.
+    `answers`: how many the user asks for; 0: the user would continue.
     """
     done = asyncio.Event()
     asked = []

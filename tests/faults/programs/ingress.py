@@ -1,6 +1,6 @@
 """HTTP in, one call to the service "worker" for each request. Run as `python -m tests.faults.programs.ingress`.
 
-`GET /work?ms=10` -> the name of the replica that has done it; `X-Meanwhile`: how many other calls the workers ended
+`GET /work?ms=10` -> the name of the replica that has done it; `X-Others-Ended`: how many other calls the workers ended
 between this one's beginning here and its answer (turns.py).
 """
 
@@ -28,8 +28,8 @@ def ended() -> int:
 async def work(request: web.Request) -> web.Response:
     before = ended()
     reply = await worker.Echo(EchoRequest(message=request.query["ms"]))
-    meanwhile = ended() - before - 1
-    return web.Response(text=reply.response, headers={"X-Meanwhile": str(meanwhile)})
+    others_ended = ended() - before - 1
+    return web.Response(text=reply.response, headers={"X-Others-Ended": str(others_ended)})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the programs of these tests do beside serving and calling."""
+"""What the programs of these tests do in addition to serving and calling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Multiplexed functions beside methods, and the order in which models leave."""
+"""Multiplexed functions and methods, and the order in which models leave."""
 
 from ray import serve
 

@@ -1,4 +1,4 @@
-"""An application that is run again: its calls wait for the new one. Constructors run beside each other."""
+"""An application that is run again: its calls wait for the new one. Constructors run at the same time."""
 
 import asyncio
 import threading

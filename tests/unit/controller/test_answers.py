@@ -44,7 +44,7 @@ def test_what_a_version_answered_in_an_earlier_attempt_is_not_held_against_it() 
         ([(500, 5), (600, 6), (40, 1), (70, 1)], AnswerTally(170, 2)),
         ([(0, 0), (200, 2), None], AnswerTally(200, 2)),
     ],
-    ids=["too few to compare: its whole life counts", "a count that began anew is added", "a replica that has left"],
+    ids=["too few to compare: its whole life counts", "a count that started again is added", "a replica that has left"],
 )
 def test_the_former_versions_answers(counts: list[tuple[int, int] | None], tally: AnswerTally) -> None:
     book = Answers("v2", 0.0)

@@ -59,7 +59,7 @@ async def test_services_as_status_shows_them_and_that_the_engine_is_away(control
         await until(lambda: control.view.engine_reachable is False)
         document = await (await client.get("/api/v1/services")).json()
         row = await (await client.get("/api/v1/services/web")).json()
-        assert row["converged"], "as it was seen last"
+        assert row["converged"], "as the last reading saw it"
         assert [document["engine_reachable"], row["engine_reachable"]] == [False, False]
 
 

@@ -98,7 +98,7 @@ CALM = replace(SPEC, panic_threshold=1e9, look_back_period_s=5.0)
 SLEEPS = replace(CALM, min=0, downscale_delay_s=20, downscale_to_zero_delay_s=300)
 
 Story = list[tuple[int, float, int]]
-"""Seconds, the load meanwhile, and the target after them."""
+"""Seconds, the load during them, and the target after them."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Who trusts whom, for how long, and when a certificate is made anew."""
+"""Who trusts whom, for how long, and when a certificate is renewed."""
 
 from __future__ import annotations
 

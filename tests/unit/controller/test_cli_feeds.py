@@ -25,7 +25,7 @@ def test_followed_logs_lose_no_line(log: list[str], seen: int, tail: int) -> Non
 
 def test_new_lines_are_those_after_the_last_one_shown() -> None:
     log = [(f"2026-01-31T18:00:0{number}.000000000Z", "tick") for number in range(9)]
-    assert new_lines(log[:5], log[3:7]) == log[5:7], "equal lines are told apart by their times"
+    assert new_lines(log[:5], log[3:7]) == log[5:7], "times distinguish equal lines"
     assert new_lines([], log) == log
     assert new_lines(log, log) == []
     assert new_lines(log[:3], log[5:]) == log[5:], "more was logged than is sent at once"

@@ -80,7 +80,7 @@ async def test_a_version_that_is_rolled_back_ends_with_one_and_the_next_step() -
         assert done.err.endswith(
             "ranker: version 9f8e7d6c was rolled back: its replicas failed 3 times; version 1a2b3c4d serves\n"
             "See `pierhead why ranker`; correct the service, build it, then `pierhead deploy ranker`.\n"
-        ), "nothing goes on that it could name"
+        ), "there is no rollout that it could name"
 
 
 async def test_a_deployment_goes_on_without_the_command() -> None:
@@ -111,7 +111,7 @@ async def test_rollback_abort_and_promote(arguments: str, before: Service, body:
         done = await pierhead(*arguments.split())
         assert api.asked == [(f"/api/v1/services/ranker/{verb}", body)]
         if verb in ("promote", "restart"):
-            assert done.code == 1, "it was to go on, and went back"
+            assert done.code == 1, "it should have continued, and was rolled back"
         else:
             assert (done.code, done.out) == (
                 0,

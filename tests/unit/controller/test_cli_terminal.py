@@ -168,7 +168,7 @@ def test_each_reason_is_told_once_and_only_when_it_takes_long(monkeypatch: pytes
     log = SimpleNamespace(write=lambda text: shown.append((now, text)), flush=lambda: None)
     monkeypatch.setattr(patience, "Console", lambda **_: Console(file=cast("IO[str]", log), width=80))
     with pytest.raises(TimedOut):
-        patience.wait(lambda: verdict(int(60 - now)), 20.0, "It goes on.", quiet=quiet)
+        patience.wait(lambda: verdict(int(60 - now)), 20.0, "It continues.", quiet=quiet)
     said = [(at, text.strip()) for at, text in shown if text.strip()]
     if not quiet:
         assert said.pop(0) == (0.0, "web: 0 of 1 ready")

@@ -124,7 +124,7 @@ async def test_an_image_whose_contract_cannot_meet_the_running_one_is_refused(co
         assert (rejected.version, rejected.is_refused) == (second, True)
         await asyncio.sleep(30)
         assert control.engine.done[made:] == []
-        assert control.engine.read == [control.engine.images[ranker().image]], "the running one is told by its replicas"
+        assert control.engine.read == [control.engine.images[ranker().image]], "replicas report the running one"
         assert takers(control) == {first}
         # To ask for it again changes nothing; the next version that can meet rolls out.
         before = controller.deployer.state(NAME).rejected

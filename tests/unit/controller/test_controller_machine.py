@@ -46,10 +46,10 @@ T = TypeVar("T")
 EXAMPLES = int(os.environ.get("PIERHEAD_TEST_EXAMPLES", "25"))
 STEPS = 40
 PHASES = tuple(phase for phase in Phase if "PIERHEAD_TEST_SHRINK" in os.environ or phase is not Phase.shrink)
-"""A failure is reported as it was found; PIERHEAD_TEST_SHRINK=1 looks for a shorter one, for minutes."""
+"""A failure is reported unchanged; PIERHEAD_TEST_SHRINK=1 searches for a shorter one, for minutes."""
 GPUS = 3
 SETTLE_S = 1800.0
-"""Virtual seconds within which everything must be as it was asked for, once the trouble is over."""
+"""Virtual seconds within which everything must be as wanted, once the trouble is over."""
 NEVER_S = 1e9
 UNSEEN_S = 100.0
 """What was planned for a world before this time has been done, however slow all answers are."""
@@ -98,8 +98,8 @@ class ControllerMachine(RuleBasedStateMachine):
         }
         self.bad: set[str] = set()
         """Versions that never work."""
-        self.beside: dict[str, set[str]] = {}
-        """By version: every user_config that was written beside it."""
+        self.written_with: dict[str, set[str]] = {}
+        """By version: every user_config that was written with it."""
         self.gpu_counts: dict[str, int] = {}
         """By version: how many GPUs a replica asks for, where it is not 1."""
         self.contracts: dict[str, int] = {}
@@ -268,7 +268,7 @@ class ControllerMachine(RuleBasedStateMachine):
     def expect_config(self, spec: ServiceSpec) -> None:
         """A version of these files and the image of now may have this user_config."""
         found = current_version(spec, self.control.engine.images)
-        self.beside.setdefault(found or "", {NO_USER_CONFIG}).add(spec.user_config)
+        self.written_with.setdefault(found or "", {NO_USER_CONFIG}).add(spec.user_config)
 
     @rule(name=names, ask=st.sampled_from(["roll_back", "abort", "promote", "deploy"]))
     def change_mind(self, name: str, ask: str) -> None:
@@ -374,7 +374,7 @@ class ControllerMachine(RuleBasedStateMachine):
     @invariant()
     def no_version_gets_the_user_config_of_another(self) -> None:
         for one in self.control.engine.containers.values():
-            assert one.user_config in self.beside.get(one.version, {NO_USER_CONFIG}), one.name
+            assert one.user_config in self.written_with.get(one.version, {NO_USER_CONFIG}), one.name
 
     @invariant()
     def no_gpu_has_two_owners(self) -> None:
@@ -407,7 +407,7 @@ class ControllerMachine(RuleBasedStateMachine):
             self._directory.cleanup()
 
     def settle(self) -> None:
-        """The trouble is over; everything becomes as it was asked for."""
+        """The trouble is over; everything becomes as wanted."""
         self.control.work.clear()
         self.control.engine.fail_no_more()
         self.control.engine.reading_s = self.control.router.reading_s = self.control.engine.starting_s = 0.0
@@ -425,14 +425,14 @@ class ControllerMachine(RuleBasedStateMachine):
             if self.control.controller.deployer.state(name).stable is None and self.version(name) in self.bad:
                 self.deploy(name, "good")  # nothing ever worked: only another version can
         self.run(asyncio.sleep(3.0))  # what is shown now may be from before the last trouble
-        self.run(self.until(self.all_settled, "everything is as it was asked for"))
+        self.run(self.until(self.all_settled, "everything is as wanted"))
         for name in SERVICES:
             versions = {one.version for one in self.control.engine.containers.values() if one.service == name}
             assert len(versions) <= 1
             assert not versions & self.bad, self.explained()
         for one in self.control.engine.containers.values():
             text = self.control.user_configs.get(one.id, NO_USER_CONFIG)
-            assert text in self.beside.get(one.version, {NO_USER_CONFIG}), one.name
+            assert text in self.written_with.get(one.version, {NO_USER_CONFIG}), one.name
             if one.version == self.version(one.service):
                 assert text == self.specs[one.service].user_config, f"{one.name}\n{self.explained()}"
         routed = {one.name for one in self.control.engine.containers.values() if one.service == "web"}
@@ -453,7 +453,7 @@ class ControllerMachine(RuleBasedStateMachine):
         return at_rest and not view.plan.steps and counts == {name: (count, count) for name, count in fits.items()}
 
     def fitting(self, name: str) -> int:
-        """How many replicas there are when everything is as it was asked for. The other one on GPUs has none then."""
+        """How many replicas there are when everything is as wanted. The other one on GPUs has none then."""
         wanted, running = self.wanted(name), self.control.controller.deployer.state(name).stable
         each = self.gpu_counts.get(running or "", 1)
         return min(wanted, self.most(each)) if name in ON_GPUS and each else wanted

@@ -123,7 +123,7 @@ async def test_a_replica_that_loses_its_network_is_replaced_whether_or_not_the_e
         control.engine.lose_network(victim)
         control.router.mark_down(victim)
         if engine_is_read:
-            control.engine.add_image("image/another")  # an event, so the engine is read anew
+            control.engine.add_image("image/another")  # an event, so the engine is read again
             others = [name for name in control.engine.names() if name != victim]
             await until(lambda: control.router.ready("web") == others)
             assert victim not in {endpoint.replica for endpoint in controller.view.endpoints["web"].replicas}

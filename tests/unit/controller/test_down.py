@@ -1,4 +1,4 @@
-"""A controller that is told to stop: a restart leaves the replicas, the end of the stack removes them."""
+"""A controller that gets SIGTERM: a restart leaves the replicas, the end of the stack removes them."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_the_epoch_and_the_shares_are_in_the_file_and_not_in_its_hash() -> None:
 
 @pytest.mark.parametrize("is_away", [False, True])
 async def test_an_edge_says_again_and_again_that_it_leaves(monkeypatch: pytest.MonkeyPatch, is_away: bool) -> None:
-    """A reload makes a worker that has not heard it; while a reload goes on, none may answer."""
+    """A reload makes a worker that has not heard it; during a reload none may answer."""
     monkeypatch.setattr(edge_leave, "AGAIN_S", 0.01)
     asked, enough = list[bytes](), asyncio.Event()
 

@@ -26,7 +26,9 @@ def test_a_fair_share(limit: int, needs: dict[str, int]) -> None:
     for edge, share in shares.items():
         assert share >= max(1, min(needs[edge], total // len(needs))), "what an equal share gives is safe"
         if share > max(1, needs[edge]):
-            assert all(shares[other] >= needs[other] for other in needs), "nobody has more than it needs meanwhile"
+            assert all(shares[other] >= needs[other] for other in needs), (
+                "no edge has more than it needs while another lacks places"
+            )
 
 
 @given(st.integers(1, 40), EDGES, st.data())

@@ -64,8 +64,8 @@ async def test_an_edge_that_is_away_fails_nothing_and_is_brought_up_when_it_is_b
     assert not router.odd_edges
 
 
-async def test_an_edge_that_was_told_to_end_is_driven_while_it_answers_and_not_missed_afterwards() -> None:
-    """It serves some seconds longer: a replica that is drained meanwhile must get no request from it either."""
+async def test_an_edge_that_is_ending_is_driven_while_it_answers_and_not_missed_afterwards() -> None:
+    """It serves some seconds longer: a replica that is drained in that time must get no request from it either."""
     edges = FakeEdges()
     router = await served(edges)
     edges.leaving.add("n3")

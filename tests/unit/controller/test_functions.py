@@ -1,4 +1,4 @@
-"""Autoscaling functions: what they are given, what counts as an answer, and how they are called beside the loop."""
+"""Autoscaling functions: their arguments, what counts as an answer, and how they are called outside the loop."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def section(text: str, name: str) -> list[str]:
 def test_the_image_carries_the_configuration_of_no_services(is_remote: bool) -> None:
     baked_in = (config.TEMPLATE.parent / ("edge.cfg" if is_remote else "haproxy.cfg")).read_text()
     assert baked_in == config.render((), is_remote=is_remote), (
-        "render it anew: python -m controller.routing.haproxy_config"
+        "render it again: python -m controller.routing.haproxy_config"
     )
 
 

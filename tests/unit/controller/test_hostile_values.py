@@ -67,7 +67,7 @@ def test_a_label_is_a_value_that_can_be_used_or_none(value: str, form: str) -> N
 
 @by_value
 async def test_a_container_that_cannot_be_understood_is_left_alone(value: str, tmp_path: Path) -> None:
-    """The others are read, and its name is told with the reason."""
+    """The others are read, and its name is reported with the reason."""
     value = value.encode(errors="replace").decode()  # the engine's answers are UTF-8
     strange = summary("c2", Labels=LABELS | {"pierhead.number": value})
     with Daemon(str(tmp_path / "docker.sock")).serving() as daemon:

@@ -193,7 +193,7 @@ async def test_a_first_value_is_waited_for(book: Book, answers: list[float | Exc
     book.answers = answers
     book.measurements.sync(services(POLICY))
     await until(lambda: book.asked)
-    book.now += 1000.0  # not needed meanwhile: no replica was ready
+    book.now += 1000.0  # not needed in that time: no replica was ready
     for _ in range(int(FIRST_S) + 1):
         assert book.value(POLICY) is None
         book.now += 1.0

@@ -155,7 +155,7 @@ LEAVING: dict[str, tuple[ServiceSpec, int, Observed, list[str]]] = {
         ["#1 change node n3: drain: it leaves, and none of the replicas is there any more"],
     ),
     "it has left": (WEB, 2, webs(ONE, THREE, n3={**LEAVES, "availability": "drain"}), ["nothing to do"]),
-    "the engine was told otherwise meanwhile": (
+    "the engine got another order in between": (
         *(WEB, 2, webs(ONE, TWO, n3={"labels": {LEAVING_LABEL: "1"}}), ["nothing to do"]),
     ),
     "no room elsewhere: it stays": (RANKER, 6, on_gpus(1, 2, 3, 4, 5, 6, n3=LEAVES), [STAYS]),
@@ -243,7 +243,7 @@ def test_what_nothing_reaches_is_left_as_it_is_until_all_of_it_is_known_to_answe
     assert unreached(failed, routing(), 1001) == {"n3"}, "HAProxy was asked first"
     assert unreached(failed, routing(), 1000 + FOUND_OUT_S) == set(), "they were asked again since"
     assert unreached(failed, away, 2000) == {"n3"}
-    assert unreached(well, routing(), 2001) == unreached(failed, routing(), 2002) == set(), "all was well meanwhile"
+    assert unreached(well, routing(), 2001) == unreached(failed, routing(), 2002) == set(), "all was well in between"
     assert losses.unreached(nodes(), failed, routing(), 3000, "half of the nodes are gone") == {"n3"}
     assert unreached(failed, routing(), 3001) == {"n3"}
 

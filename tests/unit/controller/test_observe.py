@@ -1,4 +1,4 @@
-"""One look: how long it waits for engine and HAProxy together, and when the list of replicas to probe is made anew."""
+"""One look: how long it waits for engine and HAProxy together, and when the list of replicas to probe is renewed."""
 
 from __future__ import annotations
 

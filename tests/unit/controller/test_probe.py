@@ -383,7 +383,7 @@ async def test_another_address_keeps_the_verdict_and_another_start_does_not(worl
 
 
 async def test_new_health_settings_keep_the_verdict_and_the_progress(world: Replicas) -> None:
-    """They change under replicas that run: no start begins anew for it, least of all one that has loaded for hours."""
+    """They change under running replicas: no start begins again for it, not even one that has loaded for hours."""
     world.answers[BARE.id] = replace(BAD, progress=7)
     await world.sync(BARE)
     moved_at = world.prober.judged(BARE).progressed_at

@@ -86,6 +86,6 @@ async def test_a_start_that_gets_on_outlives_its_deadline_and_one_that_stops_doe
         control.starts["web"] = (100, "compiling")
         await until(lambda: first not in control.engine.containers)
         steps = [event.message for event in control.events("replica_progress") if event.target == name]
-        assert len(steps) <= 2, "a stage is told once, not each of its steps"
+        assert len(steps) <= 2, "a stage is reported once, not each of its steps"
         assert steps[-1].endswith(": compiling")
         assert any("after its last progress (startup.deadline_s)" in event.message for event in control.events())

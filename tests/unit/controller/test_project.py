@@ -427,7 +427,7 @@ def test_user_code_runs_in_the_projects_python_where_that_has_the_runtime(tmp_pa
 
 
 def typed(where: Path, *words: str, docker: str = "exit 1", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Type a command of the installed tool, on a machine whose docker does not answer, or does as it is told."""
+    """Type a command of the installed tool, on a machine whose docker does not answer, or runs the given script."""
     fake = where / "bin"
     fake.mkdir(exist_ok=True)
     (fake / "docker").write_text(f"#!/bin/sh\n{docker}\n")

@@ -1,4 +1,4 @@
-"""What is kept of a version is read back as it was, also from the records of earlier controllers."""
+"""The stored record of a version is read back unchanged, also one of an earlier controller."""
 
 from __future__ import annotations
 

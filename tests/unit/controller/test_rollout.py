@@ -119,7 +119,7 @@ def test_a_version_taken_at_zero_replicas_is_proven_by_its_first_replicas() -> N
     rejected = Rejection("v3", "it had errors", 3)
     on_the_way = ServiceRollout("v2", to_v2, rejected, previous=("v1",), is_unproven=True)
     back, phases = walk(on_the_way, (5, replace(failing, offered="v3")), (6, facts("v3", counts=counts(v1=(2, 2)))))
-    assert phases == ["ROLLING_BACK", ""], "the way back goes on to the version before"
+    assert phases == ["ROLLING_BACK", ""], "the rollback continues to the former version"
     assert (back.stable, back.rejected, back.is_unproven) == ("v1", rejected, False), "what the files give waits on"
     alone = ServiceRollout(stable="v2", is_unproven=True)
     assert walk(alone, (5, failing))[0] == replace(alone, tried_since=5), "there is nothing to go back to"
@@ -149,7 +149,7 @@ def test_a_rollback_never_goes_to_a_version_that_never_ran() -> None:
     begun = replace(begun, rollout=replace(begun.rollout, to="v3"))
     ended = facts("v3", counts=counts(v3=(2, 2)))
     ran, _ = walk(begun, (1, facts("v3", counts=counts(v2=(1, 1), v3=(1, 1)))), (20, ended))
-    assert ran.previous == ("v2", "v1"), "it has run beside the one that follows it"
+    assert ran.previous == ("v2", "v1"), "it has run together with the next one"
     assert walk(begun, (20, ended))[0].previous == ("v1",)
 
 
@@ -311,7 +311,7 @@ def test_a_version_that_finds_no_place_is_rolled_back_after_the_startup_deadline
     there = counts(v1=(2, 2)) if phase is STARTING else counts(v1=(1, 1), v2=(1, 1))
     stuck, moving = facts(counts=there, no_place=NO_ROOM), facts(counts=there)
     state, phases = walk(in_phase(phase), (10, stuck), (69, moving), (71, stuck), (130, stuck))
-    assert phases == [phase.value] * 4, "the time begins anew when something moves"
+    assert phases == [phase.value] * 4, "progress restarts the time"
     assert state.rollout
     assert state.rollout.stuck_since == 71
     state, phases = walk(state, (131, stuck))

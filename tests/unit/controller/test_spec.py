@@ -134,7 +134,7 @@ def test_a_misspelt_block_is_a_problem(key: str) -> None:
         f'services.web.{key}: unknown key; did you mean "x-serve"? A service without it is left to Compose; an '
         "extension of your own needs a name that is less like it"
     )
-    assert problems({}, **{key: {}}) == [problem.replace("services.web.", "services.ranker.")], "beside the block too"
+    assert problems({}, **{key: {}}) == [problem.replace("services.web.", "services.ranker.")], "next to the block too"
 
 
 @pytest.mark.parametrize("key", ["x-anything", "x-logging", "x-secret", "x-serve-defaults", "x-", "x-pierhead"])

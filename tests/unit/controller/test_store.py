@@ -142,8 +142,8 @@ def test_on_a_full_disk_memory_goes_on_and_the_file_follows(tmp_path: Path) -> N
     again.close()
 
 
-def test_whoever_locks_the_file_holds_up_nobody(tmp_path: Path) -> None:
-    """The controller's event loop waits for each write: probes, drains and the API stand still meanwhile."""
+def test_a_lock_of_another_process_on_the_file_delays_nothing(tmp_path: Path) -> None:
+    """The controller's event loop waits for each write: probes, drains and the API stand still during it."""
     store = StateStore(StateFile(tmp_path))
     with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -208,5 +208,5 @@ def test_the_rest_of_a_burst_is_one_entry_with_a_count(tmp_path: Path) -> None:
     assert log.select(kinds=["replica_failed"], limit=5000)[-1].times == 500, "each kind has its own count"
     now[0] += BURST_S
     log.record("create_container", "create web-9999", service="web", target="web-9999", outcome="ok")
-    assert log.select()[-1].event.message == "create web-9999", "what comes later is told by itself"
+    assert log.select()[-1].event.message == "create web-9999", "later events are listed one by one"
     store.close()

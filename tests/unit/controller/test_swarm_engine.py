@@ -197,7 +197,7 @@ READY_SOON = {**WAITS, "DesiredState": "ready"}
 
 
 class OneService:
-    """Answers for two nodes and one service, which stays as it was updated last."""
+    """Answers for two nodes and one service, which stays as the last update left it."""
 
     def __init__(self, daemon: Daemon, tasks: list[Any], limit: int = 0, refused: int = 0) -> None:
         """`tasks`: the answers to questions for tasks, in turn. `refused`: the number of an update that fails."""

@@ -76,7 +76,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 1.0, HOLD_S - 0.1, HOLD_S, TAKE_S, 60.0]))
     def time_passes(self, seconds: float) -> None:
-        """A pause of a controller is that nothing else happens to it meanwhile."""
+        """During a pause of a controller nothing else happens to it."""
         self.now += seconds
 
     @rule(who=controllers, times=st.integers(1, 3))
@@ -203,6 +203,6 @@ def test_a_holder_ends_when_it_reads_of_a_later_epoch_only() -> None:
     assert lease.next_claim(Claim("before", 30, 5), 40, 1.0) is None
     assert lease.state(1.0) == "acting", "an answer out of date"
     assert lease.state(HOLD_S) == "expired"
-    assert lease.next_claim(Claim("me", 41, 0), 41, 60.0) == Claim("me", 41, 1), "nobody took over: it goes on"
+    assert lease.next_claim(Claim("me", 41, 0), 41, 60.0) == Claim("me", 41, 1), "nobody took over: it renews the lease"
     assert lease.next_claim(Claim("after", 43, 0), 43, 61.0) is None
     assert lease.state(61.0) == "lost"

@@ -192,7 +192,7 @@ def test_any_history_is_one_replica_whatever_the_nodes_clocks_say(
         assert one.state is right.state, "neither clocks nor a node's state make a replica end, or start"
         assert (one.exit_code, one.node, one.gpus) == (right.exit_code, right.node, right.gpus)
     else:
-        assert one.state is EXITED, "of one that was told to end nothing more is heard from a lost node"
+        assert one.state is EXITED, "a lost node reports nothing more of one that was stopped"
     if wanted and states:
         assert (one.state is RUNNING) == (states[-1] == "running")
     assert one.state is not CREATED
@@ -258,7 +258,7 @@ def test_a_move_is_told_when_it_is_over(before: Any, after: Any, told: str) -> N
 
 
 def test_gpus_of_all_nodes_and_who_holds_them() -> None:
-    """A replica without a node holds as many as it was made for, wherever it will be."""
+    """A replica without a node counts for its number of GPUs on any node."""
     nodes = (node("n1", uuids=("GPU-1", "GPU-2")), node("n2", "down", uuids=("GPU-3",)), node("n3", uuids=("GPU-4",)))
     foreign = task("running", uuids=("GPU-4",)) | {"ServiceID": "s9"}
     for tasks, held in (([], ("GPU-2",)), ([task("running", uuids=("GPU-1",))], ("GPU-1",))):
@@ -323,7 +323,7 @@ def test_edges_are_found_by_their_node_in_the_network_that_replicas_are_not_on()
     here = EdgePlace("10.0.1.7")
     assert edges(tasks, nodes, "shop_edges") == {"host-n1": here, "host-n2": here}
 
-    # One that was told to end serves some seconds longer; its successor counts once it starts.
+    # One that was stopped serves some seconds longer; its successor counts once it starts.
     ends, ended = edge("n1", "running", desired="shutdown"), edge("n2", "shutdown", desired="shutdown")
     leaves = replace(here, is_leaving=True)
     assert edges([ends, ended], nodes, "shop_edges") == {"host-n1": leaves}

@@ -96,7 +96,7 @@ async def test_a_controller_that_ends_by_itself_is_followed_at_once() -> None:
 async def test_a_head_that_was_made_anew_is_looked_at_now_and_then_until_somebody_has_the_lease(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also with changes that are due. It was removed by hand, and a controller that waits has made it anew."""
+    """Also with changes that are due. It was removed by hand, and a controller that waits has made it again."""
     swarm, reads = FakeSwarm(), 0
     holder, read = holder_at(swarm), FakeConfigs._read
 
@@ -119,7 +119,7 @@ async def test_a_head_that_was_made_anew_is_looked_at_now_and_then_until_somebod
 
 
 async def test_without_an_answer_nothing_is_accepted_and_acting_ends_in_time() -> None:
-    """And it goes on with the same memory when Swarm answers again and nobody took over."""
+    """And it continues with the same memory when Swarm answers again and nobody took over."""
     swarm = FakeSwarm()
     holder = holder_at(swarm)
     async with running(holder) as store:

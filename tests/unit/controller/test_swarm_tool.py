@@ -42,7 +42,7 @@ class Programs(FakePrograms):
         raise Became(words, variables)
 
     def stored(self) -> StackSettings:
-        """What the program that ran next to the engine was told."""
+        """The input of the program that ran next to the engine."""
         call = next(call for call in self.calls if call.startswith("docker run") and VARIABLE in call)
         return StackSettings(**json.loads(call.partition(f"{VARIABLE}=")[2].partition("} ")[0] + "}"))
 

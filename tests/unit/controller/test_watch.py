@@ -1,4 +1,4 @@
-"""A part of the world is read beside the looks: what a look takes, what it waits for, what counts as in progress."""
+"""A part of the world is read outside the looks: what a look uses, what it waits for, what counts as in progress."""
 
 from __future__ import annotations
 

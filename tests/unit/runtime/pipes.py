@@ -16,7 +16,7 @@ from tests.unit.runtime.harness import Cluster, know, until
 NAME = "pierhead.test.Pipes"
 
 LARGE = 300_000
-"""Bytes of a message that travels beside a lane."""
+"""Bytes of a message that travels outside a lane."""
 
 
 class PipesServicer:

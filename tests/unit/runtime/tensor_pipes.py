@@ -145,7 +145,7 @@ def held(process: int | str) -> tuple[int, int]:
     proc = Path("/proc", str(process))
     opened = 0
     for each in (proc / "fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
+        with suppress(FileNotFoundError):  # closed since the listing
             opened += os.readlink(each).startswith("/memfd:")
     return opened, (proc / "maps").read_text().count(" /memfd:")
 

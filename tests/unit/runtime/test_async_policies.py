@@ -26,7 +26,7 @@ from tests.unit.runtime.test_policies import CALL, Fake, candidates, loads, seed
 
 
 class Asked:
-    """An asynchronous policy that does as it is told, and remembers what it was asked."""
+    """An asynchronous policy with a given answer, which records its calls."""
 
     def __init__(self, _: Random) -> None:
         self.shown: list[list[str]] = []

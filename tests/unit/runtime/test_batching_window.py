@@ -45,7 +45,7 @@ class TestWhen:
         assert taken(window, 3.0) == []
         assert window.due_at() is None
         window.finished()
-        assert window.due_at() == 6.0, "the oldest one's window goes on"
+        assert window.due_at() == 6.0, "the window of the oldest one stays"
         assert taken(window, 5.9) == []
         assert len(taken(window, 6.0)) == 3
 
@@ -96,7 +96,7 @@ STEP = st.one_of(ARRIVAL, ARRIVAL, st.tuples(st.sampled_from(["take", "take", "f
 
 
 class World:
-    """A window beside a plain list of who waits, so that each answer of the one can be held against the other."""
+    """A window and a plain list of the waiting items, so that their answers can be compared."""
 
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits

@@ -1,4 +1,4 @@
-"""Request bodies that arrive slowly, or are too large: the client is told, and its place is given to another."""
+"""Request bodies that arrive slowly, or are too large: the client gets an error, and another one its place."""
 
 from __future__ import annotations
 

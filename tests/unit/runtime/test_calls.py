@@ -245,7 +245,7 @@ class TestLeaving:
 
 
 class Watching:
-    """Chooses the last one, and remembers what it was told of the calls."""
+    """Chooses the last one, and records what it learns of the calls."""
 
     def __init__(self, _: Random) -> None:
         self.calls: list[tuple[str, Any, str | None, str | None]] = []

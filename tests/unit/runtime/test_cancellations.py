@@ -194,7 +194,7 @@ KINDS: dict[str, list[Kind]] = {
 
 
 class Held:
-    """What this process holds beside what it had: tasks, deadlines, futures that nobody has settled."""
+    """What this process holds in addition to before: tasks, deadlines, futures without a result."""
 
     def __init__(self, tolerated: int) -> None:
         self._tolerated = tolerated

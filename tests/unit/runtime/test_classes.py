@@ -291,7 +291,7 @@ async def test_a_stop_signal_ends_a_program_that_still_makes_its_service(tmp_pat
 
 class TestOutside:
     async def test_any_grpc_client_finds_and_calls_it(self, cluster: Cluster) -> None:
-        """With what reflection says and nothing of ours, beside a generated servicer in the same process."""
+        """With reflection alone and nothing of ours, next to a generated servicer in the same process."""
         server = await cluster.start(Scorer(), EchoService())
         async with grpc.aio.insecure_channel(address(server)) as channel:
             reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo

@@ -161,7 +161,7 @@ class TestHandOver:
         for taken in range(1, 100):
             assert await stream.next() == taken
             assert made <= taken + WINDOW
-        await until(lambda: made >= 99 + WINDOW // 2, "it goes on while there is room")
+        await until(lambda: made >= 99 + WINDOW // 2, "it continues while there is room")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

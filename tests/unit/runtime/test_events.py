@@ -196,7 +196,7 @@ async def test_what_comes_before_an_event_that_fails_goes_out(cluster: Cluster) 
         async def __anext__(self) -> str:
             try:
                 return await super().__anext__()
-            except BadRequest:  # of the sink: as calls do, it is told to whoever reads
+            except BadRequest:  # of the sink: as with calls, the reader gets it
                 self.turns.clear()
                 raise
 

@@ -207,7 +207,7 @@ class TestDiscovery:
                 raise RuntimeError("a defect")
 
         directory.add("echo-child", update)
-        await until(lambda: len(heard) >= 2, "the list is told again")
+        await until(lambda: len(heard) >= 2, "the list is sent again")
         await directory.close()
         await discovery.close()
 
@@ -266,7 +266,7 @@ class TestPolicies:
         ("options", "message"),
         [
             *[({"service": name}, "service: expected a service's name, or name:port, found ") for name in NAMES],
-            ({"policy_kwargs": {"a": 1}}, "policy_kwargs: expected a policy beside them"),
+            ({"policy_kwargs": {"a": 1}}, "policy_kwargs: expected together with a policy"),
             ({"policy": "best"}, "policy: expected one of"),
             ({"policy": "no_such_module:Best"}, 'policy "no_such_module:Best": the module "no_such_module" cannot be'),
             ({"max_queued_requests": -2}, "max_queued_requests: expected an integer >= -1"),

@@ -348,7 +348,7 @@ class TestDeadline:
         async with client.get(f"{url}/stubborn") as response:
             assert (response.status, await response.text()) == (200, "all the same")
         async with client.get(f"{url}/items/1") as response:
-            assert response.status == 200, "the connection goes on"
+            assert response.status == 200, "the connection continues"
         assert server.readiness().ongoing == 0
 
 

@@ -54,7 +54,7 @@ class Connection:
         self.reading.append("stopped")
 
     def go_on_reading(self) -> None:
-        self.reading.append("went on")
+        self.reading.append("continued")
 
 
 def test_while_there_are_refusals_turns_are_short_and_in_order() -> None:

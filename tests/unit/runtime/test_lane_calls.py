@@ -159,7 +159,7 @@ UNSENDABLE: dict[str, Callable[[Any], Any]] = {
     "number as metadata": sets((("key", 5),)),
     "endless metadata": sets((("key", "x" * 100_000),)),
     "number as headers": lambda context: context.send_initial_metadata((("key", 5),)),
-    "error beside all metadata that there may be": sets((("key", "x" * (MAX_BYTES - 20)),), BadRequest("x")),
+    "error with the most metadata that is allowed": sets((("key", "x" * (MAX_BYTES - 20)),), BadRequest("x")),
     "error as message": raises(lambda: BadRequest(ValueError("x"))),  # type: ignore[arg-type]  # as untyped code does
     "error that takes no note": raises(lambda: Frozen("x")),
     "error with a number as metadata": raises(lambda: Odd("x")),

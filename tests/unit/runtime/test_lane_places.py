@@ -21,7 +21,7 @@ from tests.unit.runtime.harness import Cluster, address, echo, until
 
 
 class Turns(echo_pb2_grpc.EchoServicer):
-    """Each call ends when it is told to; remembers who began, in order."""
+    """Each call ends when the test says so; records who began, in order."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []

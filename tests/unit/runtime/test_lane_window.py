@@ -27,7 +27,7 @@ def test_a_stream_never_holds_more_than_a_window_and_a_message_and_never_stops_f
             return False
         size = to_send.pop(0)
         sender.spend(size)
-        assert receiver.arrive(size), "the receiver took a message that it was told of for a breach"
+        assert receiver.arrive(size), "the receiver took an announced message for a breach"
         held.append(size)
         assert sum(map(cost, held)) <= window + cost(size)
         return True
@@ -49,7 +49,7 @@ def test_a_stream_never_holds_more_than_a_window_and_a_message_and_never_stops_f
     for choice in choices:
         (send, consume, deliver)[choice]()
     while to_send:
-        assert send() or consume() or deliver(), "nobody can go on, and there is more to send"
+        assert send() or consume() or deliver(), "nobody can continue, and there is more to send"
 
 
 def test_sending_without_the_right_to_is_noticed() -> None:

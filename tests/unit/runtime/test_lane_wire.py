@@ -134,14 +134,14 @@ async def test_names_that_a_caller_invents_make_no_series(cluster: Cluster) -> N
 
 
 async def test_a_stream_of_requests_is_no_call_of_a_lane(served: Served) -> None:
-    """An older caller may try, and goes on with its messages until it reads the answer."""
+    """An older caller may try, and continues with its messages until it reads the answer."""
     raw = Raw(served.channel)
     await raw.open()
     rest = [Frame(call=1, kind=Frame.MESSAGE, message=b"x"), Frame(call=1, kind=3)]  # type: ignore[arg-type]
     await raw.say(Packet(frames=[begin(path=f"/{NAME}/Talk"), *rest]))
     assert (await raw.end()).status == grpc.StatusCode.UNIMPLEMENTED.value[0]
-    await raw.say(Packet(frames=[begin(call=2, method=2, message=b"the lane goes on")]))
-    assert (await raw.end()).message == b"the lane goes on"
+    await raw.say(Packet(frames=[begin(call=2, method=2, message=b"the lane continues")]))
+    assert (await raw.end()).message == b"the lane continues"
 
 
 STAY = begin(path=SPLIT, message=b"1000000 1000")
@@ -226,7 +226,7 @@ async def test_a_lane_that_ends_in_order_waits_for_its_large_replies_and_begins_
 ) -> None:
     async def busy(lane: ServedLane, context: Any) -> None:
         await serve_lane(lane, context)
-        await asyncio.sleep(0.05)  # a busy machine: the stream ends after the server was told to stop
+        await asyncio.sleep(0.05)  # a busy machine: the stream ends after the server began to stop
 
     serve_lane = ServedLane.serve
     monkeypatch.setattr(ServedLane, "serve", busy)
@@ -291,7 +291,7 @@ async def test_nothing_is_read_from_a_caller_that_never_reads(
         await (other := Raw(channel)).open()
         quiet, call, before = 0, 0, 0.0
         async with asyncio.timeout(PATIENCE_S):
-            while quiet < 20:  # calls of another lane go on meanwhile
+            while quiet < 20:  # calls of another lane continue during it
                 call += 1
                 await other.say(Packet(frames=[begin(call=call, path=ONE if call == 1 else "")]))
                 assert (await other.end()).status == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
@@ -600,7 +600,7 @@ def _not_beside() -> Any:
 
 
 async def test_no_call_is_begun_where_too_much_waits_to_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica that takes nothing more: what has piled up for it stays bounded, whoever gave up waiting."""
+    """A replica that takes nothing more: what has piled up for it stays bounded, also when callers give up waiting."""
     monkeypatch.setattr(lane_caller, "CALLER_QUEUE_BYTES", 1_000_000)
 
     async def behave(context: Any) -> None:

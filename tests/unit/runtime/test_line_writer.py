@@ -86,7 +86,7 @@ def test_a_stream_that_blocks_holds_up_no_caller_and_lines_without_room_are_drop
     assert "".join(pipe.writes) == "first\nsecond\nth\n5\n1 dropped\n"
     writer.put("after")
     writer.close()
-    assert "".join(pipe.writes).endswith("1 dropped\nafter\n"), "and it is told once"
+    assert "".join(pipe.writes).endswith("1 dropped\nafter\n"), "and it is logged once"
 
 
 def test_closing_writes_what_is_left_and_later_lines_at_once(pipe: Pipe) -> None:

@@ -95,7 +95,7 @@ class TestSameAsAReplica:
     async def test_admission(self, served: Echo) -> None:
         calls = [served[0].Echo(echo("wait")) for _ in range(2)]
         await until(lambda: served[1].begun == 2, "it is full")
-        with pytest.raises(Backpressure, match=r"is full|already works on 2 requests"):  # the latter: out of time
+        with pytest.raises(Backpressure, match=r"is full|already works on 2 requests"):  # "already works": out of time
             await served[0].Echo(echo(), timeout=0.2)
         served[1].gate.set()
         await asyncio.gather(*calls)

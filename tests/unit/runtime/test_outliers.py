@@ -124,7 +124,7 @@ def test_deadlines_count_only_where_nobody_was_answered() -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """Any number of replicas, calls that end in any order and any way, a clock that goes on."""
+    """Any number of replicas, calls that end in any order and any way, a clock that continues."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -41,7 +41,7 @@ class Timers:
         return timer
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, and everything happen that is due meanwhile."""
+        """Let time pass, and everything happen that is due in it."""
         end = self.now + seconds
         while due := [timer for timer in self.pending if timer.when <= end]:
             timer = min(due, key=lambda timer: timer.when)
@@ -356,7 +356,7 @@ class TestOutliers:
 
 
 class Recording:
-    """A policy with hooks, which does as it is told."""
+    """A policy with hooks and a given choice."""
 
     def __init__(self, _: Random) -> None:
         self.routed: list[str] = []

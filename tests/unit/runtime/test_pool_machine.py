@@ -1,7 +1,7 @@
 """The pool under any sequence of events: calls that come, wait, give up, end well, badly or unheard, replicas that
 refuse, drain, vanish and fail, policies that raise, on a clock in the test's hand.
 
-After each event: no count has leaked, nobody who could be served waits, and whoever was served was the oldest.
+After each event: no count has leaked, no call waits that could be served, and the oldest is served first.
 """
 
 from __future__ import annotations

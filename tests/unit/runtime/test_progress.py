@@ -22,7 +22,7 @@ child = handle(EchoStub, "echo-child")
 
 
 class Told:
-    """A source that gives one item each time it is told to."""
+    """A source that gives one item each time the test asks for one."""
 
     def __init__(self) -> None:
         self.next = asyncio.Semaphore(0)

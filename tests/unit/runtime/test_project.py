@@ -1,4 +1,4 @@
-"""The modules of a project: which they are, and that they are imported anew."""
+"""The modules of a project: which they are, and that they are imported again."""
 
 from __future__ import annotations
 

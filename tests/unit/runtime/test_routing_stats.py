@@ -37,7 +37,7 @@ class Clock:
 
 @pytest.fixture
 def stats(monkeypatch: pytest.MonkeyPatch) -> Published:
-    """This process's, made anew."""
+    """This process's, created again."""
     made = Published()
     for module in ("routing_stats", "edge.edge", "replica.server"):
         monkeypatch.setattr(f"pierhead.{module}.STATS", made)

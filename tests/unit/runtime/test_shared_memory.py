@@ -270,7 +270,7 @@ async def test_content_of_messages_that_nobody_reads_is_asked_back(caller: Calle
         for _ in range(6):
             call = stub.Split(tensors.from_numpy(large()))
             await anext(aiter(call))
-            await stub.Keep(Tensor())  # meanwhile the second reply arrives
+            await stub.Keep(Tensor())  # in that time the second reply arrives
             call.cancel()
     del call
     await until(lambda: caller.out() == 0, "the replica never saw the refused request, and says so")

@@ -1,4 +1,4 @@
-"""Progress of a start: what counts as some, and that it is told before `serve()` listens."""
+"""Progress of a start: what counts as some, and that it is reported before `serve()` listens."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ async def put(server: ReplicaServer, text: str) -> tuple[int, Any]:
 
 
 class Slow(Tuned):
-    """Its `reconfigure` goes on until it is let go, or cancelled."""
+    """Its `reconfigure` runs until the test releases or cancels it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,13 +236,13 @@ class TestOneThatDoesNotReturn:
         config = configured(NO_USER_CONFIG, slow)
         keeper = asyncio.ensure_future(config.keep())
         config.offer(A)
-        await until(lambda: "still runs: no user_config is tried" in config.report().error, "it is told")
+        await until(lambda: "still runs: no user_config is tried" in config.report().error, "it is reported")
         for text in (B, A, B):
             config.offer(text)
             await asyncio.sleep(0)
         slow.go.set()
         await until(lambda: config.report() == in_force(B), "the wanted one is in force")
-        assert (slow.calls, slow.had) == (2, [1, 2]), "nobody was called beside it, and what ended late is not in force"
+        assert (slow.calls, slow.had) == (2, [1, 2]), "no other call ran with it, and what ended late is not in force"
         keeper.cancel()
         await asyncio.wait([keeper])
 

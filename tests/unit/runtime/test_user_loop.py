@@ -136,7 +136,7 @@ async def test_work_that_blocks_past_its_deadline_still_counts(served: Served) -
     while not service.began.is_set():  # a busy machine: the deadline was over before the call arrived
         with pytest.raises(DeadlineExceeded):
             await stub.Echo(echo("block"), timeout=0.5)
-    assert server.readiness().ongoing == 1, "it goes on, whoever waits for it"
+    assert server.readiness().ongoing == 1, "it continues without a waiting caller"
     service.release.set()
     await until(lambda: server.readiness().ongoing == 0, "until it ends")
 

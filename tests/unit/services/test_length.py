@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.parametrize(("app", "most"), [("echo", 60), ("recsys", 300)])
 def test_all_files_of_an_application_have_few_lines(app: str, most: int) -> None:
-    """Beside its own are those of services/recsys/triton, which is the variant with Triton."""
+    """The files of services/recsys/triton, the variant with Triton, are not counted."""
     code = [path for path in (ROOT / "services" / app).iterdir() if path.suffix == ".py" or path.name == "Dockerfile"]
     assert len(code) > 1
     files = [*code, ROOT / "compose" / "apps" / f"{app}.yaml"]

@@ -302,7 +302,7 @@ async def test_the_bodies_of_all_requests_are_bounded_until_their_answers_begin(
         first = group.create_task(stand.post(CHAT, large | {"fake": "wait"}))
         await stand.qwen.waiting.wait()
         status, body, headers = await stand.post(CHAT, large)
-        assert (await stand.post(CHAT, chat()))[0] == 200, "a short one fits beside it"
+        assert (await stand.post(CHAT, chat()))[0] == 200, "there is room for a short one"
         stand.qwen.gate.set()
     error = error_of(body)
     assert (status, error["type"], error["code"], headers["Retry-After"]) == (503, "server_error", "backpressure", "1")

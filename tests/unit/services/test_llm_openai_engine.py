@@ -382,7 +382,7 @@ async def test_adapters_that_cannot_be_loaded_say_why() -> None:
             assert list(engine.describe().adapters) == []
 
 
-# ---- what is told of it
+# ---- what is reported of it
 
 
 async def test_its_metrics_are_those_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ def pinned(name: str) -> dict[str, str]:
 def test_the_tests_have_the_versions_of_the_image(tests: str) -> None:
     image, own = pinned("cpu.txt"), pinned(tests)
     other = {name: (own[name], image[name]) for name in own.keys() & image.keys() if own[name] != image[name]}
-    assert not other, "README.md beside them says how they are made"
+    assert not other, "README.md next to them says how they are made"
     assert set(READ_BUCKETS) <= own.keys()
 
 

@@ -48,7 +48,7 @@ class HandleOptions:
 
     def __post_init__(self) -> None:
         if self.policy_kwargs and self.policy is None:
-            raise ValueError("policy_kwargs: expected a policy beside them that takes them, found none")
+            raise ValueError("policy_kwargs: expected together with a policy that takes them, found none")
         if self.transport is not None and self.transport not in TRANSPORTS:
             raise ValueError(f'transport: expected one of {", ".join(sorted(TRANSPORTS))}, found "{self.transport}"')
         if self.max_queued_requests is not None and self.max_queued_requests < -1:

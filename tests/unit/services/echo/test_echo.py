@@ -63,8 +63,10 @@ async def test_stream_sends_fifty_chunks_and_done(base_url: str, client: aiohttp
     assert {chunk["object"] for chunk in chunks} == {"text_completion.chunk"}
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 49 + ["stop"]
-    beside = CompletionStream(message, 50)
-    assert [json.loads(beside.chunk(index))["choices"] for index in range(50)] == [chunk["choices"] for chunk in chunks]
+    expected = CompletionStream(message, 50)
+    assert [json.loads(expected.chunk(index))["choices"] for index in range(50)] == [
+        chunk["choices"] for chunk in chunks
+    ]
 
 
 @pytest.mark.parametrize(
