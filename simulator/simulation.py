@@ -213,7 +213,7 @@ class _Simulation:
         for step in plan.steps:
             self._world.perform(step.action, now)
         for service in forgiven(desired, observed, self._world.ready_since, now):
-            self._store.clear_failure(service)
+            self._store.failures.drop(service)
         self._note(targets, now)
         return self._pause_s(plan, now)
 

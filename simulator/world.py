@@ -277,8 +277,8 @@ class SimulatedWorld:
             images={self.spec.image: IMAGE_ID},
             gpus=self._gpus,
             routing=routing,
-            retirements=self._store.retirements,
-            failures=self._store.failures,
+            retirements=self._store.retirements.snapshot(),
+            failures=self._store.failures.snapshot(),
         )
 
     def ready_since(self, container_id: str) -> float | None:

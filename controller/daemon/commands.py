@@ -68,9 +68,9 @@ class Commands:
         was = self._target(spec)
         if replicas is None or (replicas == spec.replicas and spec.autoscale is None):
             if before is not None:
-                self._store.drop_override(service)
+                self._store.overrides.drop(service)
         elif before is None or before.replicas != replicas:
-            self._store.set_override(service, Override(replicas, spec.replicas))
+            self._store.overrides.put(service, Override(replicas, spec.replicas))
         words = scale_words(spec, replicas)
         asked = spec.replicas if replicas is None and spec.autoscale is None else replicas
         if asked is not None and asked != was:
@@ -119,7 +119,7 @@ class Commands:
                 f"{service}: it does not run the version of the files, or not alone, so it is not restarted; "
                 f"`pierhead deploy {service}` rolls that version out"
             )
-        self._store.note_restart(service, f"{self._clock():.3f}")
+        self._store.restarts.put(service, f"{self._clock():.3f}")
         sentences = await self.deploy([service], is_watched=False)
         return f"its replicas are replaced: {sentences[service]}"
 

@@ -311,10 +311,10 @@ class Deployer:
             if state.rollout is not None and state.rollout.phase is not RolloutPhase.ROLLING_BACK:
                 former = before.rollout.to if before and before.rollout else None
                 if former != state.rollout.to:  # failures of an earlier rollout do not count
-                    self._store.clear_failure((name, state.rollout.to))
+                    self._store.failures.drop((name, state.rollout.to))
             if before is not None and state.stable and state.stable != before.stable and state.is_unproven:
-                self._store.clear_failure((name, state.stable))
-            self._store.note_rollout(name, state_text(state))
+                self._store.failures.drop((name, state.stable))
+            self._store.rollouts.put(name, state_text(state))
         except StoreError as error:
             logger.error("a rollout is blocked: %s", error)  # noqa: TRY400 - the next tick tries again
             return False
@@ -334,10 +334,10 @@ class Deployer:
         needed |= {state.rollout.to, state.rollout.source} if state.rollout else set()
         needed |= {container.version for container in look.observed.containers_of(service.name)}
         try:
-            self._store.keep_revision(recorded(service, version, image_id, look.now))
+            self._store.revisions.put((service.name, version), recorded(service, version, image_id, look.now))
             mine = [key for key in self._store.revisions if key[0] == service.name]
             for key in [key for key in mine if key[1] not in needed][: max(0, len(mine) - REVISIONS_KEPT)]:
-                self._store.drop_revision(*key)
+                self._store.revisions.drop(key)
         except StoreError as error:
             logger.error("a version was not kept: %s", error)  # noqa: TRY400 - only a rollback needs it
 
@@ -350,7 +350,7 @@ class Deployer:
         then = written(revision)
         try:
             if then is None or then.user_config != service.user_config:
-                self._store.renew_revision(recorded(service, version, revision.image_id, revision.first_at))
+                self._store.revisions.put(key, recorded(service, version, revision.image_id, revision.first_at))
             self._user_configs[key] = service.user_config
         except StoreError as error:
             logger.error("a user_config was not kept: %s", error)  # noqa: TRY400 - only a rollback needs it
@@ -360,9 +360,9 @@ class Deployer:
         self._user_configs = {key: text for key, text in self._user_configs.items() if key in offered}
         for name in [name for name in self._states if name not in spec.services]:
             try:
-                self._store.forget_rollout(name)
+                self._store.rollouts.drop(name)
                 for key in [key for key in self._store.revisions if key[0] == name]:
-                    self._store.drop_revision(*key)
+                    self._store.revisions.drop(key)
             except StoreError as error:
                 logger.error("the rollouts of a removed service were kept: %s", error)  # noqa: TRY400 - harmless
                 continue
@@ -473,7 +473,7 @@ class Deployer:
 
     def _ask(self, name: str, state: ServiceRollout) -> None:
         """Adopt the state that an operator asked for; raises StoreError when it cannot be stored."""
-        self._store.note_rollout(name, state_text(state))
+        self._store.rollouts.put(name, state_text(state))
         self._states[name] = state
 
 

@@ -107,7 +107,7 @@ class Desirer:
 
     def _drop_override(self, service: str, override: Override, why: str) -> None:
         try:
-            self._store.drop_override(service)
+            self._store.overrides.drop(service)
         except StoreError as error:
             logger.error("a scale target was kept: %s", error)  # noqa: TRY400 - the next tick tries again
             return
@@ -117,4 +117,4 @@ class Desirer:
     def _forgive(self, desired: Desired, observed: Observed, now: float) -> None:
         """Clear the failure records that no longer apply."""
         for key in self._forgiven(desired, observed, now):
-            self._store.clear_failure(key)
+            self._store.failures.drop(key)

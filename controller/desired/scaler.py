@@ -145,7 +145,7 @@ class Scaler:
 
     def _settle(self, name: str, decided: Decided) -> None:
         self._decided[name] = decided
-        self._store.note_autoscaled(name, decided.target)
+        self._store.autoscaled.put(name, decided.target)
 
     def _row(
         self, name: str, situation: Situation, answer: PolicyAnswer, problem: str, *, paused: bool
@@ -168,4 +168,4 @@ class Scaler:
             self._histories.pop(name, None)
             self._failed_at.pop(name, None)
         for name in [name for name in self._store.autoscaled if name not in specs]:
-            self._store.forget_autoscaled(name)
+            self._store.autoscaled.drop(name)

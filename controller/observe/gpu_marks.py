@@ -41,7 +41,7 @@ class GpuMarks:
         """Mark GPUs that are gone or on which replicas fail, and remove outdated marks."""
         if self._places != "ours":
             return
-        for change in self._watch.look(observed, self._store.gpu_faults, now, self._proven()):
+        for change in self._watch.look(observed, self._store.gpu_faults.snapshot(), now, self._proven()):
             self._change(change)
 
     def note_removals(self, observed: Observed, in_progress: tuple[Action, ...]) -> None:
@@ -75,6 +75,6 @@ class GpuMarks:
                 words = f"no replica is placed on GPU {uuid}: {reason}"
                 self._events.record("gpu_marked", words, target=uuid, outcome="warning")
             case Unmark(uuid, why, asked):
-                self._store.unmark_gpu(uuid, asked=asked)
+                self._store.gpu_faults.drop(uuid, asked=asked)
                 self._events.record("gpu_unmarked", f"GPU {uuid} is used again: {why}", target=uuid, outcome="ok")
         self._wake()

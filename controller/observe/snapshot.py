@@ -128,7 +128,7 @@ class Observer:
     async def _look(
         self, spec: Spec, in_progress: tuple[Action, ...], *, impatient: bool, thorough: bool
     ) -> WorldSnapshot:
-        retirements, failures = self._store.retirements, self._store.failures
+        retirements, failures = self._store.retirements.snapshot(), self._store.failures.snapshot()
         age_s = RELIABLE_S if self.stream_open and not impatient else UNRELIABLE_S
         with self.engine.looking(), self.router.looking():
             # Both are requested before either is awaited: a task for each would cost two turns of the event loop.
@@ -145,7 +145,7 @@ class Observer:
         in_progress = with_unseen(in_progress, itertools.chain(self.engine.unseen, self.router.unseen))
         retirements = self._kept_marks(reading, retirements)
         await self._take(reading, spec)
-        state, faults = reading.value.state, self._store.gpu_faults
+        state, faults = reading.value.state, self._store.gpu_faults.snapshot()
         judged = (with_fault(second_opinion(self._prober.judged(one), routing), faults) for one in state.containers)
         containers = self._times.brought_over(judged, reading.at)
         staying = [one for one in containers if one.id not in retirements]
@@ -186,7 +186,7 @@ class Observer:
         is_new = before is None or before[0] is not reading
         if is_new:
             self._forget_gone(reading)
-        retiring = self._store.retirements
+        retiring = self._store.retirements.snapshot()
         if before is None or is_new or before[1] is not spec or before[2] != retiring:
             state = reading.value.state
             outdated = outdated_containers(state.containers, self._as_it_runs(spec, state), state.images)

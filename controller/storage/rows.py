@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ..model.reports import Event
 
@@ -83,33 +83,50 @@ class Rows(Protocol):
         ...
 
 
-class RowKind(Generic[K, V]):
-    """All rows of one kind, in memory and where they are kept. `of` decodes a row's JSON, `plain` encodes a value."""
+class RowKind(Mapping[K, V]):
+    """All rows of one kind, in memory and where they are kept. `of` decodes a row's JSON, `plain` encodes a value.
 
-    def __init__(self, rows: Rows, kind: str, of: Callable[[Any], V], plain: Callable[[V], Any]) -> None:
+    `asked`: an operator asks for its changes.
+    """
+
+    def __init__(
+        self, rows: Rows, kind: str, of: Callable[[Any], V], plain: Callable[[V], Any], *, asked: bool = False
+    ) -> None:
         self._rows = rows
         self._kind = kind
         self._plain = plain
-        self.values: dict[K, V] = {}
+        self._asked = asked
+        self._values: dict[K, V] = {}
         for key, value in rows.read(kind):
             try:
                 name: Any = json.loads(key)
                 place: Any = name if isinstance(name, str) else tuple(name)
-                self.values[place] = of(json.loads(value))
+                self._values[place] = of(json.loads(value))
             except (ValueError, TypeError) as error:
                 logger.error("%s %s in the state file cannot be read and is left out: %s", kind, key, error)  # noqa: TRY400
 
+    def __getitem__(self, key: K) -> V:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
     def put(self, key: K, value: V, *, asked: bool = False) -> None:
-        """Keep a value. Raises StoreError if it was `asked` for by an operator and cannot be written now."""
-        self._rows.put(self._kind, json.dumps(key), json.dumps(self._plain(value)), asked=asked)
-        self.values[key] = value
+        """Keep a value. Raises StoreError if it was `asked` for and cannot be written now."""
+        if self._values.get(key) != value:
+            encoded = json.dumps(self._plain(value))
+            self._rows.put(self._kind, json.dumps(key), encoded, asked=asked or self._asked)
+            self._values[key] = value
 
     def drop(self, key: K, *, asked: bool = False) -> None:
         """Forget a value, if there is one. Raises as `put` does."""
-        if key in self.values:
-            self._rows.put(self._kind, json.dumps(key), None, asked=asked)
-            del self.values[key]
+        if key in self._values:
+            self._rows.put(self._kind, json.dumps(key), None, asked=asked or self._asked)
+            del self._values[key]
 
     def snapshot(self) -> Mapping[K, V]:
         """A copy of the values; later changes are not in it."""
-        return MappingProxyType(dict(self.values))
+        return MappingProxyType(dict(self._values))

@@ -13,9 +13,7 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from types import MappingProxyType
 from typing import TypeVar
 
 from ..model.desired import Revision
@@ -44,18 +42,28 @@ class StateStore:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._overrides: RowKind[str, Override] = RowKind(rows, "override", lambda row: Override(**row), asdict)
-        self._retirements: RowKind[str, Retirement] = RowKind(rows, "retirement", lambda row: Retirement(**row), asdict)
-        self._failures: RowKind[FailureKey, FailureRecord] = RowKind(
+        self.overrides: RowKind[str, Override] = RowKind(
+            rows, "override", lambda row: Override(**row), asdict, asked=True
+        )
+        """Scale calls in force, by service."""
+        self.restarts: RowKind[str, str] = RowKind(rows, "restart", str, _same, asked=True)
+        """When an operator last restarted a service, as text, by service: it gives the service another version."""
+        self.autoscaled: RowKind[str, int] = RowKind(rows, "autoscaled", int, _same)
+        """Targets that the autoscaler decided, by service: the next controller continues from them."""
+        self.retirements: RowKind[str, Retirement] = RowKind(rows, "retirement", lambda row: Retirement(**row), asdict)
+        """Retiring replicas, by container id."""
+        self.failures: RowKind[FailureKey, FailureRecord] = RowKind(
             rows, "failure", lambda row: FailureRecord(**row), asdict
         )
-        self._rollouts: RowKind[str, str] = RowKind(rows, "rollout", str, _same)
-        self._revisions: RowKind[tuple[str, str], Revision] = RowKind(
-            rows, "revision", lambda row: Revision(**row), asdict
+        """Failures in a row. A version that works again, is tried again, or is no longer wanted has none."""
+        self.rollouts: RowKind[str, str] = RowKind(rows, "rollout", str, _same, asked=True)
+        """The rollout state of each service, as JSON."""
+        self.revisions: RowKind[tuple[str, str], Revision] = RowKind(
+            rows, "revision", lambda row: Revision(**row), asdict, asked=True
         )
-        self._autoscaled: RowKind[str, int] = RowKind(rows, "autoscaled", int, _same)
-        self._gpu_faults: RowKind[str, GpuFault] = RowKind(rows, "gpu_fault", lambda row: GpuFault(**row), asdict)
-        self._restarts: RowKind[str, str] = RowKind(rows, "restart", str, _same)
+        """The records of versions, by service and version: a service can go back to those."""
+        self.gpu_faults: RowKind[str, GpuFault] = RowKind(rows, "gpu_fault", lambda row: GpuFault(**row), asdict)
+        """Marks on GPUs, by UUID."""
         self._seen_ready: RowKind[str, float] = RowKind(rows, "seen_ready", float, _same)
         self._keys: RowKind[str, str] = RowKind(rows, "key", str, _same)
         self._last_seq = rows.last_seq
@@ -85,170 +93,60 @@ class StateStore:
         """Let go of the rows."""
         self._rows.close()
 
-    # ------------------------------------------------------------------------------------------------ scale overrides
-
-    @property
-    def overrides(self) -> Mapping[str, Override]:
-        """Scale calls in force, by service."""
-        return MappingProxyType(self._overrides.values)
-
-    def set_override(self, service: str, override: Override) -> None:
-        """Keep a scale call. Raises StoreError."""
-        self._overrides.put(service, override, asked=True)
-
-    def drop_override(self, service: str) -> None:
-        """End a scale call: the compose files decide again. Raises StoreError."""
-        self._overrides.drop(service, asked=True)
-
-    # ------------------------------------------------------------------------------------------------------- restarts
-
-    @property
-    def restarts(self) -> Mapping[str, str]:
-        """When an operator last restarted a service, as text, by service."""
-        return self._restarts.values
-
-    def note_restart(self, service: str, at: str) -> None:
-        """Keep a restart, which gives the service another version. Raises StoreError."""
-        self._restarts.put(service, at, asked=True)
-
     def token_of(self, replica: str) -> str:
         """What the admin port of a replica asks for: made of its name and a key that only the state has."""
-        key = self._keys.values.get("admin")
+        key = self._keys.get("admin")
         if key is None:
             self._keys.put("admin", key := secrets.token_hex(32))
         return hmac.digest(key.encode(), replica.encode(), "sha256").hex()
 
-    # ---------------------------------------------------------------------------------------------------- autoscaling
-
-    @property
-    def autoscaled(self) -> Mapping[str, int]:
-        """Targets that the autoscaler decided, by service."""
-        return MappingProxyType(self._autoscaled.values)
-
-    def note_autoscaled(self, service: str, replicas: int) -> None:
-        """Store a target: the next controller continues from it."""
-        if self._autoscaled.values.get(service) != replicas:
-            self._autoscaled.put(service, replicas)
-
-    def forget_autoscaled(self, service: str) -> None:
-        """Drop the target of a service that is no longer autoscaled."""
-        self._autoscaled.drop(service)
-
-    # ---------------------------------------------------------------------------------------------------- retirements
-
-    @property
-    def retirements(self) -> Mapping[str, Retirement]:
-        """Retiring replicas, by container id. A snapshot: later changes are not in it."""
-        return self._retirements.snapshot()
-
     def retire(self, retirement: Retirement) -> None:
         """Mark a replica as draining; an existing mark keeps its time."""
-        if retirement.container_id not in self._retirements.values:
-            self._retirements.put(retirement.container_id, replace(retirement, cause=storable(retirement.cause)))
+        if retirement.container_id not in self.retirements:
+            self.retirements.put(retirement.container_id, replace(retirement, cause=storable(retirement.cause)))
 
     def stopping(self, container_id: str, now: float) -> None:
         """Record that SIGTERM was sent; the first time counts."""
-        retirement = self._retirements.values.get(container_id)
+        retirement = self.retirements.get(container_id)
         if retirement is not None and retirement.stopping_since is None:
-            self._retirements.put(container_id, replace(retirement, stopping_since=now))
+            self.retirements.put(container_id, replace(retirement, stopping_since=now))
 
     def forget(self, container_id: str) -> None:
         """Drop the rows of a removed container."""
-        self._retirements.drop(container_id)
+        self.retirements.drop(container_id)
         self._seen_ready.drop(container_id)
 
     def containers(self) -> frozenset[str]:
         """Ids of all containers that have rows."""
-        return frozenset(self._retirements.values) | frozenset(self._seen_ready.values)
-
-    # ------------------------------------------------------------------------------------------------------- failures
-
-    @property
-    def failures(self) -> Mapping[FailureKey, FailureRecord]:
-        """Failures in a row, by service and version. A snapshot: later changes are not in it."""
-        return self._failures.snapshot()
+        return frozenset(self.retirements) | frozenset(self._seen_ready)
 
     def failure(self, key: FailureKey, now: float, detail: str, began_at: float | None = None) -> None:
         """Count a failed start of a version, unless the replica began before the last counted failure."""
-        before = self._failures.values.get(key)
+        before = self.failures.get(key)
         if is_another_try(before, began_at):
-            self._failures.put(key, FailureRecord(before.count + 1 if before else 1, now, storable(detail)))
-
-    def clear_failure(self, key: FailureKey) -> None:
-        """Drop the failures of a version: it works again, is tried again, or is no longer wanted."""
-        self._failures.drop(key)
-
-    # ------------------------------------------------------------------------------------------------------- rollouts
-
-    @property
-    def rollouts(self) -> Mapping[str, str]:
-        """The rollout state of each service, as JSON."""
-        return MappingProxyType(self._rollouts.values)
-
-    def note_rollout(self, service: str, state: str) -> None:
-        """Store a service's rollout state. Raises StoreError."""
-        if self._rollouts.values.get(service) != state:
-            self._rollouts.put(service, storable(state), asked=True)
-
-    def forget_rollout(self, service: str) -> None:
-        """Drop the rollout state of a removed service. Raises StoreError."""
-        self._rollouts.drop(service, asked=True)
-
-    @property
-    def revisions(self) -> Mapping[tuple[str, str], Revision]:
-        """The records of versions, by service and version."""
-        return MappingProxyType(self._revisions.values)
-
-    def keep_revision(self, revision: Revision) -> None:
-        """Store the record of a version, unless there is one. Raises StoreError."""
-        if (revision.service, revision.version) not in self._revisions.values:
-            self.renew_revision(revision)
-
-    def renew_revision(self, revision: Revision) -> None:
-        """Replace the record of a version, after a change that does not make a new version. Raises StoreError."""
-        self._revisions.put((revision.service, revision.version), revision, asked=True)
-
-    def drop_revision(self, service: str, version: str) -> None:
-        """Drop the record of a version: the service can no longer go back to it. Raises StoreError."""
-        self._revisions.drop((service, version), asked=True)
-
-    # ----------------------------------------------------------------------------------------------------- seen ready
+            self.failures.put(key, FailureRecord(before.count + 1 if before else 1, now, storable(detail)))
 
     def seen_ready(self, container_id: str, started_at: float) -> bool:
         """Whether the container was ready since that start: if so, an unanswered probe is a failure, also after a
         restart of the controller."""
-        return self._seen_ready.values.get(container_id) == started_at
+        return self._seen_ready.get(container_id) == started_at
 
     def note_ready(self, container_id: str, started_at: float) -> None:
         """Store that the container was ready."""
-        if not self.seen_ready(container_id, started_at):
-            self._seen_ready.put(container_id, started_at)
-
-    # ----------------------------------------------------------------------------------------------------------- GPUs
-
-    @property
-    def gpu_faults(self) -> Mapping[str, GpuFault]:
-        """Marks on GPUs, by UUID. A snapshot: later changes are not in it."""
-        return self._gpu_faults.snapshot()
+        self._seen_ready.put(container_id, started_at)
 
     def mark_gpu(self, fault: GpuFault) -> None:
         """Store a mark; it replaces an earlier one.
 
         Raises StoreError for a mark that an operator set and that cannot be written now.
         """
-        self._gpu_faults.put(fault.uuid, replace(fault, reason=storable(fault.reason)), asked=fault.kind == "marked")
-
-    def unmark_gpu(self, uuid: str, *, asked: bool = False) -> None:
-        """Drop a mark. Raises StoreError if an operator `asked` for it and it cannot be written now."""
-        self._gpu_faults.drop(uuid, asked=asked)
-
-    # ---------------------------------------------------------------------------------------------------------- clock
+        self.gpu_faults.put(fault.uuid, replace(fault, reason=storable(fault.reason)), asked=fault.kind == "marked")
 
     @property
     def latest_at(self) -> float:
         """The latest time that a deadline counts from; 0 without deadlines."""
-        failed = [record.last_at for record in self._failures.values.values()]
-        left = [one.stopping_since or one.draining_since for one in self._retirements.values.values()]
+        failed = [record.last_at for record in self.failures.values()]
+        left = [one.stopping_since or one.draining_since for one in self.retirements.values()]
         return max((*failed, *left), default=0.0)
 
     # --------------------------------------------------------------------------------------------------------- events

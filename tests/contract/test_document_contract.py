@@ -173,7 +173,7 @@ async def test_the_state_goes_from_one_controller_to_the_next(configs: Configs, 
     assert await first.take(asyncio.Event())
     renewal = asyncio.create_task(first.run())
     store = StateStore(first.rows)
-    store.set_override("web", Override(4, 2))
+    store.overrides.put("web", Override(4, 2))
     await store.stored()
     waiting = asyncio.create_task(second.take(asyncio.Event()))
     await asyncio.sleep(2 * RENEW_S)

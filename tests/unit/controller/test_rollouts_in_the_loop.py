@@ -296,8 +296,8 @@ async def test_a_version_whose_record_cannot_be_read_is_not_gone_back_to(control
         control.source.edit(web("d2"))
         await stable_at(control, web("d2"))
         kept = control.store.revisions[("web", first)]
-        control.store.drop_revision("web", first)
-        control.store.keep_revision(replace(kept, spec='{"name": 7}'))
+        control.store.revisions.drop(("web", first))
+        control.store.revisions.put(("web", first), replace(kept, spec='{"name": 7}'))
         with pytest.raises(InvalidRequest, match=f"recorded version {first} in a format .*; readable are "):
             await controller.commands.roll_back("web", None)
         assert not phase(control)

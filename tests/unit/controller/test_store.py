@@ -43,8 +43,8 @@ def test_replicas_that_were_there_together_fail_as_one_try(tmp_path: Path) -> No
 
 def test_a_row_that_cannot_be_read_costs_that_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = StateStore(StateFile(tmp_path))
-    store.note_autoscaled("web", 2)
-    store.note_autoscaled("api", 3)
+    store.autoscaled.put("web", 2)
+    store.autoscaled.put("api", 3)
     store.close()
     with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as db:
         db.execute("UPDATE state SET value = '{' WHERE key = '\"web\"'")
@@ -85,7 +85,7 @@ def test_a_damaged_or_other_file_is_set_aside(tmp_path: Path, damage: Callable[[
     aside = tmp_path / f"{FILE_NAME}.aside-77"
     assert store.set_aside == str(aside)
     assert aside.read_bytes() == damaged
-    store.set_override("web", Override(1, 2))
+    store.overrides.put("web", Override(1, 2))
     store.close()
     found = StateStore(StateFile(tmp_path))
     assert (found.set_aside, dict(found.overrides)) == (None, {"web": Override(1, 2)})
@@ -122,7 +122,7 @@ def test_on_a_full_disk_memory_goes_on_and_the_file_follows(tmp_path: Path) -> N
     store.failure(("web", "v1"), 1.0, "y" * 500)
     assert "full" in store.trouble
     with pytest.raises(StoreError, match=r"full; look at the disk of the controller's state volume"):
-        store.set_override(f"web-{'z' * 9000}", Override(4, 2))
+        store.overrides.put(f"web-{'z' * 9000}", Override(4, 2))
     assert dict(store.overrides) == {}, "what an operator asks for is done or refused"
     for name in names[:39]:
         store.forget(name)
@@ -151,7 +151,7 @@ def test_a_lock_of_another_process_on_the_file_delays_nothing(tmp_path: Path) ->
         for number in range(10):
             store.append_event(event(str(number)))
         with pytest.raises(StoreError, match="locked"):
-            store.set_override("web", Override(4, 2))
+            store.overrides.put("web", Override(4, 2))
         took_s = time.monotonic() - began
         assert "locked" in store.trouble
         other.rollback()

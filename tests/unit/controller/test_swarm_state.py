@@ -60,7 +60,7 @@ async def test_the_next_controller_has_what_was_confirmed(caplog: pytest.LogCapt
     loop = asyncio.get_running_loop()
     async with running(first) as store:
         assert loop.time() == pytest.approx(TAKE_S, abs=SOON_S), "a head that was missing may have been removed by hand"
-        store.set_override("web", Override(4, 2))
+        store.overrides.put("web", Override(4, 2))
         await store.stored()
         store.append_event(Event(1.0, "scale", "web", "web", "m", "ok"))
         with pytest.raises(TimeoutError):
@@ -126,16 +126,16 @@ async def test_without_an_answer_nothing_is_accepted_and_acting_ends_in_time() -
         await asyncio.sleep(RENEW_S)
         swarm.is_down = True
         assert holder.acts()
-        store.note_autoscaled("web", 3)
+        store.autoscaled.put("web", 3)
         await asyncio.sleep(HOLD_S)
         assert not holder.acts()
         with pytest.raises(StoreError, match="leader"):
-            store.set_override("web", Override(4, 2))
+            store.overrides.put("web", Override(4, 2))
         assert dict(store.overrides) == {}
         swarm.is_down = False
         await until(holder.acts)
         assert store.trouble == ""
-        store.set_override("web", Override(5, 2))
+        store.overrides.put("web", Override(5, 2))
         await store.stored()
     async with running(holder_at(swarm)) as store:
         assert (dict(store.overrides), dict(store.autoscaled)) == ({"web": Override(5, 2)}, {"web": 3})
@@ -147,10 +147,10 @@ async def test_one_that_was_overtaken_ends_and_has_changed_nothing() -> None:
     async with running(first) as old:
         pass  # from here on it hangs
     async with running(second) as store:
-        store.set_override("web", Override(2, 2))
+        store.overrides.put("web", Override(2, 2))
         await store.stored()
         before = dict(swarm.configs)
-        old.set_override("web", Override(9, 2))
+        old.overrides.put("web", Override(9, 2))
         with pytest.raises(AnotherController, match="taken over"):
             await first.run()
         assert not first.acts()
@@ -196,7 +196,7 @@ async def test_writes_are_few() -> None:
         assert swarm.writes - before <= 60 / RENEW_S + 3 * 60 / OBSERVED_S + 5
         before = swarm.writes
         for number in range(1000):
-            store.set_override("web", Override(number, 2))
+            store.overrides.put("web", Override(number, 2))
             await asyncio.sleep(0.01)
         assert swarm.writes - before <= 3 * (10 / ASKED_S) + 5
         assert len(swarm.configs) == 2
@@ -205,7 +205,7 @@ async def test_writes_are_few() -> None:
 async def test_a_damaged_state_is_set_aside() -> None:
     swarm = FakeSwarm()
     async with running(holder_at(swarm)) as store:
-        store.set_override("web", Override(4, 2))
+        store.overrides.put("web", Override(4, 2))
         await store.stored()
     (content,) = (config for config in swarm.configs.values() if config.name != NAME)
     swarm.configs[content.name] = type(content)(content.name, content.version, content.labels, b"damaged")
@@ -213,7 +213,7 @@ async def test_a_damaged_state_is_set_aside() -> None:
         assert dict(store.overrides) == {}
         assert store.set_aside is not None
         assert swarm.configs[store.set_aside.removeprefix("config ")].data == b"damaged"
-        store.set_override("web", Override(1, 2))
+        store.overrides.put("web", Override(1, 2))
         await store.stored()
         assert store.set_aside.removeprefix("config ") in swarm.configs, "for a person to look at"
     async with running(holder_at(swarm)) as store:
@@ -251,18 +251,18 @@ async def test_rows_that_do_not_fit_are_told_the_lease_is_kept_and_a_removal_mak
     swarm = FakeSwarm()
     holder = holder_at(swarm)
     async with running(holder) as store:
-        store.note_rollout("web", incompressible(1, 2 * LIMIT))
+        store.rollouts.put("web", incompressible(1, 2 * LIMIT))
         with pytest.raises(StoreError, match="bytes without events"):
             await store.stored()
         await asyncio.sleep(60)
         assert holder.acts()
         with pytest.raises(StoreError, match="bytes without events"):
-            store.set_override("web", Override(4, 2))
+            store.overrides.put("web", Override(4, 2))
         with pytest.raises(StateTooLarge):
             holder.rows.draft(1e12)
-        store.forget_rollout("web")
+        store.rollouts.drop("web")
         await asyncio.sleep(60)
-        store.set_override("web", Override(4, 2))
+        store.overrides.put("web", Override(4, 2))
         await store.stored()
 
 
@@ -308,8 +308,8 @@ class Chance:
                     continue
                 count += 1
                 with contextlib.suppress(StoreError):
-                    store.set_override("count", Override(count, 0))
-                    store.note_autoscaled("count", count)
+                    store.overrides.put("count", Override(count, 0))
+                    store.autoscaled.put("count", count)
                     await store.stored()
                     self.confirmed = max(self.confirmed, count)
 
