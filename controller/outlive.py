@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -43,3 +45,24 @@ async def outlive(
             await asyncio.sleep(AGAIN_S)
         else:
             return
+
+
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+"""Starts a task and owns it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Background:
+    """Where parts of the controller work apart from the loop, so that no tick waits for them."""
+
+    spawn: Spawn
+    wake: Callable[[], None]
+    """Has the loop look again: there is news."""
+    clock: Callable[[], float] = time.time
+    """The loop's."""
+
+    def begin(
+        self, what: str, work: Callable[[], Coroutine[Any, Any, None]], tell: Callable[[str], None] = lambda words: None
+    ) -> asyncio.Task[None]:
+        """Start a task that a defect does not end. The arguments are those of `outlive`."""
+        return self.spawn(outlive(what, work, tell=tell))

@@ -17,6 +17,7 @@ import re
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,28 +56,20 @@ STUCK_AFTER_S = 120.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+@dataclass(eq=False)
 class Api:
     """Routes and handlers. `clock` is the loop's, `wall` the machine's."""
 
-    def __init__(
-        self,
-        commands: Commands,
-        publisher: Publisher,
-        events: EventLog,
-        specs: SpecWatch,
-        executor: Executor,
-        gatekeeper: Gatekeeper,
-        clock: Callable[[], float],
-        wall: Callable[[], float],
-    ) -> None:
-        self._commands = commands
-        self._publisher = publisher
-        self._events = events
-        self._specs = specs
-        self._executor = executor
-        self._gatekeeper = gatekeeper
-        self._clock = clock
-        self._wall = wall
+    _commands: Commands
+    _publisher: Publisher
+    _events: EventLog
+    _specs: SpecWatch
+    _executor: Executor
+    _gatekeeper: Gatekeeper
+    _clock: Callable[[], float]
+    _wall: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._closing = asyncio.Event()
 
     def application(self) -> web.Application:

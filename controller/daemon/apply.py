@@ -146,20 +146,16 @@ class _Run:
         return self.waits_for_place or any(run.may_be_withdrawn for run in self.after)
 
 
+@dataclass(eq=False)
 class Executor:
     """Runs the graph of each plan. `perform` makes the call, `report` gets each outcome, `spawn` owns the tasks."""
 
-    def __init__(
-        self,
-        perform: Callable[[Action], Awaitable[None]],
-        report: Callable[[Outcome], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._perform = perform
-        self._report = report
-        self._spawn = spawn
-        self._clock = clock
+    _perform: Callable[[Action], Awaitable[None]]
+    _report: Callable[[Outcome], None]
+    _spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    _clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
         self.gate = RetryGate()
         self._runs: dict[_Run, None] = {}
         """In the order in which they were accepted."""
@@ -258,29 +254,22 @@ class Executor:
 # Reporting: what follows from the end of an action.
 
 
+@dataclass(eq=False)
 class Reporter:
     """Records each action's end as an event and a metric, and has the world read anew."""
 
-    def __init__(
-        self,
-        events: EventLog,
-        metrics: ControllerMetrics,
-        observer: Observer,
-        gpu_marks: GpuMarks,
-        wake: Callable[[], None],
-    ) -> None:
-        self._events = events
-        self._metrics = metrics
-        self._observer = observer
-        self._gpu_marks = gpu_marks
-        self._wake = wake
+    _events: EventLog
+    _metrics: ControllerMetrics
+    _observer: Observer
+    _gpu_marks: GpuMarks
+    _wake: Callable[[], None]
 
     def report(self, outcome: Outcome) -> None:
         """Take note of one action's end."""
         action = outcome.action
         self._metrics.action(outcome)
         if isinstance(action, RestartRouter):
-            self._observer.silence.restarted()
+            self._observer.router.restarted()
         if isinstance(action, EngineAction):
             self._observer.engine.ended(action)
         elif isinstance(action, RoutingAction):
@@ -313,30 +302,19 @@ Give = Callable[[str, str, str], Awaitable[UserConfigReport]]
 ReplicaError."""
 
 
+@dataclass(eq=False)
 class Performer:
     """Carries out each action at its boundary."""
 
-    def __init__(
-        self,
-        engine: ClusterEngine,
-        router: Router,
-        store: StateStore,
-        events: EventLog,
-        project: str,
-        give: Give,
-        given: Callable[[str, UserConfigReport], None],
-        acts: Callable[[], bool],
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._engine = engine
-        self._router = router
-        self._store = store
-        self._events = events
-        self._project = project
-        self._give = give
-        self._given = given
-        self._acts = acts
-        self._clock = clock
+    _engine: ClusterEngine
+    _router: Router
+    _store: StateStore
+    _events: EventLog
+    _project: str
+    _give: Give
+    _given: Callable[[str, UserConfigReport], None]
+    _acts: Callable[[], bool]
+    _clock: Callable[[], float] = time.time
 
     async def perform(self, action: Action) -> None:
         """Carry out one action; raises ControllerError and its kinds."""

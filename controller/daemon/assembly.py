@@ -27,8 +27,9 @@ from ..observe.engine_events import LOST_S, EngineEvents
 from ..observe.gpu_marks import GpuMarks
 from ..observe.gpu_memory import GpuMemoryWatch
 from ..observe.probe import AskContract, Prober, ProbeReading, Subject, no_contract
-from ..observe.snapshot import Observer
-from ..outlive import outlive
+from ..observe.router_silence import RouterWatch
+from ..observe.snapshot import Observer, engine_watch
+from ..outlive import Background, outlive
 from ..plan import plan
 from ..plan.failures import forgiven
 from ..routing.base import Router
@@ -131,14 +132,15 @@ def assemble(
     _note_replaced_store(store, events)
     specs = SpecWatch(world.source, events, wakeup.ring)
 
-    contracts = ImageContracts(world.engine, world.project, spawn, wakeup.ring)
-    deployer = Deployer(store, events, discovery_state.callers, contracts.of, is_manual=world.is_manual)
-    measurements = Measurements(world.query, spawn, clock)
+    background = Background(spawn, wakeup.ring, clock)
+    contracts = ImageContracts(world.engine, world.project, background)
+    deployer = Deployer(store, events, discovery_state.callers, contracts.of, world.is_manual)
+    measurements = Measurements(world.query, background)
     functions = Functions(world.policy_dir, ahead=lambda: wall() - clock())
-    calls = FunctionCalls(functions.call, world.run, spawn, wakeup.ring)
+    calls = FunctionCalls(functions.call, world.run, background)
     scaler = Scaler(store, events, Policies(calls.wanted, measurements.value).ask)
 
-    gpu_memory = GpuMemoryWatch(world.engine, spawn, wakeup.ring, clock)
+    gpu_memory = GpuMemoryWatch(world.engine, background)
     gpu_marks = GpuMarks(store, events, deployer.proven, wakeup.ring, world.engine.places)
     publisher = Publisher(
         world.project,
@@ -155,38 +157,18 @@ def assemble(
     )
     metrics = publisher.metrics
 
-    prober = Prober(world.ask, spawn, wakeup.ring, store.seen_ready, store.note_ready, clock, world.ask_contract)
-    observer = Observer(
-        world.engine,
-        world.router,
-        prober,
-        store,
-        gpu_memory,
-        gpu_marks,
-        wakeup.ring,
-        metrics.engine_reading,
-        clock,
-        wall,
-        metrics.haproxy_reading,
-    )
+    prober = Prober(world.ask, background, store.seen_ready, store.note_ready, world.ask_contract)
+    engine = engine_watch(world.engine, store, background, metrics.engine_reading)
+    router = RouterWatch(world.router, background, metrics.haproxy_reading)
+    observer = Observer(engine, router, prober, store, gpu_memory, gpu_marks, clock, wall)
     engine_events = EngineEvents(world.engine, world.project, observer, events, wakeup.ring, clock, engine_lost_s)
 
     def over(desired: Desired, observed: Observed, now: float) -> frozenset[FailureKey]:
         return forgiven(desired, observed, prober.ready_since, now)
 
     remaining = RemainingServices(lambda: store.revisions, deployer.state, discovery_state.callers)
-    desirer = Desirer(
-        store,
-        events,
-        scaler,
-        deployer,
-        measurements,
-        calls,
-        world.router.routing_hash,
-        over,
-        world.router_silence_s,
-        remaining,
-    )
+    routing_hash, silence_s = world.router.routing_hash, world.router_silence_s
+    desirer = Desirer(store, events, scaler, deployer, remaining, routing_hash, over, silence_s)
     performer = Performer(
         world.engine, world.router, store, events, world.project, world.give, prober.learn, world.acts, clock
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ..desired.deployer import Deployer
 from ..engines.base import NO_MARKS, ClusterEngine
@@ -19,37 +20,24 @@ from ..storage.store import Override, StateStore
 from .nodes import NodeCommands
 
 
+@dataclass(eq=False)
 class Commands:
     """Each command checks its arguments, changes the store and wakes the loop, which carries the change out.
 
     `look_again` returns when the loop has seen the whole world once more. `clock` is the loop's.
     """
 
-    def __init__(
-        self,
-        store: StateStore,
-        events: EventLog,
-        specs: SpecWatch,
-        deployer: Deployer,
-        engine: ClusterEngine,
-        observer: Observer,
-        gpu_marks: GpuMarks,
-        wake: Callable[[], None],
-        look_again: Callable[[], Awaitable[None]],
-        nodes: NodeCommands,
-        clock: Callable[[], float],
-    ) -> None:
-        self._store = store
-        self._events = events
-        self._specs = specs
-        self._deployer = deployer
-        self._engine = engine
-        self._observer = observer
-        self._gpu_marks = gpu_marks
-        self._wake = wake
-        self._look_again = look_again
-        self.nodes = nodes
-        self._clock = clock
+    _store: StateStore
+    _events: EventLog
+    _specs: SpecWatch
+    _deployer: Deployer
+    _engine: ClusterEngine
+    _observer: Observer
+    _gpu_marks: GpuMarks
+    _wake: Callable[[], None]
+    _look_again: Callable[[], Awaitable[None]]
+    nodes: NodeCommands
+    _clock: Callable[[], float]
 
     async def stored(self) -> None:
         """Return when the changes so far are stored. Raises StoreError."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from ..desired.desired import Desirer
 from ..errors import ControllerError, EngineUnreachable
@@ -54,31 +55,22 @@ class Wakeup:
         self._rung.clear()
 
 
+@dataclass(eq=False)
 class Loop:
     """Ticks for as long as the controller runs. `clock` never jumps (controller/storage/clock.py)."""
 
-    def __init__(
-        self,
-        specs: SpecWatch,
-        observer: Observer,
-        desirer: Desirer,
-        planner: Planner,
-        executor: Executor,
-        publisher: Publisher,
-        wakeup: Wakeup,
-        may_act: Callable[[], Awaitable[bool]],
-        clock: Callable[[], float],
-    ) -> None:
-        """`may_act`: whether what was decided is stored, and no other controller acts."""
-        self._specs = specs
-        self._observer = observer
-        self._desirer = desirer
-        self.planner = planner
-        self._executor = executor
-        self._publisher = publisher
-        self._wakeup = wakeup
-        self._may_act = may_act
-        self._clock = clock
+    _specs: SpecWatch
+    _observer: Observer
+    _desirer: Desirer
+    planner: Planner
+    _executor: Executor
+    _publisher: Publisher
+    _wakeup: Wakeup
+    _may_act: Callable[[], Awaitable[bool]]
+    """Whether what was decided is stored, and no other controller acts."""
+    _clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._plan = Plan()
         self._unseen = ""
         """Why the last look did not see the whole world; "" = it did."""

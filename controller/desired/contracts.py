@@ -7,6 +7,7 @@ outranks what its image carries.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 from google.protobuf.message import DecodeError
@@ -21,19 +22,19 @@ MOST_NAMED = 3
 """Changes that a sentence names; the others are counted."""
 
 
+@dataclass(eq=False)
 class Contracts:
     """The contracts of a service's versions at one moment.
 
     `told`: by version, what its replicas tell. `records`: the versions' records, which name their images.
     """
 
-    def __init__(
-        self, service: str, told: Mapping[str, bytes], records: Mapping[str, Revision | None], of_image: ContractOf
-    ) -> None:
-        self._service = service
-        self._told = told
-        self._records = records
-        self._of_image = of_image
+    _service: str
+    _told: Mapping[str, bytes]
+    _records: Mapping[str, Revision | None]
+    _of_image: ContractOf
+
+    def __post_init__(self) -> None:
         self.is_reading = False
         """Whether the answers so far are None because an image is being read."""
 

@@ -80,19 +80,19 @@ class _Look:
         return current_version(self.spec.services[name], self.observed.images)
 
 
+@dataclass(eq=False)
 class Deployer:
     """Owns the rollout states of all services. The loop's thread only."""
 
-    def __init__(
-        self, store: StateStore, events: EventLog, callers: Callers, contract_of: ContractOf, *, is_manual: bool = False
-    ) -> None:
-        """`is_manual`: new versions wait for `deploy`."""
-        self._store = store
-        self._events = events
-        self._callers = callers
-        self._contract_of = contract_of
-        self._is_manual = is_manual
-        self._states = {service: state_of(text) for service, text in store.rollouts.items()}
+    _store: StateStore
+    _events: EventLog
+    _callers: Callers
+    _contract_of: ContractOf
+    _is_manual: bool = False
+    """New versions wait for `deploy`."""
+
+    def __post_init__(self) -> None:
+        self._states = {service: state_of(text) for service, text in self._store.rollouts.items()}
         self._answers: dict[str, Answers] = {}
         self._offered: dict[str, str | None] = {}
         self._absent: frozenset[str] = frozenset()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 
 from ..errors import StoreError
 from ..model.desired import Desired
@@ -15,8 +16,6 @@ from ..storage.events import EventLog
 from ..storage.store import Override, StateStore
 from .deployer import Deployer
 from .edge import edge_spec
-from .functions import FunctionCalls
-from .measurements import Measurements
 from .remaining import RemainingServices
 from .scaler import Scaler
 from .targets import switched_off, targets_of
@@ -29,32 +28,18 @@ Forgiven = Callable[[Desired, Observed, float], Iterable[FailureKey]]
 """The failure records that no longer apply, from the desired and the observed state."""
 
 
+@dataclass(eq=False)
 class Desirer:
     """Computes the desired state once a tick. Without a complete observation, earlier decisions are kept."""
 
-    def __init__(
-        self,
-        store: StateStore,
-        events: EventLog,
-        scaler: Scaler,
-        deployer: Deployer,
-        measurements: Measurements,
-        calls: FunctionCalls,
-        routing_hash: RoutingHash,
-        forgiven: Forgiven,
-        router_silence_s: float,
-        remaining: RemainingServices,
-    ) -> None:
-        self._remaining = remaining
-        self._router_silence_s = router_silence_s
-        self._store = store
-        self._events = events
-        self._scaler = scaler
-        self._deployer = deployer
-        self._measurements = measurements
-        self._calls = calls
-        self._routing_hash = routing_hash
-        self._forgiven = forgiven
+    _store: StateStore
+    _events: EventLog
+    _scaler: Scaler
+    _deployer: Deployer
+    _remaining: RemainingServices
+    _routing_hash: RoutingHash
+    _forgiven: Forgiven
+    _router_silence_s: float
 
     def desire(
         self, snapshot: WorldSnapshot, pending: Iterable[PendingReplica], refusals: tuple[Refusal, ...], now: float
@@ -66,8 +51,6 @@ class Desirer:
         remaining = self._remaining.look(snapshot.spec, snapshot.observed, now)
         spec, observed = remaining.with_files(snapshot.spec), remaining.with_images(snapshot.observed)
         self._drop_outdated_overrides(spec)
-        self._measurements.sync(spec.services)
-        self._calls.sync(spec.services)
         overrides = {service: override.replicas for service, override in self._store.overrides.items()}
         autoscaled = self._scaler.targets(spec.services, observed, now) if snapshot.complete else self._scaler.kept()
         targets = targets_of(spec, overrides, autoscaled)
@@ -89,7 +72,8 @@ class Desirer:
             routing_hash=self._routing_hash(services.values()),
             router_silence_s=self._router_silence_s,
         )
-        self._forgive(desired, observed, now)
+        for key in self._forgiven(desired, observed, now):
+            self._store.failures.drop(key)
         return desired
 
     def due_in_s(self, snapshot: WorldSnapshot, now: float) -> float | None:
@@ -113,8 +97,3 @@ class Desirer:
             return
         message = f"{service}: {why}; the {override.replicas} set by scale end"
         self._events.record("scale", message, service=service)
-
-    def _forgive(self, desired: Desired, observed: Observed, now: float) -> None:
-        """Clear the failure records that no longer apply."""
-        for key in self._forgiven(desired, observed, now):
-            self._store.failures.drop(key)

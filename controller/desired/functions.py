@@ -17,17 +17,17 @@ import math
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import PolicyError
-from ..model.spec import FunctionPolicy, ServiceSpec
+from ..model.spec import FunctionPolicy
 from ..model.text import shown
-from ..outlive import outlive
+from ..outlive import Background
 from .autoscale import Policy, Situation
 
 LIMIT_S = 5.0
@@ -136,6 +136,8 @@ class _Asked:
     """One service's function: the call in progress, and the result of the last one. Times are the loop's."""
 
     policy: FunctionPolicy
+    asked_at: float
+    """When the loop asked last."""
     began_at: float = -math.inf
     task: asyncio.Task[None] | None = None
     answer: int | None = None
@@ -146,31 +148,14 @@ class _Asked:
         return self.task is not None and not self.task.done()
 
 
+@dataclass(eq=False)
 class FunctionCalls:
-    """Owns one call at a time for each service whose policy is a function."""
+    """Owns one call at a time for each service whose policy is a function. A new answer wakes the loop."""
 
-    def __init__(
-        self,
-        call: Callable[[FunctionPolicy, Situation], int],
-        run: Run,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        wake: Callable[[], None],
-    ) -> None:
-        """`wake` makes the loop look again: there is a new answer."""
-        self._call = call
-        self._run = run
-        self._spawn = spawn
-        self._wake = wake
-        self._asked: dict[str, _Asked] = {}
-
-    def sync(self, services: Mapping[str, ServiceSpec]) -> None:
-        """Forget other services and other policies. The answers of their calls in progress are dropped."""
-        for name, asked in list(self._asked.items()):
-            autoscale = services[name].autoscale if name in services else None
-            if autoscale is None or autoscale.policy != asked.policy:
-                del self._asked[name]
-                if asked.task is not None:
-                    asked.task.cancel()
+    _call: Callable[[FunctionPolicy, Situation], int]
+    _run: Run
+    _background: Background
+    _asked: dict[str, _Asked] = field(default_factory=dict)
 
     def wanted(self, service: str, policy: FunctionPolicy, situation: Situation) -> int | None:
         """Return the last answer, and begin the next call with this situation unless one is in progress.
@@ -178,15 +163,20 @@ class FunctionCalls:
         None while the first call has not returned. Raises PolicyError if the last call returned no number, or if the
         current one takes too long.
         """
-        asked = self._asked.setdefault(service, _Asked(policy))
-        waited_s = situation.now - asked.began_at
+        asked, now = self._asked.get(service), situation.now
+        if asked is None or asked.policy != policy or now - asked.asked_at > LIMIT_S:
+            if asked is not None and asked.task is not None:
+                asked.task.cancel()  # its answer is for other files
+            asked = self._asked[service] = _Asked(policy, now)
+        asked.asked_at = now
+        waited_s = now - asked.began_at
         if asked.is_under_way:
             if waited_s >= LIMIT_S:
                 raise PolicyError(f"{policy.path} has not returned for {waited_s:.0f} s")
         elif waited_s >= PAUSE_S:
-            asked.began_at = situation.now
-            ask = partial(self._ask, asked, situation)
-            asked.task = self._spawn(outlive(f"calling {policy.path}", ask, tell=partial(self._note, asked, None)))
+            asked.began_at = now
+            ask, fail = partial(self._ask, asked, situation), partial(self._note, asked, None)
+            asked.task = self._background.begin(f"calling {policy.path}", ask, fail)
         if asked.error:
             raise PolicyError(asked.error)
         return asked.answer
@@ -203,4 +193,4 @@ class FunctionCalls:
         is_new = (asked.answer, asked.error) != (answer, error)
         asked.answer, asked.error = answer, error
         if is_new:
-            self._wake()
+            self._background.wake()

@@ -10,17 +10,16 @@ import asyncio
 import json
 import math
 import re
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import aiohttp
 
 from ..errors import PolicyError
-from ..model.spec import PrometheusPolicy, ServiceSpec
-from ..outlive import outlive
+from ..model.spec import PrometheusPolicy
+from ..outlive import Background
 
 BODY_LIMIT = 1024 * 1024
 """A single number is far smaller; a query without an aggregation may return every series."""
@@ -30,7 +29,8 @@ FIRST_S = 30.0
 AGAIN_S = 5.0
 """Pause after a query without a value: Prometheus starts after the controller, and a series after its replica."""
 BREAK_S = 5.0
-"""After so long without need for a value (no replica was ready), FIRST_S starts again; ticks are a second apart."""
+"""After so long without need for a value (no replica was ready) the query is not asked any more; ticks are a second
+apart."""
 _SERVICE = re.compile(r"\$service\b")
 
 Query = Callable[[str, PrometheusPolicy], Awaitable[float]]
@@ -39,50 +39,27 @@ Query = Callable[[str, PrometheusPolicy], Awaitable[float]]
 
 @dataclass(slots=True)
 class _QueryWatch:
-    """One query's task and its last result. Times are the loop's."""
+    """One query, for as long as the loop needs its value, and its last result. Times are the loop's."""
 
     policy: PrometheusPolicy
     needed_since: float
     needed_at: float
-    """The loop has needed the value from `needed_since` until `needed_at`. A service without replicas needs none."""
     task: asyncio.Task[None] | None = None
     value: float | None = None
     read_at: float = 0.0
     error: str = ""
 
+    def fail(self, error: str) -> None:
+        self.error = error
 
+
+@dataclass(eq=False)
 class Measurements:
-    """Owns one task for each service with a query."""
+    """Owns one task for each service whose query is needed: one that has ready replicas."""
 
-    def __init__(
-        self,
-        query: Query,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._query = query
-        self._spawn = spawn
-        self._clock = clock
-        self._watches: dict[str, _QueryWatch] = {}
-
-    def sync(self, services: Mapping[str, ServiceSpec]) -> None:
-        """Read exactly these services' values from now on."""
-        policies = {
-            name: service.autoscale.policy
-            for name, service in services.items()
-            if service.autoscale and isinstance(service.autoscale.policy, PrometheusPolicy)
-        }
-        for name, watch in list(self._watches.items()):
-            if policies.get(name) != watch.policy:
-                del self._watches[name]
-                if watch.task is not None:
-                    watch.task.cancel()
-        for name, policy in policies.items():
-            if name not in self._watches:
-                now = self._clock()
-                watch = self._watches[name] = _QueryWatch(policy, now, now)
-                asking = partial(self._ask_forever, name, watch)
-                watch.task = self._spawn(outlive(f"asking for {name}'s value", asking, tell=partial(_fail, watch)))
+    _query: Query
+    _background: Background
+    _watches: dict[str, _QueryWatch] = field(default_factory=dict)
 
     def value(self, service: str, policy: PrometheusPolicy, now: float) -> float | None:
         """The last good value; raises PolicyError when there is none or it is too old.
@@ -90,23 +67,29 @@ class Measurements:
         None while a first value is waited for, FIRST_S at most.
         """
         watch = self._watches.get(service)
-        if watch is None:
-            return None
-        if not 0 <= now - watch.needed_at <= BREAK_S:
-            watch.needed_since = now
+        if watch is None or watch.policy != policy or now - watch.needed_at > BREAK_S:
+            watch = self._begin(service, policy, now)
         watch.needed_at = now
         if watch.value is not None and now - watch.read_at <= policy.stale_after_s:
             return watch.value
-        is_first = watch.value is None or watch.read_at < watch.needed_since
-        if is_first and now - watch.needed_since <= FIRST_S:
+        if watch.value is None and now - watch.needed_since <= FIRST_S:
             return None
         error = watch.error or f"no answer from {policy.url}"
         if watch.value is None:
             raise PolicyError(error)
         raise PolicyError(f"its last value ({watch.value:.4g}) is {now - watch.read_at:.0f} s old; {error}")
 
-    async def _ask_forever(self, service: str, watch: _QueryWatch) -> None:
-        while True:
+    def _begin(self, service: str, policy: PrometheusPolicy, now: float) -> _QueryWatch:
+        before = self._watches.get(service)
+        if before is not None and before.task is not None:
+            before.task.cancel()
+        watch = self._watches[service] = _QueryWatch(policy, now, now)
+        ask = partial(self._ask_while_needed, service, watch)
+        watch.task = self._background.begin(f"asking for {service}'s value", ask, watch.fail)
+        return watch
+
+    async def _ask_while_needed(self, service: str, watch: _QueryWatch) -> None:
+        while self._background.clock() - watch.needed_at <= BREAK_S:
             try:
                 async with asyncio.timeout(watch.policy.timeout_s):
                     value = await self._query(service, watch.policy)
@@ -115,12 +98,8 @@ class Measurements:
             except PolicyError as error:
                 watch.error = str(error)
             else:
-                watch.value, watch.read_at, watch.error = value, self._clock(), ""
+                watch.value, watch.read_at, watch.error = value, self._background.clock(), ""
             await asyncio.sleep(min(watch.policy.period_s, AGAIN_S) if watch.error else watch.policy.period_s)
-
-
-def _fail(watch: _QueryWatch, words: str) -> None:
-    watch.error = words
 
 
 class Prometheus:

@@ -38,18 +38,15 @@ class Remaining:
         return replace(observed, images={**observed.images, **{one.image: one.image for one in self.services.values()}})
 
 
+@dataclass(eq=False)
 class RemainingServices:
     """Finds them in each look."""
 
-    def __init__(
-        self,
-        revisions: Callable[[], Mapping[tuple[str, str], Revision]],
-        state: Callable[[str], ServiceRollout],
-        callers: Callers,
-    ) -> None:
-        self._revisions = revisions
-        self._state = state
-        self._callers = callers
+    _revisions: Callable[[], Mapping[tuple[str, str], Revision]]
+    _state: Callable[[str], ServiceRollout]
+    _callers: Callers
+
+    def __post_init__(self) -> None:
         self._known: dict[str, ServiceSpec] | None = None
         """As the files had them last; None before the first look."""
         self._called_at: dict[str, float] = {}

@@ -8,6 +8,7 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import requests
@@ -85,28 +86,21 @@ class EventQueue:
             await self._filled.wait()
 
 
+@dataclass(eq=False)
 class EventReader:
     """The thread. `close` ends it from any other thread, also while it waits for the next event."""
 
-    def __init__(
-        self,
-        client: APIClient,
-        queue: EventQueue,
-        accept: Callable[[Mapping[str, Any]], EngineEvent | None],
-        followed: Callable[[bool], None] = lambda _: None,
-        quiet_s: float = _QUIET_S,
-    ) -> None:
-        """`followed` is called with True when a stream was opened (from then on no event is missed), and with False at
-        its end."""
-        self._client = client
-        self._queue = queue
-        self._accept = accept
-        self._followed = followed
-        self._quiet_s = quiet_s
+    _client: APIClient
+    _queue: EventQueue
+    _accept: Callable[[Mapping[str, Any]], EngineEvent | None]
+    _followed: Callable[[bool], None] = lambda _: None
+    """Called with True when a stream was opened (from then on no event is missed), and with False at its end."""
+    _quiet_s: float = _QUIET_S
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._closed = False
         self._response: requests.Response | None = None
-        # A daemon thread: waiting for a hanging engine must not prevent the process from ending.
         threading.Thread(target=self._run, name="pierhead-events", daemon=True).start()
 
     def close(self) -> None:

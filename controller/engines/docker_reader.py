@@ -108,21 +108,17 @@ class _News:
             self._of = {key: count for key, count in self._of.items() if key in container_ids}
 
 
+@dataclass(eq=False)
 class EngineReader:
     """Blocking; one read at a time. All methods but `read` may be called from any thread meanwhile."""
 
-    def __init__(
-        self,
-        client: APIClient,
-        discovery: GpuDiscovery,
-        cdi_kind: str,
-        images: Images,
-    ) -> None:
-        self._client = client
-        self._discovery = discovery
-        self._cdi_kind = cdi_kind
-        self._images = images
-        self._machine = DockerMachine(client)
+    _client: APIClient
+    _discovery: GpuDiscovery
+    _cdi_kind: str
+    _images: Images
+
+    def __post_init__(self) -> None:
+        self._machine = DockerMachine(self._client)
         self._lock = threading.Lock()
         self._known: dict[str, _KnownContainer] = {}
         self._replicas: dict[str, ReplicaContainer] = {}

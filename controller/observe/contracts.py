@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from pierhead.classes.compare import IMAGE_PATH
 
 from ..engines.base import ClusterEngine
 from ..errors import EngineError, EngineUnreachable
-from ..outlive import outlive
+from ..outlive import Background
 
 logger = logging.getLogger(__name__)
 
@@ -22,20 +21,15 @@ MOST_KEPT = 64
 """Images whose contracts are kept, the latest that were asked for: a version changes from one to another."""
 
 
+@dataclass(eq=False)
 class ImageContracts:
     """Answers from what was read; a question for another image begins a reading, whose end wakes the loop."""
 
-    def __init__(
-        self,
-        engine: ClusterEngine,
-        project: str,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        wake: Callable[[], None],
-    ) -> None:
-        self._engine = engine
-        self._project = project
-        self._spawn = spawn
-        self._wake = wake
+    _engine: ClusterEngine
+    _project: str
+    _background: Background
+
+    def __post_init__(self) -> None:
         self._known: dict[str, bytes] = {}
         self._reading: set[str] = set()
         self._one = asyncio.Lock()
@@ -48,7 +42,7 @@ class ImageContracts:
             self._known[image] = found
         elif image not in self._reading:
             self._reading.add(image)
-            self._spawn(outlive("reading the contract of an image", partial(self._read, image)))
+            self._background.begin("reading the contract of an image", partial(self._read, image))
         return found
 
     async def _read(self, image: str) -> None:
@@ -64,4 +58,4 @@ class ImageContracts:
         self._reading.discard(image)
         while len(self._known) > MOST_KEPT:
             del self._known[next(iter(self._known))]
-        self._wake()
+        self._background.wake()

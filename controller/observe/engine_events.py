@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ..engines.base import CONNECTED, OUT_OF_MEMORY, ClusterEngine
 from ..errors import EngineError, EngineLeaderless, EngineSocketGone, EngineUnreachable
@@ -22,27 +23,20 @@ SOCKET_GONE_S = 5.0
 The controller does not end at once, so that status shows for a while what is wrong."""
 
 
+@dataclass(eq=False)
 class EngineEvents:
     """The engine's events of one project, for as long as the controller runs."""
 
-    def __init__(
-        self,
-        engine: ClusterEngine,
-        project: str,
-        observer: Observer,
-        events: EventLog,
-        wake: Callable[[], None],
-        clock: Callable[[], float],
-        lost_s: float = LOST_S,
-    ) -> None:
-        self._engine = engine
-        self._project = project
-        self._observer = observer
-        self._events = events
-        self._wake = wake
-        self._clock = clock
-        self._lost_s = lost_s
-        self._heard_at = clock()
+    _engine: ClusterEngine
+    _project: str
+    _observer: Observer
+    _events: EventLog
+    _wake: Callable[[], None]
+    _clock: Callable[[], float]
+    _lost_s: float = LOST_S
+
+    def __post_init__(self) -> None:
+        self._heard_at = self._clock()
 
     async def follow(self) -> None:
         """Follow the stream, and reopen it when it breaks. Raises EngineUnreachable if the engine stays unreachable."""

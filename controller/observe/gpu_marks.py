@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from ..engines.base import Places
 from ..errors import InvalidRequest
@@ -14,25 +15,20 @@ from ..storage.store import StateStore
 from .gpu_faults import GpuWatch, Unmark
 
 
+@dataclass(eq=False)
 class GpuMarks:
     """Keeps the marks in the store and records each change as an event.
 
     `proven`: the version of each service that is known to work. No GPU is marked where the engine places.
     """
 
-    def __init__(
-        self,
-        store: StateStore,
-        events: EventLog,
-        proven: Callable[[], Mapping[str, str]],
-        wake: Callable[[], None],
-        places: Places = "ours",
-    ) -> None:
-        self._places = places
-        self._store = store
-        self._events = events
-        self._proven = proven
-        self._wake = wake
+    _store: StateStore
+    _events: EventLog
+    _proven: Callable[[], Mapping[str, str]]
+    _wake: Callable[[], None]
+    _places: Places = "ours"
+
+    def __post_init__(self) -> None:
         self._watch = GpuWatch()
         self._leaving: Mapping[str, ReplicaContainer] = {}
         """Failed replicas that are being removed, by container id."""

@@ -8,12 +8,9 @@ itself, nothing depends on the reading, and there is none.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from ..engines.base import ClusterEngine
 from ..errors import EngineError
@@ -21,6 +18,7 @@ from ..model.observed import Observed
 from ..model.plan import Plan
 from ..model.spec import Spec
 from ..model.world import GpuReading
+from ..outlive import Background
 
 logger = logging.getLogger(__name__)
 
@@ -36,21 +34,15 @@ HOPELESS_S = 300.0
 AWAITED = GpuReading(at=-math.inf)
 
 
+@dataclass(eq=False)
 class GpuMemoryWatch:
-    """Keeps the last reading. The loop calls `seen` and `refresh`; readings run in tasks of `spawn`."""
+    """Keeps the last reading. The loop calls `seen` and `refresh`."""
 
-    def __init__(
-        self,
-        engine: ClusterEngine,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        wake: Callable[[], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._engine = engine
-        self._spawn = spawn
-        self._wake = wake
-        self._clock = clock
-        self._reading: GpuReading | None = AWAITED if engine.places == "ours" else None
+    _engine: ClusterEngine
+    _background: Background
+
+    def __post_init__(self) -> None:
+        self._reading: GpuReading | None = AWAITED if self._engine.places == "ours" else None
         self._begun = -math.inf
         self._running = False
         self._worked = False
@@ -64,7 +56,7 @@ class GpuMemoryWatch:
         holders = frozenset(c.id for c in observed.containers if c.gpus and c.state.is_up)
         holders |= {f"{uuid} {name}" for uuid, name in observed.foreign_gpu_holders.items()}
         if self._holders - holders:
-            self._changed_at = self._clock()
+            self._changed_at = self._background.clock()
         self._holders = holders
         return replace(observed, gpu_reading=self._current())
 
@@ -80,16 +72,16 @@ class GpuMemoryWatch:
             pause_s = 0.0 if self._current() is AWAITED else WAITING_S
         else:
             pause_s = RESTING_S
-        if self._clock() - self._begun >= pause_s:
+        if self._background.clock() - self._begun >= pause_s:
             self._running = True
-            self._spawn(self._read())
+            self._background.spawn(self._read())
 
     def _current(self) -> GpuReading | None:
         outdated = self._reading is not None and self._reading.at < self._changed_at
         return AWAITED if outdated else self._reading
 
     async def _read(self) -> None:
-        self._begun = self._clock()
+        self._begun = self._background.clock()
         try:
             used = await self._engine.used_gpu_memory()
         except EngineError as error:
@@ -103,7 +95,7 @@ class GpuMemoryWatch:
             self._reading, self.problem, self._worked = GpuReading(self._begun, used), "", True
         finally:
             self._running = False
-        self._wake()
+        self._background.wake()
 
     def _fail(self, problem: str, *, exc_info: bool = False) -> None:
         if problem != self.problem:

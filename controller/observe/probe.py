@@ -19,8 +19,7 @@ import contextlib
 import json
 import re
 import sys
-import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -31,7 +30,7 @@ from ..errors import ReplicaError
 from ..model.spec import ProbeSpec, ServiceSpec
 from ..model.text import storable, told
 from ..model.world import NO_STATS, PublishedStats, ReplicaContainer, ReplicaHealth, Unreached, UserConfigReport
-from ..outlive import outlive
+from ..outlive import Background
 
 EAGER_S = 0.25
 """Between readings of a replica that was never ready, for its first EAGER_FOR_S."""
@@ -285,31 +284,18 @@ async def no_contract(subject: Subject) -> bytes | None:
     return b""
 
 
+@dataclass(eq=False)
 class Prober:
-    """Owns one asking task for each replica that is up. `changed` is called when a verdict changes."""
+    """Owns one asking task for each replica that is up; the loop is woken when a verdict changes."""
 
-    def __init__(
-        self,
-        ask: Callable[[Subject], Awaitable[ProbeReading]],
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        changed: Callable[[], None],
-        was_ready: Callable[[str, float], bool] = lambda container_id, started_at: False,
-        note_ready: Callable[[str, float], None] = lambda container_id, started_at: None,
-        clock: Callable[[], float] = time.time,
-        ask_contract: AskContract = no_contract,
-    ) -> None:
-        """`ask` must not raise, whatever a replica answers.
-
-        `was_ready` and `note_ready` read and write the memory (container id, start time) that outlives this controller.
-        """
-        self._ask = ask
-        self._spawn = spawn
-        self._changed = changed
-        self._was_ready = was_ready
-        self._note_ready = note_ready
-        self._clock = clock
-        self._ask_contract = ask_contract
-        self._watches: dict[str, _SubjectWatch] = {}
+    _ask: Callable[[Subject], Awaitable[ProbeReading]]
+    """Must not raise, whatever a replica answers."""
+    _background: Background
+    _was_ready: Callable[[str, float], bool] = lambda container_id, started_at: False
+    """Reads the memory (container id, start time) that outlives this controller; `_note_ready` writes it."""
+    _note_ready: Callable[[str, float], None] = lambda container_id, started_at: None
+    _ask_contract: AskContract = no_contract
+    _watches: dict[str, _SubjectWatch] = field(default_factory=dict)
 
     def sync(
         self,
@@ -376,11 +362,13 @@ class Prober:
 
     def _start(self, subject: Subject) -> _SubjectWatch:
         was_ready = self._was_ready(subject.container_id, subject.started_at)
-        judge = ProbeJudge(subject.spec, self._clock(), was_ready=was_ready, reports_progress=subject.managed)
+        judge = ProbeJudge(
+            subject.spec, self._background.clock(), was_ready=was_ready, reports_progress=subject.managed
+        )
         watch = _SubjectWatch(subject, judge)
         self._watches[subject.container_id] = watch
         # The verdict stays while the task is started again: a defect of the controller is no fault of the replica.
-        watch.task = self._spawn(outlive("asking a replica", partial(self._ask_forever, watch)))
+        watch.task = self._background.begin("asking a replica", partial(self._ask_forever, watch))
         return watch
 
     def _stop(self, container_id: str) -> None:
@@ -391,14 +379,14 @@ class Prober:
     async def _ask_forever(self, watch: _SubjectWatch) -> None:
         while True:
             reading = await self._reading_of(watch) if watch.subject.ip else NO_ADDRESS
-            now = self._clock()
+            now = self._background.clock()
             before = watch.judge.verdict
             changed = watch.judge.record(reading, now)
             if reading.ok and changed:
                 self._note_ready(watch.subject.container_id, watch.subject.started_at)
             if changed or not watch.asked.is_set() or _is_awaited(before, watch):
                 watch.asked.set()
-                self._changed()
+                self._background.wake()
             await self._pause(watch, watch.judge.pause_s(now, retiring=watch.retiring))
 
     async def _reading_of(self, watch: _SubjectWatch) -> ProbeReading:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 from ..errors import RoutingError, RoutingUnreachable
 from ..model.world import RouterSilence, RoutingState
-from ..routing.base import Router
+from ..outlive import Background
+from ..routing.base import Router, RoutingAction
+from .watch import Watch
 
 ANSWER_S = 5.0
 """How long the runtime API may take to answer before the HTTP port is asked, too."""
@@ -16,12 +17,12 @@ STEADY_S = 60.0
 """After so long without a hang, the backoff of restarts starts over."""
 
 
-class SilenceWatch:
-    """Reads HAProxy for the observer. `silence` and `problem` are of the last reading."""
+class RouterWatch(Watch[None, RoutingState, RoutingAction]):
+    """Reads HAProxy. `silence` and `problem` are of the last reading."""
 
-    def __init__(self, router: Router, clock: Callable[[], float] = time.time) -> None:
-        self._router = router
-        self._clock = clock
+    def __init__(self, router: Router, background: Background, took: Callable[[float], None] = lambda s: None) -> None:
+        super().__init__("HAProxy", self._observe, background, limit_s=10.0, stale_s=2.0, took=took)
+        self._of = router
         self.problem = ""
         """Why HAProxy's answers cannot be read; "" = they can, or there are none."""
         self.silence: RouterSilence | None = None
@@ -30,7 +31,13 @@ class SilenceWatch:
         self._steady_since: float | None = None
         """Since when every reading has found that HAProxy does not hang."""
 
-    async def read(self, _: None) -> RoutingState:
+    def restarted(self) -> None:
+        """Record that a restart of HAProxy has ended, whether it succeeded or not: its silence is measured anew."""
+        self._restarts += 1
+        if self.silence is not None:
+            self.silence = RouterSilence(self._clock(), self._restarts)
+
+    async def _observe(self, _: None) -> RoutingState:
         """Return HAProxy's state. Raises RoutingUnreachable where it does not answer, RoutingError where its answer
         cannot be read.
         """
@@ -39,23 +46,17 @@ class SilenceWatch:
         self.problem = ""
         try:
             async with asyncio.timeout(ANSWER_S):
-                state = await self._router.observe()
+                state = await self._of.observe()
         except (TimeoutError, RoutingUnreachable):
             pass  # the same as no answer
         except RoutingError as error:
             self.problem = str(error)
             self._note(begun, hangs=False)
             raise
-        self._note(begun, hangs=state is None and await self._router.http_is_silent())
+        self._note(begun, hangs=state is None and await self._of.http_is_silent())
         if state is None:
             raise RoutingUnreachable("it does not answer")
         return state
-
-    def restarted(self) -> None:
-        """Record that a restart of HAProxy has ended, whether it succeeded or not: its silence is measured anew."""
-        self._restarts += 1
-        if self.silence is not None:
-            self.silence = RouterSilence(self._clock(), self._restarts)
 
     def _note(self, begun: float, *, hangs: bool) -> None:
         if hangs:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..engines.base import ClusterEngine, EngineAction, EngineState
@@ -29,7 +29,7 @@ from ..model.world import (
     current_version,
     restarted,
 )
-from ..routing.base import Router, RoutingAction
+from ..outlive import Background
 from ..storage.clock import ContainerTimes
 from ..storage.store import StateStore
 from .gpu_faults import struck
@@ -37,7 +37,7 @@ from .gpu_marks import GpuMarks
 from .gpu_memory import GpuMemoryWatch
 from .node_losses import NodeLosses
 from .probe import Prober
-from .router_silence import SilenceWatch
+from .router_silence import RouterWatch
 from .watch import Watch, WatchReading
 
 RELIABLE_S = 10.0
@@ -60,44 +60,42 @@ class EngineSeen(NamedTuple):
 EngineReading = WatchReading[Spec, EngineSeen]
 
 
+EngineWatch = Watch[Spec, EngineSeen, EngineAction]
+
+
+def engine_watch(
+    engine: ClusterEngine,
+    store: StateStore,
+    background: Background,
+    took: Callable[[float], None] = lambda seconds: None,
+) -> EngineWatch:
+    """Read an engine. `took` as in `Watch`."""
+
+    async def read(spec: Spec) -> EngineSeen:
+        noted = store.containers()
+        images = frozenset(service.image for service in spec.services.values())
+        return EngineSeen(await engine.observe(spec.project, frozenset(spec.services), images), noted)
+
+    return Watch("the Docker Engine", read, background, limit_s=50.0, stale_s=5.0, took=took)
+
+
+@dataclass(eq=False)
 class Observer:
-    """Reads engine, HAProxy, probes and GPUs. It decides nothing. `engine`, `router` and `silence` want to be told of
-    changes and ended actions."""
+    """Reads engine, HAProxy, probes and GPUs. It decides nothing."""
 
-    def __init__(
-        self,
-        engine: ClusterEngine,
-        router: Router,
-        prober: Prober,
-        store: StateStore,
-        gpu_memory: GpuMemoryWatch,
-        gpu_marks: GpuMarks,
-        wake: Callable[[], None],
-        took: Callable[[float], None] = lambda seconds: None,
-        clock: Callable[[], float] = time.time,
-        wall: Callable[[], float] = time.time,
-        router_took: Callable[[float], None] = lambda seconds: None,
-    ) -> None:
-        """`wake`, `took` and `router_took` as in `Watch`; `wall` is the clock of the engine's times."""
+    engine: EngineWatch
+    router: RouterWatch
+    _prober: Prober
+    _store: StateStore
+    _gpu_memory: GpuMemoryWatch
+    _gpu_marks: GpuMarks
+    _clock: Callable[[], float]
+    _wall: Callable[[], float] = time.time
+    """Of the engine's times."""
 
-        async def read_engine(spec: Spec) -> EngineSeen:
-            noted = store.containers()
-            images = frozenset(service.image for service in spec.services.values())
-            return EngineSeen(await engine.observe(spec.project, frozenset(spec.services), images), noted)
-
-        self.silence = SilenceWatch(router, clock)
-        self.engine: Watch[Spec, EngineSeen, EngineAction] = Watch(
-            "the Docker Engine", read_engine, wake, limit_s=50.0, stale_s=5.0, took=took, clock=clock
-        )
-        self.router: Watch[None, RoutingState, RoutingAction] = Watch(
-            "HAProxy", self.silence.read, wake, limit_s=10.0, stale_s=2.0, took=router_took, clock=clock
-        )
-        self._prober = prober
-        self._store = store
-        self._gpu_memory = gpu_memory
-        self._gpu_marks = gpu_marks
-        self._times = ContainerTimes(clock, wall)
-        self._losses, self._clock = NodeLosses(), clock
+    def __post_init__(self) -> None:
+        self._times = ContainerTimes(self._clock, self._wall)
+        self._losses = NodeLosses()
         self._asked_for: tuple[EngineReading, Spec, Mapping[str, Retirement]] | None = None
         """The input that the prober's list of replicas was last computed from."""
         self._marks: Mapping[str, Retirement] = {}
@@ -159,8 +157,8 @@ class Observer:
             gpus=state.gpus,
             foreign_gpu_holders=state.foreign_gpu_holders,
             routing=routing,
-            router_problem=self.silence.problem,
-            router_silence=self.silence.silence,
+            router_problem=self.router.problem,
+            router_silence=self.router.silence,
             retirements=retirements,
             failures=failures,
             gpu_faults={uuid: fault.reason for uuid, fault in faults.items()},

@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Generic, TypeVar
 
 from ..errors import ControllerError
+from ..outlive import Background
 
 logger = logging.getLogger(__name__)
 
@@ -68,22 +68,21 @@ class Watch(Generic[S, T, A]):
         self,
         name: str,
         read: Callable[[S], Awaitable[T]],
-        wake: Callable[[], None],
+        background: Background,
         *,
         limit_s: float,
         stale_s: float,
         took: Callable[[float], None] = lambda seconds: None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         """`limit_s`: longest reading. `stale_s`: for how long a new reading may be due before a look waits for it
         instead of taking the last one. `took` receives the seconds of each reading."""
         self._name = name
         self._read = read
-        self._wake = wake
+        self._wake = background.wake
         self._limit_s = limit_s
         self._stale_s = stale_s
         self._took = took
-        self._clock = clock
+        self._clock = background.clock
         self.reading: WatchReading[S, T] | None = None
         """The last one that succeeded."""
         self._failure = ""

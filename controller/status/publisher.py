@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..desired.deployer import Deployer
 from ..desired.scaler import Scaler
@@ -27,41 +27,30 @@ from .view import View, certificate_notices, gpu_uses, notices
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Publisher:
     """Owns the view. No decision reads it.
 
     `clock` never jumps. `wall` may jump; times for users and of the engine are in it.
     """
 
-    def __init__(
-        self,
-        project: str,
-        store: StateStore,
-        events: EventLog,
-        specs: SpecWatch,
-        scaler: Scaler,
-        deployer: Deployer,
-        gpu_memory: GpuMemoryWatch,
-        discovery_state: DiscoveryState,
-        clock: Callable[[], float],
-        wall: Callable[[], float],
-        certificate_ends_at: float | None = None,
-    ) -> None:
-        self._project = project
-        self._store = store
-        self._events = events
-        self._specs = specs
-        self._scaler = scaler
-        self._deployer = deployer
-        self._gpu_memory = gpu_memory
-        self._discovery_state = discovery_state
-        self._clock = clock
-        self._wall = wall
-        self._certificate_ends_at = certificate_ends_at
+    _project: str
+    _store: StateStore
+    _events: EventLog
+    _specs: SpecWatch
+    _scaler: Scaler
+    _deployer: Deployer
+    _gpu_memory: GpuMemoryWatch
+    _discovery_state: DiscoveryState
+    _clock: Callable[[], float]
+    _wall: Callable[[], float]
+    _certificate_ends_at: float | None = None
+
+    def __post_init__(self) -> None:
         self._user_configs: Mapping[str, str] = {}
         self.metrics = ControllerMetrics(lambda: self.view)
-        self.view = View(at=clock(), project=project, ahead_s=self._ahead_s())
-        self.started_at = clock()
+        self.view = View(at=self._clock(), project=self._project, ahead_s=self._ahead_s())
+        self.started_at = self._clock()
         self.last_tick_at: float | None = None
         self.store_trouble = ""
         """Why the state file cannot be written; "" when it can."""

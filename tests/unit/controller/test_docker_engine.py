@@ -535,7 +535,7 @@ async def test_a_deleted_socket_file_is_told_from_an_engine_that_is_away(mounted
 
 async def first_events(daemon: Daemon, count: int, quiet_s: float) -> list[EngineEvent]:
     client, events = client_of(daemon.path), EventQueue(asyncio.get_running_loop())
-    reader = EventReader(client, events, lambda _: None, quiet_s=quiet_s)
+    reader = EventReader(client, events, lambda _: None, lambda _: None, quiet_s)
     try:
         async with asyncio.timeout(PATIENCE_S):
             return [await events.get() for _ in range(count)]

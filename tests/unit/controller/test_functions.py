@@ -19,6 +19,7 @@ from controller.desired.autoscale import Situation, wanted_replicas
 from controller.desired.functions import LIMIT_S, PAUSE_S, FunctionCalls, Functions, in_thread
 from controller.errors import PolicyError
 from controller.model.spec import FunctionPolicy
+from controller.outlive import Background
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import until
 from tests.unit.controller.test_policies import situation
@@ -130,7 +131,8 @@ class Caller:
         self.tasks: set[asyncio.Task[None]] = set()
         self._answers: asyncio.Queue[int | PolicyError] = asyncio.Queue()
         run = in_thread if call else self._run
-        self.calls = FunctionCalls(call or (lambda policy, seen: 0), run, self._spawn, self._wake)
+        background = Background(self._spawn, self._wake)
+        self.calls = FunctionCalls(call or (lambda policy, seen: 0), run, background)
 
     def wanted(self, policy: FunctionPolicy = QUICK) -> int | None:
         """A look at the service that is named as the function."""
@@ -156,7 +158,8 @@ class Caller:
         return answer
 
     async def end(self) -> None:
-        self.calls.sync({})
+        for task in self.tasks:
+            task.cancel()
         await until(lambda: not self.tasks)
 
     def _spawn(self, coroutine: Any) -> asyncio.Task[None]:

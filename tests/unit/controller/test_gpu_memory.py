@@ -14,6 +14,7 @@ from controller.model.plan import Plan
 from controller.model.spec import ServiceSpec, Spec
 from controller.model.world import ContainerState, GpuReading
 from controller.observe.gpu_memory import AWAITED, HOPELESS_S, RESTING_S, RETRY_S, WAITING_S, GpuMemoryWatch
+from controller.outlive import Background
 from tests.fakes.fake_engine import FakeEngine
 from tests.unit.controller.worlds import gpu_service, gpus, observed, replica, service
 
@@ -35,7 +36,8 @@ class Watched:
 
     def __post_init__(self) -> None:
         self.engine = FakeEngine(lambda: self.now, gpus=gpus(1), gpu_memory={"GPU-0": 7})
-        self.watch = GpuMemoryWatch(self.engine, self.spawn, self.wake, lambda: self.now)
+        self.background = Background(self.spawn, self.wake, lambda: self.now)
+        self.watch = GpuMemoryWatch(self.engine, self.background)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         self.tasks.append(asyncio.create_task(work))
@@ -87,7 +89,7 @@ async def test_one_reading_at_a_time_and_none_without_gpus_or_a_service_that_ask
 async def test_where_the_engine_places_nothing_is_read_awaited_or_missed() -> None:
     watched = Watched()
     watched.engine.places = "the engine's"
-    watched.watch = GpuMemoryWatch(watched.engine, watched.spawn, watched.wake, lambda: watched.now)
+    watched.watch = GpuMemoryWatch(watched.engine, watched.background)
     assert not await watched.reads(AT_REST)
     assert not await watched.reads(WAITING, after_s=HOPELESS_S)
     assert (watched.watch.problem, watched.watch.seen(observed(gpus=gpus(1))).gpu_reading) == ("", None)

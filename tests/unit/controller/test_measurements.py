@@ -13,11 +13,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from controller.desired.measurements import AGAIN_S, FIRST_S, Measurements, Prometheus, number_in
+from controller.desired.measurements import AGAIN_S, BREAK_S, FIRST_S, Measurements, Prometheus, number_in
 from controller.errors import PolicyError
-from controller.model.spec import AutoscaleSpec, PrometheusPolicy, ServiceSpec
+from controller.model.spec import PrometheusPolicy
+from controller.outlive import Background
 from tests.unit.controller.control import until
-from tests.unit.controller.worlds import service
 
 POLICY = PrometheusPolicy("avg(gpu)", 70.0, "http://prom", period_s=2.0)
 
@@ -122,7 +122,7 @@ class Book:
         self.answers: list[float | Exception] = []
         self.asked: list[str] = []
         self.tasks: set[asyncio.Task[None]] = set()
-        self.measurements = Measurements(self.query, self.spawn, lambda: self.now)
+        self.measurements = Measurements(self.query, Background(self.spawn, lambda: None, lambda: self.now))
 
     async def query(self, service: str, policy: PrometheusPolicy) -> float:
         self.asked.append(service)
@@ -154,21 +154,17 @@ class Book:
 async def book() -> AsyncIterator[Book]:
     book = Book()
     yield book
-    book.measurements.sync({})
+    for task in book.tasks:
+        task.cancel()
     await until(lambda: not book.tasks)
-
-
-def services(policy: PrometheusPolicy) -> dict[str, ServiceSpec]:
-    return {"llm": service("llm", autoscale=AutoscaleSpec(policy=policy)), "other": service("other")}
 
 
 QUICK = PrometheusPolicy("avg(gpu)", 70.0, "http://prom", period_s=0.01)
 
 
 async def test_the_last_good_value_counts_for_three_periods(book: Book) -> None:
-    assert book.value(QUICK) is None
     book.answers = [91.0]
-    book.measurements.sync(services(QUICK))
+    assert book.value(QUICK) is None
     await until(lambda: book.value(QUICK) == 91.0)
     book.answers = [PolicyError("the query gives nothing")]
     asked = len(book.asked)
@@ -191,9 +187,11 @@ async def test_the_last_good_value_counts_for_three_periods(book: Book) -> None:
 )
 async def test_a_first_value_is_waited_for(book: Book, answers: list[float | Exception], problem: str) -> None:
     book.answers = answers
-    book.measurements.sync(services(POLICY))
+    assert book.value(POLICY) is None
     await until(lambda: book.asked)
     book.now += 1000.0  # not needed in that time: no replica was ready
+    assert book.value(POLICY) is None
+    await until(lambda: len(book.asked) == 2)
     for _ in range(int(FIRST_S) + 1):
         assert book.value(POLICY) is None
         book.now += 1.0
@@ -207,7 +205,7 @@ async def test_a_query_that_failed_is_repeated_soon(book: Book) -> None:
     """Prometheus begins after the controller, and a replica's series after the replica."""
     book.answers = [PolicyError("no connection")]
     rare = replace(POLICY, period_s=3600.0)
-    book.measurements.sync(services(rare))
+    assert book.value(rare) is None
     await until(lambda: book.asked)
     book.answers = [7.0]
     await until(lambda: book.found(rare) == 7.0, within_s=2 * AGAIN_S)
@@ -220,7 +218,6 @@ async def test_a_value_is_not_stale_before_the_next_answer_can_be_there(book: Bo
     """A busy Prometheus takes most of timeout_s for each answer."""
     slow = PrometheusPolicy("avg(gpu)", 70.0, "http://prom", period_s=1.0, timeout_s=4.0)
     book.answers = [91.0]
-    book.measurements.sync(services(slow))
     await until(lambda: book.value(slow) == 91.0)
     book.answers = []
     for _ in range(int(slow.period_s + slow.timeout_s)):
@@ -230,13 +227,11 @@ async def test_a_value_is_not_stale_before_the_next_answer_can_be_there(book: Bo
     assert book.value(slow) is None, "a service that wakes waits for a new value"
 
 
-async def test_an_edited_query_is_asked_afresh_and_a_removed_one_no_more(book: Book) -> None:
+async def test_an_edited_query_is_asked_afresh_and_one_that_is_not_needed_no_more(book: Book) -> None:
     book.answers = [1.0]
-    book.measurements.sync(services(QUICK))
     await until(lambda: book.value(QUICK) == 1.0)
     other = PrometheusPolicy("avg(other)", 1.0, "http://prom", period_s=0.01)
-    book.answers = []
-    book.measurements.sync(services(other))
     assert book.value(other) is None
-    book.measurements.sync({})
+    await until(lambda: book.value(other) == 1.0)
+    book.now += BREAK_S + 1.0
     await until(lambda: not book.tasks)

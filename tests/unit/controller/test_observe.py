@@ -15,7 +15,9 @@ from controller.model.world import Retirement
 from controller.observe.gpu_marks import GpuMarks
 from controller.observe.gpu_memory import GpuMemoryWatch
 from controller.observe.probe import Prober, ProbeReading
-from controller.observe.snapshot import Observer
+from controller.observe.router_silence import RouterWatch
+from controller.observe.snapshot import Observer, engine_watch
+from controller.outlive import Background
 from controller.storage.events import EventLog
 from controller.storage.file import StateFile
 from controller.storage.store import StateStore
@@ -34,7 +36,7 @@ class NotingProber(Prober):
         async def ask(subject: object) -> ProbeReading:
             raise AssertionError(f"there are no replicas: {subject}")
 
-        super().__init__(ask, asyncio.create_task, lambda: None)
+        super().__init__(ask, Background(asyncio.create_task, lambda: None))
         self.retiring: list[set[str]] = []
 
     def sync(self, *arguments: Any) -> None:
@@ -49,11 +51,11 @@ class Bench:
         clock = asyncio.get_running_loop().time
         self.engine, self.router = FakeEngine(clock), FakeRouter()
         self.store, self.prober = StateStore(StateFile(directory)), NotingProber()
-        memory = GpuMemoryWatch(self.engine, asyncio.create_task, lambda: None, clock)
+        background = Background(asyncio.create_task, lambda: None, clock)
+        memory = GpuMemoryWatch(self.engine, background)
         marks = GpuMarks(self.store, EventLog(self.store, clock), dict, lambda: None)
-        self.observer = Observer(
-            self.engine, self.router, self.prober, self.store, memory, marks, lambda: None, clock=clock
-        )
+        engine, router = engine_watch(self.engine, self.store, background), RouterWatch(self.router, background)
+        self.observer = Observer(engine, router, self.prober, self.store, memory, marks, clock)
         self.observer.stream_open = True
 
     async def look(self, spec: Spec = SPEC) -> float:

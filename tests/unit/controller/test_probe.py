@@ -26,6 +26,7 @@ from controller.observe.probe import (
     ProbeReading,
     Subject,
 )
+from controller.outlive import Background
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import until
 from tests.unit.controller.worlds import replica, service
@@ -279,10 +280,10 @@ class Replicas:
         self.contract: bytes | None = b""
         self.prober = Prober(
             self.ask,
-            spawn,
-            self.wake,
-            note_ready=lambda one, at: self.noted.append((one, at)),
-            ask_contract=self.ask_contract,
+            Background(spawn, self.wake),
+            lambda one, at: False,
+            lambda one, at: self.noted.append((one, at)),
+            self.ask_contract,
         )
 
     async def ask_contract(self, target: Subject) -> bytes | None:

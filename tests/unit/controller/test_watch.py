@@ -13,6 +13,7 @@ from controller.daemon.loop import LOOK_S
 from controller.errors import EngineUnreachable
 from controller.model.actions import RemoveContainer, StartContainer
 from controller.observe.watch import PATIENCE_S, REST_S, Watch
+from controller.outlive import Background
 from tests.unit.controller.control import Control, until
 from tests.unit.controller.worlds import service
 
@@ -34,7 +35,11 @@ class Bench:
         self.woken = 0
         self.now = asyncio.get_running_loop().time
         self.watch: Watch[object, int, StartContainer] = Watch(
-            "the world", self._read, self._wake, limit_s=LIMIT_S, stale_s=STALE_S, clock=self.now
+            "the world",
+            self._read,
+            Background(asyncio.create_task, self._wake, self.now),
+            limit_s=LIMIT_S,
+            stale_s=STALE_S,
         )
 
     async def _read(self, subject: object) -> int:
