@@ -5,19 +5,16 @@ It is installed outside the clone; nothing is left running, after Ctrl-C neither
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 from tests.bench.options import Options, OptionsError, read
-from tests.environments.made import TORCH, NotMade, become, with_uv
+from tests.environments.made import NotMade, become, with_uv
+from tests.environments.ray_serve import CACHE, RAY_SERVE, has_nvidia, make
 from tests.harness.imports import ROOT
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pierhead-bench"
-REQUIREMENTS = ROOT / "tests" / "bench" / "peer" / "requirements.txt"
 INTO_OURS = ("uv", "sync", "--frozen", "--inexact", "--python", sys.executable, "--group", "bench")
 
 
@@ -33,13 +30,6 @@ def prepare(options: Options) -> None:
         _build_images(options)
     if has_nvidia() and not os.environ.get("PIERHEAD_BENCH_PYTHON"):
         _install_cuda_services()
-
-
-def has_nvidia() -> bool:
-    """Whether this machine has a GPU of NVIDIA's."""
-    if shutil.which("nvidia-smi") is None:
-        return False
-    return bool(subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False).stdout)
 
 
 def _build_images(options: Options) -> None:
@@ -60,24 +50,12 @@ def _install_cuda_services() -> None:
 
 
 def _install_peer() -> None:
-    """Its environment is named for what is in it: a changed lock makes another one."""
-    digest = hashlib.sha256(REQUIREMENTS.read_bytes() + f"Python {sys.version.split()[0]}\n".encode()).hexdigest()
-    directory = CACHE / f"peer-{digest[:12]}"
-    python = str(directory / "bin" / "python")
     try:
-        if not (directory / "complete").exists():
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            base = ("uv", "venv", "--clear", "--python", str(Path(sys.executable).resolve()), str(directory))
-            with_uv("Making the peer's environment", *base)
-            pip = ("uv", "pip", "install", "--python", python)
-            with_uv("Installing the peer, Ray Serve (about a minute)", *pip, "--requirement", str(REQUIREMENTS))
-            torch = (*pip, TORCH) if has_nvidia() else ("install_cpu_torch", python, TORCH)
-            with_uv("Installing the peer's PyTorch", *torch)
-            (directory / "complete").touch()
+        RAY_SERVE.make(make)
     except NotMade:
         print("pierhead: the peer cannot be installed here, so only our side is measured.", file=sys.stderr)
         return
-    os.environ["PIERHEAD_BENCH_PEER_PYTHON"] = python
+    os.environ["PIERHEAD_BENCH_PEER_PYTHON"] = RAY_SERVE.python
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.environments.ray_serve import RAY_SERVE
 from tests.harness.imports import ROOT
 from tests.harness.ports import free_ports
 
@@ -28,10 +29,8 @@ def own_python() -> str:
 
 
 def rays_python() -> str | None:
-    """The Python of an environment with Ray Serve, the bench's; None where there is none."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pierhead-bench"
-    complete = sorted(cache.glob("peer-*/complete"), key=lambda path: path.stat().st_mtime)
-    return str(complete[-1].parent / "bin" / "python") if complete else None
+    """The Python of the environment with Ray Serve; None where it has not been made."""
+    return RAY_SERVE.python if RAY_SERVE.is_made() else None
 
 
 def answers(system: str, python: str, names: Sequence[str], out: Path) -> dict[str, Any]:

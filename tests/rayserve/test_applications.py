@@ -77,7 +77,7 @@ def test_ray_serve_answers_as_recorded(tmp_path: Path) -> None:
     """With PIERHEAD_RECORD=1 the answers are written down in place of being compared."""
     python = rays_python()
     if python is None:
-        pytest.skip("Ray Serve is not installed; make bench makes its environment")
+        pytest.skip("Ray Serve is not installed; `python -m tests.environments.ray_serve` installs it")
     found = answers("ray", python, APPS, tmp_path / "ray.json")
     if os.environ.get("PIERHEAD_RECORD"):
         Path(__file__).with_name("recorded.json").write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")

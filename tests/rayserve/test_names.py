@@ -71,7 +71,7 @@ def _is_refused(option: str) -> bool:
 def test_the_list_is_that_of_the_installed_ray_serve() -> None:
     python = rays_python()
     if python is None:
-        pytest.skip("Ray Serve is not installed; make bench makes its environment")
+        pytest.skip("Ray Serve is not installed; `python -m tests.environments.ray_serve` installs it")
     script = ROOT / "tests" / "rayserve" / "list_names.py"
     found = subprocess.run([python, str(script)], capture_output=True, text=True, check=True)
     assert found.stdout.split() == LISTED

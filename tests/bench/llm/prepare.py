@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from tests.bench.llm.cases import Options, OptionsError, read
-from tests.bench.prepare import CACHE, INTO_OURS, REQUIREMENTS
-from tests.environments.made import NotMade, become, run, with_uv
+from tests.bench.prepare import INTO_OURS
+from tests.environments.made import NotMade, become, with_uv
+from tests.environments.ray_serve import RAY_SERVE_LLM, make_llm
 from tests.environments.vllm import VLLM, make
-
-MORE = REQUIREMENTS.with_name("requirements-llm.txt")
-PACKAGES = "lib/python3.11/site-packages"
 
 
 def prepare(options: Options) -> None:
@@ -38,21 +34,9 @@ def _install_vllm() -> None:
 
 
 def _install_peer() -> None:
-    """Ray Serve LLM imports vLLM, whose place the tests' own takes: its engine is the mock one on both sides."""
-    made_of = REQUIREMENTS.read_bytes() + MORE.read_bytes() + f"{VLLM.directory}\n".encode()
-    directory = CACHE / f"llm-peer-{hashlib.sha256(made_of).hexdigest()[:12]}"
-    python = str(directory / "bin" / "python")
-    if not (directory / "complete").exists():
-        _install_vllm()
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        base = ("uv", "venv", "--clear", "--python", str(Path(VLLM.python).resolve()), str(directory))
-        with_uv("Making the peer's environment", *base)
-        pip = ("uv", "pip", "install", "--python", python, "--requirement", str(REQUIREMENTS), "--override", str(MORE))
-        with_uv("Installing the peer, Ray Serve LLM", *pip, "pyarrow", "pandas", "jsonref", "hf-transfer")
-        (directory / PACKAGES / "vllm.pth").write_text(f"{VLLM.directory / PACKAGES}\n")
-        run("Importing Ray Serve LLM", [python, "-c", "import ray.serve.llm"], {})
-        (directory / "complete").touch()
-    os.environ["PIERHEAD_BENCH_LLM_PEER_PYTHON"] = python
+    """Its engine is the mock one on both sides."""
+    RAY_SERVE_LLM.make(make_llm)
+    os.environ["PIERHEAD_BENCH_LLM_PEER_PYTHON"] = RAY_SERVE_LLM.python
 
 
 def main() -> int:
