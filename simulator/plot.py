@@ -62,7 +62,7 @@ def draw(result: Result, summary: Summary, file: Path) -> None:
             panel(ax, result, axis)
             ax.margins(x=0)
             if ax.get_legend_handles_labels()[0]:
-                # Beside the panel: inside, it would hide a burst.
+                # Next to the panel: inside, it would hide a burst.
                 ax.legend(loc="upper left", bbox_to_anchor=(1.005, 1.04), fontsize=9, handlelength=1.4)
         axes[-1].set_xlabel(f"time, {axis.unit}")
         axes[-1].set_xlim(0, axis.at(result.trace.duration_s))

@@ -110,7 +110,7 @@ async def test_of_writers_at_once_one_succeeds(configs: Configs, name: str, docu
     assert await contents(configs, name) == {now.content}
 
 
-async def test_a_removed_document_refuses_and_versions_go_on(configs: Configs, document: SwarmDocument) -> None:
+async def test_a_removed_document_refuses_and_versions_continue(configs: Configs, document: SwarmDocument) -> None:
     await document.create({})
     before = await head_of(document)
     await document.replace(before, {}, b"one")
@@ -189,7 +189,7 @@ async def test_the_state_goes_from_one_controller_to_the_next(configs: Configs, 
 
 
 @pytest.mark.engine
-async def test_an_engine_that_is_no_manager_is_told(manager: APIClient) -> None:
+async def test_an_engine_that_is_no_manager_is_reported(manager: APIClient) -> None:
     """The machine's own engine, which is in no Swarm."""
     real = SwarmConfigs(client := open_client())
     with pytest.raises(StateUnreachable, match="not a swarm manager"):

@@ -506,7 +506,7 @@ async def test_starting_a_replica_that_is_gone_is_an_error(world: World) -> None
         await world.engine.perform(StartContainer(target="shop-x-1"), world.project)
 
 
-async def test_a_failed_start_is_told(world: World) -> None:
+async def test_a_failed_start_is_reported(world: World) -> None:
     name = await create(world, "broken")
     if not world.starts_at_once:
         await world.engine.perform(StartContainer(target=name), world.project)
@@ -706,7 +706,7 @@ async def test_the_slot_is_read_back_and_another_slot_is_another_replica(world: 
             await world.engine.perform(other, world.project)
 
 
-async def test_a_node_is_changed_unless_it_has_changed_meanwhile(world: World) -> None:
+async def test_a_node_is_changed_unless_it_has_changed_since(world: World) -> None:
     nodes = (await observe(world)).nodes
     if world.engine.places == "ours":
         assert nodes == ()

@@ -199,7 +199,7 @@ async def test_where_nothing_is_asked_servers_that_connect_are_up(edge: Edge, pr
     await until(seen_as((False, True), (False, True)), "neither answers what it is asked again")
 
 
-async def test_a_restarted_haproxy_serves_at_once_and_goes_on_checking(edge: Edge) -> None:
+async def test_a_restarted_haproxy_serves_at_once_and_continues_checking(edge: Edge) -> None:
     async with grpc_edge(edge) as (_, channel):
         await asyncio.to_thread(edge.container.kill_and_wait)
         call = channel.unary_unary("/test.Echo/Unary")(b"x", wait_for_ready=True, timeout=PATIENCE_S)

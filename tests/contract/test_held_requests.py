@@ -361,7 +361,7 @@ async def test_what_is_held_outlives_reloads(edge: Edge) -> None:
     assert (await held(edge)).served == 19
 
 
-async def test_a_hold_does_not_begin_anew_with_a_reload(edge: Edge) -> None:
+async def test_a_hold_does_not_begin_again_with_a_reload(edge: Edge) -> None:
     hold_s = 6.0
     clock_s = 0.1  # HAProxy's core.now() is the time at which its loop woke up: a hold may end some 10 ms early
     await edge.route(sleeping(request_timeout_s=hold_s))
@@ -379,7 +379,7 @@ async def test_a_hold_does_not_begin_anew_with_a_reload(edge: Edge) -> None:
     assert at - reloaded < hold_s - clock_s
 
 
-async def test_what_was_held_for_a_route_that_a_reload_took_away_is_told_so(edge: Edge) -> None:
+async def test_what_was_held_for_a_route_that_a_reload_removed_gets_an_error(edge: Edge) -> None:
     await edge.route(sleeping(), sleeping("other"))
     async with client(edge) as session:
         request = asyncio.ensure_future(outcome(session))

@@ -276,7 +276,7 @@ def test_of_two_replicas_that_start_at_once_one_fetches_for_both(bucket: Bucket,
 
 
 @on_servers
-def test_a_replica_that_waits_goes_on_where_a_killed_one_has_come_to(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_replica_that_waits_continues_where_a_killed_one_has_come_to(bucket: Bucket, tmp_path: Path) -> None:
     with replica(bucket.model, tmp_path, steps=True) as first, ExitStack() as later:
         while first.next()[1] < len(MODEL["config.json"]) + len(MODEL["tokenizer.json"]) + 2 * STEP_BYTES:
             first.go_on()

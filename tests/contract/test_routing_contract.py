@@ -165,7 +165,9 @@ async def test_a_busy_server_is_not_deleted_until_its_requests_are_over(
     assert await names(router) == []
 
 
-async def test_other_changes_go_on_while_a_busy_server_waits_to_be_deleted(world: World, router: HAProxyRouter) -> None:
+async def test_other_changes_continue_while_a_busy_server_waits_to_be_deleted(
+    world: World, router: HAProxyRouter
+) -> None:
     await write_routes(router, ECHO)
     for name, address in zip(("echo-1", "echo-2"), world.addresses, strict=False):
         await add(router, name, address)

@@ -57,7 +57,7 @@ def test_an_image_that_is_not_ours(with_nginx: WrittenStack) -> None:
 
 
 @pytest.mark.long
-def test_a_port_that_nothing_listens_on_is_told_and_displaces_nobody(with_nginx: WrittenStack) -> None:
+def test_a_port_that_nothing_listens_on_is_reported_and_displaces_nobody(with_nginx: WrittenStack) -> None:
     stack = with_nginx
     stack.become(NGINX, static=1)
     eventually(lambda: stack.get("/static/").status == 200, "nginx answers")

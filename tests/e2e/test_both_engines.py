@@ -150,7 +150,7 @@ def kinds(place: Place, service: str) -> set[str]:
 KINDS = ("create_container", "replica_ready", "scale", "autoscale", "rolled_out", "rollback", "user_config_applied")
 
 
-def test_every_edge_answers_and_a_second_up_starts_nothing_anew(place: Place) -> None:
+def test_every_edge_answers_and_a_second_up_starts_nothing_again(place: Place) -> None:
     assert greetings(place) == {"Echo: hi"}
     assert names(place) == {b"v0"}
     notes = f"http://{urlsplit(place.edges[-1]).hostname}:{place.variables['NOTES_PORT']}/notes.txt"

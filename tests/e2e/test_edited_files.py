@@ -92,7 +92,7 @@ def serves(address: str) -> bool:
         return False
 
 
-def test_an_image_that_does_not_exist_is_told_and_displaces_nobody(echo: WrittenStack) -> None:
+def test_an_image_that_does_not_exist_is_reported_and_displaces_nobody(echo: WrittenStack) -> None:
     before = echo.replica_ids()
     with Load([echo.url("/echo?message=x")], connections=4) as load:
         echo.write(WRITTEN.replace("image: pierhead/echo:", "image: pierhead-test/no-such-image:", 1))

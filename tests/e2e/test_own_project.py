@@ -272,7 +272,7 @@ def test_a_save_is_served_within_seconds(shop: User, tmp_path: Path) -> None:
     assert shop.containers() == before, "nothing is hidden: the images say it all"
 
 
-def test_a_compose_file_that_was_there_runs_beside_it(shop: User, tmp_path: Path) -> None:
+def test_an_existing_compose_file_runs_with_it(shop: User, tmp_path: Path) -> None:
     user = User(shop.programs, tmp_path / "others web test")
     (user.directory / "data").mkdir(parents=True)
     (user.directory / "web.env").write_text("SAYS=hello\n")

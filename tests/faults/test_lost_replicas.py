@@ -128,7 +128,7 @@ async def test_a_replica_that_is_cut_off_stops_working_for_its_callers(fleet: Fl
 
 
 @both_transports
-async def test_a_replica_that_is_told_to_stop_loses_no_call(fleet: Fleet, transport: str) -> None:
+async def test_a_replica_that_is_stopped_loses_no_call(fleet: Fleet, transport: str) -> None:
     stays, goes = await fleet.workers("stays", "goes")
     async with Callers([stays, goes], transport) as callers:
         await in_the_midst(callers, stays, goes)

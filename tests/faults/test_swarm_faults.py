@@ -209,7 +209,7 @@ def test_the_controller_is_killed_alone(stack: SwarmStack) -> None:
     judge_clean(stack, load, began)
 
 
-def test_without_a_quorum_traffic_goes_on(stack: SwarmStack) -> None:
+def test_without_a_quorum_traffic_continues(stack: SwarmStack) -> None:
     """Two of three managers do not hear of the others, and none leads. All nodes are well, and nothing is stopped.
 
     The next leader may take a node for lost that does not reach it in time: Swarm then replaces what runs there.

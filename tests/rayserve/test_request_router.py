@@ -62,7 +62,7 @@ def handle() -> Iterator[Any]:
     serve.shutdown()
 
 
-def test_a_router_sees_the_replicas_numbers_and_is_told_of_each_call(handle: Any) -> None:
+def test_a_router_sees_the_replicas_numbers_and_each_call(handle: Any) -> None:
     eventually(lambda: handle.who.remote().result()[0] == 2, "the numbers are known")
     slow = [handle.slowly.remote() for _ in range(3)]
     assert [response.result() for response in slow] == [2, 2, 2], "where the named replicas are full, a call waits"
@@ -77,7 +77,7 @@ def test_an_exception_of_a_router_is_the_calls(handle: Any) -> None:
     assert handle.who.remote().result()
 
 
-def test_a_router_is_told_of_a_call_in_the_context_of_another_one() -> None:
+def test_a_router_sees_a_call_in_the_context_of_another_one() -> None:
     class First(RequestRouter):
         routed: ClassVar[list[Any]] = []
 

@@ -168,7 +168,7 @@ class TestCommand:
             ("import ray none.yaml", "none.yaml: No such file or directory"),
         ],
     )
-    def test_bad_input_is_told_in_one_line(
+    def test_bad_input_is_reported_in_one_line(
         self, capsys: pytest.CaptureFixture[str], project: Path, words: str, said: str
     ) -> None:
         method = "    async def score(self, user: object) -> float:\n        return 1.0\n"

@@ -51,14 +51,14 @@ def test_every_environment_names_what_it_is_made_of() -> None:
         ([sys.executable, "-m", "tests.bench.llm.prepare", "ROUND=3"], 'bench-llm: "ROUND=3": expected NAME=VALUE'),
     ],
 )
-def test_what_cannot_be_meant_is_told_before_anything_is_installed(words: list[str], says: str) -> None:
+def test_words_without_a_meaning_are_reported_before_anything_is_installed(words: list[str], says: str) -> None:
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert says in done.stderr
 
 
 @pytest.mark.parametrize("succeeds_at", [1, 2, 3])
-def test_a_build_that_fails_beside_the_first_tests_is_tried_once_more(
+def test_a_build_that_fails_while_the_first_tests_run_is_tried_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, succeeds_at: int
 ) -> None:
     called: list[str] = []

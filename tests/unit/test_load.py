@@ -32,7 +32,7 @@ def test_failures_after_those_that_are_kept() -> None:
     assert LoadResult.from_json(json.dumps(asdict(result))) == result
 
 
-def test_a_server_that_goes_on_failing_in_another_way() -> None:
+def test_a_server_that_keeps_failing_in_another_way() -> None:
     numbers, last = itertools.count(1), 0
 
     def fail(handler: BaseHTTPRequestHandler) -> None:

@@ -37,7 +37,7 @@ def stack(monkeypatch: pytest.MonkeyPatch) -> Stack:
     return Stack("pierhead-test-nothing", [])
 
 
-def test_what_goes_meanwhile_is_said_in_its_place(
+def test_what_disappears_during_the_report_is_named_in_its_place(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = {"goes": container("goes", being_removed), "stays": container("stays")}

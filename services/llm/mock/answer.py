@@ -42,7 +42,7 @@ class _StreamOptions(BaseModel):
 
 
 class _MockRequest(BaseModel):
-    """What the mock reads of a request beside its prompts."""
+    """What the mock reads of a request in addition to its prompts."""
 
     model_config = ConfigDict(strict=True)
 

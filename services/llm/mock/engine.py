@@ -272,7 +272,7 @@ class MockEngine(LLMEngine):
             self._cache.reset()
 
     async def wake(self) -> None:
-        """Go on."""
+        """Continue to make tokens."""
         self._asleep = False
         self._schedule.resume(self._now())
         self._arm()

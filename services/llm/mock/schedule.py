@@ -96,7 +96,7 @@ class Schedule:
         return self._at + self._pace.step_s if self._prefill or self._running else math.inf
 
     def resume(self, now: float) -> None:
-        """Go on at `now` as if no time had passed since the last step."""
+        """Continue at `now` as if no time had passed since the last step."""
         self._at = now
 
     def advance(self, now: float) -> dict[Sequence, int]:

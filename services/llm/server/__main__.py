@@ -14,7 +14,7 @@ from pierhead.errors import SettingsError  # noqa: E402
 from services.llm.server.service import LLMServer  # noqa: E402
 from services.llm.server.settings import ServerSettings  # noqa: E402
 
-# Engines start processes that import this module anew.
+# Engines start processes that import this module again.
 if __name__ == "__main__":
     try:
         settings = ServerSettings.from_env()

@@ -1,6 +1,6 @@
 """Runs work that blocks and cannot be cancelled in a thread: a download, the loading of weights.
 
-A process waits for asyncio's own threads when it ends. A replica that is stopped during a download would go on until
+A process waits for asyncio's own threads when it ends. A replica that is stopped during a download would run until
 it is killed, and a few hanging downloads would occupy all of these threads.
 """
 

@@ -18,7 +18,7 @@ from services.llm.server.errors import LLMRequestError
 Body = dict[str, Any]
 
 _OPERATORS = frozenset({"load_lora_adapter", "unload_lora_adapter"})
-"""Paths of OpenAI-compatible servers that are the operator's, beside the paths for clients."""
+"""Paths of OpenAI-compatible servers that are the operator's; the others are for clients."""
 
 
 def read(request: LLMRequest) -> Body:

@@ -55,7 +55,7 @@ class LLMEngine(ABC):
 
     @abstractmethod
     async def start(self, model_path: str, report: Report) -> None:
-        """Load the model and be ready for requests. `model_path`: a local directory, or the source as it was named.
+        """Load the model and be ready for requests. `model_path`: a local directory, or the configured source.
 
         Raises LLMStartError with a message that says what to do.
         """
@@ -130,7 +130,7 @@ class LLMEngine(ABC):
         raise self._cannot("reset_prefix_cache")
 
     def expose(self) -> bytes:
-        """The engine's own metrics, in Prometheus' text format, to be shown beside the replica's."""
+        """The engine's own metrics, in Prometheus' text format, to be exposed with the replica's."""
         return b""
 
     def _cannot(self, what: str) -> Exception:

@@ -32,6 +32,6 @@ class _Gauges(Collector):
 
 
 def show(metrics: RuntimeMetrics, load: Load, expose: Callable[[], bytes]) -> None:
-    """Put the engine's load, and the metrics that it exposes itself, beside the replica's."""
+    """Add the engine's load, and the metrics that it exposes itself, to the replica's."""
     metrics.register(_Gauges(metrics, load))
     metrics.texts.append(expose)

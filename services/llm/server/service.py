@@ -243,7 +243,7 @@ class LLMServer(LLMServerServicer):
         return self._adapters
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        """{"adapters": ["french"]}: adapters that the replica keeps beside `lora.adapters`.
+        """{"adapters": ["french"]}: adapters that the replica keeps in addition to `lora.adapters`.
 
         Raises ValueError for another shape, and what loading raises; the runtime then tries again.
         """

@@ -40,7 +40,7 @@ class TritonPythonModel:
         return [_refusal(rows) if isinstance(rows, ValueError) else _response(next(scores)) for rows in taken]
 
     def finalize(self) -> None:
-        """This process ends after it, and the server goes on."""
+        """This process ends after it, and the server continues."""
         self._watcher.communicate(b"finalized\n")
 
 

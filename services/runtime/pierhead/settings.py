@@ -87,7 +87,7 @@ class Settings:
     | PIERHEAD_LOG_ENCODING | json (default): an object per line; text: lines for people |
     | PIERHEAD_ACCESS_LOG | lines of requests: sampled (default: errors, slow ones and a sample), all or off |
     | PIERHEAD_ACCESS_LOG_SAMPLE | the sample's share of the requests, 0 to 1, default 0.01; the request id decides |
-    | PIERHEAD_SLOW_REQUEST_S | a request that takes so long is slow, default 1 |
+    | PIERHEAD_SLOW_REQUEST_S | a request that takes this many seconds is slow, default 1 |
     """
 
     project: str = ""

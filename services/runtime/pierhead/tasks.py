@@ -12,7 +12,7 @@ AGAIN_S = 0.5
 async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks, and return when all have ended.
 
-    A task that goes on is cancelled again: grpc.aio swallows a cancellation that meets a stream being set up.
+    A task that continues is cancelled again: grpc.aio swallows a cancellation that meets a stream being set up.
     """
     left = set(tasks)
     while left:

@@ -43,7 +43,7 @@ def test_eight_replicas_are_measured_once_and_bare_processes_have_no_variants_of
     assert variants["containers"] - variants["processes"] == {"ours:processes", "ours:all-lines"}
 
 
-def test_triton_is_measured_where_it_is_named_beside_the_ranker() -> None:
+def test_triton_is_measured_where_it_is_named_with_the_ranker() -> None:
     assert "ours:triton" not in {visit.subject.key for visit in visits()}
     found = [(visit.subject.key, visit.steps) for visit in visits("ONLY=dlrm,triton", "PEER=0", "ROUNDS=1")]
     assert [key for key, _ in found] == ["ours", "ours:triton"]

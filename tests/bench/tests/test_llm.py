@@ -99,7 +99,7 @@ def test_a_real_vllm_is_compared_pair_by_pair(tokens: list[int], met: bool) -> N
     assert [row[:2] for row in table.rows] == [["8", words] for words in WAYS.values()]
 
 
-def test_an_engine_that_cannot_be_looked_at_meanwhile_spoils_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_cannot_be_read_during_it_spoils_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = threading.Event()
 
     def numbers(page: str) -> dict[str, float]:

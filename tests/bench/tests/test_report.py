@@ -33,7 +33,7 @@ def test_open_loops_are_one_histogram() -> None:
     assert [float(cell) for cell in figures] == pytest.approx([1.0, 100.0, 100.0], rel=0.01)
 
 
-def test_the_cpu_time_of_each_row_is_told_by_process_group() -> None:
+def test_the_cpu_time_of_each_row_is_listed_by_process_group() -> None:
     costs = {"ingress": 60.0, "child": 20.0, "haproxy": 10.0, "dockerd": 8.0, "rest": 2.0, "generator": 5.0}
     prints = (Footprint(1, "ours", "echo", "idle", {"child": {"pss_mb": 40.0, "largest_rss_mb": 50.0}}),)
     bare = sample("bare", rate=1600.0, cpu_us={"child": 50.0})

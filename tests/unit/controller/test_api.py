@@ -75,7 +75,7 @@ def hold_reading(control: Control) -> asyncio.Event:
     return reading
 
 
-async def test_what_is_told_of_files_that_have_changed_since_says_so(control: Control) -> None:
+async def test_what_is_reported_of_files_that_have_changed_since_says_so(control: Control) -> None:
     async with serving(control) as client:
         await control.settled("web", 2)
 
@@ -159,7 +159,9 @@ DEPLOY = 'body: expected JSON such as {"services": ["ranker"], "now": true} or {
         (fault_in, b'{"fault": "\\n"}', "found"),
     ],
 )
-def test_a_wrong_body_is_told_what_was_expected(read: Callable[[bytes], object], body: bytes, words: str) -> None:
+def test_the_error_for_a_wrong_body_says_what_was_expected(
+    read: Callable[[bytes], object], body: bytes, words: str
+) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read(body)
     assert words in str(caught.value)

@@ -85,7 +85,7 @@ def steps(*actions: Action) -> Plan:
     return Plan(tuple(Step(number, action) for number, action in enumerate(actions, start=1)))
 
 
-async def test_dependents_follow_and_the_rest_runs_beside() -> None:
+async def test_dependents_follow_and_the_rest_runs_in_parallel() -> None:
     world = World()
     world.held = {"a"}
     plan = Plan((Step(1, create("a")), Step(2, start("a"), (1,)), Step(3, create("b")), Step(4, start("b"), (3,))))

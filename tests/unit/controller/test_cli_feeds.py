@@ -31,7 +31,7 @@ def test_new_lines_are_those_after_the_last_one_shown() -> None:
     assert new_lines(log[:3], log[5:]) == log[5:], "more was logged than is sent at once"
 
 
-def test_lines_that_were_not_sent_are_told() -> None:
+def test_lines_that_were_not_sent_are_reported() -> None:
     log = [(f"1970-01-01T00:00:0{number}.000000000Z", "tick") for number in range(9)]
     assert leaves_a_gap(log[:5], log[6:], log[6:], after=4.0), "the last one shown was asked for, and is not there"
     assert not leaves_a_gap(log[:5], log[6:], log[6:], after=5.0)

@@ -67,7 +67,7 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
-def test_good_files_are_told_as_they_were_understood(project: Project) -> None:
+def test_good_files_are_shown_as_they_were_understood(project: Project) -> None:
     project.resolves_to(GOOD)
     done = project.run("validate")
     assert (done.returncode, done.stderr) == (0, "")

@@ -83,7 +83,7 @@ async def test_a_version_that_is_rolled_back_ends_with_one_and_the_next_step() -
         ), "there is no rollout that it could name"
 
 
-async def test_a_deployment_goes_on_without_the_command() -> None:
+async def test_a_deployment_continues_without_the_command() -> None:
     api = RolloutApi([rolling()])
     async with api.served() as pierhead:
         done = await pierhead("deploy", "--no-wait")

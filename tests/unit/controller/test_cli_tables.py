@@ -137,7 +137,7 @@ def test_what_is_wrong_with_everything_comes_first() -> None:
         (settled(rejected=replace(CRASHED, is_refused=True)), "version 9f8e7d6c was refused: it crashed"),
     ],
 )
-def test_a_rollout_is_what_goes_on(service: Service, words: str) -> None:
+def test_a_rollout_in_progress_is_described(service: Service, words: str) -> None:
     assert explained(service).summary == words
 
 

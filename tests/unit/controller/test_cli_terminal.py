@@ -156,7 +156,7 @@ def verdict(retry_in_s: int) -> WaitVerdict:
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_each_reason_is_told_once_and_only_when_it_takes_long(monkeypatch: pytest.MonkeyPatch, quiet: bool) -> None:
+def test_each_reason_is_printed_once_and_only_when_it_takes_long(monkeypatch: pytest.MonkeyPatch, quiet: bool) -> None:
     now = 0.0
 
     def pass_time(seconds: float) -> None:

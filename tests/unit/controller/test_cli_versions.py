@@ -51,7 +51,7 @@ def test_the_build_is_that_of_the_code(tmp_path: Path) -> None:
     assert build_of(copy) != build_of()
 
 
-def test_the_command_warns_once_and_goes_on() -> None:
+def test_the_command_warns_once_and_continues() -> None:
     answer = json.dumps({"at": 0.0, "nodes": [], "engine_reachable": True}).encode()
     with serving(lambda handler: sends(handler, 200, answer, {"X-Pierhead-Build": "0123456789ab"})) as url:
         environment = {**os.environ, "PIERHEAD_API_URL": url, "PYTHONPATH": str(ROOT), "PIERHEAD_OWN_STACK": "clone"}

@@ -33,7 +33,7 @@ def test_a_target_that_is_overwritten_before_the_first_look_ends_the_wait_soon()
     assert late.judge(row(at=AT + 2)).done, "ours was taken up late"
 
 
-def test_everything_is_waited_for_before_the_hopeless_are_told() -> None:
+def test_everything_is_waited_for_before_the_hopeless_are_reported() -> None:
     blocked = row(name="ranker", converged=False, blocked="no GPU")
     starting = row(name="api", converged=False, message="1 starting")
     assert not judge_all(document(blocked, starting)).hopeless
@@ -104,7 +104,7 @@ def test_a_version_that_was_refused_was_not_rolled_back() -> None:
     )
 
 
-def test_a_way_back_that_goes_on_is_the_end_of_a_wait_for_serving_alone() -> None:
+def test_a_rollback_in_progress_ends_a_wait_for_serving_alone() -> None:
     way = rolling(phase="ROLLING_BACK").rollout
     assert way is not None
     back = turned_down(converged=False, state="UPDATING", rollout=way)
@@ -138,7 +138,7 @@ def test_a_user_config_that_replicas_refuse_is_not_in_force() -> None:
     assert verdict.next_step == "See `pierhead why ranker`; correct it in the files."
 
 
-def test_a_rollout_that_goes_on_is_named() -> None:
+def test_a_rollout_in_progress_is_named() -> None:
     def going(name: str) -> Service:
         return rolling(name, ready=2, offered="9f8e7d6c", phase="BAKING")
 

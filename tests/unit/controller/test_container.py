@@ -473,7 +473,7 @@ GIB = 1024**3
         ({"count": 1}, Gpu("GPU-1", memory_bytes=80 * GIB), "GPU-1", []),
     ],
 )
-def test_a_replica_of_any_image_is_told_its_slot(asked: dict[str, Any], gpu: Gpu, label: str, told: list[str]) -> None:
+def test_a_replica_of_any_image_gets_its_slot(asked: dict[str, Any], gpu: Gpu, label: str, told: list[str]) -> None:
     made = body(ranker({**FOREIGN, "gpu": asked}), gpu)
     assert made["Labels"]["pierhead.gpus"] == label
     assert made.get("Env", []) == told

@@ -136,7 +136,7 @@ async def test_a_replica_that_loses_its_network_is_replaced_whether_or_not_the_e
             assert any(message.endswith("the replica has lost its network address") for message in said)
 
 
-async def test_a_replica_whose_network_comes_back_in_time_goes_on(control: Control) -> None:
+async def test_a_replica_whose_network_comes_back_in_time_continues(control: Control) -> None:
     async with control.running(web=2):
         victim = control.router.ready("web")[0]
         container = control.engine.by_name(victim).id

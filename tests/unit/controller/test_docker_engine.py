@@ -515,7 +515,7 @@ def listen_at(path: Path) -> None:
         listening.bind(str(path))
 
 
-async def test_a_deleted_socket_file_is_told_from_an_engine_that_is_away(mounted: Path, tmp_path: Path) -> None:
+async def test_a_deleted_socket_file_differs_from_an_engine_that_is_down(mounted: Path, tmp_path: Path) -> None:
     async def how_events_end() -> type[BaseException]:
         with pytest.raises(EngineUnreachable, match="Connection refused") as ended:
             async for _ in docker.events("shop"):
@@ -544,7 +544,7 @@ async def first_events(daemon: Daemon, count: int, quiet_s: float) -> list[Engin
         client.close()
 
 
-async def test_a_quiet_stream_is_opened_anew(daemon: Daemon) -> None:
+async def test_a_quiet_stream_is_opened_again(daemon: Daemon) -> None:
     daemon.answers["GET /events"] = Stream()
     for quiet_s in (0.05, 0.5, 5.0):  # also the limit of the daemon's answer, which takes longer on a busy machine
         with contextlib.suppress(EngineUnreachable):

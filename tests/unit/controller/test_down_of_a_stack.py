@@ -81,7 +81,7 @@ def test_with_a_broken_file_of_the_users_the_stack_is_removed_by_its_own_file() 
         ({"volume ls": "v\n", "volume rm": Done(1)}, NotRemoved, "Fix that, then run `make down VOLUMES=1` again."),
     ],
 )
-def test_what_is_in_the_way_is_told(docker: dict[str, Done | str], kind: type[Exception], words: str) -> None:
+def test_what_is_in_the_way_is_reported(docker: dict[str, Done | str], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind) as refusal:
         removed(docker, volumes=True)
     assert words in str(refusal.value)

@@ -95,7 +95,7 @@ async def test_what_haproxy_says_against_routes_also_where_it_hangs(
     assert await edge_agent.check(CONFIG, tmp_path) == why
 
 
-async def test_an_edge_that_has_refused_routes_is_answered_when_they_are_published_anew() -> None:
+async def test_an_edge_that_has_refused_routes_is_answered_when_they_are_published_again() -> None:
     routes, edge = PublishedRoutes(7), {"subject": ((("commonName", ROLE_NAMES["edge"]),),)}
     routes.publish(CONFIG)
     request: Any = SimpleNamespace(query={"refused": HASH}, transport=object(), get_extra_info=lambda _: edge)

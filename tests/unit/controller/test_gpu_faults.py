@@ -98,7 +98,7 @@ class TestFailing:
         assert watch.look(world(DEAD), NO_FAULTS, NOW, {"ranker": "another"}) == ()
         assert marks(*watch.look(world(DEAD), NO_FAULTS, NOW, {"ranker": DEAD.version})) == [("GPU-0", "failing")]
 
-    def test_a_replica_that_works_in_between_begins_the_count_anew(self) -> None:
+    def test_a_replica_that_works_in_between_restarts_the_count(self) -> None:
         watch = after_failures("GPU-0", STRIKES - 1)
         watch.look(world(on("GPU-0"), on("GPU-1", 2)), NO_FAULTS, NOW)
         watch.failed(on("GPU-0"))

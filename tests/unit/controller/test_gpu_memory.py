@@ -128,7 +128,9 @@ async def test_a_reading_from_before_a_holder_ended_is_not_believed(watched: Wat
         assert watched.watch.seen(before).gpu_reading is not AWAITED, "a new holder changes nothing"
 
 
-async def test_a_defect_in_reading_is_told_and_tried_again(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_defect_in_reading_is_reported_and_tried_again(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def used_gpu_memory(engine: FakeEngine) -> dict[str, int]:
         raise KeyError("N/A")
 

@@ -375,7 +375,9 @@ class TestDiscovery:
         )
 
     @pytest.mark.parametrize("smi", ["", requests.ReadTimeout("slow"), "garbage"])
-    def test_a_failing_probe_is_told_and_repeated(self, smi: str | Exception, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_failing_probe_is_reported_and_repeated(
+        self, smi: str | Exception, caplog: pytest.LogCaptureFixture
+    ) -> None:
         client = StubClient({"Runtimes": {"nvidia": {}}}, smi=smi)
         discovery = self.discover(client)
         assert discovery.inventory().gpus == ()

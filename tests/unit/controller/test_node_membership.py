@@ -180,7 +180,7 @@ def test_a_machine_without_gpus_joins_while_its_containers_run(box: Box) -> None
         ("token", {}, "this machine is no manager of a Swarm."),
     ],
 )
-def test_what_keeps_a_machine_out_of_a_swarm_is_told_before_anything_changes(
+def test_what_keeps_a_machine_out_of_a_swarm_is_reported_before_anything_changes(
     command: str, case: dict[str, object], words: str
 ) -> None:
     box = Box(**{"answers": {"engine-only": ""}, **case})  # type: ignore[arg-type]

@@ -158,7 +158,7 @@ def test_a_gpu_whose_memory_is_not_known_is_not_shared_by_memory() -> None:
     assert places(half_there) == [], "no replica shares a GPU with a slot that cannot be measured"
 
 
-def test_a_slot_beside_the_one_that_is_being_freed_does_not_wait_for_it() -> None:
+def test_a_slot_next_to_the_one_that_is_being_freed_does_not_wait_for_it() -> None:
     third = slot_service(GpuSlot(fraction=0.3), "third")
     dead = holding(third, 1, "GPU-0", state=ContainerState.EXITED, exit_code=1)
     full = slot_service(GpuSlot(fraction=0.7), "zoo")
@@ -243,7 +243,7 @@ def test_a_whole_gpu_is_given_out_when_its_memory_is_free() -> None:
     assert (result.pending[0].blocked, result.awaits_gpu_memory) == (False, True), "processes end"
 
 
-def test_a_slot_fits_beside_what_others_use() -> None:
+def test_a_slot_fits_next_to_what_others_use() -> None:
     llm = slot_service(memory(16))
     world = observed(specs=(llm,), gpus=cards(80), gpu_reading=reading(GPU_0=60))
     result = made(world, llm, llm=2)

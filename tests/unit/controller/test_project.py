@@ -520,7 +520,7 @@ def test_a_project_that_is_refused_is_left_as_it_was(shop: Project, command: str
     assert sorted(shop.root.iterdir()) == sorted([*before, shop.root / "bin"])
 
 
-def test_ctrl_c_of_up_says_how_to_go_on(shop: Project) -> None:
+def test_ctrl_c_of_up_says_how_to_continue(shop: Project) -> None:
     (shop.root / "bin").mkdir()
     os.mkfifo(shop.root / "going")
     (shop.root / "resolved").write_text(f"name: myshop\n{WEB}")

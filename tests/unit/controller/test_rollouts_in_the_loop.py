@@ -100,7 +100,7 @@ async def test_after_down_the_version_of_the_files_starts_at_once(tmp_path: Path
             assert [words for words in control.said("rollout") if words.startswith(begun)]
 
 
-async def test_a_canary_serves_its_share_beside_all_old_replicas_until_it_is_promoted(control: Control) -> None:
+async def test_a_canary_serves_its_share_next_to_all_old_replicas_until_it_is_promoted(control: Control) -> None:
     def weights() -> list[int]:
         return sorted(server.weight for server in control.router.servers.values())
 
@@ -156,7 +156,7 @@ async def test_a_version_that_never_gets_ready_is_rolled_back_and_never_serves(
         await stable_at(control, web("d3"))
 
 
-async def test_a_version_with_more_errors_is_rolled_back_and_a_second_try_counts_anew(control: Control) -> None:
+async def test_a_version_with_more_errors_is_rolled_back_and_a_second_try_counts_from_zero(control: Control) -> None:
     old, new = (web(definition, rollout=RolloutSpec(bake_s=5.0)) for definition in ("d1", "d2"))
     control.source.edit(old)
     async with control.running() as controller:

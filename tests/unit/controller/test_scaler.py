@@ -96,7 +96,7 @@ async def test_requests_held_at_the_edge_wake_one_replica(tmp_path: Path) -> Non
         assert words.startswith("web: 0 -> 1 replicas: woken by 100 held requests: 100.0 requests (0.0 in work, ")
 
 
-async def test_a_new_controller_goes_on_from_the_decided_target(control: Control) -> None:
+async def test_a_new_controller_continues_from_the_decided_target(control: Control) -> None:
     control.work["model"] = 35
     async with control.running():
         await settled(control, "model", 4)

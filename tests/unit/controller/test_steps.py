@@ -74,7 +74,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_is_told_as_what_it_is(tmp_path: Path) -> None:
+def test_ctrl_c_is_reported_as_what_it_is(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "going")
     command = [sys.executable, "-c", PROGRAM.format(pipe=pipe)]
     with subprocess.Popen(

@@ -111,7 +111,7 @@ def make_room(file: StateFile) -> None:
     file.db.execute("PRAGMA max_page_count = 1000000")
 
 
-def test_on_a_full_disk_memory_goes_on_and_the_file_follows(tmp_path: Path) -> None:
+def test_on_a_full_disk_memory_continues_and_the_file_follows(tmp_path: Path) -> None:
     file = StateFile(tmp_path)
     store = StateStore(file)
     fill_the_disk(file)

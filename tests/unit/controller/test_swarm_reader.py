@@ -251,7 +251,7 @@ def test_why_no_node_takes_it_comes_with_what_to_do(spec: Any, swarms: str, word
     ],
     ids=["its node is lost", "elsewhere", "on its node", "it had ended by itself", "not yet"],
 )
-def test_a_move_is_told_when_it_is_over(before: Any, after: Any, told: str) -> None:
+def test_a_move_is_reported_when_it_is_over(before: Any, after: Any, told: str) -> None:
     nodes = (node("n1", "down"), node("n2"), node("n3"))
     hosts = [f"host-{one['NodeID']}" for one in (before, after)]
     assert read(1, before, after, nodes=nodes).moved == told.format(*hosts)
@@ -300,7 +300,7 @@ def test_a_service_that_is_no_replica_in_spite_of_its_labels_is_left_alone() -> 
         ("it runs", "it runs", []),
     ],
 )
-def test_what_changed_is_told_as_the_engine_of_one_machine_does(
+def test_what_changed_is_reported_as_the_engine_of_one_machine_does(
     before: str | None, after: str | None, kinds: list[str]
 ) -> None:
     was, now = ([CASES[name][0]] if name else [] for name in (before, after))

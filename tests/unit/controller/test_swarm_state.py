@@ -93,7 +93,7 @@ async def test_a_controller_that_ends_by_itself_is_followed_at_once() -> None:
         assert [stored.event.message for stored in store.events()] == ["the last one"]
 
 
-async def test_a_head_that_was_made_anew_is_looked_at_now_and_then_until_somebody_has_the_lease(
+async def test_a_head_that_was_made_again_is_looked_at_now_and_then_until_somebody_has_the_lease(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also with changes that are due. It was removed by hand, and a controller that waits has made it again."""
@@ -230,7 +230,7 @@ def incompressible(seed: int, size: int) -> str:
     return random.Random(seed).randbytes(size // 2).hex()
 
 
-def test_the_last_events_that_fit_are_kept_and_numbers_go_on() -> None:
+def test_the_last_events_that_fit_are_kept_and_numbers_continue() -> None:
     rows = StateDocument(LIMIT, lambda: None)
     rows.put("override", '"web"', "{}", asked=False)
     for number in range(1, EVENTS_KEPT + 1):
@@ -247,7 +247,7 @@ def test_the_last_events_that_fit_are_kept_and_numbers_go_on() -> None:
     assert list(found.read("override")) == [('"web"', "{}")]
 
 
-async def test_rows_that_do_not_fit_are_told_the_lease_is_kept_and_a_removal_makes_room() -> None:
+async def test_rows_that_do_not_fit_are_reported_the_lease_is_kept_and_a_removal_makes_room() -> None:
     swarm = FakeSwarm()
     holder = holder_at(swarm)
     async with running(holder) as store:

@@ -69,7 +69,7 @@ def became(programs: Programs, *words: str) -> Became:
 
 
 @pytest.mark.usefixtures("clone")
-def test_commands_run_beside_the_controller_whichever_node_it_is_on() -> None:
+def test_commands_run_next_to_the_controller_on_any_node() -> None:
     ran = became(Programs(), "status")
     assert "--network pierhead_default" in ran.words
     assert ran.words.endswith("registry/controller@sha256:00 pierhead status")

@@ -147,7 +147,7 @@ def test_a_word_that_is_no_command_gets_the_command_lines_answer() -> None:
     assert isinstance(Typing({"ps": ""}).types("statsu"), Here)
 
 
-def test_empty_words_of_make_are_told_with_an_example() -> None:
+def test_empty_words_of_make_are_reported_with_an_example() -> None:
     user = Typing(runs())
     assert "Example: make scale SERVICE=ranker N=4" in user.refused("scale ranker ", InvalidRequest)
     assert "why: name a service. Example: make why SERVICE=ranker" in user.refused("why ", InvalidRequest)
@@ -191,7 +191,7 @@ def test_a_check_reads_the_running_stacks_files_as_well() -> None:
 # ------------------------------------------------------------------------------------------------------ other programs
 
 
-def test_commands_about_a_stack_on_a_swarm_run_beside_its_controller() -> None:
+def test_commands_about_a_stack_on_a_swarm_run_next_to_its_controller() -> None:
     user = Typing(variables={"PIERHEAD_ENGINE": "swarm"})
     for words in ("status", "node init --restart"):
         assert user.types(words) == There(ProjectEngine.SWARM.program(*words.split()))
@@ -208,7 +208,7 @@ def test_the_program_that_knows_swarm_starts_wherever_it_is_typed(tmp_path: Path
     assert (done.returncode, done.stderr) == (2, "pierhead: node: there is no option --restarts.\n")
 
 
-def test_the_stack_of_a_project_that_was_never_started_is_told(tmp_path: Path) -> None:
+def test_the_stack_of_a_project_that_was_never_started_is_reported(tmp_path: Path) -> None:
     (tmp_path / "compose.yaml").write_text("services: {}\n")
     user = Typing(runs(), start=tmp_path)
     assert user.refused("status") == f"the stack of {tmp_path} does not run. Start it with: pierhead up"

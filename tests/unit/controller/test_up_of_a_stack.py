@@ -145,7 +145,7 @@ def test_up_goes_from_the_engine_to_addresses() -> None:
     assert user.warnings == ["warning: services.a: a warning"]
 
 
-def test_what_serves_is_waited_for_and_rollouts_that_go_on_are_told() -> None:
+def test_what_serves_is_waited_for_and_rollouts_in_progress_are_reported() -> None:
     rollout = "ranker is still rolling out; run `make deploy` to wait"
     user = User({"wait-ready": f"2 services, 4 replicas, all ready\n{rollout}\n"}, {"PIERHEAD_UP_TIMEOUT_S": "7"})
     user.types_up()
@@ -175,7 +175,7 @@ def test_a_refusal_says_why_and_changes_nothing(docker: dict[str, Done | str], w
     assert user.calls(CHANGES) == []
 
 
-def test_a_machine_whose_engine_cannot_be_had_is_told_by_the_script() -> None:
+def test_the_script_reports_an_engine_that_is_not_available() -> None:
     user = User({"engine.sh": Done(2)})
     assert user.is_refused(Told) == ""
     assert user.programs.calls == [f"{ROOT}/compose/machine/engine.sh"]
@@ -228,7 +228,7 @@ def test_a_port_of_this_stacks_own_is_not_taken() -> None:
     assert "Starting the stack" in user.programs.steps
 
 
-def test_a_port_that_was_taken_while_the_stack_was_built_is_told() -> None:
+def test_a_port_that_was_taken_while_the_stack_was_built_is_reported() -> None:
     """Not only in the engine's words."""
     user = User({"up --detach": Done(1)})
     in_time, listens = set[str](), user.programs.listens
@@ -335,14 +335,14 @@ def test_or_it_says_why_not(docker: dict[str, Done | str], words: str, has_statu
     assert bool(user.calls(" status$")) == has_status
 
 
-def test_a_controller_that_does_not_answer_is_told_with_its_log() -> None:
+def test_a_controller_that_does_not_answer_is_reported_with_its_log() -> None:
     user = User({"compose logs": "the last line\n"}, statuses={f"{HTTP}:8100/healthz": 0})
     assert "the controller does not answer after 30 s" in user.is_refused(NotUp)
     assert user.warnings[-1] == "the last line"
     assert len(user.calls("GET .*healthz")) == LOOKS
 
 
-def test_an_app_of_the_clone_that_does_not_answer_is_told() -> None:
+def test_an_app_of_the_clone_that_does_not_answer_is_reported() -> None:
     user = User(statuses={f"{HTTP}:8000/echo?message=hi": 503})
     assert "an app does not answer after 300 s" in user.is_refused(NotUp)
 
@@ -484,7 +484,7 @@ KNOWN = " ".join(sorted(path.stem for path in (ROOT / "compose" / "apps").glob("
         ("", "two", 'GPU: expected 1 or nothing, found "two".'),
     ],
 )
-def test_apps_that_cannot_be_chosen_are_told(apps: str, gpu: str, words: str) -> None:
+def test_apps_that_cannot_be_chosen_are_reported(apps: str, gpu: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(words)):
         chosen_files(ROOT, apps, gpu, "compose/compose.yaml")
 
@@ -494,7 +494,7 @@ def test_apps_that_cannot_be_chosen_are_told(apps: str, gpu: str, words: str) ->
 ON_SWARM = {"PIERHEAD_ENGINE": "swarm", "COMPOSE_FILE": f"compose/compose.yaml:{ECHO}"}
 
 
-def test_a_machine_in_no_swarm_is_told_before_anything_is_built() -> None:
+def test_a_machine_in_no_swarm_is_reported_before_anything_is_built() -> None:
     user = User({"info .*LocalNodeState": "inactive\n"}, ON_SWARM)
     with pytest.raises(
         InvalidRequest, match=re.escape("no Swarm.\n`pierhead node init` makes it the first manager of one.")

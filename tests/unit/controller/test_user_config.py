@@ -241,7 +241,7 @@ async def test_a_change_reaches_those_that_run_and_restarts_none(control: Contro
         assert "web: no user_config is set any more" in control.said("user_config_applied")
 
 
-async def test_one_that_is_refused_is_told_and_nothing_is_restarted(control: Control) -> None:
+async def test_one_that_is_refused_is_reported_and_nothing_is_restarted(control: Control) -> None:
     async with control.running(web=2):
         before = set(control.engine.containers)
         control.refused = {B}

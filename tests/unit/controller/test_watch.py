@@ -227,7 +227,7 @@ async def test_each_look_raises_a_defect_in_reading_until_a_reading_succeeds(ben
 # ----------------------------------------------------------------------------------------------------- in the loop
 
 
-async def test_the_loop_goes_on_while_the_engine_does_not_answer(tmp_path: Path) -> None:
+async def test_the_loop_continues_while_the_engine_does_not_answer(tmp_path: Path) -> None:
     control = Control.of(tmp_path, service("web", replicas=2))
     async with control.running(web=2) as controller:
         control.engine.reading_s = 4.0

@@ -329,7 +329,7 @@ class TestCalls:
         assert at_once.cancelled()
         assert (fake.calls, len(policy.shown), channel.queued) == ([], 1, 0)
 
-    async def test_a_replica_that_goes_meanwhile_is_not_called(self, service: Make) -> None:
+    async def test_a_replica_that_goes_in_that_time_is_not_called(self, service: Make) -> None:
         fake, channel, policy = asked(service(2))
         limit(channel, 1, 1)
         go = asyncio.Event()
@@ -365,7 +365,7 @@ class TestCalls:
             await call
 
 
-async def test_a_call_in_line_is_asked_when_the_service_names_an_asynchronous_policy_meanwhile(service: Make) -> None:
+async def test_a_call_in_line_is_asked_when_the_service_changes_to_an_asynchronous_policy(service: Make) -> None:
     fake = service(1)
     channel = fake.channel(limit=1)
     first, second = begin(unary(channel)("a")), begin(unary(channel)("b"))

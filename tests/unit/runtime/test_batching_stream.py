@@ -186,7 +186,7 @@ class TestSlowReaders:
         assert await quick == list(range(100))
         await assert_idle()
 
-    async def test_one_that_does_not_come_back_is_dropped_and_the_others_go_on(self) -> None:
+    async def test_one_that_does_not_come_back_is_dropped_and_the_others_continue(self) -> None:
         batcher = batcher_of(numbers, max_buffered_results=5)
         slow, quick = batcher(1), asyncio.create_task(collect(batcher(2)))
         seen = [await anext(slow)]
@@ -212,7 +212,7 @@ class TestSlowReaders:
             await read_slowly()
         assert 10 <= len(read) <= 13
 
-    async def test_one_that_leaves_while_the_batch_waits_for_it_lets_the_batch_go_on(self) -> None:
+    async def test_one_that_leaves_while_the_batch_waits_for_it_lets_the_batch_continue(self) -> None:
         batcher = batcher_of(numbers, max_buffered_results=2)
         slow, quick = batcher(1), asyncio.create_task(collect(batcher(2)))
         assert await anext(slow) == 0

@@ -122,7 +122,9 @@ class TestGettingThere:
         assert channel.metrics.handle_requests.values[("fake", "cancelled")] == 1
         assert counts(channel) == [0, 0]
 
-    async def test_it_goes_on_after_any_number_of_pauses(self, service: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_it_continues_after_any_number_of_pauses(
+        self, service: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         fake, channel = called(service())
         clock = Clock(channel, monkeypatch)
         waiting = begin(unary(channel)("a", timeout=3600))
@@ -289,7 +291,7 @@ class TestPolicies:
         ]
         assert policy.routed == ["r1:1"] * 4
 
-    async def test_one_that_fails_is_told_where_the_call_is_awaited(self, service: Make) -> None:
+    async def test_one_that_fails_raises_where_the_call_is_awaited(self, service: Make) -> None:
         channel = service(2).channel(policy="raising")
         call = unary(channel)("a")
         with pytest.raises(UserCodeError, match=r'policy "raising": choose failed: KeyError: \'session\' \[error id'):

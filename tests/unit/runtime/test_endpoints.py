@@ -59,7 +59,7 @@ class Hello(Base, route="/"):
             yield f"at {number}"
 
 
-async def test_they_are_served_behind_the_edge_beside_the_methods(cluster: Cluster, client: ClientSession) -> None:
+async def test_they_are_served_behind_the_edge_with_the_methods(cluster: Cluster, client: ClientSession) -> None:
     server = await cluster.start(Hello())
     url = f"http://127.0.0.1:{server.http_port}"
     for path, body in {"/hello/Ada": {"greeting": "hello Ada"}, "/hi/Ada": {"greeting": "hi Ada"}}.items():

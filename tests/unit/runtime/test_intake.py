@@ -53,7 +53,7 @@ class Connection:
     def stop_reading(self) -> None:
         self.reading.append("stopped")
 
-    def go_on_reading(self) -> None:
+    def continue_reading(self) -> None:
         self.reading.append("continued")
 
 

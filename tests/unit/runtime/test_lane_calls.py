@@ -241,7 +241,7 @@ class TestReplies:
         assert sink.times == 1
         await idle(server)
 
-    async def test_large_messages_are_read_in_their_turn_beside_a_sink(self, pipes: Served) -> None:
+    async def test_large_messages_are_read_in_their_turn_with_a_sink(self, pipes: Served) -> None:
         stub, _, server = pipes
         call = stub.Split(b"5 %d" % LARGE)
         sink = Sink()

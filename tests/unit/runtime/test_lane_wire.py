@@ -448,7 +448,7 @@ async def test_calls_up_to_the_goodbye_may_have_been_begun() -> None:
             await caller(where).One(b"1")
 
 
-async def test_a_lane_that_ends_as_cancelled_is_opened_anew() -> None:
+async def test_a_lane_that_ends_as_cancelled_is_opened_again() -> None:
     lanes = 0
 
     async def behave(context: Any) -> None:

@@ -24,7 +24,7 @@ def place(age: float) -> QueuePlace:
 
 
 @given(steps)
-def test_the_oldest_is_first_whoever_comes_and_leaves(steps: list[tuple[str, int]]) -> None:
+def test_the_oldest_is_first_while_others_come_and_leave(steps: list[tuple[str, int]]) -> None:
     line = CallQueue()
     model: list[QueuePlace] = []
     joined: list[QueuePlace] = []

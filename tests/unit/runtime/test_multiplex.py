@@ -277,7 +277,7 @@ class TestWaiting:
 
 
 class TestCancellation:
-    async def test_a_load_that_all_callers_have_left_goes_on_and_the_model_is_kept(self) -> None:
+    async def test_a_load_that_all_callers_have_left_continues_and_the_model_is_kept(self) -> None:
         loader = Loader()
         loader.gate.clear()
         task = asyncio.create_task(loader.use("a"))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from pierhead.calls.outliers import (
     FAILURES,
-    FORGIVEN_S,
+    FIRST_AGAIN_S,
     JITTER,
     LONGEST_S,
     SHORTEST_S,
@@ -39,7 +39,7 @@ class World:
         return [number for number, standing in enumerate(self.all) if standing in left]
 
 
-def test_failures_in_a_row_leave_a_replica_out_and_one_answer_begins_the_count_anew() -> None:
+def test_failures_in_a_row_leave_a_replica_out_and_one_answer_restarts_the_count() -> None:
     world = World(2)
     world.fail(0, FAILURES - 1)
     world.all[0].answered(NOW, NOW)
@@ -71,7 +71,7 @@ def test_the_time_out_doubles_up_to_a_minute_and_a_good_minute_forgives() -> Non
         now += 1
     for expected, found in zip([5, 10, 20, 40, 60, 60, 60], times, strict=True):
         assert expected * (1 - JITTER) <= found <= expected
-    now += FORGIVEN_S
+    now += FIRST_AGAIN_S
     world.fail(0, FAILURES, now)
     assert world.all[0].until - now <= SHORTEST_S
 

@@ -101,7 +101,7 @@ def test_least_ongoing_takes_a_least_loaded_one(numbers: list[int], seed: int) -
 
 
 @given(st.lists(st.sets(st.integers(0, 5), min_size=1), min_size=1, max_size=30))
-def test_round_robin_goes_on_after_the_last_one_whoever_comes_and_goes(rounds: list[set[int]]) -> None:
+def test_round_robin_continues_after_the_last_one_while_replicas_come_and_go(rounds: list[set[int]]) -> None:
     policy = RoundRobin(Random(0))
     last = ""
     for present in rounds:
@@ -159,7 +159,7 @@ class TestMaking:
         with pytest.raises(ValueError, match="already registered"):
             register_policy("round_robin", RoundRobin)
 
-    def test_a_module_that_is_imported_anew_registers_its_policy_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_module_that_is_imported_again_registers_its_policy_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("pierhead.policies.registry._REGISTRY", {})
 
         def module(number: int) -> type:
@@ -196,7 +196,9 @@ class TestMaking:
             ("broken_OWN:Last", r"cannot be imported: ZeroDivisionError"),
         ],
     )
-    def test_an_import_path_that_leads_nowhere_is_told_as_it_is(self, own_module: str, path: str, message: str) -> None:
+    def test_the_error_for_an_import_path_that_leads_nowhere_names_it(
+        self, own_module: str, path: str, message: str
+    ) -> None:
         path = path.replace("OWN", own_module)
         with pytest.raises(ValueError, match=message) as caught:
             make_policy(path, Random())

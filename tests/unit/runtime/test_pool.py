@@ -270,14 +270,14 @@ class TestComingAndGoing:
         await until(lambda: not connection.ready, "the connection is closed")
         assert not world.pool.replicas()
 
-    def test_one_that_is_listed_again_in_time_goes_on(self) -> None:
+    def test_one_that_is_listed_again_in_time_continues(self) -> None:
         world = World(5)
         lease = world.must_take()
         world.say()
         world.say(5)
         assert world.must_take().replica is lease.replica
 
-    def test_the_replicas_to_which_no_call_goes_are_told_with_the_reason(self) -> None:
+    def test_the_replicas_to_which_no_call_goes_are_listed_with_the_reason(self) -> None:
         world = World(1, 1, 1)
         world.connection("r0").become(False)
         world.fail("r1", FAILURES)

@@ -157,7 +157,9 @@ class TestItsSettings:
         router.follow("prefix", "")
         assert router.policy is not policy
 
-    def test_those_that_it_does_not_have_are_told_and_the_default_does(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_those_that_it_does_not_have_are_reported_and_the_default_does(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         router = PolicyRouter("power_of_two", Random(1), follows=True)
         router.follow("prefix", '{"treshold": 1}')
         (line,) = caplog.messages

@@ -587,7 +587,7 @@ def test_attributes_of_an_exception_stay() -> None:
     assert found.left == 2
 
 
-def test_an_exception_that_cannot_be_pickled_is_told_by_name() -> None:
+def test_an_exception_that_cannot_be_pickled_is_reported_by_name() -> None:
     found = failure_of(Unpicklable()).error()
     assert type(found) is RayTaskError
     assert "Unpicklable isn't serializable" in str(found.cause)

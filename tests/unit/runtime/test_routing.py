@@ -52,7 +52,7 @@ def test_models_are_spread_over_those_that_have_room_for_them() -> None:
     assert chosen == {"r0", "r1", "r2", "r3"}
 
 
-def test_a_handle_prefers_near_ones_only_where_it_was_told_to() -> None:
+def test_a_handle_prefers_near_ones_only_with_the_option() -> None:
     of = replicas([("left", set()), ("right", set())])
     everywhere, here = PolicyRouter("round_robin", Random(1)), PolicyRouter("round_robin", Random(1), prefer_local=True)
     for router in (everywhere, here):
@@ -69,7 +69,7 @@ def kind(router: PolicyRouter) -> str:
 
 
 class TestFollowing:
-    def test_only_who_was_told_nothing_follows_the_service(self) -> None:
+    def test_only_a_handle_without_a_policy_follows_the_service(self) -> None:
         own, following = PolicyRouter("round_robin", Random(1)), PolicyRouter("power_of_two", Random(1), follows=True)
         for router in (own, following):
             router.follow("least_ongoing")
@@ -77,7 +77,7 @@ class TestFollowing:
         following.follow(None)
         assert kind(following) == "PowerOfTwo"
 
-    def test_one_that_this_image_lacks_is_told_once_and_the_default_does(
+    def test_one_that_this_image_lacks_is_reported_once_and_the_default_does(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         router = PolicyRouter("power_of_two", Random(1), follows=True)
@@ -95,7 +95,7 @@ class TestFollowing:
         assert kind(router) == "LeastOngoing"
 
     @given(st.lists(st.sampled_from([None, *POLICIES, "no.such:Policy"]), max_size=12), worlds)
-    def test_whatever_is_told_one_of_the_candidates_is_chosen(
+    def test_one_of_the_candidates_is_chosen_for_any_numbers(
         self, told: list[str | None], world: list[tuple[str, set[str]]]
     ) -> None:
         router, of = PolicyRouter("power_of_two", Random(1), follows=True), replicas(world)

@@ -124,7 +124,7 @@ async def test_every_path_is_its_call(gateway: Stand) -> None:
         assert (rpc, asked.path, asked.model) == (*expected, "qwen")
 
 
-async def test_the_body_goes_on_as_it_came(gateway: Stand) -> None:
+async def test_the_body_is_passed_on_unchanged(gateway: Stand) -> None:
     body = b'{ "model" : "default",\n "messages":[{"role":"user","content":"h\xc3\xa9"}], "temperature": 1.00 }'
     await gateway.post(CHAT, body, headers={"x-session-id": "s-1", "Content-Type": "application/json"})
     _, asked = gateway.qwen.asked[-1]
@@ -171,7 +171,7 @@ async def test_an_answer_goes_out_byte_for_byte(
     assert "x-request-id" in headers
 
 
-async def test_a_form_goes_on_with_the_models_own_name(gateway: Stand) -> None:
+async def test_a_form_is_passed_on_with_the_models_own_name(gateway: Stand) -> None:
     """LLMRequest.model takes the place of a member of JSON; a form has to say it itself."""
     for asked in ("default", "default:support", "qwen"):
         form = aiohttp.FormData()

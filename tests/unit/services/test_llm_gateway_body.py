@@ -67,7 +67,7 @@ def test_the_beginning_is_bounded_and_the_whole_is_counted(messages: list[Any]) 
 
 
 @given(MESSAGES, MESSAGES)
-def test_a_conversation_that_goes_on_begins_as_before(before: list[Any], more: list[Any]) -> None:
+def test_a_conversation_that_continues_begins_as_before(before: list[Any], more: list[Any]) -> None:
     one, two = prompt_text({"messages": before}), prompt_text({"messages": before + more})
     assert two.beginning.startswith(one.beginning)
     assert two.characters >= one.characters

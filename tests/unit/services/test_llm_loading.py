@@ -107,7 +107,7 @@ def test_a_fetch_that_breaks_off_says_why(breaks: Breaks, tmp_path: Path, error:
         fetch(SOURCE, tmp_path, silent)
 
 
-def test_an_interrupted_fetch_goes_on_within_the_file(
+def test_an_interrupted_fetch_continues_within_the_file(
     bucket: Any, breaks: Breaks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(LLMStartError, match="could not be fetched"):

@@ -19,7 +19,7 @@ FORM = "multipart/form-data"
 
 MAX_VALUES = 2**20
 """Most values in a body, counted by its commas and brackets: enough for a prompt of a million token ids. A body of
-brackets alone would take half a minute to parse, and would block all other requests meanwhile.
+brackets alone would take half a minute to parse, and would block all other requests during it.
 """
 
 MOST = 2**31 - 1

@@ -13,7 +13,7 @@ MAX_CHARACTERS = 8192
 
 MAX_PIECES = 20_000
 """Pieces of a prompt that are read. A million empty messages would take seconds, and would block all other requests
-meanwhile.
+during them.
 """
 
 CHARACTERS_PER_TOKEN = 4

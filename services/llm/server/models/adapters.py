@@ -122,7 +122,7 @@ class Adapters:
             if pin is not None:
                 await pin.__aexit__(None, None, None)
             if not await self._loaded.drop(adapter):
-                if pin is not None:  # it stays as it was
+                if pin is not None:  # it stays pinned
                     await self._pin(adapter)
                 raise LLMRequestError(
                     f'the adapter "{adapter}" is in use; ask again when its requests have ended',

@@ -20,7 +20,7 @@ _WEIGHTS_BESIDE_SAFETENSORS = (
     "original/**",
     "onnx/**",
 )
-"""Other forms of the same weights, which are not needed beside safetensors."""
+"""Other forms of the same weights, which are not needed where there are safetensors."""
 
 
 def from_hub(source: str, cache: Path, report: Report) -> Path:

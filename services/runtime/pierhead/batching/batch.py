@@ -46,7 +46,7 @@ def batch(
     - max_batch_rows: rows per batch, at most. Both bounds hold. An item with more rows forms a batch alone.
     - batch_timeout_s: how long a batch may run, in seconds; then its callers get DeadlineExceeded and it is cancelled.
     - max_buffered_results, of a generator: results that may wait for one reader. Beyond that, the batch waits for the
-      reader, for one second in all; then that reader gets ReaderTooSlow and the others go on.
+      reader, for one second in all; then that reader gets ReaderTooSlow and the others continue.
 
     Requests for different models (`RequestContext.model_id`) are never in one batch. A request whose deadline has
     passed before its batch starts is not computed: DeadlineExceeded. What the function raises goes to every caller.

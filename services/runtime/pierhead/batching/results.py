@@ -32,7 +32,7 @@ READER_PATIENCE_S = 1.0
 
 
 class ReaderTooSlow(Backpressure):
-    """The caller of a batched stream did not read its results; the batch's other members go on."""
+    """The caller of a batched stream did not read its results; the batch's other members continue."""
 
     kind = "reader_too_slow"
 

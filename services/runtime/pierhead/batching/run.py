@@ -196,7 +196,7 @@ class BatchRunner(ABC, Generic[A]):
             self._turn = loop.call_soon(self._look if self.limits.eager else self._look_next)
 
     def _leave(self, member: A) -> None:
-        """Its caller has left. The other members go on; a batch that all callers have left is cancelled."""
+        """Its caller has left. The other members continue; a batch that all callers have left is cancelled."""
         batch = member.batch
         if batch is None:
             self._window.discard(member)

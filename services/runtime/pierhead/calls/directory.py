@@ -209,7 +209,7 @@ async def resolve(host: str, port: int) -> list[str]:
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # the latter for what can be no host's name, such as a..b
+    except (OSError, UnicodeError):  # UnicodeError: not a host's name, such as a..b
         return []  # unknown name, or no resolver: the caller keeps its list and retries
     four = {f"{address[0]}:{port}" for family, _, _, _, address in found if family == socket.AF_INET}
     six = {f"[{address[0]}]:{port}" for family, _, _, _, address in found if family == socket.AF_INET6}

@@ -31,8 +31,8 @@ SHORTEST_S = 5.0
 LONGEST_S = 60.0
 """Each time out is twice as long as the last, up to this."""
 
-FORGIVEN_S = 60.0
-"""After so long in service, the next time out is a first one again."""
+FIRST_AGAIN_S = 60.0
+"""After this time in service, the next time out is a first one again."""
 
 JITTER = 0.2
 """Times are shorter by up to this share, so that the callers of a broken replica do not return all at once."""
@@ -88,7 +88,7 @@ class Standing:
 
     def leave_out(self, now: float, share: float) -> None:
         """Begin a time out of `share` of its full length, twice as long as that of the last one."""
-        if self.in_service and now - self.back_at > FORGIVEN_S:
+        if self.in_service and now - self.back_at > FIRST_AGAIN_S:
             self.times_out = 0
         full = min(LONGEST_S, SHORTEST_S * 2.0 ** min(self.times_out, 10))
         self.until = self.next_trial_at = now + full * share
@@ -148,12 +148,12 @@ def most_out(callable_replicas: int) -> int:
 def left_out(peers: Collection[Standing], now: float) -> list[Standing]:
     """The replicas to leave out now: at most the allowed number of the unwanted ones, the longest time left first.
 
-    Asked anew at each change: when other replicas drain, what was half of them may now be all.
+    Computed again at each change: when other replicas drain, what was half of them may now be all.
     """
     unwanted = sorted((peer for peer in peers if peer.unwanted(now)), key=lambda peer: peer.until, reverse=True)
     return unwanted[: most_out(len(peers))]
 
 
 def next_change(peers: Collection[Standing], now: float) -> float:
-    """When the next replica goes on probation by itself; infinity when none will."""
+    """When the next replica goes to probation because its time is over; infinity when none will."""
     return min((peer.next_trial_at for peer in peers if peer.next_trial_at > now), default=float("inf"))

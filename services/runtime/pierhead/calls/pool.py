@@ -321,7 +321,7 @@ class Pool:
 
     def _serve(self) -> None:
         """Grant replicas with room to the calls at the head of the queue; fail calls for which no replica will come."""
-        if self._serving:  # re-entered from `granted` or `denied`: the outer loop goes on anyway
+        if self._serving:  # re-entered from `granted` or `denied`: the outer loop continues anyway
             return
         self._serving = True
         passed: list[QueuePlace] = []

@@ -96,7 +96,7 @@ class Validated:
     make: Callable[..., Any]
     """`make(**values)`: a validated object. Raises what the class raises."""
     restore: Callable[[dict[str, Any], set[str]], Any]
-    """`restore(values, given)`: an object that was validated before, as it was."""
+    """`restore(values, given)`: an object that was validated before, unchanged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""The Python files of a project: the modules that came from them, and how these are imported anew."""
+"""The Python files of a project: the modules that came from them, and how these are imported again."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ LOOK_S: Final = 0.2
 LOOKS_SHARE: Final = 5
 """Where a look takes long, the time after it is longer by this factor: many files must not occupy a core."""
 SETTLE_S: Final = 0.05
-"""A file that was changed is read once it has not changed for so long: editors write in steps."""
+"""A changed file is read once it has not changed for this time: editors write in steps."""
 SETTLE_LOOKS: Final = 20
 """A file that changes without end is not waited for any longer."""
 

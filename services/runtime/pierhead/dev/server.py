@@ -99,7 +99,7 @@ class DevServer:
         return version
 
     async def _outlives_saves(self, version: Version, starting: asyncio.Task[Offer], before: Stamps) -> bool:
-        """Wait for the outcome of a start; False if a file was saved meanwhile: the version is then stopped."""
+        """Wait for the outcome of a start; False if a file was saved before it: the version is then stopped."""
         while not starting.done():
             await asyncio.wait([starting], timeout=LOOK_S)
             if not starting.done() and stamps(before) != before:

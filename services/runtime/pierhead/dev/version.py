@@ -4,7 +4,7 @@
        `--(import, constructor or check raises)--> failed
 
 The thread imports the application's module, then runs the loop: so a slow import or constructor delays no request of
-the version that serves meanwhile, and calls of one version never reach another one.
+the version that still serves, and calls of one version never reach another one.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ DEADLINE_MOMENT_S = 0.02
 """A call that is cancelled with less time left than this counts as late."""
 
 ANSWER_S = 1.0
-"""How long a failed call may take to send its status; meanwhile it keeps its place."""
+"""How long a failed call may take to send its status; until then it keeps its place."""
 
 _ABOUT_REPLICA = (ONGOING_KEY, MODELS_KEY, STATS_KEY)
 
@@ -77,7 +77,7 @@ def _guard(method: ServedMethod, edge: Edge) -> grpc.RpcMethodHandler[Any, Any]:
                 if method.response_streaming:
                     return await _stream(running, known)
                 reply = await running
-                return b"" if context.code() else served.encode(reply)  # gRPC sends no reply beside such a status
+                return b"" if context.code() else served.encode(reply)  # gRPC sends no reply with such a status
         finally:
             edge.admission.leave()
 

@@ -69,7 +69,7 @@ def is_servicer(part: object) -> bool:
 
 
 def pools_of(servicers: Iterable[object]) -> list[DescriptorPool]:
-    """The descriptor pools beside the default one that the contracts of servicers are in."""
+    """The descriptor pools of servicers' contracts, without the default one."""
     return [cast("OwnContract", each).__pool__() for each in servicers if _has_own_contract(each)]
 
 

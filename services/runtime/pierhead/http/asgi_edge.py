@@ -146,7 +146,7 @@ def _mount(scope: Scope, prefix: str) -> None:
 
 
 def label_of(scope: Scope, code: str) -> str:
-    """The route as it was declared, if the application sets it as Starlette does; never a path."""
+    """The declared route, if the application sets it as Starlette does; never a path."""
     method = scope.get("method", "GET")
     if method not in METHODS:
         method = "OTHER"

@@ -1,6 +1,6 @@
-"""Has a Starlette application answer the runtime's errors also where there is no edge, as in a test of the application.
+"""Makes a Starlette application answer the runtime's errors also without an edge, as in a test of the application.
 
-Behind the edge the errors go on to it, which knows the request's id and the service's settings.
+Behind the edge the errors are passed on to it, which knows the request's id and the service's settings.
 """
 
 from __future__ import annotations

@@ -306,7 +306,7 @@ class SocketExchange(Exchange):
             raise OSError("the connection is closed: the replica is draining")
         kind = message["type"]
         if kind == "websocket.accept":
-            self.admit()  # a drain that began meanwhile would not close this WebSocket
+            self.admit()  # a drain that has begun would not close this WebSocket
             message = self._stamped(message)
             self.visit.live_on()
             self.status, self._open = "101", True

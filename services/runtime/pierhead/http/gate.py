@@ -112,7 +112,7 @@ class Gate:
         return response
 
     def label(self, request: web.Request) -> str:
-        """The route as it was declared (`GET /items/{id}`): raw paths as labels would grow without bound."""
+        """The declared route (`GET /items/{id}`): raw paths as labels would grow without bound."""
         route = self.route(request)
         if route is None:
             return UNMATCHED
@@ -121,7 +121,7 @@ class Gate:
         if label is None:
             resource = route.resource
             if resource is None:
-                return UNMATCHED  # its routes are made anew for each request
+                return UNMATCHED  # its routes are made for each request
             if request.method not in hdrs.METH_ALL:
                 return f"OTHER {resource.canonical}"
             label = self._labels[key] = f"{request.method} {resource.canonical}"
@@ -146,7 +146,7 @@ class Gate:
         if response.__class__ is web.Response:
             return
         if isinstance(response, web.WebSocketResponse):
-            if self._edge.admission.draining:  # a drain that began meanwhile would not close this one
+            if self._edge.admission.draining:  # a drain that has begun would not close this one
                 raise _drains()
             self._sockets.add(response)
             visit.socket = response
@@ -154,7 +154,7 @@ class Gate:
             return
         self._streams[response] = request.writer
         if request.method == hdrs.METH_HEAD and not isinstance(response, web.Response):
-            # A handler that streams would go on to write a body into the next response on the connection.
+            # A handler that streams would write a body into the next response on the connection.
             response.force_close()
             response.headers[hdrs.CONNECTION] = "close"
 

@@ -191,7 +191,7 @@ class ClientConnection(web.RequestHandler):
         if self.transport is not None:
             self.transport.pause_reading()
 
-    def go_on_reading(self) -> None:
+    def continue_reading(self) -> None:
         """See intake.Source."""
         if self.transport is not None and not (self._reading_paused or self._buffer_paused):
             self.transport.resume_reading()

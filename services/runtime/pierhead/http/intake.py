@@ -39,7 +39,7 @@ class Source(Protocol):
         """Read no more for now."""
         ...
 
-    def go_on_reading(self) -> None:
+    def continue_reading(self) -> None:
         """Read again."""
         ...
 
@@ -83,7 +83,7 @@ class Intake:
             connection = held.popleft()
             data, connection.held = connection.held, b""
             connection.receive(data)
-            connection.go_on_reading()
+            connection.continue_reading()
         if held:
             self._call_soon(self._turn)
             return

@@ -83,7 +83,7 @@ class LaneConnection:
         self._lane: CallerLane | None = None
         self._plain: GrpcConnection | None = None
         self._plain_changed = asyncio.Event()
-        self._beside: GrpcConnection | None = None
+        self._grpc: GrpcConnection | None = None
         """For streams of requests and large messages, whose bytes must not delay other calls; made on first use."""
         self._encoded_methods: dict[Method, Method] = {}
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -96,7 +96,7 @@ class LaneConnection:
         if self._plain is not None:
             return self._plain.open(method, request, timeout, metadata, compression)
         if method.request_streaming:
-            return self.beside().open(method, request, timeout, metadata, compression)
+            return self.grpc_connection().open(method, request, timeout, metadata, compression)
         lane = self._lane
         sharing = None
         if process.MEMORY is not None:
@@ -106,10 +106,10 @@ class LaneConnection:
         encode = method.request_serializer
         raw = request if encode is None else encode(request)
         if len(raw) > LARGE_BYTES or compression is not None:
-            beside, method = self.beside(), self._encoded(method)
+            connection, method = self.grpc_connection(), self._encoded(method)
             if sharing is not None:
-                return beside.open_shared(sharing, method, raw, timeout, metadata, compression)
-            return beside.open(method, raw, timeout, metadata, compression)
+                return connection.open_shared(sharing, method, raw, timeout, metadata, compression)
+            return connection.open(method, raw, timeout, metadata, compression)
         if lane is not None and lane.outbox.queued < CALLER_QUEUE_BYTES:
             return lane.begin(method, raw, timeout, metadata, patient, sharing)
         return self._never_sent(method)
@@ -125,11 +125,11 @@ class LaneConnection:
     def check(self) -> None:
         """Does nothing: a lane notices at once that it is lost."""
 
-    def beside(self) -> GrpcConnection:
+    def grpc_connection(self) -> GrpcConnection:
         """The connection for streams of requests and for large messages."""
-        if self._beside is None:
-            self._beside = GrpcConnection(self._address, lambda: None, link=self._link)
-        return self._beside
+        if self._grpc is None:
+            self._grpc = GrpcConnection(self._address, lambda: None, link=self._link)
+        return self._grpc
 
     def _link(self) -> Link | None:
         """The link to the process at the other end of the lane."""
@@ -137,16 +137,16 @@ class LaneConnection:
         return None if lane is None or lane.link_setup is None else lane.link_setup.link
 
     async def close(self) -> None:
-        """End the lane and everything beside it; calls fail."""
+        """End the lane and the other connections; calls fail."""
         await end_tasks(self._keeper)
-        for connection in (self._plain, self._beside):
+        for connection in (self._plain, self._grpc):
             if connection is not None:
                 await connection.close()
         await self._channel.close()
 
     def _never_sent(self, method: Method) -> Any:
         """A call that has ended already, because there is no lane to send it by."""
-        nowhere = CallerLane(self.beside)
+        nowhere = CallerLane(self.grpc_connection)
         call = nowhere.begin(method, b"", 0.0, ())
         nowhere.lost(f"there is no lane to {self._address} now")
         return call
@@ -157,7 +157,7 @@ class LaneConnection:
         shortest, longest = RECONNECT_S
         pause = shortest
         while True:
-            lane, has_lanes = CallerLane(self.beside), True
+            lane, has_lanes = CallerLane(self.grpc_connection), True
             try:
                 reason = await self._live(lane)
             except grpc.aio.AioRpcError as error:
@@ -216,7 +216,7 @@ class LaneConnection:
 
     async def _live_without(self) -> None:
         """Use plain gRPC until that connection breaks: the next process at the address may have lanes."""
-        await self._channel.close()  # it would go on to ping the server
+        await self._channel.close()  # it would continue to ping the server
         plain = self._plain = GrpcConnection(
             self._address, self._plain_changed.set, self._service, options=FOREIGN_CHANNEL_OPTIONS
         )
@@ -263,7 +263,7 @@ class CallerLane:
 
     largest_packet = MAX_PACKET_BYTES
 
-    def __init__(self, beside: Callable[[], GrpcConnection]) -> None:
+    def __init__(self, grpc_connection: Callable[[], GrpcConnection]) -> None:
         self.token = os.urandom(16)
         self.outbox = Outbox()
         self.window = WINDOW_BYTES
@@ -276,7 +276,7 @@ class CallerLane:
         self.pours: list[Any] = []
         """Calls with messages for their sinks, which receive them once the whole packet is read."""
         self.link_setup: LinkSetup | None = None
-        self._beside = beside
+        self._grpc_connection = grpc_connection
         self._calls: dict[int, LaneCall] = {}
         self._methods: dict[Method, int] = {}
         self._taken_up: int | None = None
@@ -317,7 +317,7 @@ class CallerLane:
     async def fetch(self, number: int, parcel: int, remaining: float) -> bytes:
         """Fetch a large message that the replica keeps. Raises AioRpcError."""
         name = ParcelName(lane=self.token, call=number, parcel=parcel)
-        stub: Any = LaneStub(self._beside().channel)
+        stub: Any = LaneStub(self._grpc_connection().channel)
         taken = await stub.Take(name, timeout=min(PARCEL_TIMEOUT_S, remaining))
         return bytes(taken.message)
 

@@ -40,7 +40,7 @@ CHANNEL_OPTIONS = (
     *FOREIGN_CHANNEL_OPTIONS,
     # A peer that hangs or whose machine is gone answers no ping: its calls fail after five seconds at most.
     # The ping's own timeout has to be set too: gRPC also sends pings for its flow control, waits a minute for their
-    # answer by default, and sends no keep-alive ping meanwhile.
+    # answer by default, and sends no keep-alive ping until then.
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.ping_timeout_ms", 3_000),
@@ -130,7 +130,7 @@ class GrpcConnection:
         options: tuple[tuple[str, int], ...] = CHANNEL_OPTIONS,
     ) -> None:
         """`service`: the one that the replica belongs to; "" = memory is not shared by links of this connection's own.
-        `link`: the link of the connection that this one is beside.
+        `link`: the link of the lane to the same replica.
         """
         self.ready = False
         self._changed = changed

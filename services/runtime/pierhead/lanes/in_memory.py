@@ -58,14 +58,14 @@ class _ReplicasEnd(ServedLane):
 
 
 class LocalConnection:
-    """A `Connection` to a LocalReplica: both ends of a lane, joined in memory, and plain gRPC beside it."""
+    """A `Connection` to a LocalReplica: both ends of a lane, joined in memory, and plain gRPC for the other calls."""
 
     def __init__(self, replica: LocalReplica, changed: Callable[[], None]) -> None:
         self.ready = True
         self._replica = replica
         self._changed = changed
         self._server: grpc.aio.Server | None = None
-        self._beside: GrpcConnection | None = None
+        self._grpc: GrpcConnection | None = None
         self._caller = _CallersEnd(self._plain_grpc)
         self._served = _ReplicasEnd(by_path(replica.methods), replica.edge, "local")
         self._served.peer_window = WINDOW_BYTES  # as in a caller's hello
@@ -87,7 +87,7 @@ class LocalConnection:
 
     def _plain_grpc(self) -> GrpcConnection:
         """The connection for streams of requests; its server begins to listen now, in the background."""
-        if self._beside is None:
+        if self._grpc is None:
             self._server = grpc.aio.server(options=SERVER_OPTIONS)
             replica = self._replica
             # debug: these callers see exceptions as they do over a lane.
@@ -96,8 +96,8 @@ class LocalConnection:
             register(replica.methods, self._server, edge)
             port = self._server.add_insecure_port("127.0.0.1:0")
             self._starting = asyncio.get_running_loop().create_task(self._server.start(), context=contextvars.Context())
-            self._beside = GrpcConnection(f"127.0.0.1:{port}", lambda: None)
-        return self._beside
+            self._grpc = GrpcConnection(f"127.0.0.1:{port}", lambda: None)
+        return self._grpc
 
     def check(self) -> None:
         """Does nothing: the connection is ready until it is closed."""
@@ -105,9 +105,9 @@ class LocalConnection:
     async def close(self) -> None:
         """End the calls and the connections."""
         await end_tasks(self._carrier)
-        if self._beside is not None and self._server is not None:
+        if self._grpc is not None and self._server is not None:
             await self._starting
-            await self._beside.close()
+            await self._grpc.close()
             await self._server.stop(None)
 
     async def _carry(self) -> None:

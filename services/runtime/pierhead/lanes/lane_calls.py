@@ -212,7 +212,7 @@ class LaneCall:
 
 
 class Parcel(NamedTuple):
-    """A message that the replica keeps until it is fetched beside the lane."""
+    """A message that the replica keeps until the caller fetches it outside the lane."""
 
     number: int
 

@@ -1,4 +1,4 @@
-"""The replica's side of lanes: one `ServedLane` per caller, served beside the plain gRPC services on the same port."""
+"""The replica's side of lanes: one `ServedLane` per caller, served on the port of the plain gRPC services."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class ServedLane:
     token = b""
     """The lane's name, and that of the link by which the two processes share memory."""
     large = LARGE_BYTES
-    """Replies with more bytes than this are fetched beside the lane."""
+    """Replies with more bytes than this are fetched outside the lane."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class ServedLane:
     def load(self) -> int:
         """`ongoing_plus_one` of END: the calls in flight here without the one that ends, plus one.
 
-        A place that goes on to a waiting call counts as free, too: the caller then sends its next call, which may
+        A place that is passed on to a waiting call counts as free, too: the caller then sends its next call, which may
         queue.
         """
         return self.edge.admission.ongoing

@@ -9,7 +9,7 @@ MESSAGE_BYTES = 64
 """Cost of a message besides its size, so that the window bounds empty messages, too."""
 
 LARGE_BYTES = 256 * 1024
-"""A larger message is sent beside the lane."""
+"""A larger message is sent outside the lane."""
 
 
 def cost(size: int) -> int:

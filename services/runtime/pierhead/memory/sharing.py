@@ -19,7 +19,7 @@ from pierhead.tensor.v1.tensor_pb2 import SharedContent
 M = TypeVar("M")
 
 KEPT_ITEMS = 4
-"""How many items of a stream keep their content after they were sent: a message can be sent again for so long."""
+"""How many items of a stream keep their content after they were sent: until then a message can be sent again."""
 
 LINK_KEY = "pierhead-memory"
 """The metadata key of a plain gRPC call: the link that its reply may go by, in hex."""

@@ -6,7 +6,7 @@ A model's life:
       ^   it has a place    |  its load is over  |  unused, least recently      |  closed
       |                     |                    |  used, its place is needed   |
       |                     `-> (gone): failed   `                              |
-      `-------------------------------------------------------------------------'  requested meanwhile
+      `-------------------------------------------------------------------------'  requested again
 
 Models that are LOADING, LOADED or UNLOADING have a place each; WANTED ones wait for a place in order of arrival.
 A model in use is never unloaded.
@@ -127,7 +127,7 @@ class ModelCache(Generic[M]):
         self.entries.move_to_end(model_id)
         entry.users += 1
         self._metrics.multiplex_misses.inc(self._label)
-        self._go_on()
+        self._fill_places()
         try:
             await self._loaded(entry)
         except BaseException:
@@ -151,7 +151,7 @@ class ModelCache(Generic[M]):
         if not entry.users and entry.state is ModelState.WANTED and self._knows(entry):
             self._queue.remove(entry)
             del self.entries[entry.model_id]
-        self._go_on()
+        self._fill_places()
 
     async def drop(self, model_id: str) -> bool:
         """Unload a model now, and return when it is gone; False if a caller uses it or waits for it."""
@@ -196,7 +196,7 @@ class ModelCache(Generic[M]):
         self._queue.clear()
         return entries
 
-    def _go_on(self) -> None:
+    def _fill_places(self) -> None:
         """Load the waiting models for which there are places, and evict unused models for the rest."""
         while self._queue and (self.bound is None or len(self.entries) - len(self._queue) < self.bound):
             self._load(self._queue.pop(0))
@@ -280,7 +280,7 @@ class ModelCache(Generic[M]):
     def _unloaded(self, entry: Entry[M]) -> None:
         if not self._knows(entry):
             return
-        if entry.users:  # requested meanwhile
+        if entry.users:  # requested while it was unloaded
             entry.state = ModelState.WANTED
             self._queue.append(entry)
         else:
@@ -308,7 +308,7 @@ class ModelCache(Generic[M]):
         entry: Entry[M],
         ended: Callable[[asyncio.Task[Any]], None],
     ) -> None:
-        """Run `work` as a task, and go on when it has ended, however it ended."""
+        """Run `work` as a task, and call `ended` when it has ended in any way."""
         task = asyncio.get_running_loop().create_task(work, context=context, name=f"{self._name} {entry.model_id}")
         entry.task = task
         self._tasks.add(task)
@@ -317,7 +317,7 @@ class ModelCache(Generic[M]):
             self._tasks.discard(task)
             entry.task = None
             ended(task)
-            self._go_on()
+            self._fill_places()
 
         task.add_done_callback(done)
 

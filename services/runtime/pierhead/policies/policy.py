@@ -16,7 +16,7 @@ call, before the call takes a replica, and until the call's deadline. Two differ
 - With `waits_for_named = True` in the class a call waits for the replicas of its groups, while one of them may be
   called; it holds up no call that waits for another replica.
 
-A policy that keeps state about replicas may have two more methods, which are plain ones also beside an `async def
+A policy that keeps state about replicas may have two more methods, which are plain ones also with an `async def
 choose`; a policy without them costs nothing more. The three are those that Ray Serve's request routers have:
 
     choose(candidates, call)      choose_replicas

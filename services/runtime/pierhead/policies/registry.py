@@ -34,7 +34,7 @@ def register_policy(name: str, make: Callable[..., Policy]) -> None:
 
 
 def _is_reloaded(known: Callable[..., Policy], make: Callable[..., Policy]) -> bool:
-    """Whether a module that was imported anew, as by `python -m pierhead dev`, registers its policy again."""
+    """Whether a module that was imported again, as by `python -m pierhead dev`, registers its policy again."""
     if known is make:
         return False
     return all(getattr(known, key, known) == getattr(make, key, make) for key in ("__module__", "__qualname__"))

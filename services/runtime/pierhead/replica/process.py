@@ -59,7 +59,7 @@ def serve(*parts: object, settings: Settings | None = None) -> None:
 
 
 async def serve_async(*parts: object, settings: Settings | None = None) -> None:
-    """As `serve`, inside a running loop; handles SIGTERM and SIGINT meanwhile, leaves logging alone."""
+    """As `serve`, inside a running loop; handles SIGTERM and SIGINT while it serves, leaves logging alone."""
     settings = settings or Settings.from_env()
     allow_threads(settings)
     server = ReplicaServer(*made(parts, settings.service), settings=settings, contract=told_by(parts, settings.service))

@@ -231,7 +231,7 @@ class ReplicaServer:
             # Objects that live now live until the end: exclude them from later garbage collections.
             gc.collect()
             gc.freeze()
-        await self._config.settle()  # another config may have arrived meanwhile
+        await self._config.settle()  # another config may have arrived during the start
         await self._say_ready()
         self.ready.set()
         await self._stop_asked.wait()

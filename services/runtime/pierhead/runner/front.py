@@ -3,7 +3,7 @@
     client -> Front -> queue of the service that has the longest matching route -> listener of a replica with room
 
 Each request has a connection to its service of its own, and is the last one on its client's: so the next one is routed
-anew, and bodies, streams and WebSockets need no code here.
+again, and bodies, streams and WebSockets need no code here.
 """
 
 from __future__ import annotations

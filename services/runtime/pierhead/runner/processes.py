@@ -260,7 +260,7 @@ class ProcessRunner:
 
     @property
     def discovery(self) -> str:
-        """Where the replicas are told, for callers from outside; once it has started."""
+        """The address of the list of replicas, for callers from outside; once it has started."""
         return f"127.0.0.1:{self._discovery.port}"
 
     async def stop(self, *, at_once: bool = False) -> None:

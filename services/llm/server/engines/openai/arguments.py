@@ -47,7 +47,7 @@ PATHS = frozenset(
         "/v1/score",
     )
 )
-"""Paths beside chat and completions that the engine passes on. Requests go on with the operator's key: other paths of
+"""Paths that the engine passes on, in addition to chat and completions. Requests carry the operator's key: other paths of
 OpenAI's API (files, batches, fine-tuning, stored responses) would show and change what belongs to the operator.
 """
 
@@ -73,7 +73,7 @@ class OpenAIArguments(BaseModel):
     one_token: Literal["chat", "completions", "embeddings"] = "chat"  # noqa: S105 - no secret
     """What the server is asked for to prove that it generates."""
     more_paths: list[Path] = []
-    """Paths that are passed on beside PATHS, as they stand."""
+    """Paths that are passed on in addition to PATHS, unchanged."""
     start_timeout_s: Seconds = 1800.0
     """The longest wait for the server."""
     connect_timeout_s: Seconds = 5.0

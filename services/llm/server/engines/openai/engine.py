@@ -1,6 +1,6 @@
 """The engine for any unmodified server with OpenAI's API: SGLang, llama.cpp, vllm-openai, ..., a sidecar or remote.
 
-Requests go on with the server's own name of the model, answers come back as they are: events of a stream are passed on
+Requests are sent with the server's own name of the model, answers come back unchanged: events of a stream are passed on
 as soon as they are whole, and only the last ones are parsed. Closing an answer's iterator closes the
 connection, which is how such servers learn of an abort.
 """

@@ -3,7 +3,7 @@ classes, so that requests are checked, templated and answered as by `vllm serve`
 on vLLM's version; made for 0.32.
 
 Chat and completions call the serving classes; every other path is put to vLLM's own web application, without a socket.
-Tokens are counted where the engine hands them out: events go on as vLLM wrote them, and are not parsed again.
+Tokens are counted where the engine yields them: events are passed on as vLLM wrote them, and are not parsed again.
 """
 
 from __future__ import annotations
