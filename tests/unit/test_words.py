@@ -27,6 +27,8 @@ CLEARED = (
     "docs",
     "haproxy",
     "proto",
+    "services",
+    "simulator",
     "tests",
     "CHANGELOG.md",
     "CONTRIBUTING.md",

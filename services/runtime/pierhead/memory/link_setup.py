@@ -1,8 +1,8 @@
 """How two processes that share memory find each other: the replica listens on a Unix socket, the caller connects to it.
 
 The caller asks for a socket over the connection that it calls by. The replica makes one for it, whose name
-no other process learns. The caller has the file in its own PIERHEAD_SHARED_MEMORY_DIR if both run on one machine. Its first packet
-names the link.
+no other process learns. The caller has the file in its own PIERHEAD_SHARED_MEMORY_DIR if both run on one machine. Its
+first packet names the link.
 """
 
 from __future__ import annotations

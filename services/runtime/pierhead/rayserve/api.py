@@ -151,7 +151,7 @@ class Instance:
             self.engine.close()
 
     def shut_down(self) -> None:
-        """End everything; the next `start` begins anew."""
+        """End everything; the next `start` begins from nothing."""
         with self._lock:
             engine, self.engine = self.engine, None
             atexit.unregister(self.leave)

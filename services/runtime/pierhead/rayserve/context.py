@@ -63,9 +63,9 @@ class ReplicaContext:
     _dispatchers: Mapping[DeploymentID, Any] = field(default_factory=dict)
     """What sends the replica's own calls: those of its version of the application."""
     _reports: Reports = field(default_factory=lambda: Reports(HELD, STATS))
-    """What callers' policies are told."""
+    """What callers' policies receive."""
     _shares_process: bool = False
-    """With other replicas, which go on when user code of this one calls `sys.exit`."""
+    """With other replicas, which continue when user code of this one calls `sys.exit`."""
 
     @property
     def app_name(self) -> str:

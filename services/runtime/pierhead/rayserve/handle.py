@@ -172,7 +172,7 @@ def _no_references() -> Exception:
 
 
 class DeploymentResponse(_Response[R]):
-    """The result of a call, to be awaited, to be had by `result()`, or to be passed on as an argument."""
+    """The result of a call: await it, call `result()`, or pass it on as an argument."""
 
     def __await__(self) -> Generator[Any, None, R]:
         return self._wait().__await__()

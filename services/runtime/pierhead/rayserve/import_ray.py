@@ -224,7 +224,7 @@ class _Translation:
     def _block(
         self, where: str, name: str, own: DeploymentOptions, written: Mapping[str, Any], config: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The x-serve block of a deployment, and what stands beside it."""
+        """The x-serve block of a deployment, and the other keys of its service."""
         here = f"{where}.deployments.{name}"
         given = {key: value for key, value in written.items() if key != "name"}
         for key in ("placement_group_bundles", "ray_actor_options"):

@@ -18,7 +18,7 @@ _OWN: Final = ("deployment", "replica", "application")
 
 
 class _Metric:
-    """One metric. Objects of one name share the series, as replicas of one process do; other tags begin it anew."""
+    """One metric. Objects of one name share the series, as replicas of one process do; other tags start it again."""
 
     _made: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {}
     """Each with the tags of all objects of its name. A tag that an object lacks is empty."""

@@ -29,7 +29,7 @@ DEFAULT: Final = Default()
 """Stands for an option that was not given."""
 
 NO_EFFECT: Final[Mapping[str, str]] = {
-    "placement_group_bundles": "a replica is one container; write deploy.resources beside x-serve",
+    "placement_group_bundles": "a replica is one container; write deploy.resources next to x-serve",
     "placement_group_strategy": "a replica is one container",
     "placement_group_bundle_label_selector": "a replica is one container; write deploy.placement on a Swarm",
     "max_constructor_retry_count": "rollout.auto_rollback and startup.deadline_s decide",

@@ -32,7 +32,7 @@ from pierhead.rayserve.running import RunningApplication
 logger = logging.getLogger("ray.serve")
 
 _MOST_MESSAGES: Final = 16
-"""Of one request, that wait for the application. uvicorn reads no further meanwhile."""
+"""Messages of one request that wait for the application. uvicorn reads no further until one is taken."""
 
 _WITHOUT_WATCH: Final = b"x-request-disconnect-disabled"
 

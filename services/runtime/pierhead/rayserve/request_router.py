@@ -188,7 +188,7 @@ class FIFOMixin:
 
 
 class LocalityMixin:
-    """Ranks replicas by their machine. Beside RequestRouter."""
+    """Ranks replicas by their machine. A second base, next to RequestRouter."""
 
     _replicas: dict[ReplicaID, RunningReplica]
 
@@ -204,7 +204,7 @@ class LocalityMixin:
 
 
 class MultiplexMixin:
-    """Ranks replicas by their models. Beside RequestRouter."""
+    """Ranks replicas by their models. A second base, next to RequestRouter."""
 
     _replicas: dict[ReplicaID, RunningReplica]
 

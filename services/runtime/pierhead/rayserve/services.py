@@ -79,7 +79,7 @@ class RayDeployment(Service):
         ALLOW: "true",
         SECRET: "${" + SECRET + ":?write a secret of 32 characters into .env}",
     }
-    """What the compose file sets for the service beside its x-serve block."""
+    """What the compose file sets for the service outside its x-serve block."""
     __ranks__: ClassVar[set[int]]
     """Those of its replicas in this process."""
 

@@ -119,7 +119,7 @@ async def _instance() -> Any:
 
 
 def _renew_documents(app: Any, router: Any) -> None:
-    """Make the routes of /docs and /openapi.json anew: the old ones describe the application that was copied."""
+    """Make the routes of /docs and /openapi.json again: the old ones describe the application that was copied."""
     paths = {
         path
         for path in (app.openapi_url, app.docs_url, app.redoc_url, getattr(app, "swagger_ui_oauth2_redirect_url", None))

@@ -213,7 +213,7 @@ class Client:
         return {replica: list(reply.model_stats) for replica, reply in replies.items()}
 
     async def load(self, model: str, *, config: Mapping[str, Any] | None = None, timeout: float | None = None) -> None:
-        """Load a model, or load it anew, at every replica that can be called now. Replicas that start later load what
+        """Load a model, or load it again, at every replica that can be called now. Replicas that start later load what
         their own command says. `config`: takes the place of the model's config.pbtxt.
 
         The server must run with `--model-control-mode=explicit`. Raises NotFound for a model that the repository does

@@ -2,7 +2,7 @@
 
 a free region? -- yes -> inputs are written into it, the message carries its name and offsets
        |
-       `- no -> the message carries the bytes, and a region of that size is made meanwhile
+       `- no -> the message carries the bytes, and a region of that size is made for later calls
 
 an input in GPU memory -> its allocation is registered, then the message is sent, which carries its place
 """

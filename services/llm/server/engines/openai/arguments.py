@@ -47,8 +47,8 @@ PATHS = frozenset(
         "/v1/score",
     )
 )
-"""Paths that the engine passes on, in addition to chat and completions. Requests carry the operator's key: other paths of
-OpenAI's API (files, batches, fine-tuning, stored responses) would show and change what belongs to the operator.
+"""Paths that the engine passes on, in addition to chat and completions. Requests carry the operator's key: other paths
+of OpenAI's API (files, batches, fine-tuning, stored responses) would show and change what belongs to the operator.
 """
 
 
