@@ -12,7 +12,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT)]
 
-from docs.generate import command, decisions, metrics, rest_api, serve_block, settings, swarm_keys  # noqa: E402
+from docs.generate import command, metrics, rest_api, serve_block, settings, swarm_keys  # noqa: E402
 
 PAGES: dict[str, Callable[[Path], str]] = {
     "reference/command.md": command.page,
@@ -23,7 +23,6 @@ PAGES: dict[str, Callable[[Path], str]] = {
     "reference/settings.md": settings.page,
     "reference/swarm-keys.md": swarm_keys.page,
     "reference/changelog.md": lambda root: (root / "CHANGELOG.md").read_text(encoding="utf-8"),
-    "decisions/index.md": decisions.page,
 }
 
 

@@ -46,6 +46,27 @@ def test_links_from_the_root_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
 
 
+def test_code_and_benches_name_pages_and_headings_that_exist() -> None:
+    """Links within docs/ are checked when the site is built."""
+    folders = "|".join(folder.name for folder in DOCS.iterdir() if folder.is_dir())
+    headings = {
+        page.relative_to(ROOT).as_posix(): {
+            re.sub(r"[^\w\s-]", "", heading).lower().replace(" ", "-")
+            for heading in re.findall(r"(?m)^#+ (.+)$", page.read_text())
+        }
+        for page in DOCS.rglob("*.md")
+    }
+    named = [
+        (file.relative_to(ROOT).as_posix(), *found)
+        for room in ("controller", "services", "simulator", "tests")
+        for file in (ROOT / room).rglob("*")
+        if file.suffix in (".md", ".py")
+        for found in re.findall(rf"\b(docs/(?:{folders})/[\w-]+\.md)(?:#([\w-]+))?", file.read_text(encoding="utf-8"))
+    ]
+    assert named
+    assert [one for one in named if one[2] not in {"", *headings.get(one[1], ())} or one[1] not in headings] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_is_typed_can_be_copied(page: Path) -> None:
     assert "<this repository>" not in page.read_text(encoding="utf-8")

@@ -2,10 +2,10 @@
 
     observe    every edge that answered last time is asked at once; one that is away is asked beside, without a wait
     perform    the action goes to every edge that answers; what an edge lacks afterwards shows in the next snapshot
-    routes     are published, and fetched by each edge itself (edge_routes.py)
+    routes     are published, and fetched by each edge itself (routes.py)
 
 The edges keep the truth: nothing about them has to be remembered. An edge that comes back lacks something that others
-have, so servers are PARTLY ready (edge_states.py), and the planner's action for that goes to all edges.
+have, so servers are PARTLY ready (states.py), and the planner's action for that goes to all edges.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The routes of all edges: published by the controller, fetched by each edge over TLS (`edge_agent.py`).
+"""The routes of all edges: published by the controller, fetched by each edge over TLS (`agent.py`).
 
     GET /routes?edge=<node>&hash=<what it runs>&epoch=<the newest it knows>&refused=<hash>&why=<words>
 

@@ -1,6 +1,7 @@
 """How the edges share `max_ongoing_requests`: how many requests each of them sends to a replica at a time. Pure.
 
-See docs/decisions/edge-shares.md. All shares together are the service's limit; each edge has at least one.
+Why: docs/decisions/swarm.md#edges-share-max_ongoing_requests-by-need-max-min-fair. All shares together are the
+service's limit; each edge has at least one.
 """
 
 from __future__ import annotations

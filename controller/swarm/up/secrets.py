@@ -5,7 +5,7 @@ with a hash of its content, so a new content is a new name, which Swarm rolls ou
 
 The authority's private key is nowhere: it signs the two certificates and is forgotten. A renewal makes a new authority.
 While its certificates come to the nodes one by one, old and new ones must be trusted everywhere, so `ca.pem` with both
-authorities is rolled out first (docs/decisions/swarm-authority-without-key.md).
+authorities is rolled out first (docs/decisions/swarm.md).
 """
 
 from __future__ import annotations

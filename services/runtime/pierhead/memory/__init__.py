@@ -1,4 +1,4 @@
-"""Large tensors in memory that two processes of one machine map: docs/decisions/runtime-shared-memory.md.
+"""Large tensors in memory that two processes of one machine map: docs/decisions/memory.md.
 
 pool.py     the regions that this process has made, and when each is free (pure)
 regions.py  memfds: make, seal, check, map; content in them, until nothing reads it any more

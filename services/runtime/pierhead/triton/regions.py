@@ -1,4 +1,4 @@
-"""The memory that one server has mapped for one connection: docs/decisions/triton-shared-memory.md.
+"""The memory that one server has mapped for one connection: docs/decisions/memory.md.
 
 System memory: a region of `pierhead.memory`'s pool, which one call after another fills. It is a file in the directory
 that is the server's /dev/shm, registered with the server, and removed at once, as both sides have mapped it.
