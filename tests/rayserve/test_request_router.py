@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 import pytest
 from pierhead import rayserve as serve
 from pierhead.errors import UserCodeError
-from pierhead.rayserve.context import DeploymentID
-from pierhead.rayserve.handle import RemoteCall
+from pierhead.rayserve.context import DeploymentID, _RequestContext
 from pierhead.rayserve.request_router import RequestRouter, tell_routers
 
 from tests.harness.ports import free_ports
@@ -94,7 +93,7 @@ def test_a_router_sees_a_call_in_the_context_of_another_one() -> None:
     candidate: Any = SimpleNamespace(name="one")
 
     async def choose(number: int) -> None:
-        tell_routers(DeploymentID("Model"), 1, RemoteCall("get", "id"), (number,), {})
+        tell_routers(DeploymentID("Model"), 1, _RequestContext("id", call_method="get"), (number,), {})
         await router.choose([candidate], calls[number])
 
     copy_context().run(asyncio.run, choose(1))

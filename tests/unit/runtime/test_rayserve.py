@@ -21,12 +21,12 @@ from pierhead import rayserve as serve
 from pierhead.errors import BadRequest, SettingsError
 from pierhead.metrics import PROCESS
 from pierhead.rayserve.config import AutoscalingConfig, gRPCOptions
-from pierhead.rayserve.context import DeploymentID, ReplicaContext, ReplicaID
+from pierhead.rayserve.context import DeploymentID, ReplicaContext, ReplicaID, _RequestContext
 from pierhead.rayserve.deployed_object import DeployedObject
 from pierhead.rayserve.deployment import BuiltApplication
 from pierhead.rayserve.exceptions import BackPressureError, RayServeException, RayTaskError
 from pierhead.rayserve.grpc_proxy import RayServeGrpc
-from pierhead.rayserve.handle import DeploymentHandle, RemoteCall
+from pierhead.rayserve.handle import DeploymentHandle
 from pierhead.rayserve.metrics import Counter
 from pierhead.rayserve.options import DeploymentOptions
 from pierhead.rayserve.pickles import GOOD_S, Seal, copied, failure_of, seal, write_secret
@@ -213,7 +213,7 @@ class Blocks:
 
 async def test_a_cancelled_call_is_in_flight_until_its_thread_ends() -> None:
     deployed = await _servant_of(Blocks.bind())
-    call = asyncio.create_task(deployed.call(RemoteCall("__call__", "r"), (), {}))
+    call = asyncio.create_task(deployed.call(_RequestContext("r"), (), {}))
     assert await asyncio.to_thread(_BEGUN.wait, 5)
     call.cancel()
     await asyncio.wait([call], timeout=0.2)
@@ -253,7 +253,7 @@ async def _is_closed() -> bool:
 
 async def test_a_generator_ends_once_its_reader_has_left(counted: list[int]) -> None:
     deployed = await _servant_of(Counts.bind())
-    items: Any = deployed.stream(RemoteCall("__call__", "r"), (), {})
+    items: Any = deployed.stream(_RequestContext("r"), (), {})
     assert await anext(items) == 0
     await asyncio.sleep(0.1)
     assert len(counted) < 50  # it waits for its reader

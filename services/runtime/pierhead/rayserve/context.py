@@ -85,17 +85,23 @@ class ReplicaContext:
 
 @dataclass(frozen=True)
 class _RequestContext:
-    """The request that the running code works on."""
+    """The request that the running code works on, and what goes with the arguments of a call."""
 
-    route: str = ""
     request_id: str = ""
-    _internal_request_id: str = ""
+    route: str = ""
     app_name: str = ""
     multiplexed_model_id: str = ""
     session_id: str = ""
-    grpc_context: Any = None
+    call_method: str = "__call__"
     is_http_request: bool = False
     _client: str = ""
+    grpc_context: None = None
+
+    @property
+    def _internal_request_id(self) -> str:
+        return self.request_id
+
+    internal_request_id = _internal_request_id
 
 
 _REPLICA: ContextVar[ReplicaContext | None] = ContextVar("rayserve_replica", default=None)

@@ -25,8 +25,7 @@ from pierhead.rayserve.context import (
 )
 from pierhead.rayserve.daemon_threads import DaemonThreads
 from pierhead.rayserve.deployment import ASGI, BUILD_ASGI, BuiltDeployment
-from pierhead.rayserve.exceptions import RayError, RayServeException
-from pierhead.rayserve.handle import RemoteCall
+from pierhead.rayserve.exceptions import RayError, RayServeException, RequestCancelledError
 from pierhead.rayserve.items import END, ItemQueue
 from pierhead.rayserve.lifespan import Lifespan
 from pierhead.rayserve.multiplex import close_models
@@ -167,9 +166,9 @@ class DeployedObject:
 
     # ---- calls
 
-    async def call(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    async def call(self, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of a method. Raises what it raises, and TypeError for a generator."""
-        return await self._request(_context_of(call), self._call, call.method, args, kwargs)
+        return await self._request(call, self._call, call.call_method, args, kwargs)
 
     async def _call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         method = self._method(name)
@@ -180,13 +179,15 @@ class DeployedObject:
             raise _is_a_generator(name)
         return result
 
-    async def stream(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AsyncIterator[Any]:
+    async def stream(
+        self, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> AsyncIterator[Any]:
         """The items that a method yields. Raises what it raises, and TypeError for one that yields nothing."""
         items = ItemQueue()
 
         async def fill() -> None:
             try:
-                await self._request(_context_of(call), self._fill, call.method, args, kwargs, items)
+                await self._request(call, self._fill, call.call_method, args, kwargs, items)
             finally:
                 items.end()
 
@@ -278,18 +279,20 @@ class DeployedObject:
             raise
 
     async def _request(self, request: _RequestContext, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-        """Run a coroutine function as user code of a request; the request's own calls are cancelled with it."""
-        context = self._fresh(request)
-        task = asyncio.get_running_loop().create_task(self._coroutine(function, args), context=context)
+        """Run user code of a request, whose task this is; the request's own calls are cancelled with it."""
+        enter_replica(self.context, request)
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - as of every coroutine
         self._requests.add(task)
-        task.add_done_callback(self._requests.discard)
         try:
-            return await asyncio.shield(task)
+            return await self._coroutine(function, args)
         except asyncio.CancelledError:
-            task.cancel()
-            context.run(cancel_children)
-            await asyncio.wait([task])
+            cancel_children()
+            if self._ended and task.uncancel() == 0:
+                raise RequestCancelledError(request.request_id) from None
             raise
+        finally:
+            self._requests.discard(task)
 
     async def _inside(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Run a coroutine function as user code without a request."""
@@ -308,17 +311,6 @@ class DeployedObject:
         context = copy_context()
         context.run(enter_replica, self.context, request)
         return context
-
-
-def _context_of(call: RemoteCall) -> _RequestContext:
-    return _RequestContext(
-        route=call.route,
-        request_id=call.request_id,
-        _internal_request_id=call.request_id,
-        app_name=call.app_name,
-        multiplexed_model_id=call.model_id,
-        session_id=call.session_id,
-    )
 
 
 async def _awaited(result: Any) -> Any:

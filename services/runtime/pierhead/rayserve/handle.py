@@ -22,6 +22,7 @@ from pierhead.rayserve.context import (
     DEFAULT_APPLICATION,
     DeploymentID,
     _get_serve_request_context,
+    _RequestContext,
     current_replica,
 )
 from pierhead.rayserve.exceptions import (
@@ -42,32 +43,20 @@ _NO_STREAMS: Final = (
 )
 
 
-@dataclass(frozen=True)
-class RemoteCall:
-    """What goes with a call's arguments."""
-
-    method: str
-    request_id: str
-    route: str = ""
-    app_name: str = ""
-    model_id: str = ""
-    session_id: str = ""
-
-
 class Dispatcher(Protocol):
     """Sends calls to the replicas of one deployment."""
 
     loop: asyncio.AbstractEventLoop
 
-    async def call(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    async def call(self, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """One result. Raises what the caller is to get."""
         ...
 
-    def stream(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AsyncIterator[Any]:
+    def stream(self, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AsyncIterator[Any]:
         """Many results."""
         ...
 
-    async def broadcast(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    async def broadcast(self, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The result of every replica; an exception in the place of one that failed."""
         ...
 
@@ -119,26 +108,34 @@ async def resolved(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tu
     return tuple([await value(each) for each in args]), {name: await value(each) for name, each in kwargs.items()}
 
 
-def _in_event_loop() -> bool:
+def _running_loop() -> asyncio.AbstractEventLoop | None:
     try:
-        asyncio.get_running_loop()
+        return asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return None
+
+
+async def _of(task: asyncio.Task[R]) -> R:
+    return await task
 
 
 class _Response(Generic[R]):
     """A call that has begun."""
 
-    def __init__(self, dispatcher: Dispatcher, call: RemoteCall, work: Any) -> None:
+    def __init__(self, dispatcher: Dispatcher, call: _RequestContext, work: Any) -> None:
         self._loop = dispatcher.loop
         self._call = call
         self._cancelled = False
-        self._future: concurrent.futures.Future[Any] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self._begun: asyncio.Task[Any] | concurrent.futures.Future[Any]
+        """A task where the call is made on the loop that runs it; else, for more, what every thread can wait for."""
+        if _running_loop() is self._loop:
+            self._begun = self._loop.create_task(work)
+        else:
+            self._begun = asyncio.run_coroutine_threadsafe(work, self._loop)
         siblings = CHILDREN.get()
         if siblings is not None:
-            siblings.add(self._future)
-            self._future.add_done_callback(siblings.discard)
+            siblings.add(self._begun)
+            self._begun.add_done_callback(siblings.discard)
 
     @property
     def request_id(self) -> str:
@@ -154,11 +151,24 @@ class _Response(Generic[R]):
         """Cancel the call, and what it has called. Later uses of the response raise RequestCancelledError."""
         if not self._cancelled:
             self._cancelled = True
-            self._future.cancel()
+            self._loop.call_soon_threadsafe(self._begun.cancel)
 
     def cancelled(self) -> bool:
         """Whether `cancel` was called."""
-        return self._cancelled or self._future.cancelled()
+        return self._cancelled or self._begun.cancelled()
+
+    @property
+    def _future(self) -> concurrent.futures.Future[Any]:
+        """For other threads."""
+        if isinstance(self._begun, asyncio.Task):
+            self._begun = asyncio.run_coroutine_threadsafe(_of(self._begun), self._loop)
+        return self._begun
+
+    def _here(self) -> asyncio.Future[Any]:
+        """For the running loop."""
+        if isinstance(self._begun, asyncio.Task) and asyncio.get_running_loop() is self._loop:
+            return self._begun
+        return asyncio.wrap_future(self._future)
 
     async def _to_object_ref(self) -> Any:
         raise _no_references()
@@ -180,17 +190,17 @@ class DeploymentResponse(_Response[R]):
     async def _wait(self) -> R:
         try:
             # A wait that is cancelled (a timeout) leaves the call as it is.
-            result: R = await asyncio.shield(asyncio.wrap_future(self._future))
+            result: R = await asyncio.shield(self._here())
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if self._future.cancelled() and not (task is not None and task.cancelling()):
+            if self._begun.cancelled() and not (task is not None and task.cancelling()):
                 raise RequestCancelledError(self.request_id) from None
             raise  # the caller itself is cancelled
         return result
 
     def result(self, *, timeout_s: float | None = None, _skip_asyncio_check: bool = False) -> R:
         """Wait for the result. Raises TimeoutError, and RuntimeError within an event loop: await it there."""
-        if not _skip_asyncio_check and _in_event_loop():
+        if not _skip_asyncio_check and _running_loop():
             raise RuntimeError(
                 "Sync methods should not be called from within an `asyncio` event loop. Use `await response` instead."
             )
@@ -213,7 +223,7 @@ class DeploymentResponse(_Response[R]):
 
 
 async def _fill(
-    items: ItemQueue, dispatcher: Dispatcher, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    items: ItemQueue, dispatcher: Dispatcher, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
     try:
         async with aclosing(dispatcher.stream(call, args, kwargs)) as stream:  # type: ignore[type-var]
@@ -231,16 +241,16 @@ class DeploymentResponseGenerator(_Response[R]):
     """The results of a streaming call: an iterator, and an async iterator."""
 
     def __init__(
-        self, dispatcher: Dispatcher, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, dispatcher: Dispatcher, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         self._items = ItemQueue()
         super().__init__(dispatcher, call, _fill(self._items, dispatcher, call, args, kwargs))
 
     def __del__(self) -> None:
         # Nobody can iterate any more.
-        future = getattr(self, "_future", None)
-        if future is not None and not future.done() and not self._loop.is_closed():
-            future.cancel()
+        begun = getattr(self, "_begun", None)
+        if begun is not None and not begun.done() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(begun.cancel)
 
     def cancel(self) -> None:
         """See DeploymentResponse."""
@@ -253,7 +263,7 @@ class DeploymentResponseGenerator(_Response[R]):
         if item is not END:
             return item
         self._items.end()  # for the one that asks again
-        if self._cancelled or self._future.cancelled():
+        if self.cancelled():
             raise RequestCancelledError(self.request_id)
         if self._items.error is not None:
             raise self._items.error
@@ -282,7 +292,7 @@ class DeploymentResponseGenerator(_Response[R]):
         return self
 
     def __next__(self) -> R:
-        if _in_event_loop():
+        if _running_loop():
             raise RuntimeError(
                 "Sync methods should not be called from within an `asyncio` event loop. Use `async for` or `await "
                 "response.__anext__()` instead."
@@ -309,7 +319,7 @@ class DeploymentBroadcastResponse:
 
     def results(self, *, timeout_s: float | None = None, return_exceptions: bool = False) -> list[Any]:
         """Wait for all results. Raises the first error unless errors are to be returned, and TimeoutError."""
-        if _in_event_loop():
+        if _running_loop():
             raise RuntimeError(
                 "Sync methods should not be called from within an `asyncio` event loop. Use `await "
                 "response.results_async()` instead."
@@ -424,7 +434,7 @@ class DeploymentHandle(Generic[T]):
     def broadcast(self, method_name: str, *args: Any, **kwargs: Any) -> DeploymentBroadcastResponse:
         """Call a method of every replica."""
         dispatcher = self._dispatcher or dispatcher_of(self.deployment_id)
-        call = replace(self._call(), method=method_name)
+        call = replace(self._call(), call_method=method_name)
         return DeploymentBroadcastResponse(dispatcher, dispatcher.broadcast(call, args, kwargs))
 
     def shutdown(self) -> None:
@@ -436,16 +446,16 @@ class DeploymentHandle(Generic[T]):
     def _init(self, **_: Any) -> None:
         """Does nothing: a handle needs no start."""
 
-    def _call(self) -> RemoteCall:
+    def _call(self) -> _RequestContext:
         request = _get_serve_request_context()
         chosen = self._chosen
-        return RemoteCall(
-            method=chosen.method_name,
-            request_id=request.request_id or str(uuid.uuid4()),
-            route=request.route,
-            app_name=request.app_name or self.app_name,
-            model_id=chosen.multiplexed_model_id,
-            session_id=chosen.session_id,
+        return _RequestContext(
+            request.request_id or str(uuid.uuid4()),
+            request.route,
+            request.app_name or self.app_name,
+            chosen.multiplexed_model_id,
+            chosen.session_id,
+            chosen.method_name,
         )
 
     def __repr__(self) -> str:

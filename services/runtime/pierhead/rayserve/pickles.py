@@ -37,7 +37,7 @@ _LINE: Final = re.compile(rf"^[^\S\r\n]*(?:export[^\S\r\n]+)?{SECRET}[^\S\r\n]*[
 """Of a Compose project's `.env`. Compose takes the last one."""
 _EMPTY: Final = re.compile(r"""\s*(""|'')?\s*(#.*)?""")
 
-_DIGEST: Final = hashlib.sha256
+_DIGEST: Final = "sha256"
 _SIZE: Final = 32
 _TIME: Final = struct.Struct("!d")
 GOOD_S: Final = 3600.0
@@ -143,9 +143,7 @@ class Seal:
         return timed[_TIME.size :]
 
     def _sign(self, raw: bytes, purpose: str) -> bytes:
-        signed = hmac.new(self._key, purpose.encode() + b"\0", _DIGEST)
-        signed.update(raw)
-        return signed.digest()
+        return hmac.digest(self._key, purpose.encode() + b"\0" + raw, _DIGEST)
 
 
 def write_secret(env_file: Path) -> bool:

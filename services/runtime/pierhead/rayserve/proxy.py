@@ -13,7 +13,6 @@ from pierhead.errors import SettingsError
 from pierhead.http.asgi_server import UvicornServer
 from pierhead.raised import is_answerable
 from pierhead.rayserve.config import HTTPOptions
-from pierhead.rayserve.handle import RemoteCall
 from pierhead.rayserve.responses import (
     REQUEST_ID,
     Message,
@@ -118,17 +117,9 @@ class RayServeProxy:
         self, application: RunningApplication, prefix: str, request_id: str, scope: Scope, client: _Client
     ) -> None:
         request = request_of(scope, request_id, route=prefix, app_name=application.name)
-        call = RemoteCall(
-            "__call__",
-            request_id,
-            prefix,
-            application.name,
-            request.multiplexed_model_id,
-            request.session_id,
-        )
         async with AsyncExitStack() as place:
             try:
-                deployed = await place.enter_async_context(application.at_a_replica(call))
+                deployed = await place.enter_async_context(application.at_a_replica(request))
             except BaseException as error:
                 if not is_answerable(error):
                     raise

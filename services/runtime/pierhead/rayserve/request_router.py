@@ -17,8 +17,7 @@ from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
 from pierhead.policies.policy import Candidate
-from pierhead.rayserve.context import DeploymentID, ReplicaID
-from pierhead.rayserve.handle import RemoteCall
+from pierhead.rayserve.context import DeploymentID, ReplicaID, _RequestContext
 
 __all__ = [
     "FIFOMixin",
@@ -35,19 +34,6 @@ ReplicaResult: TypeAlias = Any
 """Always None: a call's result is not known when it is routed."""
 
 
-@dataclass(frozen=True)
-class RequestMetadata:
-    """What goes with a call's arguments."""
-
-    request_id: str = ""
-    internal_request_id: str = ""
-    call_method: str = "__call__"
-    route: str = ""
-    app_name: str = ""
-    multiplexed_model_id: str = ""
-    session_id: str = ""
-
-
 @dataclass
 class PendingRequest:
     """A call that is to get a replica."""
@@ -55,7 +41,7 @@ class PendingRequest:
     args: Sequence[Any] = ()
     """Of an HTTP request none."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    metadata: RequestMetadata = field(default_factory=RequestMetadata)
+    metadata: _RequestContext = field(default_factory=_RequestContext)
     created_at: float = field(default_factory=time.time)
 
 
@@ -75,21 +61,12 @@ _OF_NONE: Final = _Routed(DeploymentID(""), 1, PendingRequest())
 def tell_routers(
     deployment: DeploymentID,
     max_ongoing_requests: int,
-    call: RemoteCall,
+    call: _RequestContext,
     args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
+    kwargs: Mapping[str, Any],
 ) -> None:
     """Note which call the running task is to find a replica for."""
-    metadata = RequestMetadata(
-        request_id=call.request_id,
-        internal_request_id=call.request_id,
-        call_method=call.method,
-        route=call.route,
-        app_name=call.app_name,
-        multiplexed_model_id=call.model_id,
-        session_id=call.session_id,
-    )
-    _ROUTED.set(_Routed(deployment, max_ongoing_requests, PendingRequest(args, kwargs or {}, metadata)))
+    _ROUTED.set(_Routed(deployment, max_ongoing_requests, PendingRequest(args, kwargs, call)))
 
 
 class RunningReplica:

@@ -78,7 +78,6 @@ def request_of(scope: Scope, request_id: str, *, route: str, app_name: str) -> _
     return _RequestContext(
         route=route,
         request_id=request_id,
-        _internal_request_id=request_id,
         app_name=app_name,
         multiplexed_model_id=model,
         session_id=session,

@@ -23,11 +23,11 @@ from pierhead.calls.turn import LineFull, lease_in_turn
 from pierhead.deadlines import LONGEST_S
 from pierhead.errors import PierheadError
 from pierhead.policies.router import PolicyRouter, Ranks
-from pierhead.rayserve.context import DeploymentID
+from pierhead.rayserve.context import DeploymentID, _RequestContext
 from pierhead.rayserve.deployed_object import DeployedObject
 from pierhead.rayserve.deployment import Application, BuiltApplication
 from pierhead.rayserve.exceptions import BackPressureError
-from pierhead.rayserve.handle import DeploymentHandle, RemoteCall, forget_dispatcher, register_dispatcher
+from pierhead.rayserve.handle import DeploymentHandle, forget_dispatcher, register_dispatcher
 from pierhead.rayserve.request_router import tell_routers
 from pierhead.rayserve.responses import warm
 from pierhead.rayserve.schema import (
@@ -56,10 +56,10 @@ class _Request:
     request = None
     ranks: Ranks[Replica] | None = None
 
-    def __init__(self, call: RemoteCall) -> None:
+    def __init__(self, call: _RequestContext) -> None:
         self.path = call.route
         self.session_id = call.session_id or None
-        self.model_id = call.model_id or None
+        self.model_id = call.multiplexed_model_id or None
 
 
 class RunningApplication:
@@ -146,7 +146,7 @@ class RunningApplication:
         return self._pool().waiting
 
     @asynccontextmanager
-    async def at_a_replica(self, call: RemoteCall) -> AsyncIterator[DeployedObject]:
+    async def at_a_replica(self, call: _RequestContext) -> AsyncIterator[DeployedObject]:
         """A place at a replica of the first deployment. Raises what `translated` makes of it if there is none."""
         try:
             lease, replica = await self._lease(call)
@@ -171,7 +171,7 @@ class RunningApplication:
     def _pool(self) -> Pool:
         return Clients.current().pool(self._services[self.built.ingress], "lane")
 
-    async def _lease(self, call: RemoteCall) -> tuple[CallPlace, LoopReplica]:
+    async def _lease(self, call: _RequestContext) -> tuple[CallPlace, LoopReplica]:
         replicas = self._runner.services[self._services[self.built.ingress]].replicas
         while True:
             lease = await self._turn(call)
@@ -179,11 +179,11 @@ class RunningApplication:
                 return lease, replica
             lease.end()  # it was replaced a moment ago
 
-    async def _turn(self, call: RemoteCall) -> CallPlace:
+    async def _turn(self, call: _RequestContext) -> CallPlace:
         options = self._ingress.options
         pool = self._pool()
         pool.watch(self._router)
-        tell_routers(self._ingress_id, options.max_ongoing_requests, call, (), None)
+        tell_routers(self._ingress_id, options.max_ongoing_requests, call, (), {})
         most = options.max_queued_requests
         try:
             return await lease_in_turn(pool, self._router, _Request(call), most_waiting=most, wait_s=LONGEST_S)

@@ -27,6 +27,7 @@ from pierhead.rayserve.context import (
     DeploymentID,
     ReplicaContext,
     ReplicaID,
+    _RequestContext,
     cancel_children,
 )
 from pierhead.rayserve.deployed_object import DeployedObject
@@ -37,7 +38,7 @@ from pierhead.rayserve.exceptions import (
     RayServeException,
     RequestCancelledError,
 )
-from pierhead.rayserve.handle import DeploymentHandle, RemoteCall, forget_dispatcher, register_dispatcher, resolved
+from pierhead.rayserve.handle import DeploymentHandle, forget_dispatcher, register_dispatcher, resolved
 from pierhead.rayserve.options import DeploymentOptions
 from pierhead.rayserve.pickles import ALLOW, SECRET, PickledError, copied, dumps, failure_of, loads, seal
 from pierhead.rayserve.request_router import tell_routers
@@ -164,7 +165,7 @@ class RayDeployment(Service):
     async def call(self, request: bytes) -> bytes:
         """One result, or one exception."""
         await self._ready()
-        call, args, kwargs = loads(self._seal.opened(request, _CALL))
+        call, args, kwargs = self._opened(request)
         reply: Any
         try:
             reply = (True, await self.deployed.call(call, args, kwargs))
@@ -177,7 +178,7 @@ class RayDeployment(Service):
     async def stream(self, request: bytes) -> AsyncIterator[bytes]:
         """Many results; an exception is the last item."""
         await self._ready()
-        call, args, kwargs = loads(self._seal.opened(request, _CALL))
+        call, args, kwargs = self._opened(request)
         items = self.deployed.stream(call, args, kwargs)
         try:
             async for item in items:
@@ -189,7 +190,11 @@ class RayDeployment(Service):
         finally:
             await items.aclose()  # type: ignore[attr-defined]
 
-    def _failed(self, call: RemoteCall, error: BaseException) -> tuple[bool, Any]:
+    def _opened(self, request: bytes) -> tuple[_RequestContext, tuple[Any, ...], Mapping[str, Any]]:
+        call, args, kwargs = loads(self._seal.opened(request, _CALL))
+        return _RequestContext(**call), args, kwargs
+
+    def _failed(self, call: _RequestContext, error: BaseException) -> tuple[bool, Any]:
         """The reply to a call whose user code has raised."""
         if isinstance(error, asyncio.CancelledError):
             error = RequestCancelledError(call.request_id)
@@ -282,7 +287,7 @@ class RemoteDeployment:
         """What takes its place, and gets the calls that no replica has had."""
         return self._graph.successors.get(self.id)
 
-    async def call(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    async def call(self, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """See Dispatcher."""
         args, kwargs = await resolved(args, kwargs)
         try:
@@ -293,7 +298,9 @@ class RemoteDeployment:
             raise self._translated(error) from None
         return self._result(reply)
 
-    async def stream(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AsyncIterator[Any]:
+    async def stream(
+        self, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> AsyncIterator[Any]:
         """See Dispatcher."""
         args, kwargs = await resolved(args, kwargs)
         items = self._for(call).stream(self._request(call, args, kwargs))
@@ -309,7 +316,7 @@ class RemoteDeployment:
         finally:
             await items.aclose()
 
-    async def broadcast(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    async def broadcast(self, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """See Dispatcher."""
         request = self._request(call, args, kwargs)
 
@@ -322,13 +329,13 @@ class RemoteDeployment:
         handles = await each_replica(self._bound)
         return await asyncio.gather(*map(at, handles), return_exceptions=True)
 
-    def _request(self, call: RemoteCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    def _request(self, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         if self._options.request_router_config is not None:
             tell_routers(self.id, self._options.max_ongoing_requests, call, args, kwargs)
-        return self._seal.sealed(dumps((call, args, kwargs)), _CALL)
+        return self._seal.sealed(dumps((vars(call), args, kwargs)), _CALL)
 
-    def _for(self, call: RemoteCall) -> Any:
-        session, model = accept_opaque(call.session_id), accept_opaque(call.model_id)
+    def _for(self, call: _RequestContext) -> Any:
+        session, model = accept_opaque(call.session_id), accept_opaque(call.multiplexed_model_id)
         return options(self._handle, session_id=session, model_id=model) if session or model else self._handle
 
     def _result(self, reply: bytes) -> Any:
