@@ -54,23 +54,16 @@ async def _control(settings: Settings, boundaries: Boundaries, stop: asyncio.Eve
     probe, prometheus = HttpProbe(), Prometheus()
     world = World(
         settings.project,
-        boundaries.engine,
-        boundaries.router,
-        boundaries.source,
-        boundaries.store,
+        boundaries,
         probe,
         prometheus,
         probe.give,
         is_manual=settings.is_manual,
-        policy_dir=boundaries.policy_dir,
         router_silence_s=settings.haproxy_silence_s,
-        acts=boundaries.acts,
-        node_commands=boundaries.node_commands,
-        certificate_ends_at=boundaries.certificate_ends_at,
         ask_contract=probe.contract,
     )
     try:
-        await _serve(settings, world, boundaries, stop)
+        await _serve(settings, world, stop)
         if await is_going_down(boundaries.engine, settings.project):
             await remove_replicas(boundaries.engine, settings.project)
     finally:
@@ -78,12 +71,12 @@ async def _control(settings: Settings, boundaries: Boundaries, stop: asyncio.Eve
         await probe.close()
 
 
-async def _serve(settings: Settings, world: World, boundaries: Boundaries, stop: asyncio.Event) -> None:
+async def _serve(settings: Settings, world: World, stop: asyncio.Event) -> None:
     lost: EngineUnreachable | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
-            controller = assemble(world, tasks.create_task, clock=boundaries.clock)
-            async with _api(settings, controller, boundaries.gatekeeper), _discovery(settings, controller):
+            controller = assemble(world, tasks.create_task)
+            async with _api(settings, controller, world.boundaries.gatekeeper), _discovery(settings, controller):
                 controller.start(tasks.create_task)
                 logger.info("controls project %s in %s", settings.project, settings.project_dir or "Swarm")
                 await _end_with(stop)

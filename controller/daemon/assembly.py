@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..desired.deployer import Deployer
@@ -16,9 +15,8 @@ from ..desired.measurements import Measurements, Query
 from ..desired.policies import Policies
 from ..desired.remaining import RemainingServices
 from ..desired.scaler import Scaler
-from ..engines.base import ClusterEngine
 from ..errors import EngineUnreachable, StoreError
-from ..files.watch import SpecSource, SpecWatch
+from ..files.watch import SpecWatch
 from ..model.desired import Desired
 from ..model.observed import Observed
 from ..model.world import FailureKey
@@ -32,7 +30,6 @@ from ..observe.snapshot import Observer, engine_watch
 from ..outlive import Background, outlive
 from ..plan import plan
 from ..plan.failures import forgiven
-from ..routing.base import Router
 from ..status.discovery import DiscoveryState
 from ..status.publisher import Publisher
 from ..status.view import View
@@ -40,20 +37,18 @@ from ..storage.events import EventLog
 from ..storage.store import StateStore
 from .api import Api, Gatekeeper
 from .apply import Executor, Give, Performer, Reporter
+from .boundaries import Boundaries
 from .commands import Commands
 from .loop import Loop, Wakeup
-from .nodes import NodeCommands, NodeParts, NoNodes
+from .nodes import NodeParts
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What the controller acts on and reads: engine, router, store, compose files, replicas."""
+    """What the controller acts on and reads."""
 
     project: str
-    engine: ClusterEngine
-    router: Router
-    source: SpecSource
-    store: StateStore
+    boundaries: Boundaries
     ask: Callable[[Subject], Awaitable[ProbeReading]]
     """Asks a replica whether it is ready."""
     query: Query
@@ -63,18 +58,10 @@ class World:
     """New versions wait for `pierhead deploy`."""
     router_silence_s: float = 10.0
     """How long HAProxy may hang before it is restarted."""
-    policy_dir: Path | None = None
-    """Where autoscaling functions are looked for."""
     run: Run = in_thread
     """How autoscaling functions are called."""
-    acts: Callable[[], bool] = lambda: True
-    """Whether this controller may act now: not where another one holds the state."""
-    certificate_ends_at: float | None = None
-    """Of the TLS between controller and edges (unix time); None = there is none."""
     ask_contract: AskContract = no_contract
     """Asks a replica for its contract."""
-    node_commands: Callable[[NodeParts], NodeCommands] = NoNodes
-    """Makes the commands on nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,29 +106,29 @@ def assemble(
     world: World,
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     *,
-    clock: Callable[[], float] = time.time,
     wall: Callable[[], float] = time.time,
     engine_lost_s: float = LOST_S,
 ) -> Controller:
     """Construct the parts. `spawn` owns the tasks that they start.
 
-    `clock` never jumps (controller/storage/clock.py). `wall` may; people and the engine use it.
+    `wall` may jump; people and the engine use it.
     """
-    wakeup, store = Wakeup(), world.store
+    at, wakeup = world.boundaries, Wakeup()
+    store, clock = at.store, at.clock
     events, discovery_state = EventLog(store, wall), DiscoveryState(clock=clock)
     _note_replaced_store(store, events)
-    specs = SpecWatch(world.source, events, wakeup.ring)
+    specs = SpecWatch(at.source, events, wakeup.ring)
 
     background = Background(spawn, wakeup.ring, clock)
-    contracts = ImageContracts(world.engine, world.project, background)
+    contracts = ImageContracts(at.engine, world.project, background)
     deployer = Deployer(store, events, discovery_state.callers, contracts.of, world.is_manual)
     measurements = Measurements(world.query, background)
-    functions = Functions(world.policy_dir, ahead=lambda: wall() - clock())
+    functions = Functions(at.policy_dir, ahead=lambda: wall() - clock())
     calls = FunctionCalls(functions.call, world.run, background)
     scaler = Scaler(store, events, Policies(calls.wanted, measurements.value).ask)
 
-    gpu_memory = GpuMemoryWatch(world.engine, background)
-    gpu_marks = GpuMarks(store, events, deployer.proven, wakeup.ring, world.engine.places)
+    gpu_memory = GpuMemoryWatch(at.engine, background)
+    gpu_marks = GpuMarks(store, events, deployer.proven, wakeup.ring, at.engine.places)
     publisher = Publisher(
         world.project,
         store,
@@ -153,37 +140,35 @@ def assemble(
         discovery_state,
         clock,
         wall,
-        world.certificate_ends_at,
+        at.certificate_ends_at,
     )
     metrics = publisher.metrics
 
     prober = Prober(world.ask, background, store.seen_ready, store.note_ready, world.ask_contract)
-    engine = engine_watch(world.engine, store, background, metrics.engine_reading)
-    router = RouterWatch(world.router, background, metrics.haproxy_reading)
+    engine = engine_watch(at.engine, store, background, metrics.engine_reading)
+    router = RouterWatch(at.router, background, metrics.haproxy_reading)
     observer = Observer(engine, router, prober, store, gpu_memory, gpu_marks, clock, wall)
-    engine_events = EngineEvents(world.engine, world.project, observer, events, wakeup.ring, clock, engine_lost_s)
+    engine_events = EngineEvents(at.engine, world.project, observer, events, wakeup.ring, clock, engine_lost_s)
 
     def over(desired: Desired, observed: Observed, now: float) -> frozenset[FailureKey]:
         return forgiven(desired, observed, prober.ready_since, now)
 
     remaining = RemainingServices(lambda: store.revisions, deployer.state, discovery_state.callers)
-    routing_hash, silence_s = world.router.routing_hash, world.router_silence_s
+    routing_hash, silence_s = at.router.routing_hash, world.router_silence_s
     desirer = Desirer(store, events, scaler, deployer, remaining, routing_hash, over, silence_s)
-    performer = Performer(
-        world.engine, world.router, store, events, world.project, world.give, prober.learn, world.acts, clock
-    )
+    performer = Performer(at.engine, at.router, store, events, world.project, world.give, prober.learn, at.acts, clock)
 
     async def may_act() -> bool:
         try:
             await store.stored()
         except StoreError:
             return False
-        return world.acts()
+        return at.acts()
 
     reporter = Reporter(events, metrics, observer, gpu_marks, wakeup.ring)
     executor = Executor(performer.perform, reporter.report, spawn, clock)
     loop = Loop(specs, observer, desirer, plan, executor, publisher, wakeup, may_act, clock)
-    nodes = world.node_commands(
+    nodes = at.node_commands(
         NodeParts(
             seen=lambda: observer.latest,
             services=lambda: specs.current.services if specs.current else {},
@@ -194,7 +179,7 @@ def assemble(
         )
     )
     commands = Commands(
-        store, events, specs, deployer, world.engine, observer, gpu_marks, wakeup.ring, loop.look_again, nodes, clock
+        store, events, specs, deployer, at.engine, observer, gpu_marks, wakeup.ring, loop.look_again, nodes, clock
     )
     return Controller(
         loop=loop,

@@ -36,6 +36,7 @@ class Boundaries:
     source: SpecSource
     store: StateStore
     clock: Callable[[], float]
+    """It never jumps (controller/storage/clock.py)."""
     gatekeeper: Gatekeeper
     policy_dir: Path | None = None
     """Where autoscaling functions are looked for."""

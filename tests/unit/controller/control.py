@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+from controller.daemon.api import Gatekeeper
 from controller.daemon.assembly import Controller, World, assemble
+from controller.daemon.boundaries import Boundaries
 from controller.daemon.nodes import NoNodes
 from controller.desired.measurements import Query
 from controller.errors import PolicyError, ReplicaError
@@ -254,25 +256,26 @@ class Control:
                 engine, router = Mortal(self.engine, self), Mortal(self.router, self)
                 world = World(
                     PROJECT,
-                    engine,
-                    router,
-                    self.source,
-                    self.store,
+                    Boundaries(
+                        engine,
+                        router,
+                        self.source,
+                        self.store,
+                        holder.controller_clock if holder else self.clock,
+                        Gatekeeper(None),
+                        policy_dir=self.directory,
+                        acts=holder.acts if holder else lambda: True,
+                        node_commands=SwarmNodeCommands if self.engine.places != "ours" else NoNodes,
+                        certificate_ends_at=self.certificate_ends_at,
+                    ),
                     self.ask,
                     self.query,
                     is_manual=self.is_manual,
-                    policy_dir=self.directory,
                     run=directly,
                     give=self.give,
-                    acts=holder.acts if holder else lambda: True,
-                    certificate_ends_at=self.certificate_ends_at,
                     ask_contract=self.ask_contract,
-                    node_commands=SwarmNodeCommands if self.engine.places != "ours" else NoNodes,
                 )
-                clock = holder.controller_clock if holder else self.clock
-                self.controller = assemble(
-                    world, tasks.create_task, clock=clock, wall=self.wall, engine_lost_s=self.engine_lost_s
-                )
+                self.controller = assemble(world, tasks.create_task, wall=self.wall, engine_lost_s=self.engine_lost_s)
                 self.controller.start(tasks.create_task)
                 for name, count in replicas.items():
                     await self.settled(name, count)
