@@ -24,11 +24,13 @@ class Closed(GeneratorExit):
 
 
 KINDS: dict[str, type[BaseException]] = {"panic": Panic, "closed": Closed, "exit": GeneratorExit, "stop": StopIteration}
+EXITS: dict[str, type[BaseException]] = {"sys.exit": SystemExit}
+"""Only within `serve.run`: a service ends, as a process does."""
 
 
 def checked(word: str) -> str:
-    if word in KINDS:
-        raise KINDS[word](word)
+    if kind := {**KINDS, **EXITS}.get(word):
+        raise kind(word)
     return word
 
 
@@ -63,7 +65,7 @@ def handle() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *EXITS])
 def test_a_call_fails_and_the_deployment_serves_on(handle: Any, method: str, kind: str) -> None:
     streams = method.startswith("stream")
     named = handle.options(method_name=method, stream=streams)
@@ -72,7 +74,7 @@ def test_a_call_fails_and_the_deployment_serves_on(handle: Any, method: str, kin
         response = named.remote(word)
         return list(response) if streams else [response.result(timeout_s=60)]
 
-    with pytest.raises((RayError, RuntimeError)):
+    with pytest.raises((RayError, RuntimeError), match=r"SystemExit\('sys.exit'\)" if kind in EXITS else None):
         result(kind)
     assert result("word") == ["word"]
 

@@ -13,8 +13,6 @@ MODULES = {name: path for name, path in modules_of(FOLDER, "pierhead").items() i
 """The package's modules by name, without the generated stubs."""
 IMPORTS = graph_of(MODULES)
 
-RAY_SERVE_NAMES = ROOT / "tests" / "rayserve" / "ray_serve_names.txt"
-
 FLOORS = (
     {"testing"},
     {"dev"},
@@ -99,15 +97,3 @@ def test_imports_are_absolute_and_form_no_circle() -> None:
     for module, path in MODULES.items():
         imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
         assert not any(node.level for node in imports), module
-
-
-def test_a_name_of_a_class_means_one_thing() -> None:
-    """But for those of Ray Serve, which `rayserve` has to have."""
-    rays = {name.rpartition(".")[2] for name in RAY_SERVE_NAMES.read_text(encoding="utf-8").split()}
-    defined: dict[str, list[str]] = {}
-    for module, path in MODULES.items():
-        given = rays if room_of(module) == "rayserve" else set()
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and node.name not in given:
-                defined.setdefault(node.name, []).append(module)
-    assert {name: modules for name, modules in defined.items() if len(modules) > 1} == {}

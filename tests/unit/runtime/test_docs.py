@@ -42,7 +42,6 @@ _SIGNATURE, STREAM = shown_on("how-to/batching.md")
 [MODELS] = shown_on("how-to/many-models.md")
 [LOCAL] = shown_on("how-to/test-a-service.md")
 [CLASSES] = shown_on("how-to/service-as-a-class.md")
-DEVELOPED, ITS_TEST, _STACK = shown_on("how-to/develop.md")
 HELLO, CHAIN = shown_on("tutorial.md")
 
 
@@ -169,15 +168,6 @@ async def test_the_classes_shown_work(cluster: Cluster, client: ClientSession, m
     with override_handle("scorer", *made([shown.shop], "scorer")):
         async with client.get(f"http://127.0.0.1:{server.http_port}/recommend?user=3") as response:
             assert await response.json() == {"salt": 1.5}
-
-
-async def test_the_application_to_develop_passes_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, shown = ModuleType("app"), {}  # type: ModuleType, dict[str, Any]
-    monkeypatch.setitem(sys.modules, "app", module)
-    vars(module)["__name__"] = "app"
-    exec(DEVELOPED, vars(module))  # noqa: S102 - our own pages
-    exec(ITS_TEST, shown)  # noqa: S102
-    await shown["test_a_request_and_a_call"]()
 
 
 async def test_the_local_calls_shown_work() -> None:

@@ -100,21 +100,6 @@ class TestGrpc:
                 [token async for token in echo_pb2_grpc.EchoStub(channel).Generate(generate())]
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
-    async def test_a_cancelled_error_of_the_service_s_own_is_answered(self, cluster: Cluster) -> None:
-        """As from a future of the service's own that was cancelled: without an answer the caller waits in vain."""
-
-        class Odd(EchoService):
-            async def Echo(self, request: Any, context: Any) -> Any:
-                raise asyncio.CancelledError
-
-        server = await cluster.start(Odd(), debug=True)
-        async with plain(server) as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await echo_pb2_grpc.EchoStub(channel).Echo(echo(), timeout=PATIENCE_S)
-        assert caught.value.code() is grpc.StatusCode.INTERNAL
-        assert str(caught.value.details()).startswith("asyncio.exceptions.CancelledError")
-        await until(lambda: server.metrics.requests.values == {(f"{ECHO}/Echo", "INTERNAL"): 1}, "it is counted")
-
     async def test_health_and_reflection(self, cluster: Cluster) -> None:
         server = await cluster.start(EchoService(), max_ongoing_requests=1)
         async with plain(server) as channel:
