@@ -22,6 +22,7 @@ from services.llm.server.errors import LLMRequestError
 from services.llm.server.registry import ENGINES as REGISTRY
 from services.llm.server.registry import engine_class
 from tests.harness.openai_server import handler_of, serving
+from tests.harness.waiting import until
 
 MODEL = "served"
 MESSAGES = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
@@ -180,13 +181,6 @@ def events_of(replies: list[LLMReply]) -> list[dict[str, Any]]:
     return [json.loads(event) for event in events]
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 - states of an engine have no event
-            await asyncio.sleep(0.005)
-    assert condition(), what
-
-
 # ------------------------------------------------------------------------------------------------------ whole answers
 
 
@@ -338,7 +332,7 @@ async def test_a_closed_answer_aborts_its_request(engine: LLMEngine, candidate: 
     assert engine.load().running == 1
     assert (engine.load().kv_use > 0) == ("kv_use" in candidate.has)
     await replies.aclose()  # type: ignore[attr-defined]
-    await until(lambda: engine.load().running == 0, "the request is aborted")
+    await until(lambda: engine.load().running == 0, "the request is aborted", PATIENCE_S)
     assert 0 <= engine.load().kv_use <= 1
     tokens = engine.load().tokens
     assert tokens > before.tokens

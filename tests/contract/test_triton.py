@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tests.environments.triton import SERVER, TRITON
 from tests.fakes.fake_triton import FakeTriton
 from tests.harness.ports import free_port
-from tests.harness.waiting import PATIENCE_S
+from tests.harness.waiting import PATIENCE_S, until
 
 MODELS = Path(__file__).parent / "triton_models"
 ONE = np.array([1, 2], np.float32)
@@ -498,12 +498,6 @@ class OnGpu:
         self.__cuda_array_interface__ = {"shape": array.shape, "typestr": "<f4", "data": place, "version": 3, **more}
 
 
-async def until(state: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not state():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 def ipc_of(pointer: int, _: int | None) -> cuda.Allocation:
     return cuda.Allocation((pointer - 256).to_bytes(64), 0, pointer - 256, 4096)
 
@@ -520,31 +514,31 @@ async def test_an_array_in_gpu_memory_is_registered_for_one_call(monkeypatch: py
 
     async with fake(port, gpu_server) as kill:
         assert (await client.infer("add", {"a": OnGpu(ONE), "b": ONE}))["sum"].tolist() == [2, 4]
-        await until(lambda: not gpu_server.on_gpu)
+        await until(lambda: not gpu_server.on_gpu, "the server maps nothing")
         with pytest.raises(RemoteError, match="expected a number"):
             await client.infer("add", {"a": OnGpu(-ONE), "b": OnGpu(ONE)})
-        await until(lambda: not gpu_server.on_gpu)
+        await until(lambda: not gpu_server.on_gpu, "the server maps nothing")
         assert gpu_server.registering == 3
 
         call, array = begin(0.5)
-        await until(gpu_server.reading.total)
+        await until(gpu_server.reading.total, "the server reads it")
         call.cancel()
         await asyncio.wait([call])
         assert array() is not None  # the server reads it still
         assert gpu_server.on_gpu
         del call
-        await until(lambda: not gpu_server.on_gpu and gc.collect() >= 0 and array() is None)
+        await until(lambda: not gpu_server.on_gpu and gc.collect() >= 0 and array() is None, "the array is free")
 
         gpu_server.may_register.clear()
         call, _ = begin(0)
-        await until(lambda: gpu_server.registering == 5)
+        await until(lambda: gpu_server.registering == 5, "all register")
         call.cancel()
         await asyncio.wait([call])
         gpu_server.may_register.set()
-        await until(lambda: gpu_server.registered == 5 and not gpu_server.on_gpu)
+        await until(lambda: gpu_server.registered == 5 and not gpu_server.on_gpu, "all are unregistered")
 
         call, array = begin(60)
-        await until(gpu_server.reading.total)
+        await until(gpu_server.reading.total, "the server reads it")
         await kill()
         with pytest.raises(ReplicaDied):
             await call
@@ -563,7 +557,7 @@ async def test_a_server_that_cannot_map_gpu_memory_says_so(server: Server, monke
     assert "input a of model add is in GPU memory: Triton cannot map it" in str(raised.value)
     assert ": failed to register shared memory region: invalid args. Copy it to the host" in str(raised.value)
     del array, raised
-    await until(lambda: gc.collect() >= 0 and gone() is None)
+    await until(lambda: gc.collect() >= 0 and gone() is None, "the array is free")
 
 
 def test_an_array_in_gpu_memory_that_cannot_be_shared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

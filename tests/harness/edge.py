@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import csv
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_socket import RuntimeSocket
 from controller.routing.haproxy_state import traffic
 from tests.harness.haproxy_container import HAProxyContainer
-from tests.harness.waiting import PATIENCE_S
+from tests.harness.waiting import PATIENCE_S, until
 
 LARGE = 40_000
 """Bytes of a large answer: more than a client of 4 kB takes, and less than HAProxy and the kernel keep."""
@@ -232,16 +232,6 @@ def service(name: str, **changes: Any) -> ServiceSpec:
         **changes,
     }
     return ServiceSpec(**fields)
-
-
-async def until(look: Callable[[], Awaitable[object]], what: str, within_s: float = PATIENCE_S) -> None:
-    """Wait for a state of the world."""
-    try:
-        async with asyncio.timeout(within_s):
-            while not await look():  # noqa: ASYNC110  another process changes it
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise AssertionError(f"not within {within_s:g} s: {what}") from None
 
 
 async def error_of(edge: Edge, path: str, **arguments: Any) -> tuple[int, dict[str, Any], Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -38,3 +40,18 @@ def seconds_until(look: Callable[[], object], what: str, within_s: float = 60.0)
     started = time.monotonic()
     eventually(look, what, within_s, every_s=0.01)
     return time.monotonic() - started
+
+
+async def until(look: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> Any:
+    """Return the first true thing that `look` returns, which may be a coroutine function; its errors are the test's."""
+    try:
+        async with asyncio.timeout(within_s):
+            while True:
+                seen = look()
+                if inspect.isawaitable(seen):
+                    seen = await seen
+                if seen:
+                    return seen
+                await asyncio.sleep(0.002)
+    except TimeoutError:
+        raise AssertionError(f"not within {within_s:g} s: {what}") from None

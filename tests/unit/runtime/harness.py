@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import grpc
@@ -22,6 +22,7 @@ from pierhead.replica.server import ReplicaServer
 from pierhead.request import RequestContext, current_request
 
 from tests.harness.waiting import PATIENCE_S
+from tests.harness.waiting import until as until
 
 
 class EchoService(echo_pb2_grpc.EchoServicer):
@@ -72,16 +73,6 @@ def echo(message: str = "hi") -> echo_pb2.EchoRequest:
 
 def generate(message: str = "hi", num_tokens: int = 3) -> echo_pb2.GenerateRequest:
     return echo_pb2.GenerateRequest(message=message, num_tokens=num_tokens)
-
-
-async def until(condition: Callable[[], bool], what: str, timeout: float = PATIENCE_S) -> None:
-    """Wait until a condition holds; the poll is the wait, not a synchronisation by sleeping."""
-    try:
-        async with asyncio.timeout(timeout):
-            while not condition():  # noqa: ASYNC110 - states of the world have no event
-                await asyncio.sleep(0.002)
-    except TimeoutError:
-        raise AssertionError(f"not within {timeout:g} s: {what}") from None
 
 
 def pass_deadlines(seconds: float) -> None:

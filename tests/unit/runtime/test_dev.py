@@ -17,7 +17,7 @@ from aiohttp import ClientSession
 from pierhead.runner import processes
 from pierhead.runner.processes import ProcessService, ServiceFacts, ports_of
 
-from tests.harness.waiting import PATIENCE_S
+from tests.harness.waiting import PATIENCE_S, until
 
 SHOP = """
 from aiohttp import web
@@ -187,9 +187,7 @@ class TestReload:
         await dev.start("shop:shop")
         url = f"{await dev.serves()}/shop"
         waiting = asyncio.create_task(get(client, f"{url}/wait"))
-        async with asyncio.timeout(PATIENCE_S):
-            while not (dev.folder / "waits").exists():  # noqa: ASYNC110 - another process's file
-                await asyncio.sleep(0.01)
+        await until((dev.folder / "waits").exists, "a method waits")
         dev.write("scorer.py", SCORER.replace("self.by = 2", "self.by = 4"))
         await becomes(client, f"{url}?user=4", 1.0)
         (dev.folder / "go").touch()
@@ -271,9 +269,7 @@ class TestEnd:
         await dev.start("shop:shop")
         url = await dev.serves()
         asking = asyncio.create_task(client.get(f"{url}/shop/wait").__aenter__())
-        async with asyncio.timeout(PATIENCE_S):
-            while not (dev.folder / "waits").exists():  # noqa: ASYNC110 - another process's file
-                await asyncio.sleep(0.01)
+        await until((dev.folder / "waits").exists, "a method waits")
         assert dev.process is not None
         dev.process.send_signal(signal.SIGINT)
         assert await dev.ended() == 0

@@ -11,7 +11,7 @@ import pickle
 import re
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -36,6 +36,8 @@ from pierhead.rayserve.running import RunningApplication
 from pierhead.rayserve.schema import ReplicaRank, ReplicaState
 from pierhead.rayserve.services import bound_of
 from pierhead.testing import local
+
+from tests.harness.waiting import until
 
 # ---- options
 
@@ -331,12 +333,6 @@ class Frail:
         _ENDED.append(id(self))
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - no condition is an event
-            await asyncio.sleep(0.01)
-
-
 @pytest.fixture
 def frail(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("pierhead.runner.in_loop.PAUSE_S", 0.01)
@@ -353,7 +349,7 @@ async def test_a_replica_is_replaced_once_it_can_be_and_its_deployment_is_unheal
     async with _run_of(Frail.bind()) as running:
         _CANNOT_START.set()
         _ILL.set()
-        await _until(lambda: running.status().status.value == "UNHEALTHY")
+        await until(lambda: running.status().status.value == "UNHEALTHY", "it is ill")
         await asyncio.sleep(0.2)
         assert running.status().deployments["Frail"].status.value == "UNHEALTHY"
         assert running.status().deployments["Frail"].replica_states == {
@@ -371,17 +367,17 @@ async def test_a_replica_is_replaced_once_it_can_be_and_its_deployment_is_unheal
 async def test_a_replica_whose_check_hangs_is_replaced() -> None:
     async with _run_of(Frail.bind()) as running:
         _HANGS.set()
-        await _until(lambda: running.status().status.value == "UNHEALTHY" or bool(_ENDED))
+        await until(lambda: running.status().status.value == "UNHEALTHY" or bool(_ENDED), "it is ill, or replaced")
         _HANGS.clear()
         _MAY_END.set()
-        await _until(lambda: running.status().status.value == "RUNNING")
+        await until(lambda: running.status().status.value == "RUNNING", "it is well")
 
 
 @pytest.mark.usefixtures("frail")
 async def test_close_ends_the_replacements_that_have_not_started() -> None:
     async with _run_of(Frail.bind()) as running:
         _ILL.set()
-        await _until(lambda: bool(_ENDED))
+        await until(lambda: bool(_ENDED), "it is replaced")
         await asyncio.sleep(0.05)
     _ILL.clear()
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith(("keeps", "replica"))]
