@@ -7,6 +7,7 @@ not exist is watched as well, because its creation changes the project.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Literal
 
 import yaml
 from pierhead.compose_names import DEFAULT_NAMES
+from pierhead.dotenv import DotEnv
 
 from .yaml import load_written
 
@@ -41,12 +43,9 @@ def compose_files(project_dir: Path, environment: Mapping[str, str]) -> list[Pat
 
 
 def _compose_file_of_dotenv(project_dir: Path) -> str:
-    try:
-        lines = (project_dir / ".env").read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        return ""  # Compose reports the error
-    values = [line.partition("=")[2].strip().strip("'\"") for line in lines if line.startswith("COMPOSE_FILE=")]
-    return values[-1] if values else ""
+    with contextlib.suppress(OSError, UnicodeDecodeError):  # Compose reports the error
+        return DotEnv(project_dir / ".env").get("COMPOSE_FILE") or ""
+    return ""
 
 
 class ProjectFiles:

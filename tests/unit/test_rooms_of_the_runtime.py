@@ -42,6 +42,7 @@ FOR_USERS = {
 FOR_EVERY_ROOM = {
     "pierhead.compose_names",
     "pierhead.deadlines",
+    "pierhead.dotenv",
     "pierhead.environment",
     "pierhead.errors",
     "pierhead.files",

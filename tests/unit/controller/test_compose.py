@@ -297,8 +297,9 @@ def test_which_files_the_project_consists_of(tmp_path: Path) -> None:
     assert compose_files(tmp_path, {"COMPOSE_FILE": "x/a.yaml:/b.yaml"}) == [tmp_path / "x/a.yaml", Path("/b.yaml")]
     separated = {"COMPOSE_FILE": "a.yaml,b.yaml", "COMPOSE_PATH_SEPARATOR": ","}
     assert compose_files(tmp_path, separated) == [tmp_path / "a.yaml", tmp_path / "b.yaml"]
-    write(tmp_path / ".env", "# COMPOSE_FILE=no\nCOMPOSE_FILE='c.yaml'\n")
-    assert compose_files(tmp_path, {}) == [tmp_path / "c.yaml"]
+    for line in ("COMPOSE_FILE='c.yaml'", "export COMPOSE_FILE = c.yaml # mine"):
+        write(tmp_path / ".env", f"# COMPOSE_FILE=no\n{line}\n")
+        assert compose_files(tmp_path, {}) == [tmp_path / "c.yaml"], line
 
 
 async def test_a_slow_disk_does_not_hold_up_the_event_loop(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:

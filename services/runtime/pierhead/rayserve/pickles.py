@@ -11,7 +11,6 @@ import hmac
 import io
 import os
 import pickle
-import re
 import secrets
 import struct
 import time
@@ -20,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from pierhead.dotenv import DotEnv
 from pierhead.errors import BadRequest, SettingsError
-from pierhead.files import replace_file
 from pierhead.rayserve.exceptions import RayError, RayTaskError, UnserializableException
 
 try:
@@ -32,10 +31,6 @@ except ImportError:  # what plain pickle cannot take is an error that names the 
 ALLOW: Final = "PIERHEAD_ALLOW_PICKLE"
 SECRET: Final = "PIERHEAD_PICKLE_SECRET"  # noqa: S105 - a name
 SECRET_FILE: Final = "PIERHEAD_PICKLE_SECRET_FILE"  # noqa: S105 - a name
-
-_LINE: Final = re.compile(rf"^[^\S\r\n]*(?:export[^\S\r\n]+)?{SECRET}[^\S\r\n]*[=:](?P<value>[^\r\n]*)", re.MULTILINE)
-"""Of a Compose project's `.env`. Compose takes the last one."""
-_EMPTY: Final = re.compile(r"""\s*(""|'')?\s*(#.*)?""")
 
 _DIGEST: Final = "sha256"
 _SIZE: Final = 32
@@ -151,17 +146,11 @@ def write_secret(env_file: Path) -> bool:
 
     The file is its owner's alone afterwards.
     """
-    text = env_file.read_bytes().decode() if env_file.exists() else ""
-    line = f"{SECRET}={secrets.token_hex(16)}"
-    found = list(_LINE.finditer(text))
-    if not found:
-        text = f"{text}{'' if not text or text.endswith(chr(10)) else chr(10)}{line}\n"
-    elif _EMPTY.fullmatch((last := found[-1])["value"]):
-        text = f"{text[: last.start()]}{line}{text[last.end() :]}"
-    else:
+    file = DotEnv(env_file)
+    if file.get(SECRET):
         return False
-    replace_file(env_file.resolve(), text.encode(), 0o600)  # a link stays one
-    return True
+    file.set(SECRET, secrets.token_hex(16))
+    return file.save(0o600)
 
 
 _OF_THIS_PROCESS: Final = Seal(secrets.token_bytes(_SIZE))
