@@ -512,32 +512,16 @@ def test_the_secret_may_be_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Any
     assert seal().opened(seal().sealed(b"x", "call"), "call") == b"x"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "PIERHEAD_PICKLE_SECRET=x",
-        "  export PIERHEAD_PICKLE_SECRET='x' # y\r\n",
-        "PIERHEAD_PICKLE_SECRET=\nPIERHEAD_PICKLE_SECRET: x",
-    ],
-)
-def test_a_secret_that_is_there_stays(text: str, tmp_path: Any) -> None:
-    (tmp_path / ".env").write_bytes(text.encode())
-    assert not write_secret(tmp_path / ".env")
-    assert (tmp_path / ".env").read_bytes() == text.encode()
-
-
-@pytest.mark.parametrize("value", ["=", " = '' # none", '=""'])
-def test_an_empty_secret_is_replaced(value: str, tmp_path: Any) -> None:
-    (tmp_path / ".env").write_bytes(f"A=1\r\nexport PIERHEAD_PICKLE_SECRET{value}\r\nB=2".encode())
+def test_a_secret_is_written_once_and_only_where_there_is_none(tmp_path: Any) -> None:
+    """How a line is read has its table in tests/unit/controller/test_project.py."""
+    assert write_secret(tmp_path / ".env")
+    assert (tmp_path / ".env").stat().st_mode & 0o777 == 0o600
+    (tmp_path / ".env").write_bytes(b"A=1\r\nexport PIERHEAD_PICKLE_SECRET = '' # none\r\nB=2")
     assert write_secret(tmp_path / ".env")
     written = (tmp_path / ".env").read_bytes()
     assert re.fullmatch(rb"A=1\r\nPIERHEAD_PICKLE_SECRET=[0-9a-f]{32}\r\nB=2", written)
     assert not write_secret(tmp_path / ".env")
-
-
-def test_a_new_file_of_secrets_is_its_owners(tmp_path: Any) -> None:
-    assert write_secret(tmp_path / ".env")
-    assert (tmp_path / ".env").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / ".env").read_bytes() == written
 
 
 # ---- exceptions
