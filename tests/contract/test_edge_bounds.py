@@ -19,9 +19,9 @@ from controller.routing.haproxy_socket import RuntimeSocket
 from controller.routing.haproxy_state import info_facts
 from controller.settings import EdgeLimits
 from tests.harness import http2
-from tests.harness.edge import Edge, Replica, error_of, service, until
+from tests.harness.edge import Edge, Replica, error_of, service
 from tests.harness.haproxy_container import HAProxyContainer
-from tests.harness.waiting import PATIENCE_S
+from tests.harness.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.engine
 

@@ -19,9 +19,9 @@ from controller.routing import haproxy_config
 from controller.routing.haproxy_text import epoch_of
 from controller.swarm.edges.router import RUNTIME_PORT
 from controller.swarm.edges.routes import PublishedRoutes
-from tests.harness.edge import Replica, observe, service, until, with_probe_port, write_routes
+from tests.harness.edge import Replica, observe, service, with_probe_port, write_routes
 from tests.harness.edge_nodes import EPOCH, Nodes
-from tests.harness.waiting import PATIENCE_S
+from tests.harness.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.engine
 

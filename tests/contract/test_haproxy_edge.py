@@ -30,10 +30,9 @@ from tests.harness.edge import (
     metadata_of,
     refusal,
     service,
-    until,
     with_probe_port,
 )
-from tests.harness.waiting import PATIENCE_S
+from tests.harness.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.engine
 

@@ -21,8 +21,8 @@ from controller.routing import haproxy_config, haproxy_process, haproxy_state
 from controller.routing.haproxy import HAProxyRouter
 from controller.routing.haproxy_socket import CommandRefused, RuntimeSocket, command
 from controller.settings import DEFAULT_LIMITS, EdgeLimits
-from tests.harness.edge import Edge, Replica, observe, service, until, write_routes
-from tests.harness.waiting import PATIENCE_S
+from tests.harness.edge import Edge, Replica, observe, service, write_routes
+from tests.harness.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.engine
 

@@ -14,8 +14,8 @@ import pytest
 
 from tests.contract.test_edge_bounds import honest_clients_are_served
 from tests.harness import http2
-from tests.harness.edge import Edge, GrpcReplica, service, until
-from tests.harness.waiting import PATIENCE_S
+from tests.harness.edge import Edge, GrpcReplica, service
+from tests.harness.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.engine
 
