@@ -1,4 +1,5 @@
-"""The interface of a container engine. `docker.py` and `swarm.py` implement it, tests/fakes/fake_engine.py is the fake.
+"""The interface of a container engine. `docker.py` here and `engine.py` of the annex implement it,
+tests/fakes/fake_engine.py is the fake.
 
 All pass tests/contract/test_engine_contract.py. An engine decides nothing: `perform` makes one API call for an action.
 "Already exists" and "already removed" count as success; any other failure is an `EngineError` that names the call.

@@ -20,6 +20,7 @@ from tests.harness.commands import run
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 README, CONTRIBUTING = (ROOT / name for name in ("README.md", "CONTRIBUTING.md"))
+ROOMS = ("controller", "services", "simulator", "tests")
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
 DEFINITIONS = [
     pytest.param(block, id=f"{page.relative_to(ROOT)}-{number}")
@@ -58,13 +59,26 @@ def test_code_and_benches_name_pages_and_headings_that_exist() -> None:
     }
     named = [
         (file.relative_to(ROOT).as_posix(), *found)
-        for room in ("controller", "services", "simulator", "tests")
+        for room in ROOMS
         for file in (ROOT / room).rglob("*")
         if file.suffix in (".md", ".py")
         for found in re.findall(rf"\b(docs/(?:{folders})/[\w-]+\.md)(?:#([\w-]+))?", file.read_text(encoding="utf-8"))
     ]
     assert named
     assert [one for one in named if one[2] not in {"", *headings.get(one[1], ())} or one[1] not in headings] == []
+
+
+def test_modules_name_files_that_exist() -> None:
+    modules = [file for room in (*ROOMS, "proto") for file in (ROOT / room).rglob("*.py")]
+    names = {file.name for file in modules}
+    named = [
+        (file.relative_to(ROOT).as_posix(), name)
+        for file in modules
+        for docstring in re.findall(r'\A"""(.*?)"""', file.read_text(encoding="utf-8"), re.DOTALL)
+        for name in re.findall(r"(?<![\w.*-])[a-z]\w*\.py\b", docstring)
+    ]
+    assert named
+    assert [one for one in named if one[1] not in names] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

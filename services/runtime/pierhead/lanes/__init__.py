@@ -2,6 +2,6 @@
 
 window.py   flow control of one stream of messages (pure)
 outbox.py   the queue of frames to send, one packet per turn of the event loop
-caller.py   the caller's connection        calls.py    its calls
-server.py   the replica's side             served.py   its calls
+client.py   the caller's connection        lane_calls.py   its calls
+server.py   the replica's side             served.py       its calls
 """
