@@ -19,7 +19,7 @@ from ..model.phases import gets_traffic, is_ready, staying
 from ..model.plan import PendingReplica, Refusal
 from ..model.reports import RolloutStatus
 from ..model.spec import ServiceSpec, Spec
-from ..model.world import FailureKey, FailureRecord, current_version
+from ..model.world import FailureKey, FailureRecord, ReplicaContainer, current_version
 from ..storage.events import EventLog
 from ..storage.store import StateStore
 from . import rollout as machine
@@ -247,12 +247,11 @@ class Deployer:
 
     def _callees(self, spec: Spec, observed: Observed) -> Mapping[str, frozenset[str]]:
         """The callees of each service: those in the files, and those that its running replicas watch."""
-        service_of = {container.name: container.service for container in observed.containers}
-        found = {name: set(service.callees) for name, service in spec.services.items()}
-        for caller, watched in self._callers().items():
-            if (service := service_of.get(caller)) in found:
-                found[service] |= watched
-        return {name: frozenset(callees & set(spec.services)) - {name} for name, callees in found.items()}
+        watched, known = calls_of(observed.containers, self._callers()), spec.services.keys()
+        return {
+            name: (watched.get(name, frozenset()).union(service.callees) & known) - {name}
+            for name, service in spec.services.items()
+        }
 
     # ------------------------------------------------------------------------------------------------- its consequences
 
@@ -552,6 +551,16 @@ def _failures(
 
 # ----------------------------------------------------------------------------------------------------
 # Order of rollouts: a callee changes before its callers.
+
+
+def calls_of(
+    containers: Iterable[ReplicaContainer], callers: Mapping[str, frozenset[str]]
+) -> Mapping[str, frozenset[str]]:
+    """The services that the replicas of each service watch. `callers`: see `Callers`."""
+    found: dict[str, frozenset[str]] = {}
+    for one in containers:
+        found[one.service] = found.get(one.service, frozenset()) | callers.get(one.name, frozenset())
+    return found
 
 
 def all_callees(service: str, direct: Mapping[str, frozenset[str]]) -> frozenset[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from ..model.desired import Revision, ServiceRollout
 from ..model.observed import Observed
 from ..model.spec import ServiceSpec, Spec
-from .deployer import Callers, goes_before
+from .deployer import Callers, calls_of, goes_before
 from .revisions import made_as, written
 
 AWAY_S = 15.0
@@ -59,7 +59,7 @@ class RemainingServices:
         self._known = {name: known for name, known in self._known.items() if name in gone} | dict(spec.services)
         if not gone:
             return Remaining()
-        direct = self._direct(observed)
+        direct = calls_of((one for one in observed.containers if one.state.is_up), self._callers())
         callers = {name: _callers_of(name, spec, direct) for name in gone}
         self._called_at = {
             name: now if callers[name] else self._called_at[name]
@@ -69,15 +69,6 @@ class RemainingServices:
         made = {name: self._made(name) for name in sorted(self._called_at)}
         kept = {name: service for name, service in made.items() if service is not None}
         return Remaining(kept, {name: callers[name] for name in kept})
-
-    def _direct(self, observed: Observed) -> Mapping[str, frozenset[str]]:
-        """What the replicas of each service call."""
-        service_of = {one.name: one.service for one in observed.containers if one.state.is_up}
-        found: dict[str, frozenset[str]] = {}
-        for caller, watched in self._callers().items():
-            if (service := service_of.get(caller)) is not None:
-                found[service] = found.get(service, frozenset()) | watched - {service}
-        return found
 
     def _made(self, name: str) -> ServiceSpec | None:
         """The service in its proven version; None where no record says how that is made."""
@@ -96,5 +87,5 @@ def _callers_of(name: str, spec: Spec, direct: Mapping[str, frozenset[str]]) -> 
     return tuple(
         caller
         for caller in sorted(direct)
-        if name in direct[caller] and (caller in spec.services or name in goes_before(caller, direct))
+        if name in direct[caller] - {caller} and (caller in spec.services or name in goes_before(caller, direct))
     )

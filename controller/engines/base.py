@@ -8,7 +8,7 @@ All pass tests/contract/test_engine_contract.py. An engine decides nothing: `per
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ..model.actions import (
@@ -20,30 +20,11 @@ from ..model.actions import (
     StartContainer,
     UpdateNode,
 )
-from ..model.machine import Machine
-from ..model.nodes import Node
-from ..model.world import Gpu, ReplicaContainer, StrayContainer
+from ..model.observed import EngineState
 
 EngineAction = (
     PullImage | CreateContainer | StartContainer | SignalContainer | RemoveContainer | RestartRouter | UpdateNode
 )
-
-
-@dataclass(frozen=True, slots=True)
-class EngineState:
-    """The engine's part of a snapshot; fields that the probe fills in have their defaults."""
-
-    containers: tuple[ReplicaContainer, ...]
-    strays: tuple[StrayContainer, ...]
-    images: Mapping[str, str | None]
-    gpus: tuple[Gpu, ...]
-    foreign_gpu_holders: Mapping[str, str]
-    nodes: tuple[Node, ...] = ()
-    """All of them, by name; none where the engine is one machine."""
-    left_alone: Mapping[str, str] = field(default_factory=dict)
-    """What has the project's label and cannot be understood: by its name, why it is not touched."""
-    machine: Machine | None = None
-    """What the machine has left; None = the engine does not know: it has several, or it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from ..model.actions import (
     StartContainer,
     UpdateNode,
 )
-from .base import EngineAction, EngineEvent, EngineState, Places
+from ..model.observed import EngineState
+from .base import EngineAction, EngineEvent, Places
 from .docker_calls import EngineCalls, end_of
 from .docker_errors import explanation, image_missing, refusal, translated
 from .docker_events import EventQueue, EventReader

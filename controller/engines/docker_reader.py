@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import docker.errors
 
+from ..model.observed import EngineState
 from ..model.world import ContainerState, ReplicaContainer, StrayContainer
-from .base import EngineState
 from .docker_images import Images
 from .docker_machine import DockerMachine
 from .gpu_discovery import PROBE_LABEL, PROBE_VALUE, GpuDiscovery

@@ -1,7 +1,10 @@
-"""The nodes of an engine that has several, and how many managers a decision needs. Pure."""
+"""The nodes of an engine that has several: which of them a replica may be on, how many managers a decision needs.
+Pure.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -71,3 +74,36 @@ class Quorum:
     def at_risk(self) -> bool:
         """Whether a manager is down, and without another one nothing can be changed."""
         return self.ready < self.managers and self.ready <= self.needed
+
+
+# ----------------------------------------------------------------------------------------------------
+# Placement constraints, as far as the planner has to know which nodes a replica may be on.
+
+
+_CONSTRAINT = re.compile(r"\s*(?P<key>[A-Za-z0-9_.-]+)\s*(?P<operator>==|!=)\s*(?P<value>.*?)\s*")
+LABEL = "node.labels."
+
+
+def unmet(node: Node, constraints: Iterable[str]) -> str:
+    """The first constraint about name, id, role or labels that a node does not fulfil; "" = it fulfils all of these.
+    Other ones are left to the engine.
+    """
+    for constraint in constraints:
+        match = _CONSTRAINT.fullmatch(constraint)
+        value = value_of(node, match["key"]) if match else None
+        if match and value is not None and (value.lower() == match["value"].lower()) != (match["operator"] == "=="):
+            return constraint
+    return ""
+
+
+def fits(node: Node, constraints: Iterable[str]) -> bool:
+    """Whether a node fulfils constraints, as far as `unmet` knows."""
+    return not unmet(node, constraints)
+
+
+def value_of(node: Node, key: str) -> str | None:
+    """What a constraint or a preference of that key looks at; None = it is not known here."""
+    if key.startswith(LABEL):
+        return node.labels.get(key.removeprefix(LABEL), "")
+    known = {"node.id": node.id, "node.hostname": node.name, "node.role": "manager" if node.is_manager else "worker"}
+    return known.get(key)

@@ -25,20 +25,28 @@ from .world import (
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """One snapshot: everything that the planner may know."""
+class EngineState:
+    """The engine's part of a snapshot; fields of containers that the probe fills in have their defaults."""
 
     containers: tuple[ReplicaContainer, ...] = ()
     strays: tuple[StrayContainer, ...] = ()
-    machine: Machine | None = None
-    """What the machine has left; None = not known, so starts are not bounded by it."""
-    left_alone: Mapping[str, str] = field(default_factory=dict)
-    """By name, why a container with the project's label is not touched: it cannot be understood."""
     images: Mapping[str, str | None] = field(default_factory=dict)
     """Image reference of a service -> image id; None = not on this machine."""
     gpus: tuple[Gpu, ...] = ()
     foreign_gpu_holders: Mapping[str, str] = field(default_factory=dict)
     """GPU UUID -> name of the container that holds it, for containers that are no replicas."""
+    nodes: tuple[Node, ...] = ()
+    """All of them, by name; none where the engine is one machine."""
+    left_alone: Mapping[str, str] = field(default_factory=dict)
+    """By name, why what has the project's label is not touched: it cannot be understood."""
+    machine: Machine | None = None
+    """What the machine has left; None = not known (several nodes, or unreadable), so starts are not bounded by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed(EngineState):
+    """One snapshot: everything that the planner may know."""
+
     gpu_reading: GpuReading | None = None
     """None = the memory in use cannot be read: only the containers that hold a GPU are known."""
     routing: RoutingState | None = None
@@ -52,8 +60,6 @@ class Observed:
     failures: Mapping[FailureKey, FailureRecord] = field(default_factory=dict)
     gpu_faults: Mapping[str, str] = field(default_factory=dict)
     """GPU UUID -> why no replica is to be placed on it."""
-    nodes: tuple[Node, ...] = ()
-    """None where the engine is one machine."""
     unreached: frozenset[str] = frozenset()
     """Nodes on which nothing answers, although the engine hears of them: their replicas may work."""
     brake: str = ""

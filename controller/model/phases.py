@@ -91,7 +91,7 @@ def _failure_words(container: ReplicaContainer, spec: ServiceSpec | None, now: f
 def _late_words(container: ReplicaContainer, spec: ServiceSpec | None, now: float) -> str:
     """Why a replica that starts takes too long; "" while it does not."""
     limit_s = spec.startup_deadline_s if spec else DEFAULT_STARTUP_DEADLINE_S
-    started_at = container.started_at if container.started_at is not None else container.created_at
+    started_at = container.begun_at
     moved_at = started_at if container.progressed_at is None else max(started_at, container.progressed_at)
     if now - moved_at <= limit_s:
         return ""

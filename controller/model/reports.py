@@ -1,4 +1,4 @@
-"""What the controller reports: events, how far changes are, and the replicas that Discovery sends to callers."""
+"""What the controller reports: events, and how far changes are."""
 
 from __future__ import annotations
 
@@ -6,39 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .desired import ServiceRollout
-from .spec import DEFAULT_POLICY
-from .world import NO_STATS, PublishedStats
 
 EventOutcome = Literal["ok", "failed", "info", "warning"]
 """How the reported action or change ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaEndpoint:
-    """One replica in Discovery's answer to callers."""
-
-    replica: str
-    address: str
-    draining: bool
-    max_ongoing_requests: int
-    version: str
-    node: str = ""
-    weight: int = 1
-    stats: PublishedStats = NO_STATS
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceEndpoints:
-    """Discovery's answer to callers about one service."""
-
-    replicas: tuple[ReplicaEndpoint, ...] = ()
-    max_queued_requests: int = -1
-    """How many calls may wait at each caller; -1 = no bound."""
-    policy: str = DEFAULT_POLICY
-    policy_kwargs: str = ""
-    """The arguments that callers make that policy with: a JSON object; "" = none."""
-    scaled_to_zero_by: str = ""
-    """What has set the service to 0 replicas, in words, so that no call wakes it; "" = it is not set to 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,6 +270,11 @@ class ServiceSpec:
     """When one of them last changed (unix time), also where its content is what it was."""
 
     @property
+    def constraints(self) -> tuple[str, ...]:
+        """The nodes on which its replicas may be: Compose's deploy.placement.constraints."""
+        return tuple((self.container.get("Placement") or {}).get("Constraints") or ())
+
+    @property
     def is_routed(self) -> bool:
         """Whether HAProxy routes requests to the service; only then it has a backend for it."""
         return self.route is not None or bool(self.grpc_services)

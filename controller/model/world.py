@@ -68,9 +68,38 @@ Unreached = Mapping[str, Mapping[str, str]]
 """By called service: replicas to which no call of a caller goes, and why."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaReport:
+    """What a replica reports of itself with the answer to its probe; None = it does not report that."""
+
+    reported_draining: bool = False
+    ongoing: int | None = None
+    """Calls in flight; None of an image without the runtime."""
+    lasting: int = 0
+    """How many of these only a drain ends: WebSockets, endless streams."""
+    queued: int | None = None
+    """Its calls that wait for replicas of other services."""
+    waiting: Mapping[str, int] = field(default_factory=dict)
+    """The same by the service that they wait for."""
+    unreached: Unreached = field(default_factory=dict)
+    """The replicas to which no call of this replica goes."""
+    answered: int | None = None
+    """Requests that it has answered since its start, without refusals."""
+    errors: int | None = None
+    """How many of them with an error that is the service's own (HTTP 5xx, INTERNAL, UNKNOWN, ...)."""
+    stage: str = ""
+    """What its start is doing: "loading weights"."""
+    broken: bool = False
+    """It is not ready, and will not become ready by itself."""
+    user_config: UserConfigReport | None = None
+    """None also of an earlier runtime, and of a program that does not listen yet."""
+    stats: PublishedStats = NO_STATS
+    """What it publishes for its callers' policies."""
+
+
 @dataclass(frozen=True, slots=True)
-class ReplicaContainer:
-    """One container with Pierhead's labels, and the result of its probe."""
+class ReplicaContainer(ReplicaReport):
+    """One container with Pierhead's labels, what it reports, and the result of its probe."""
 
     id: str
     name: str
@@ -94,6 +123,7 @@ class ReplicaContainer:
     """Its slot of its GPU; None = its GPUs whole (also without a label)."""
     created_at: float = 0.0
     started_at: float | None = None
+    """None = it has never run."""
     exit_code: int | None = None
     oom_killed: bool = False
     engine_detail: str = ""
@@ -105,40 +135,22 @@ class ReplicaContainer:
     health: ReplicaHealth = ReplicaHealth.UNKNOWN
     health_detail: str = ""
     """The last probe's outcome in words: "503 from /readyz", "no answer within 2 s"."""
-    reported_draining: bool = False
-    ongoing: int | None = None
-    """Calls in flight, as the replica reports them; None if it reports none (an image without the runtime)."""
-    lasting: int = 0
-    """How many of these only a drain ends, as the replica reports them: WebSockets, endless streams."""
     ongoing_at: float | None = None
     """When `ongoing` was read."""
-    queued: int | None = None
-    """Calls of this replica that wait for replicas of other services."""
-    waiting: Mapping[str, int] = field(default_factory=dict)
-    """The same by the service that they wait for."""
-    unreached: Unreached = field(default_factory=dict)
-    """The replicas to which no call of this replica goes, as it reports them."""
-    answered: int | None = None
-    """Requests that it has answered since its start, without refusals; None if it does not report them."""
-    errors: int | None = None
-    """How many of them with an error that is the service's own (HTTP 5xx, INTERNAL, UNKNOWN, ...)."""
-    stage: str = ""
-    """The stage of its start, as it reports it: "loading weights"."""
-    broken: bool = False
-    """Whether it reports that it will not recover."""
     progressed_at: float | None = None
     """When its work, or its start, last made progress, or when this controller began to probe it; None if it does not
     report progress."""
     stalled_since: float | None = None
     """Since when it has had requests in flight without progress; None while it makes progress."""
-    user_config: UserConfigReport | None = None
-    """None if it reports none: an image without the runtime, an earlier runtime, a program that does not listen yet."""
-    stats: PublishedStats = NO_STATS
-    """What it publishes for its callers' policies."""
     gpu_fault: str = ""
     """Why it cannot stay on its GPUs; "" when it may."""
     contract: bytes | None = field(default=None, repr=False)
     """Its contract as it tells it, a `pierhead.contract.v1.Application`; b"" = it has none; None = not asked yet."""
+
+    @property
+    def begun_at(self) -> float:
+        """When it was started, or created if it never was."""
+        return self.created_at if self.started_at is None else self.started_at
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import json
 import re
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,15 @@ import aiohttp
 from ..errors import ReplicaError
 from ..model.spec import ProbeSpec, ServiceSpec
 from ..model.text import storable, told
-from ..model.world import NO_STATS, PublishedStats, ReplicaContainer, ReplicaHealth, Unreached, UserConfigReport
+from ..model.world import (
+    NO_STATS,
+    PublishedStats,
+    ReplicaContainer,
+    ReplicaHealth,
+    ReplicaReport,
+    Unreached,
+    UserConfigReport,
+)
 from ..outlive import Background
 
 EAGER_S = 0.25
@@ -56,29 +64,16 @@ MANAGED_PROBE = ProbeSpec(port=9100, path="/readyz")
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeReading:
-    """The answer to one question. `detail` is in words; the numbers are None where the replica does not report them."""
+class ProbeReading(ReplicaReport):
+    """The answer to one question."""
 
     ok: bool
     detail: str
-    draining: bool = False
-    ongoing: int | None = None
-    queued: int | None = None
-    waiting: Mapping[str, int] = field(default_factory=dict)
-    answered: int | None = None
-    errors: int | None = None
+    """In words."""
     progress: int | None = None
     """A number that differs whenever its work, or its start, has moved."""
     reason: str = ""
     """Why it is not ready, as the replica reports it."""
-    user_config: UserConfigReport | None = None
-    stats: PublishedStats = NO_STATS
-    broken: bool = False
-    """It is not ready, and reports that it cannot become ready by itself."""
-    stage: str = ""
-    """What its start is doing, as it reports it: "loading weights"."""
-    lasting: int | None = None
-    unreached: Unreached = field(default_factory=dict)
 
 
 NOT_ASKED = ProbeReading(ok=False, detail="not asked yet")
@@ -106,25 +101,15 @@ class ProbeVerdict:
     def fill_in(self, container: ReplicaContainer) -> ReplicaContainer:
         """Return the container with what is known of it."""
         reading = self.reading
+        reported = {one.name: getattr(reading, one.name) for one in fields(ReplicaReport)}
         return replace(
             container,
+            **reported | {"user_config": self.user_config},
             health=self.health,
             health_detail=self.detail,
-            reported_draining=reading.draining,
-            ongoing=reading.ongoing,
-            lasting=reading.lasting or 0,
             ongoing_at=self.read_at if reading.ongoing is not None else None,
-            queued=reading.queued,
-            waiting=reading.waiting,
-            answered=reading.answered,
-            errors=reading.errors,
-            stage=reading.stage,
-            broken=reading.broken,
             progressed_at=self.progressed_at,
             stalled_since=self.stalled_since,
-            user_config=self.user_config,
-            stats=reading.stats,
-            unreached=reading.unreached,
             contract=self.contract,
         )
 
@@ -179,7 +164,7 @@ class ProbeJudge:
             contract=self.contract,
         )
         is_news = before.health is not health or before.contract is not self.contract
-        return is_news or before.reading.draining is not reading.draining
+        return is_news or before.reading.reported_draining is not reading.reported_draining
 
     def pause_s(self, now: float, *, retiring: bool) -> float:
         """Seconds until the next question."""
@@ -217,7 +202,7 @@ class ProbeJudge:
             self._bad_in_a_row = 0
             self._was_ready = True
             return ReplicaHealth.READY
-        if reading.draining:
+        if reading.reported_draining:
             self._bad_in_a_row = 0
             return self.verdict.health
         if reading.broken:
@@ -425,8 +410,7 @@ def _probe_of(container: ReplicaContainer, spec: ServiceSpec) -> ProbeSpec:
 def _subject(container: ReplicaContainer, spec: ProbeSpec, *, managed: bool) -> Subject | None:
     if not container.state.is_up:
         return None
-    started_at = container.started_at if container.started_at is not None else container.created_at
-    return Subject(container.id, started_at, container.ip or "", spec, managed)
+    return Subject(container.id, container.begun_at, container.ip or "", spec, managed)
 
 
 class HttpProbe:
@@ -545,23 +529,24 @@ def _reading(status: int, where: str, report: Mapping[str, Any]) -> ProbeReading
     reason = told(written) if isinstance(written, str) else ""
     detail = f"{status} from {where}" + (f": {reason}" if reason else "")
     draining = not ok and report.get("state") == "draining"
+    stage = report.get("stage")
     return ProbeReading(
         ok,
         detail,
-        draining,
-        _count(report.get("ongoing")),
-        _count(report.get("queued")),
-        _counts(report.get("waiting")),
-        _count(report.get("answered")),
-        _count(report.get("errors")),
         _count(report.get("progress")),
         "" if ok else reason,
-        _config_report(report.get("user_config")),
-        _published(report.get("stats"), report.get("stats_version")),
-        not ok and not draining and report.get("broken") is True,
-        told(stage) if not ok and isinstance(stage := report.get("stage"), str) else "",
-        _count(report.get("lasting")),
-        _unreached(report.get("unreached")),
+        reported_draining=draining,
+        ongoing=_count(report.get("ongoing")),
+        lasting=_count(report.get("lasting")) or 0,
+        queued=_count(report.get("queued")),
+        waiting=_counts(report.get("waiting")),
+        unreached=_unreached(report.get("unreached")),
+        answered=_count(report.get("answered")),
+        errors=_count(report.get("errors")),
+        stage=told(stage) if not ok and isinstance(stage, str) else "",
+        broken=not ok and not draining and report.get("broken") is True,
+        user_config=_config_report(report.get("user_config")),
+        stats=_published(report.get("stats"), report.get("stats_version")),
     )
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
-from ..engines.base import ClusterEngine, EngineAction, EngineState
+from ..engines.base import ClusterEngine, EngineAction
 from ..model.actions import Action
-from ..model.observed import NOT_LOOKED_YET, Observed, WorldSnapshot
+from ..model.observed import NOT_LOOKED_YET, EngineState, Observed, WorldSnapshot
 from ..model.plan import Plan
 from ..model.spec import Spec
 from ..model.world import (
@@ -148,21 +148,15 @@ class Observer:
         containers = self._times.brought_over(judged, reading.at)
         staying = [one for one in containers if one.id not in retirements]
         brake = self._losses.look(state.nodes, staying, self._clock())
+        of_engine = {one.name: getattr(state, one.name) for one in fields(EngineState)}
         observed = Observed(
-            containers=containers,
-            strays=state.strays,
-            left_alone=state.left_alone,
-            machine=state.machine,
-            images=state.images,
-            gpus=state.gpus,
-            foreign_gpu_holders=state.foreign_gpu_holders,
+            **of_engine | {"containers": containers},
             routing=routing,
             router_problem=self.router.problem,
             router_silence=self.router.silence,
             retirements=retirements,
             failures=failures,
             gpu_faults={uuid: fault.reason for uuid, fault in faults.items()},
-            nodes=state.nodes,
             unreached=self._losses.unreached(state.nodes, staying, routing, self._clock(), brake),
             brake=brake,
             in_progress=in_progress,

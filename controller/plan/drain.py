@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
 from ..model.actions import UpdateNode
-from ..model.nodes import Node
+from ..model.nodes import fits
 from ..model.observed import Observed
 from ..model.spec import ServiceSpec
 from .draft import Draft
@@ -36,20 +35,7 @@ def without_room(observed: Observed, services: Mapping[str, ServiceSpec], name: 
         spec = services.get(one.service)
         if spec is None or one.node != name or one.state.has_ended:
             continue
-        has_node = any(not unmet_constraint(spec, node) for node in others)
-        needs_gpus = spec.gpu is not None and spec.gpu.count > 0
-        if not has_node or (needs_gpus and spec.gpu and not budget.place(one.service, spec.gpu)):
+        has_node = any(fits(node, spec.constraints) for node in others)
+        if not has_node or (spec.gpu is not None and not budget.place(one.service, spec.gpu)):
             stuck[one.service] += 1
     return stuck
-
-
-_OF_A_LABEL = re.compile(r"\s*node\.labels\.(?P<key>\S+?)\s*(?P<sign>==|!=)\s*(?P<value>.*?)\s*")
-
-
-def unmet_constraint(spec: ServiceSpec, node: Node) -> str:
-    """The first placement constraint of a service that a node's labels do not meet; "" = they meet all."""
-    for constraint in (spec.container.get("Placement") or {}).get("Constraints") or ():
-        found = _OF_A_LABEL.fullmatch(constraint)
-        if found and (node.labels.get(found["key"], "") == found["value"]) != (found["sign"] == "=="):
-            return str(constraint)
-    return ""

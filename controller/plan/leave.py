@@ -205,7 +205,7 @@ def remove(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook, cause
         container_id=container.id,
         failed=failed,
         version=container.version,
-        began_at=container.created_at if container.started_at is None else container.started_at,
+        began_at=container.begun_at,
         cause=cause,
     )
     step = draft.add(action, server_step)

@@ -72,7 +72,7 @@ class MachineBudget:
         creating = [one for one in observed.in_progress if isinstance(one, CreateContainer) and one.target not in there]
         coming = [one for one in observed.containers if _is_coming(one, observed)]
         new = Counter(action.service for action in creating)
-        starting = Counter(one.service for one in coming if now - _begun_at(one) < STARTING_S)
+        starting = Counter(one.service for one in coming if now - one.begun_at < STARTING_S)
         return cls(observed.machine, starting + new, Counter(one.service for one in coming) + new)
 
     def left(self, spec: ServiceSpec) -> int | None:
@@ -149,10 +149,6 @@ def _is_coming(one: ReplicaContainer, observed: Observed) -> bool:
     """Whether a replica is not ready yet."""
     is_new = one.state is ContainerState.CREATED or (one.state.is_up and one.health is ReplicaHealth.UNKNOWN)
     return is_new and one.id not in observed.retirements
-
-
-def _begun_at(one: ReplicaContainer) -> float:
-    return one.created_at if one.started_at is None else one.started_at
 
 
 def _taken_words(each: str) -> str:

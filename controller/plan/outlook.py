@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..model.actions import BeginRetirement, CreateContainer, RemoveContainer
-from ..model.constraints import fits
 from ..model.desired import VersionGoal, goal_of
+from ..model.nodes import fits
 from ..model.phases import Phase, gets_traffic, is_ready, phase_of
 from ..model.spec import ServiceSpec
 from ..model.world import ContainerState, ReplicaContainer, Retirement
@@ -259,7 +259,7 @@ def _room(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec) -> int:
     """How many replicas of the service fit on this machine, present ones included; no more than are needed."""
     present = outlook.here() + sum(outlook.held.values())
     room = max(present, outlook.target + spec.rollout.max_surge)
-    if spec.gpu is not None and spec.gpu.count:
+    if spec.gpu is not None:
         room = present + draft.gpus.room(outlook.name, spec.gpu, room - present)
     allowed, left = allowed_left(draft, outlook, spec, outlook.here()), draft.machine.left(spec)
     room = room if allowed is None else min(room, outlook.here() + allowed)
@@ -284,5 +284,4 @@ def allowed_left(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec, here:
 
 def open_nodes(draft: Draft, spec: ServiceSpec) -> list[str]:
     """The nodes on which replicas of a service may be started."""
-    constraints = (spec.container.get("Placement") or {}).get("Constraints") or ()
-    return [node.name for node in draft.observed.nodes if node.takes_replicas and fits(node, constraints)]
+    return [node.name for node in draft.observed.nodes if node.takes_replicas and fits(node, spec.constraints)]

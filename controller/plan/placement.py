@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..model.actions import CreateContainer
-from ..model.constraints import fits
-from ..model.nodes import Node
+from ..model.nodes import Node, fits
 from ..model.observed import Observed
 from ..model.spec import GPU_PARTS, GpuRequest, GpuSlot, _number, size_words, slot_words
 from ..model.world import Gpu, ReplicaContainer

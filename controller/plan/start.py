@@ -181,7 +181,7 @@ def _create(
     number, predecessors = outlook.numbers.lowest_free()
     after = [outlook.removal_steps[replica.name] for replica in predecessors]
     gpus: tuple[Gpu, ...] = ()
-    if spec.gpu is not None and spec.gpu.count:
+    if spec.gpu is not None:
         preferred = tuple(uuid for replica in predecessors for uuid in replica.container.gpus)
         granted = draft.gpus.take(outlook.name, spec.gpu, preferred)
         if isinstance(granted, Shortage):

@@ -61,7 +61,7 @@ class Places:
         """Take a place for one replica; False when there is none."""
         if not self.fits(request):
             return False
-        if request is not None and request.count:
+        if request is not None:
             self.budget.place(self.service, request)
         self.left = None if self.left is None else self.left - 1
         return True
@@ -70,7 +70,7 @@ class Places:
         """Whether there is a place for one replica."""
         if self.left is not None and self.left <= 0:
             return False
-        return request is None or not request.count or self.budget.fits(self.service, request)
+        return request is None or self.budget.fits(self.service, request)
 
     def take_after(
         self, candidates: Sequence[ReplicaContainer], request: GpuRequest | None, most: int
@@ -175,7 +175,7 @@ def hold_for_next_try(draft: Draft, outlook: ServiceOutlook) -> None:
 
 def _hold(draft: Draft, outlook: ServiceOutlook, version: str, spec: ServiceSpec, count: int) -> None:
     for _ in range(count):
-        if spec.gpu is None or not spec.gpu.count or not draft.gpus.place(outlook.name, spec.gpu):
+        if spec.gpu is None or not draft.gpus.place(outlook.name, spec.gpu):
             return
         outlook.held[version] = outlook.held.get(version, 0) + 1
 
@@ -191,7 +191,7 @@ def hold_for_successors(draft: Draft, outlook: ServiceOutlook, going: list[Repli
     if goal.keep_spec:
         wanted += [(goal.keep, goal.keep_spec)] * (outlook.kept_lacking() - outlook.held.get(goal.keep, 0))
     for version, made in wanted[:most]:
-        uuids = places.budget.place(outlook.name, made.gpu) if made.gpu and made.gpu.count else ()
+        uuids = places.budget.place(outlook.name, made.gpu) if made.gpu else ()
         if uuids and made.gpu:
             draft.gpus.hold(outlook.name, uuids, made.gpu.slot)
             outlook.held[version] = outlook.held.get(version, 0) + 1

@@ -95,9 +95,6 @@ class StatRow(NamedTuple):
     """Requests that a server may have at a time; 0 = without a limit."""
 
 
-_NOTHING = StatRow()
-
-
 def traffic(stat: str) -> Mapping[tuple[str, str], StatRow]:
     """`show stat` by (backend, server). The row of a backend itself has the server name BACKEND."""
     # Of a worker that is just ending the master gives an empty line, or an error.
@@ -134,20 +131,15 @@ def servers(servers_state: str, found: Mapping[tuple[str, str], StatRow]) -> lis
         backend, name, ip, port, admin, operation, server_id, weight = pick(line.split())
         if not backend.startswith(BACKEND_PREFIX) or name == HOLD_SERVER:
             continue
-        seen = found.get((backend, name), _NOTHING)
+        seen = found.get((backend, name), StatRow())
         server = Server(
             backend=backend,
             name=name,
             address=f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}",
             state=_admin_state(int(admin)),
             up=int(operation) != _STOPPED,
-            sessions=seen.sessions,
-            queued=seen.queued,
             weight=int(weight),
-            answered=seen.answered,
-            errors=seen.errors,
-            is_asked=seen.is_asked,
-            limit=seen.limit,
+            **seen._asdict(),
         )
         listed.append((server, int(server_id)))
     return sorted(listed, key=lambda item: (item[0].backend, item[0].name))

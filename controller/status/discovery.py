@@ -22,8 +22,6 @@ from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 from pierhead.store.memory import MemoryStore, Store
 from pierhead.store.served import add_store
 
-from ..model.reports import ReplicaEndpoint, ServiceEndpoints
-
 logger = logging.getLogger(__name__)
 
 MOST_WATCHED = 1000
@@ -107,10 +105,10 @@ class DiscoveryState:
                 found[watcher.name] = found.get(watcher.name, frozenset()) | frozenset(watcher.services)
         return found
 
-    def publish(self, endpoints: Mapping[str, ServiceEndpoints]) -> None:
-        """Replace the state of all services, each with its complete list."""
+    def publish(self, endpoints: Mapping[str, discovery_pb2.ServiceEndpoints]) -> None:
+        """Replace the state of all services, each with its complete list (see `endpoints`)."""
         first, self.is_published = not self.is_published, True
-        listed = (endpoint for service in endpoints.values() for endpoint in service.replicas)
+        listed = (endpoint for service in endpoints.values() for endpoint in service.endpoints)
         self._replica_at = {_host(endpoint.address): endpoint.replica for endpoint in listed}
         changed = set()
         for service in sorted(set(endpoints) | set(self._states)):
@@ -156,24 +154,15 @@ class DiscoveryState:
         """Remove a watcher."""
         self._watchers.discard(watcher)
 
-    def _take_over(self, service: str, listed: ServiceEndpoints | None) -> bool:
+    def _take_over(self, service: str, listed: discovery_pb2.ServiceEndpoints | None) -> bool:
         """Store a service's state; return whether it is to be sent."""
-        old = self._states.get(service)
-        new = discovery_pb2.ServiceEndpoints(
-            service=service,
-            endpoints=[_message(endpoint) for endpoint in listed.replicas] if listed else (),
-            generation=old.generation if old else 0,
-            epoch=self._epoch,
-            unknown=listed is None,
-            max_queued_requests=listed.max_queued_requests if listed else None,
-            policy=listed.policy if listed else "",
-            policy_kwargs=listed.policy_kwargs if listed else "",
-            scaled_to_zero_by=listed.scaled_to_zero_by if listed else "",
-        )
-        now = self._clock()
-        if new == old or (
-            old is not None and now < self._changed_at[service] + STATS_PERIOD_S and _same_but_stats(old, new)
-        ):
+        old, now = self._states.get(service), self._clock()
+        new = discovery_pb2.ServiceEndpoints(service=service, unknown=listed is None)
+        if listed is not None:
+            new.MergeFrom(listed)
+        new.generation, new.epoch = old.generation if old else 0, self._epoch
+        is_early = old is not None and now < self._changed_at[service] + STATS_PERIOD_S
+        if new == old or (old is not None and is_early and _without_stats(old) == _without_stats(new)):
             return False
         new.generation += 1
         self._states[service] = new
@@ -181,11 +170,24 @@ class DiscoveryState:
         return True
 
 
-class DiscoveryService(discovery_pb2_grpc.DiscoveryServicer):
-    """The gRPC side of the discovery_state."""
+class DiscoveryServer(discovery_pb2_grpc.DiscoveryServicer):
+    """Listens for callers. `port` is the one in use after `start` (asked for as 0: any)."""
 
-    def __init__(self, discovery_state: DiscoveryState) -> None:
+    def __init__(self, discovery_state: DiscoveryState, host: str, port: int, store: Store | None = None) -> None:
+        """`store`: what callers share; None = an empty one."""
         self._discovery_state = discovery_state
+        self._server = grpc.aio.server(options=OPTIONS)
+        discovery_pb2_grpc.add_DiscoveryServicer_to_server(self, self._server)
+        add_store(MemoryStore() if store is None else store, self._server)
+        self.port = self._server.add_insecure_port(f"{host}:{port}")
+
+    async def start(self) -> None:
+        """Start to accept calls."""
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """End all watches at once: callers keep their last list and reconnect."""
+        await self._server.stop(grace=None)
 
     async def Watch(
         self,
@@ -208,25 +210,6 @@ class DiscoveryService(discovery_pb2_grpc.DiscoveryServicer):
             self._discovery_state.leave(watcher)
 
 
-class DiscoveryServer:
-    """Listens for callers. `port` is the one in use after `start` (asked for as 0: any)."""
-
-    def __init__(self, discovery_state: DiscoveryState, host: str, port: int, store: Store | None = None) -> None:
-        """`store`: what callers share; None = an empty one."""
-        self._server = grpc.aio.server(options=OPTIONS)
-        discovery_pb2_grpc.add_DiscoveryServicer_to_server(DiscoveryService(discovery_state), self._server)
-        add_store(MemoryStore() if store is None else store, self._server)
-        self.port = self._server.add_insecure_port(f"{host}:{port}")
-
-    async def start(self) -> None:
-        """Start to accept calls."""
-        await self._server.start()
-
-    async def stop(self) -> None:
-        """End all watches at once: callers keep their last list and reconnect."""
-        await self._server.stop(grace=None)
-
-
 def _problem(request: discovery_pb2.WatchRequest) -> str:
     if not request.services:
         return "WatchRequest.services: expected at least one service name, found none"
@@ -243,10 +226,6 @@ def _host(address: str) -> str:
     return address.rpartition(":")[0]
 
 
-def _same_but_stats(one: discovery_pb2.ServiceEndpoints, other: discovery_pb2.ServiceEndpoints) -> bool:
-    return _without_stats(one) == _without_stats(other)
-
-
 def _without_stats(state: discovery_pb2.ServiceEndpoints) -> discovery_pb2.ServiceEndpoints:
     bare = discovery_pb2.ServiceEndpoints()
     bare.CopyFrom(state)
@@ -254,17 +233,3 @@ def _without_stats(state: discovery_pb2.ServiceEndpoints) -> discovery_pb2.Servi
         endpoint.ClearField("stats")
         endpoint.ClearField("stats_version")
     return bare
-
-
-def _message(endpoint: ReplicaEndpoint) -> discovery_pb2.Endpoint:
-    return discovery_pb2.Endpoint(
-        replica=endpoint.replica,
-        address=endpoint.address,
-        state=discovery_pb2.Endpoint.DRAINING if endpoint.draining else discovery_pb2.Endpoint.READY,
-        max_ongoing_requests=endpoint.max_ongoing_requests,
-        version=endpoint.version,
-        node=endpoint.node,
-        weight=endpoint.weight,
-        stats=endpoint.stats.numbers,
-        stats_version=endpoint.stats.version,
-    )

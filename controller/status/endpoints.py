@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
+
+from pierhead.discovery.v1.discovery_pb2 import Endpoint, ServiceEndpoints
 
 from ..model.desired import Desired, VersionGoal, goal_of
 from ..model.observed import Observed
-from ..model.reports import ReplicaEndpoint, ServiceEndpoints
 from ..model.spec import ServiceSpec, socket_address
 from ..model.world import ReplicaContainer, ReplicaHealth, service_address
 from ..plan.shares import weights
@@ -20,9 +20,18 @@ def endpoints(
 ) -> Mapping[str, ServiceEndpoints]:
     """Return the callable and the draining replicas of every service of the spec, by replica name.
 
-    `overrides`: the numbers of replicas that `pierhead scale` has set, by service.
+    `overrides`: the numbers of replicas that `pierhead scale` has set, by service. Epoch and generation are not set.
     """
-    found: dict[str, list[ReplicaEndpoint]] = {name: [] for name in desired.services}
+    found = {
+        name: ServiceEndpoints(
+            service=name,
+            max_queued_requests=spec.max_queued_requests,
+            policy=spec.router_policy,
+            policy_kwargs=spec.router_policy_kwargs,
+            scaled_to_zero_by=_set_to_zero_by(name, overrides) if name in desired.switched_off else "",
+        )
+        for name, spec in desired.services.items()
+    }
     for container in sorted(observed.containers, key=lambda container: container.name):
         spec = desired.services.get(container.service)
         if spec is None:
@@ -30,17 +39,10 @@ def endpoints(
         spec = _made(container, goal_of(desired, observed, container.service)) or spec
         endpoint = _endpoint(container, spec, retiring=container.id in observed.retirements)
         if endpoint is not None:
-            found[container.service].append(endpoint)
-    return {
-        name: ServiceEndpoints(
-            tuple(_weighed(listed, goal_of(desired, observed, name))),
-            desired.services[name].max_queued_requests,
-            desired.services[name].router_policy,
-            desired.services[name].router_policy_kwargs,
-            _set_to_zero_by(name, overrides) if name in desired.switched_off else "",
-        )
-        for name, listed in found.items()
-    }
+            found[container.service].endpoints.append(endpoint)
+    for name, listed in found.items():
+        _weigh(listed, goal_of(desired, observed, name))
+    return found
 
 
 def _set_to_zero_by(service: str, overrides: Mapping[str, int]) -> str:
@@ -54,13 +56,14 @@ def _made(container: ReplicaContainer, goal: VersionGoal) -> ServiceSpec | None:
     return goal.keep_spec if container.version == goal.keep else None
 
 
-def _weighed(listed: list[ReplicaEndpoint], goal: VersionGoal) -> list[ReplicaEndpoint]:
+def _weigh(listed: ServiceEndpoints, goal: VersionGoal) -> None:
     """Set each endpoint's weight while a canary version receives a share of the calls."""
     if goal.keep is None or goal.weight is None:
-        return listed
-    serving = [endpoint.version == goal.version for endpoint in listed if not endpoint.draining]
+        return
+    serving = [one.version == goal.version for one in listed.endpoints if one.state == Endpoint.READY]
     of_new, of_old = weights(goal.weight, serving.count(True), serving.count(False))
-    return [replace(one, weight=of_new if one.version == goal.version else of_old) for one in listed]
+    for one in listed.endpoints:
+        one.weight = of_new if one.version == goal.version else of_old
 
 
 METRICS_PORT = 8404
@@ -98,7 +101,7 @@ def scrape_targets(desired: Desired, observed: Observed) -> tuple[Target, ...]:
 # ------------------------------------------------------------------------------------------------------------ addresses
 
 
-def _endpoint(container: ReplicaContainer, spec: ServiceSpec, *, retiring: bool) -> ReplicaEndpoint | None:
+def _endpoint(container: ReplicaContainer, spec: ServiceSpec, *, retiring: bool) -> Endpoint | None:
     address = service_address(container, spec)
     if address is None or not container.state.is_up:
         return None
@@ -106,12 +109,14 @@ def _endpoint(container: ReplicaContainer, spec: ServiceSpec, *, retiring: bool)
     finishing = container.reported_draining or (retiring and container.health is not ReplicaHealth.UNKNOWN)
     if not serving and not finishing:
         return None
-    return ReplicaEndpoint(
+    return Endpoint(
         replica=container.name,
         address=address,
-        draining=retiring or container.reported_draining,
+        state=Endpoint.DRAINING if retiring or container.reported_draining else Endpoint.READY,
         max_ongoing_requests=max(spec.max_ongoing_requests, 0),
         version=container.version,
         node=container.node,
-        stats=container.stats,
+        weight=1,
+        stats=container.stats.numbers,
+        stats_version=container.stats.version,
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ..desired.deployer import REFUSED_FOR_S
+from ..desired.deployer import REFUSED_FOR_S, calls_of
 from ..desired.loads import held_at_edge, loads
 from ..errors import ImageNotFound
 from ..model.actions import CreateContainer, PullImage
@@ -113,12 +113,9 @@ def _user_config(
 def _unknown_callees(
     name: str, desired: Desired, observed: Observed, callers: Mapping[str, frozenset[str]]
 ) -> Mapping[str, str]:
-    asked: set[str] = set()
-    for container in observed.containers_of(name):
-        if container.id not in observed.retirements:
-            asked |= callers.get(container.name, frozenset())
+    staying = (one for one in observed.containers_of(name) if one.id not in observed.retirements)
     found = {}
-    for callee in sorted(asked - desired.services.keys()):
+    for callee in sorted(calls_of(staying, callers).get(name, frozenset()) - desired.services.keys()):
         near = difflib.get_close_matches(callee, desired.services, n=1)
         guess = f'; did you mean "{near[0]}"?' if near else ""
         found[callee] = f'it calls the service "{callee}", which no compose file has{guess}'

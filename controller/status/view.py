@@ -6,10 +6,12 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from pierhead.discovery.v1.discovery_pb2 import ServiceEndpoints
+
 from ..model.desired import Desired
 from ..model.observed import Observed
 from ..model.plan import Plan, Refusal
-from ..model.reports import RolloutStatus, ServiceEndpoints
+from ..model.reports import RolloutStatus
 from ..model.spec import slot_words
 from ..model.world import Gpu, GpuReading
 from ..plan.placement import GpuBudget

@@ -14,10 +14,10 @@ from dataclasses import replace
 from ..daemon.nodes import NodeParts
 from ..errors import ControllerError, InvalidRequest, NotYet
 from ..model.actions import UpdateNode
-from ..model.nodes import LEAVING, LEAVING_AT_ONCE, LEAVING_LABEL, Availability, Node
+from ..model.nodes import LEAVING, LEAVING_AT_ONCE, LEAVING_LABEL, Availability, Node, unmet
 from ..model.observed import NOT_LOOKED_YET
 from ..model.plan import Outcome
-from ..plan.drain import unmet_constraint, without_room
+from ..plan.drain import without_room
 
 Labels = tuple[tuple[str, str | None], ...]
 
@@ -133,8 +133,8 @@ class SwarmNodeCommands:
             spec = services.get(one.service)
             if spec is None or one.node != node.name or not one.state.is_up:
                 continue
-            wanted = unmet_constraint(spec, changed)
-            if wanted and not unmet_constraint(spec, node):
+            wanted = unmet(changed, spec.constraints)
+            if wanted and not unmet(node, spec.constraints):
                 raise InvalidRequest(
                     f"{one.name} runs on {node.name} and has the constraint {wanted}: Swarm would end it at once. "
                     f"`pierhead node drain {node.name}` moves it first"

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar
 
-from controller.engines.base import EngineAction, EngineEvent, EngineState, Places
+from controller.engines.base import EngineAction, EngineEvent, Places
 from controller.engines.labels import create_body
 from controller.model.actions import CreateContainer
+from controller.model.observed import EngineState
 from controller.model.world import RoutingState, Server
 from controller.routing.haproxy_state import routing_state
 from controller.swarm.engine.engine import SwarmEngine

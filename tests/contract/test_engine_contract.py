@@ -21,7 +21,7 @@ import pytest_asyncio
 import yaml
 from docker import APIClient
 
-from controller.engines.base import CONNECTED, MOST_FILE_BYTES, ClusterEngine, EngineEvent, EngineState
+from controller.engines.base import CONNECTED, MOST_FILE_BYTES, ClusterEngine, EngineEvent
 from controller.engines.docker import DockerEngine, open_client
 from controller.engines.docker_files import LABEL as HELPER_LABEL
 from controller.engines.gpu_discovery import GpuSources
@@ -37,6 +37,7 @@ from controller.model.actions import (
 )
 from controller.model.machine import Machine
 from controller.model.nodes import LEAVING_LABEL, Node
+from controller.model.observed import EngineState
 from controller.model.spec import GpuRequest, GpuSlot, ProbeSpec, ServiceSpec
 from controller.model.world import ContainerState, Gpu, ReplicaContainer
 from controller.swarm.engine.engine import SwarmEngine

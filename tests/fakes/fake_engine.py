@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Literal
 
-from controller.engines.base import CONNECTED, MOST_FILE_BYTES, OVERFLOW, EngineAction, EngineEvent, EngineState, Places
+from controller.engines.base import CONNECTED, MOST_FILE_BYTES, OVERFLOW, EngineAction, EngineEvent, Places
 from controller.engines.docker_errors import image_missing
 from controller.errors import EngineError, EngineUnreachable, ImageNotFound
 from controller.model.actions import (
@@ -31,6 +31,7 @@ from controller.model.actions import (
 )
 from controller.model.machine import Footprint, Machine
 from controller.model.nodes import Node
+from controller.model.observed import EngineState
 from controller.model.spec import NO_USER_CONFIG, GpuSlot, ServiceSpec
 from controller.model.world import ContainerState, Gpu, ReplicaContainer, StrayContainer
 

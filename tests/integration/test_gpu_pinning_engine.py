@@ -21,11 +21,12 @@ import yaml
 from docker import APIClient
 from docker.errors import NotFound
 
-from controller.engines.base import CONNECTED, EngineState
+from controller.engines.base import CONNECTED
 from controller.engines.docker import DockerEngine, open_client
 from controller.engines.gpu_discovery import GpuSources
 from controller.errors import EngineError
 from controller.model.actions import CreateContainer, StartContainer, replica_name
+from controller.model.observed import EngineState
 from controller.model.spec import GpuRequest, ProbeSpec, ServiceSpec
 from controller.model.world import Gpu
 from tests.debian_image import debian_image

@@ -19,7 +19,7 @@ import docker.errors
 from docker import APIClient
 
 from ... import docker_http
-from ...engines.base import CONNECTED, EngineAction, EngineEvent, EngineState, Places
+from ...engines.base import CONNECTED, EngineAction, EngineEvent, Places
 from ...engines.docker_calls import EngineCalls, end_of
 from ...engines.docker_errors import explanation, image_missing, refusal
 from ...engines.docker_files import ImageFiles
@@ -36,6 +36,7 @@ from ...model.actions import (
     UpdateNode,
 )
 from ...model.nodes import Node
+from ...model.observed import EngineState
 from ...model.text import whole_number
 from ...model.world import EdgePlace, ReplicaContainer
 from ..names import STACK_LABEL

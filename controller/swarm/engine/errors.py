@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from ...engines.docker_errors import LEADERLESS, with_hint
-from ...model.constraints import fits
+from ...model.nodes import fits
 from ..names import Json
 from .nodes import nodes as listed
 

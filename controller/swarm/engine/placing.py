@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...model.constraints import fits, value_of
-from ...model.nodes import Node
+from ...model.nodes import Node, fits, value_of
 from ...model.text import whole_number
 from ..names import Json
 from .nodes import nodes

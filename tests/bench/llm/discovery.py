@@ -5,18 +5,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from controller.model.reports import ReplicaEndpoint, ServiceEndpoints
+from pierhead.discovery.v1.discovery_pb2 import Endpoint, ServiceEndpoints
+
 from controller.status.discovery import DiscoveryServer, DiscoveryState
 
 
 async def serve(port: int, service: str, policy: str, addresses: list[str], most: int) -> None:
     """Answer all callers, until it is ended."""
     discovery_state = DiscoveryState()
-    replicas = tuple(
-        ReplicaEndpoint(f"{service}-{number}", address, draining=False, max_ongoing_requests=most, version="1")
+    listed = [
+        Endpoint(
+            replica=f"{service}-{number}",
+            address=address,
+            state=Endpoint.READY,
+            max_ongoing_requests=most,
+            version="1",
+            weight=1,
+        )
         for number, address in enumerate(addresses)
-    )
-    discovery_state.publish({service: ServiceEndpoints(replicas, policy=policy)})
+    ]
+    discovery_state.publish({service: ServiceEndpoints(endpoints=listed, policy=policy, max_queued_requests=-1)})
     server = DiscoveryServer(discovery_state, "127.0.0.1", port)
     await server.start()
     try:

@@ -222,7 +222,7 @@ class Control:
                 )
             case "draining":
                 return ProbeReading(
-                    ok=False, detail="503 from :9100/readyz: draining", draining=True, ongoing=0, queued=0
+                    ok=False, detail="503 from :9100/readyz: draining", reported_draining=True, ongoing=0, queued=0
                 )
             case "starting":
                 progress, told = self.starts.get(container.service if container else "", (None, ""))

@@ -83,7 +83,7 @@ def takers(control: Control) -> set[str]:
         if server.state is ServerState.READY and server.up
     }
     endpoints = control.view.endpoints.get(NAME)
-    return servers | {one.version for one in (endpoints.replicas if endpoints else ()) if not one.draining}
+    return servers | {one.version for one in (endpoints.endpoints if endpoints else ()) if one.state == one.READY}
 
 
 @contextlib.asynccontextmanager

@@ -362,7 +362,7 @@ class ControllerMachine(RuleBasedStateMachine):
     def no_two_versions_get_traffic_whose_contracts_cannot_meet(self) -> None:
         for name in SERVICES:
             found = self.control.view.endpoints.get(name)
-            versions = {one.version for one in (found.replicas if found else ()) if not one.draining}
+            versions = {one.version for one in (found.endpoints if found else ()) if one.state == one.READY}
             versions |= {
                 server.name.rsplit("-", 2)[1]
                 for server in self.control.router.servers.values()

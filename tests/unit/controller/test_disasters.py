@@ -126,7 +126,7 @@ async def test_a_replica_that_loses_its_network_is_replaced_whether_or_not_the_e
             control.engine.add_image("image/another")  # an event, so the engine is read again
             others = [name for name in control.engine.names() if name != victim]
             await until(lambda: control.router.ready("web") == others)
-            assert victim not in {endpoint.replica for endpoint in controller.view.endpoints["web"].replicas}
+            assert victim not in {endpoint.replica for endpoint in controller.view.endpoints["web"].endpoints}
         await until(lambda: container not in control.engine.containers, within_s=10.0)
         await control.settled("web", 2)
         said = [event.message for event in control.events()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -14,8 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 
-from controller.model.reports import ReplicaEndpoint, ServiceEndpoints
-from controller.model.world import PublishedStats
 from controller.status.discovery import MOST_IN_ALL, MOST_OF_A_CALLER, DiscoveryServer, DiscoveryState
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import until
@@ -23,12 +20,18 @@ from tests.unit.controller.control import until
 READY, DRAINING = discovery_pb2.Endpoint.READY, discovery_pb2.Endpoint.DRAINING
 
 
-def endpoint(number: int, *, draining: bool = False) -> ReplicaEndpoint:
-    return ReplicaEndpoint(f"p-web-v-{number}", f"10.0.0.{number}:50051", draining, 100, "v", f"node-{number}")
+def endpoint(number: int, *, draining: bool = False) -> discovery_pb2.Endpoint:
+    return discovery_pb2.Endpoint(
+        replica=f"p-web-v-{number}",
+        address=f"10.0.0.{number}:50051",
+        state=DRAINING if draining else READY,
+        node=f"node-{number}",
+    )
 
 
-def of(*replicas: ReplicaEndpoint, line: int = -1) -> ServiceEndpoints:
-    return ServiceEndpoints(replicas, line)
+def of(*replicas: discovery_pb2.Endpoint, **settings: Any) -> discovery_pb2.ServiceEndpoints:
+    given = {"max_queued_requests": -1, "policy": "power_of_two", **settings}
+    return discovery_pb2.ServiceEndpoints(endpoints=replicas, **given)
 
 
 @contextlib.asynccontextmanager
@@ -91,7 +94,7 @@ async def test_a_change_of_a_setting_alone_is_sent(name: str, before: Any, after
         call = aiter(stub.Watch(request("web")))
         assert getattr(await read(call), name) == before
         for generation, value in ((2, after), (3, before)):
-            discovery_state.publish({"web": replace(of(), **{name: value})})
+            discovery_state.publish({"web": of(**{name: value})})
             state = await read(call)
             assert (getattr(state, name), state.generation) == (value, generation)
 
@@ -148,9 +151,11 @@ async def test_a_slow_caller_is_sent_only_the_newest() -> None:
     assert watcher.due == (), "each once, and no state waits in memory"
 
 
-def with_stats(version: int, *, draining: bool = False) -> dict[str, ServiceEndpoints]:
-    stats = PublishedStats({"running": float(version)}, version) if version else PublishedStats()
-    return {"web": of(replace(endpoint(1, draining=draining), stats=stats))}
+def with_stats(version: int, *, draining: bool = False) -> dict[str, discovery_pb2.ServiceEndpoints]:
+    one = endpoint(1, draining=draining)
+    one.stats.update({"running": float(version)} if version else {})
+    one.stats_version = version
+    return {"web": of(one)}
 
 
 async def test_watches_are_bounded_by_caller_and_in_all() -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import pytest
 
-from controller.engines.base import CONNECTED, OVERFLOW, EngineEvent, EngineState
+from controller.engines.base import CONNECTED, OVERFLOW, EngineEvent
 from controller.engines.docker import DockerEngine, is_orphaned
 from controller.engines.docker_events import EventQueue, EventReader
 from controller.engines.docker_machine import DockerMachine
@@ -32,6 +32,7 @@ from controller.model.actions import (
     StartContainer,
 )
 from controller.model.machine import Footprint
+from controller.model.observed import EngineState
 from controller.model.spec import GpuSlot, ProbeSpec, ServiceSpec
 from controller.model.world import ContainerState, Gpu, ReplicaContainer
 from tests.harness.waiting import PATIENCE_S

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from controller.daemon.down import is_going_down, remove_replicas
-from controller.engines.base import EngineState
 from controller.errors import EngineSocketGone, EngineUnreachable
+from controller.model.observed import EngineState
 from controller.model.world import ReplicaContainer
 from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.harness.virtual_time import wall_clock

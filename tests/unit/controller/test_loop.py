@@ -292,7 +292,7 @@ async def test_replicas_that_only_the_controller_cannot_reach_are_left_alone(con
             )
         )
         assert set(control.engine.containers) == replicas
-        assert len(controller.view.endpoints["web"].replicas) == 2, "callers keep them too"
+        assert len(controller.view.endpoints["web"].endpoints) == 2, "callers keep them too"
 
 
 GIB = 1024**3

@@ -34,7 +34,7 @@ from tests.unit.controller.worlds import replica, service
 SPEC = ProbeSpec(port=9100, path="/readyz", period_s=1.0, timeout_s=0.2, failures=3)
 GOOD = ProbeReading(ok=True, detail="200 from :9100/readyz", ongoing=2, queued=0)
 BAD = ProbeReading(ok=False, detail="503 from :9100/readyz: loading")
-DRAINING = ProbeReading(ok=False, detail="503 from :9100/readyz", draining=True, ongoing=1)
+DRAINING = ProbeReading(ok=False, detail="503 from :9100/readyz", reported_draining=True, ongoing=1)
 
 
 def judge(*readings: ProbeReading, was_ready: bool = False) -> ProbeJudge:
@@ -156,7 +156,7 @@ def says(report: dict[str, Any], status: int = 200) -> Answer:
             {"state": "starting", "ongoing": 0, "detail": "loading weights", "progress": 12},
             ProbeReading(False, "503: loading weights", ongoing=0, reason="loading weights", progress=12),
         ),
-        (503, {"state": "draining", "ongoing": 4}, ProbeReading(False, "503", draining=True, ongoing=4)),
+        (503, {"state": "draining", "ongoing": 4}, ProbeReading(False, "503", reported_draining=True, ongoing=4)),
         (
             503,
             {

@@ -488,7 +488,7 @@ async def test_callers_and_haproxy_use_the_limits_that_every_serving_replica_can
 
     def published() -> dict[str, int]:
         """By version: the limit of a replica, as callers get it."""
-        return {one.version: one.max_ongoing_requests for one in control.view.endpoints["web"].replicas}
+        return {one.version: one.max_ongoing_requests for one in control.view.endpoints["web"].endpoints}
 
     async with control.running():
         await stable_at(control, old)

@@ -235,14 +235,14 @@ def test_endpoints_are_the_replicas_that_serve_or_drain() -> None:
         retirements=retired(leaving, NOW),
     )
     listed = endpoints(desired(RANKER, service("idle")), world)
-    assert [(one.address, one.draining) for one in listed["ranker"].replicas] == [
+    assert [(one.address, one.state == one.DRAINING) for one in listed["ranker"].endpoints] == [
         ("10.0.0.1:50051", False),
         ("10.0.0.2:50051", True),
         ("10.0.0.4:50051", True),
     ]
-    assert listed["idle"].replicas == ()
+    assert not listed["idle"].endpoints
     assert set(listed) == {"ranker", "idle"}
-    six = endpoints(desired(RANKER), observed(replica(RANKER, 1, ip="fd00::1")))["ranker"].replicas
+    six = endpoints(desired(RANKER), observed(replica(RANKER, 1, ip="fd00::1")))["ranker"].endpoints
     assert six[0].address == "[fd00::1]:50051"
 
 
@@ -251,7 +251,9 @@ def test_endpoints_carry_what_callers_choose_and_wait_by() -> None:
     stats = PublishedStats({"running": 3.0}, 5)
     (told,) = endpoints(desired(spec), observed(replica(spec, 1, node="gpu-7", stats=stats))).values()
     assert (told.max_queued_requests, told.policy, told.policy_kwargs) == (7, "prefix", '{"balance":2}')
-    assert [(one.node, one.stats) for one in told.replicas] == [("gpu-7", stats)]
+    assert [(one.node, dict(one.stats), one.stats_version) for one in told.endpoints] == [
+        ("gpu-7", {"running": 3.0}, 5)
+    ]
     off = replace(
         desired(RANKER, WEB, service("asleep"), ranker=0, web=0, asleep=0), switched_off=frozenset({"ranker", "web"})
     )
@@ -373,7 +375,7 @@ def test_addresses_are_those_the_replicas_were_made_for() -> None:
     moved = replace(WEB, port=9090)
     wanted = Desired("p", {"web": moved}, {"web": 2})
     world = Observed(containers=(old, new), images={moved.image: IMAGE_ID})
-    addresses = [endpoint.address for endpoint in endpoints(wanted, world)["web"].replicas]
+    addresses = [endpoint.address for endpoint in endpoints(wanted, world)["web"].endpoints]
     assert addresses == ["10.0.0.1:8080", "10.0.0.2:9090"]
     (row,) = service_rows(wanted, world, Plan(), (), {}, NOW)
     assert [one.address for one in row.replicas] == ["10.0.0.1:8080", "10.0.0.2:9090"]

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from controller.model.constraints import fits
-from controller.model.nodes import Node
+from controller.model.nodes import Node, fits
 from controller.swarm.engine.placing import EVERY_NODE, Narrowing, narrowing
 from controller.swarm.engine.reader import SwarmListing
 from controller.swarm.engine.service_spec import GPU_KIND, LIMIT_LABEL
