@@ -99,7 +99,7 @@ class EngineUnreachable(EngineError):
 
 
 class EngineSocketGone(EngineUnreachable):
-    """The engine's socket file is deleted: only a controller that starts anew reaches the next engine."""
+    """The engine's socket file is deleted: only a restarted controller reaches the next engine."""
 
 
 class EngineLeaderless(EngineError):

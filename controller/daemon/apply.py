@@ -60,8 +60,8 @@ PARALLEL_ACTIONS = 8
 """Starts at a time, and stops at a time: a stop waits for no start. Other actions (HAProxy, the state file) never wait
 for a slow engine."""
 PARALLEL_PULLS = 2
-"""Pulls at a time, beside the other calls: hours of download must not keep a replica from being replaced."""
-PARALLEL_GIFTS = 16
+"""Pulls at a time, in addition to the other calls: hours of download must not keep a replica from being replaced."""
+PARALLEL_CONFIGS = 16
 """Replicas that are sent a user_config at a time."""
 
 TIMEOUT_S: Mapping[type[Action], float] = MappingProxyType(
@@ -162,7 +162,7 @@ class Executor:
         self._start_places = asyncio.Semaphore(PARALLEL_ACTIONS)
         self._stop_places = asyncio.Semaphore(PARALLEL_ACTIONS)
         self._pull_places = asyncio.Semaphore(PARALLEL_PULLS)
-        self._gift_places = asyncio.Semaphore(PARALLEL_GIFTS)
+        self._config_places = asyncio.Semaphore(PARALLEL_CONFIGS)
 
     @property
     def in_progress(self) -> tuple[Action, ...]:
@@ -221,7 +221,7 @@ class Executor:
             case PullImage():
                 return self._pull_places
             case GiveUserConfig():
-                return self._gift_places
+                return self._config_places
             case CreateContainer() | StartContainer():
                 return self._start_places
             case SignalContainer() | RemoveContainer():
@@ -256,7 +256,7 @@ class Executor:
 
 @dataclass(eq=False)
 class Reporter:
-    """Records each action's end as an event and a metric, and has the world read anew."""
+    """Records each action's end as an event and a metric, and makes the observer read the world again."""
 
     _events: EventLog
     _metrics: ControllerMetrics
@@ -318,7 +318,7 @@ class Performer:
 
     async def perform(self, action: Action) -> None:
         """Carry out one action; raises ControllerError and its kinds."""
-        if not self._acts():  # steps of a plan may have waited for others meanwhile
+        if not self._acts():  # steps of a plan may have waited for others
             raise NotActing("this controller does not hold the lease of the state at the moment; another one may act")
         match action:
             case RemoveContainer():

@@ -49,7 +49,7 @@ class Boundaries:
 
 
 async def connected(stop: asyncio.Event, timeout_s: int = HTTP_TIMEOUT_S) -> APIClient | None:
-    """Connect to the engine, however long it takes; None if `stop` is set meanwhile. Raises EngineSocketGone."""
+    """Connect to the engine, without a limit of time; None if `stop` is set first. Raises EngineSocketGone."""
     while not stop.is_set():
         try:
             return await asyncio.to_thread(open_client, timeout_s=timeout_s)

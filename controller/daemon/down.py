@@ -2,7 +2,7 @@
 
 Prometheus depends on the controller, so `down` removes Prometheus first. A controller that gets SIGTERM while
 Prometheus is there is only being restarted: its replicas stay and serve. (HAProxy cannot depend on the controller:
-Compose creates the dependents of a container anew with the container.) Without Prometheus HAProxy decides: `down` stops
+with a container Compose creates its dependents again.) Without Prometheus HAProxy decides: `down` stops
 it together with the controller, and while it is there it may be sending requests to the replicas.
 """
 

@@ -1,7 +1,7 @@
 """The control loop: wake -> look -> desire -> plan -> submit -> publish.
 
 Level-based: after a wake (an engine event, a probe, an API call, an action that ended, a timer) it reads the world
-again, whatever the reason of the wake. A tick does not wait for actions: they run beside it, and the next plan takes
+again, for any reason of the wake. A tick does not wait for actions: they run outside it, and the next plan takes
 into account which of them have not ended.
 """
 

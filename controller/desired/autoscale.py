@@ -133,7 +133,7 @@ class Situation:
 Policy = Callable[..., int]
 """A user's function: (Situation, **policy_kwargs) -> the number of replicas wanted.
 
-It is called about once a second, in a thread beside the controller's loop. Bounds, factors and delays are applied to
+It is called about once a second, in a thread outside the controller's loop. Bounds, factors and delays are applied to
 its result. `running` is 0 while no replica is ready: any load starts the first replica, whatever the policy returns.
 """
 

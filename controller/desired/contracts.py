@@ -39,7 +39,7 @@ class Contracts:
         """Whether the answers so far are None because an image is being read."""
 
     def why_not(self, version: str, others: Iterable[str]) -> str | None:
-        """Why replicas of a version must not serve beside replicas of the others, and what to do; "" = they may.
+        """Why replicas of a version must not serve together with replicas of the others, and what to do; "" = they may.
 
         None: that is not known before one of them tells its contract, or an image was read.
         """

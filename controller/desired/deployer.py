@@ -436,7 +436,7 @@ class Deployer:
         state = self.state(name)
         after = machine.aborted(state, now)
         if after is None or after.rollout is None:
-            raise InvalidRequest(f"{name}: no rollout is going on, so there is nothing to abort")
+            raise InvalidRequest(f"{name}: no rollout is in progress, so there is nothing to abort")
         self._ask(name, after)
         message = f"{after.rollout.source} goes, {after.rollout.to} stays: an operator asked for it"
         self._events.record("rollback", f"{name}: {message}", service=name)
@@ -490,7 +490,7 @@ def _counts(spec: ServiceSpec, observed: Observed, now: float) -> Mapping[str, C
 def _ended(observed: Observed) -> Mapping[str, FailureKey]:
     """Service and version, by container id, of replicas that exited by themselves, including those being removed.
 
-    Beside them, by its node, an edge that is away where one exited: an engine that restarts ends both.
+    With them, by its node, an edge that does not answer where one exited: an engine that restarts ends both.
     """
     found = {
         container.id: (container.service, container.version)

@@ -1,4 +1,4 @@
-"""Imports the user's autoscaling functions from the project's directory, and calls them beside the controller's loop.
+"""Imports the user's autoscaling functions from the project's directory, and calls them outside the controller's loop.
 
 Functions       imports a function and calls it, here and now
 FunctionCalls   one call of each service at a time, with what the latest look has seen, and the last answers
@@ -43,7 +43,7 @@ Run = Callable[[Call], Awaitable[int]]
 
 
 async def in_thread(call: Call) -> int:
-    """Make the call in a daemon thread of its own: if it never returns, other calls go on, and the process can end."""
+    """Make the call in a daemon thread: if it never returns, other calls continue, and the process can end."""
     returned: Future[int] = Future()
     returned.set_running_or_notify_cancel()  # it cannot be cancelled now, so the thread can always settle it
 

@@ -1,4 +1,4 @@
-"""Reads the values of the Prometheus queries that services are autoscaled by, each in a task beside the loop.
+"""Reads the values of the Prometheus queries that services are autoscaled by, each in a task outside the loop.
 
 Prometheus      one query over HTTP, one number
 Measurements    a task for each query, and the last good values with their times
@@ -29,7 +29,7 @@ FIRST_S = 30.0
 AGAIN_S = 5.0
 """Pause after a query without a value: Prometheus starts after the controller, and a series after its replica."""
 BREAK_S = 5.0
-"""After so long without need for a value (no replica was ready) the query is not asked any more; ticks are a second
+"""After this time without need for a value (no replica was ready) the query is not asked any more; ticks are a second
 apart."""
 _SERVICE = re.compile(r"\$service\b")
 

@@ -1,8 +1,8 @@
 """Asks a service's policy how many replicas it needs: the formula, a user's function, or a query of Prometheus.
 
     policy: null                        autoscale.wanted_replicas
-    policy: package.module:function     imported from the project's directory, called beside the loop (functions.py)
-    policy: {prometheus: {...}}         ceil(running * value / target), the value read beside the loop (measurements.py)
+    policy: package.module:function     imported from the project's directory, called outside the loop (functions.py)
+    policy: {prometheus: {...}}         ceil(running * value / target), the value read outside it (measurements.py)
 
 A policy without a number raises PolicyError, and the target stays as it is.
 """

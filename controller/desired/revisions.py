@@ -1,6 +1,6 @@
 """Writes and reads the records of versions, from which a rollback restores a version. Pure.
 
-A version consists of a definition and an image. The definition is kept as it was. The image is kept by its id, since
+A version consists of a definition and an image. The definition is kept unchanged. The image is kept by its id, since
 its name may refer to another image by now. Settings that need no new container (replicas, route, rollout settings,
 HAProxy's limits of a foreign image) are not part of a version: their current values in the files apply. The limits of a
 managed service are part of a version, as its replicas have them from their environment. A user_config is not part of a

@@ -3,7 +3,7 @@
                  files or images give another version
     (at rest) ------------------------------------------> WAITING    its callees change first
         ^                                                    |
-        |                                                 STARTING   a first batch starts beside the old ones
+        |                                                 STARTING   a first batch starts next to the old ones
         |                                                    |       that batch is ready
         |                                                 BAKING     both serve, for bake_s; error rates are compared
         |                                                    |       bake_s is over
@@ -16,7 +16,7 @@
         +------------------------------------------------------+             fails, has more errors, or is aborted
 
 At rest `stable` is the version that runs. Where no replica of it runs, as after `make down` or in a service at zero
-replicas, a new version is adopted at once, because no old replica could serve meanwhile; its first replicas then show
+replicas, a new version is adopted at once, because no old replica could serve until then; its first replicas then show
 whether it works (`is_unproven`). A version that was rolled back is `rejected` until the files give another one or an
 operator asks for it again. A version whose contract cannot meet that of the running one is refused in WAITING, or goes
 back from STARTING before it serves; it follows by itself once nothing is in its way. `advance` takes the facts of one
@@ -103,7 +103,7 @@ class RolloutFacts:
     """Why the next replica cannot be placed on this machine, in words; "" while a replica that starts or stops may
     still change that."""
     contracts: Mapping[str, str | None] = field(default_factory=dict)
-    """By version, for versions that may follow: why their replicas must not serve beside those of the others; "" = they
+    """By version, for versions that may follow: why their replicas must not serve with those of the others; "" = they
     may; None = that is not known yet, as their contract is not. Left out: there is nothing to compare with."""
     is_shared: bool = False
     """Replicas of other versions or services have just exited by themselves as well, or several replicas exited
@@ -155,7 +155,7 @@ def advance(
 
 
 def goal_version(state: ServiceRollout, offered: str | None) -> tuple[str | None, str | None]:
-    """The version of new replicas, and the version that stays beside it until the new one has proven itself."""
+    """The version of new replicas, and the version that stays until the new one has proven itself."""
     rollout = state.rollout
     if rollout is None:
         return state.stable or offered, None
@@ -397,7 +397,7 @@ def _forward(
             return enter(RolloutPhase.STARTING), Note("rollout", message, outcome="ok")
         case RolloutPhase.STARTING if facts.ready(to) >= min(1, target) and to not in barred(state, facts, rules):
             first = f"{facts.ready(to)} of {target} replicas"
-            message = f"{first} of {to} serve beside {state.stable}{watch}"
+            message = f"{first} of {to} serve next to {state.stable}{watch}"
             # Failures so far were part of becoming ready: only later ones count against the version.
             return enter(RolloutPhase.BAKING, excused=_failed(rollout, facts)), Note("rollout", message)
         case RolloutPhase.BAKING if watched or not target:
@@ -444,7 +444,7 @@ def _proved(
     state: ServiceRollout, facts: RolloutFacts, rules: Rules, now: float
 ) -> tuple[ServiceRollout, Note | None] | None:
     """Judge the first replicas of a version that was taken while no replica ran: on failure the previous version comes
-    back. A rejection of the files' version stays as it was.
+    back. A rejection of the files' version stays.
     """
     version = state.stable or ""
     failure, since = facts.failures.get(version), state.tried_since

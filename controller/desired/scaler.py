@@ -20,7 +20,7 @@ from .policies import Ask
 logger = logging.getLogger(__name__)
 
 CALM_S = 60.0
-"""A policy that has failed counts as working again after so long without a failure: one event, not one a tick."""
+"""A policy that has failed counts as working again after this time without a failure: one event, not one a tick."""
 
 
 class Scaler:

@@ -26,7 +26,7 @@ _MOST_LOG_READS = 1000
 class EngineCalls:
     """Thread pools for calls that must not wait for others, or that others must not wait for.
 
-    `call`, `stop`, `look`, `pull` and `read_log` raise the controller's errors. A cancelled call goes on in its thread.
+    `call`, `stop`, `look`, `pull` and `read_log` raise ControllerErrors. A cancelled call still runs in its thread.
     """
 
     def __init__(self, hints: Hints = ()) -> None:

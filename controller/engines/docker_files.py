@@ -67,4 +67,4 @@ class ImageFiles:
         try:
             self._client.remove_container(container, force=True, v=True)
         except docker.errors.NotFound:
-            return  # pruned meanwhile
+            return  # pruned since

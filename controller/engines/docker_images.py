@@ -46,7 +46,7 @@ class Images:
         """Name -> id; None for an image that the engine does not have."""
         now = self._monotonic()
         if now >= self._due:
-            # Set before looking: an image event that arrives meanwhile must not be overwritten.
+            # Set before reading: an image event that arrives during it must not be overwritten.
             self._due = now + _PERIOD_S
             self._ids = {}
         for image in images:

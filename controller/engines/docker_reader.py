@@ -110,7 +110,7 @@ class _News:
 
 @dataclass(eq=False)
 class EngineReader:
-    """Blocking; one read at a time. All methods but `read` may be called from any thread meanwhile."""
+    """Blocking; one read at a time. All other methods may be called from any thread during it."""
 
     _client: APIClient
     _discovery: GpuDiscovery
@@ -155,7 +155,7 @@ class EngineReader:
         self._news.follow(on)
 
     def note_event(self, container_id: str) -> None:
-        """Read that container's details anew at the next read: an event was about it."""
+        """Read that container's details again at the next read: an event was about it."""
         self._news.note(container_id)
 
     def holds_gpu(self, container_id: str) -> bool:

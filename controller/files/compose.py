@@ -139,6 +139,6 @@ class ComposeProject:
 async def _end(process: asyncio.subprocess.Process) -> None:
     """Kill the process if it still runs."""
     if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):  # it exited by itself meanwhile
+        with contextlib.suppress(ProcessLookupError):  # it has just exited
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()

@@ -107,7 +107,7 @@ def _device(path: str, value: object, replicas: int | None, problems: Problems) 
 
 
 def _which(path: str, device: Mapping[str, Any], problems: Problems) -> tuple[str, ...]:
-    """The GPUs that a reservation beside x-serve.gpu names; empty = any."""
+    """The GPUs that a reservation names in addition to x-serve.gpu; empty = any."""
     if device.get("count") not in _UNWRITTEN:
         problems.add(
             at(path, "count"),

@@ -1,6 +1,6 @@
 """Collects the problems of the compose files, one line each: "path: what was expected, what was found".
 
-A reader method that adds a problem returns None, so reading goes on and all problems are reported at once.
+A reader method that adds a problem returns None, so reading continues and all problems are reported at once.
 """
 
 from __future__ import annotations

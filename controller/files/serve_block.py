@@ -300,7 +300,7 @@ _INSTEAD: Mapping[str, str] = {
     "startup_timeout_s": "write startup.deadline_s",
     "workers": "write replicas: HAProxy spreads requests over as many ingress replicas as there are",
     "logging.logs_dir": "a replica writes to standard error and Docker keeps it as the service's own logging key "
-    "(beside x-serve) says; remove it",
+    "(next to x-serve) says; remove it",
     "logging.enable_access_log": 'write logging.access_log: "off" in place of false, "all" in place of true',
     "logging_config": "write logging",
 }

@@ -73,7 +73,7 @@ def shared_memory(path: str, block: ServeBlock, of_the_stack: str | None, proble
 
 
 def check_memory_limit(path: str, memory: SharedMemoryLimits, container: Mapping[str, Any], problems: Problems) -> None:
-    """Add a problem where the container's memory limit leaves nothing beside the shared memory, which counts in it."""
+    """Add a problem where the container's memory limit leaves nothing but the shared memory, which counts in it."""
     limit = container.get("HostConfig", {}).get("Memory") or 0
     if memory.size and 0 < limit <= memory.size:
         problems.add(

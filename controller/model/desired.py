@@ -11,7 +11,7 @@ from .world import FailureKey, current_version
 
 @dataclass(frozen=True, slots=True)
 class VersionGoal:
-    """The version that a service shall have now; with `keep`, it is on trial beside the version that works."""
+    """The version that a service should have now; with `keep`, it is on trial while the former version serves."""
 
     version: str | None
     """The version of new replicas; None: the image is not on this machine."""

@@ -56,7 +56,7 @@ class PendingReplica:
     """True when this machine has no room for it: no GPU or no memory is free, or it may hold no more replicas of the
     service."""
     replaces: str = ""
-    """The node of the replica that it is to replace and that serves meanwhile; "" = it replaces none."""
+    """The node of the replica that it replaces and that serves until then; "" = it replaces none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,10 +190,10 @@ class RolloutSpec:
     max_surge: int = 1
     """Replicas above the target while versions change."""
     max_unavailable: int = 0
-    """Ready replicas that may be missing meanwhile."""
+    """Ready replicas that may be missing during a rollout."""
     auto_rollback: bool = True
     bake_s: float = 10.0
-    """How long the first replicas of a new version serve beside the old ones before more follow, and how long the whole
+    """How long the first replicas of a new version serve with the old ones before more follow, and how long the whole
     is watched once all are new."""
     canary_weight: int | None = None
     """Per cent of the requests that a new version gets while it bakes; None = by its number of replicas."""

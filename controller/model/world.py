@@ -159,7 +159,7 @@ class EdgePlace:
 
     address: str
     is_leaving: bool = False
-    """Whether it was told to end. It serves some seconds longer; when it does not answer any more, it is not missed."""
+    """Whether it was stopped. It serves some seconds longer; when it does not answer any more, it is not missed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Reads the contracts that images carry, each image once and beside the ticks."""
+"""Reads the contracts that images carry, each image once and outside the ticks."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from .snapshot import Observer
 logger = logging.getLogger(__name__)
 
 REOPEN_S = 1.0
-"""Pause before a broken event stream is opened again; meanwhile the engine is read each tick."""
+"""Pause before a broken event stream is opened again; until then the engine is read each tick."""
 LOST_S = 30.0
 """After this time without the engine the controller ends. Traffic continues, and Docker restarts it with the engine."""
 SOCKET_GONE_S = 5.0

@@ -21,7 +21,7 @@ from ..model.observed import Observed
 from ..model.world import FailureKey, GpuFault, ReplicaContainer, ReplicaHealth
 
 GONE_AFTER_S = 60.0
-"""A GPU must be missing for so long: the list is read every half minute, and CDI files are rewritten in place."""
+"""A GPU must be missing for this time: the list is read every half minute, and CDI files are rewritten in place."""
 STRIKES = 3
 """Failures in a row on one GPU."""
 

@@ -1,6 +1,6 @@
 """Reads the memory in use of the GPUs: when a start waits for it, and once a minute for the status.
 
-Reading takes a container that runs `nvidia-smi`, so it runs beside the loop and wakes the loop at its end. A reading
+Reading takes a container that runs `nvidia-smi`, so it runs outside the loop and wakes the loop at its end. A reading
 from before a holder of a GPU ended is outdated, and the next one is awaited. Where nothing can be read (CDI without a
 driver), replicas are placed only by the GPUs that containers hold, and status says so. Where the engine places by
 itself, nothing depends on the reading, and there is none.

@@ -14,7 +14,7 @@ from .watch import Watch
 ANSWER_S = 5.0
 """How long the runtime API may take to answer before the HTTP port is asked, too."""
 STEADY_S = 60.0
-"""After so long without a hang, the backoff of restarts starts over."""
+"""After this time without a hang, the backoff of restarts starts over."""
 
 
 class RouterWatch(Watch[None, RoutingState, RoutingAction]):
@@ -32,7 +32,7 @@ class RouterWatch(Watch[None, RoutingState, RoutingAction]):
         """Since when every reading has found that HAProxy does not hang."""
 
     def restarted(self) -> None:
-        """Record that a restart of HAProxy has ended, whether it succeeded or not: its silence is measured anew."""
+        """Record that a restart of HAProxy has ended, with or without success: its silence counts from zero again."""
         self._restarts += 1
         if self.silence is not None:
             self.silence = RouterSilence(self._clock(), self._restarts)

@@ -1,6 +1,6 @@
 """Assembles a snapshot from its parts: engine, HAProxy, probes, store, executor.
 
-Engine and HAProxy are read beside the ticks (watch.py). A tick waits a moment for a fresh reading and then takes the
+Engine and HAProxy are read outside the ticks (watch.py). A tick waits a moment for a fresh reading and then takes the
 previous one. Reading the engine is expensive, so it happens only after a change (an engine event, an action that ended,
 a timer). Reading HAProxy is one line on a socket and happens each tick.
 """
@@ -106,7 +106,7 @@ class Observer:
     async def look(
         self, spec: Spec, in_progress: tuple[Action, ...], *, impatient: bool = False, thorough: bool = False
     ) -> WorldSnapshot:
-        """Return a snapshot. `in_progress` must have been read before: an action that ends meanwhile then counts as in
+        """Return a snapshot. `in_progress` must have been read before: an action that ends during it then counts as in
         progress, and nothing is planned for its target from a reading that may have missed its effect.
 
         `impatient`: the loop waits for something that sends no event (a GPU that others hold, an image). `thorough`:

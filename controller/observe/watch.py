@@ -1,4 +1,4 @@
-"""Reads the engine, or HAProxy, in a task beside the loop, so that no tick waits for a slow answer.
+"""Reads the engine, or HAProxy, in a task outside the loop, so that no tick waits for a slow answer.
 
     changed, ended, a look --> due --> one reading at a time --> `reading`; wakes the loop if something changed
 

@@ -90,7 +90,7 @@ def _drained(
         return None
     stay_s = outlook.spec.graceful_shutdown_wait_loop_s if outlook.spec else None
     if container.ongoing is not None and container.ongoing_at is not None:
-        # The count must be fresh: callers that had not received the drain yet may have begun requests meanwhile.
+        # The count must be fresh: callers that had not received the drain yet may have begun requests since.
         fresh = container.ongoing_at >= retirement.draining_since + (PROPAGATION_S if stay_s is None else stay_s)
         if not fresh or container.ongoing > container.lasting:
             return None
@@ -126,7 +126,7 @@ def _may_be_at_work(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlo
 
 
 def _drain_s(outlook: ServiceOutlook, container: ReplicaContainer) -> float:
-    """How long the replica may go on with its requests."""
+    """How long the replica may continue with its requests."""
     now_s = outlook.spec.graceful_shutdown_timeout_s if outlook.spec else None
     is_wanted = container.version == outlook.version
     return _patience_s(is_wanted, now_s, container.graceful_shutdown_timeout_s, USUAL_DRAIN_S)

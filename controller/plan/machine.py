@@ -22,7 +22,7 @@ KEPT_PART = 20
 """The machine keeps one part in so many of its memory, and of its process ids."""
 MOST_KEPT_BYTES = 2 * 1024**3
 STARTING_S = 30.0
-"""A replica that is not ready counts as starting for so long: what it takes by then is in the reading."""
+"""A replica that is not ready counts as starting for this time: after it the reading has what it takes."""
 LEAST_STARTS = 8
 STARTS_PER_CORE = 2
 MOST_LOAD_PER_CORE = 10

@@ -115,7 +115,7 @@ class ServiceOutlook:
             reached = gets_traffic(container, spec, draft.observed.routing)
             is_kept = bool(draft.observed.brake) or container.node in draft.unknown
             if is_kept and phase is Phase.FAILED and container.state.is_up:
-                phase = Phase.STARTING  # it may be as it was: what does not reach it may be on this side
+                phase = Phase.STARTING  # it may be well: the fault may be on this side
             is_busy = container.name in busy
             replicas.append(
                 ReplicaOutlook(container, phase, detail, retirement, displaced, outdated, is_busy, is_kept, reached)

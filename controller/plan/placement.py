@@ -306,7 +306,7 @@ class GpuBudget:
         return _slot_shortage(request.slot, pool)
 
     def _never_words(self, request: GpuRequest, largest: int) -> str:
-        """Why no node can ever have a replica, in words that go on after what it asks for."""
+        """Why no node can ever have a replica, in words that follow what it asks for."""
         if not self._cards:
             return "and no node lists any: repeat `pierhead node join` where there are some"
         where = f"that fulfils {', '.join(request.constraints)}" if request.constraints else ""

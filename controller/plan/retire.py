@@ -109,7 +109,7 @@ def _may_go(outlook: ServiceOutlook, limits: Bounds) -> tuple[list[ReplicaOutloo
 def _at_a_time(
     outlook: ServiceOutlook, limits: Bounds, gone: list[ReplicaOutlook], others: list[ReplicaOutlook]
 ) -> tuple[list[ReplicaOutlook], int]:
-    """(replicas among `others` that may go for successors now, beside `gone`; how many of them)."""
+    """(replicas among `others` that may go for successors now, in addition to `gone`; how many of them)."""
     serving, ready = outlook.without(gone)
     if serving > limits.floor:
         return others, serving - limits.floor

@@ -62,8 +62,8 @@ def register(draft: Draft, outlook: ServiceOutlook) -> None:
 def _leads_elsewhere(draft: Draft, spec: ServiceSpec, replica: ReplicaOutlook, server: Server) -> bool:
     """Whether a server leads to another address than that of a replica that is not ready.
 
-    Of a node that is down perhaps the managers alone are cut off. What ran there may still answer, and the engine gives
-    no other container its address meanwhile.
+    Of a node that is down perhaps the managers alone are cut off. What ran there may still answer, and until then the
+    engine gives no other container its address.
     """
     if replica.is_kept or server.address == service_address(replica.container, spec):
         return False

@@ -22,7 +22,7 @@ class Bounds:
     goal: int
     """Replicas of the new version that are wanted now."""
     keep: int
-    """Replicas of the former version that may stay beside the first batch of the new one."""
+    """Replicas of the former version that may stay with the first batch of the new one."""
     one_by_one: bool = False
     """No replica can be started before another has gone: there is no GPU for one more."""
 
@@ -43,9 +43,9 @@ def bounds(
     how many of `target` there can be of any version; None = as many as there is room for. `has_place`: whether a
     replica of the new version fits once all replicas that may leave have left.
 
-    If nothing fits beside the present replicas, one of several leaves before its successor starts, even with
-    `max_unavailable: 0`: the update would wait for ever otherwise. A single replica stays, as no other could answer
-    meanwhile. If the successor would find no place even then, no replica leaves, whatever `max_unavailable` says.
+    If nothing fits next to the present replicas, one of several leaves before its successor starts, even with
+    `max_unavailable: 0`: the update would wait forever otherwise. A single replica stays, as no other could answer
+    until then. If the successor would find no place even then, no replica leaves, whatever `max_unavailable` says.
     """
     surge = rollout.max_surge if room is None else max(0, min(rollout.max_surge, room - target))
     unavailable = rollout.max_unavailable if has_place else 0

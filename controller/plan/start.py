@@ -88,17 +88,17 @@ def start_rest(draft: Draft, outlook: ServiceOutlook) -> None:
 
 
 def _pending(outlook: ServiceOutlook, pending: PendingReplica, count: int) -> Iterator[PendingReplica]:
-    """Yield it so many times; the last ones are for displaced replicas, which serve until there is room elsewhere."""
+    """Yield it `count` times; the last ones are for displaced replicas, which serve until there is room elsewhere."""
     displaced = [one.container.node for one in outlook.alive() if one.displaced]
-    meanwhile = displaced[: max(0, count - max(0, outlook.target - outlook.total()))]
-    yield from [pending] * (count - len(meanwhile))
-    for node in meanwhile:
+    serving = displaced[: max(0, count - max(0, outlook.target - outlook.total()))]
+    yield from [pending] * (count - len(serving))
+    for node in serving:
         reason = f"{pending.reason}; the one on node {node}, which leaves, serves until then"
         yield replace(pending, reason=reason, replaces=node)
 
 
 def _restore_kept(draft: Draft, outlook: ServiceOutlook, most: int) -> int:
-    """Replace lost replicas of the version that goes on serving. Returns how many were added."""
+    """Replace lost replicas of the version that continues to serve. Returns how many were added."""
     keep, keep_spec = outlook.goal.keep, outlook.goal.keep_spec
     missing = min(outlook.kept_lacking() - outlook.held.get(keep, 0), most)
     if missing <= 0 or keep_spec is None or backing_off(draft, outlook.name, keep or "") is not None:

@@ -86,8 +86,8 @@ class Places:
             if kind in tried:
                 continue  # it would free the same as a candidate that was tried
             tried.add(kind)
-            beside = sorted(candidates, key=lambda one: (one is not first, one.gpus != first.gpus))
-            group = self._enough(beside[: most if not fewest else len(fewest) - 1], request)
+            similar_first = sorted(candidates, key=lambda one: (one is not first, one.gpus != first.gpus))
+            group = self._enough(similar_first[: most if not fewest else len(fewest) - 1], request)
             if group:
                 fewest = group
             if len(fewest) == 1 or not most:

@@ -60,7 +60,7 @@ class HAProxyRouter:
         """See `Router.perform`. Raises RoutingError (with the command and HAProxy's answer), RoutingUnreachable."""
         if isinstance(action, WriteRouting):
             wanted = self._texts.of(action.services)
-            async with self._process.one_at_a_time(anew=True):
+            async with self._process.one_at_a_time(relist=True):
                 await self._file.load(wanted)
         else:
             await self._process.perform(action)

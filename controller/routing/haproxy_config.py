@@ -56,7 +56,7 @@ HAProxy has no floor such as the runtime's NEVER_CROWDED: it has 1.25 places for
 included, and at least one for each server (chash_server_is_eligible in its src/lb_chash.c). So with fewer than 1.6
 requests per server, a request whose server has one other request may go to the session's next choice. The session
 returns with the next request that finds its server free. No setting changes that: a factor that gives each server two
-places at any load is no bound, and without a factor (0) a busy session would queue at one server beside idle ones."""
+places at any load is no bound, and without a factor (0) a busy session would queue while servers are idle."""
 FAILURES_PER_S = 200
 """Lines of failures in HAProxy's log that one client address can cause in a second."""
 HELD_MOST = 1000

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 REMOVABLE_WAIT_S = 5
 LISTED_S = 1.0
-"""How long a list of the servers is reused while changes follow one another. Meanwhile only an operator at HAProxy's
+"""How long a list of the servers is reused while changes follow one another. In that time only an operator at HAProxy's
 socket could change it."""
 _GONE = ("No such server", "No such backend")
 _BUSY = "Server still has connections"
@@ -53,7 +53,7 @@ async def _nothing() -> None:
 class HAProxyProcess:
     """One HAProxy.
 
-    One change sends its commands at a time. Only a deletion lets other changes go on while it waits for the server's
+    One change sends its commands at a time. Only a deletion lets other changes proceed while it waits for the server's
     last connection to end. Changes of one server are carried out in turn. Snapshots may be taken at any time.
     """
 
@@ -74,7 +74,7 @@ class HAProxyProcess:
         self._leaving: Mapping[tuple[str, str], int] = {}
         """Requests in flight in replaced workers, at the last count."""
         self._alone: tuple[int, float] | None = None
-        """The worker (pid, start time) that has no replaced worker beside it."""
+        """The worker (pid, start time) without a replaced worker that still runs."""
 
     async def observe(self) -> RoutingState:
         """One snapshot. Raises RoutingUnreachable while HAProxy does not answer, RoutingError when its answers cannot
@@ -106,13 +106,13 @@ class HAProxyProcess:
         return state.routing_state(*await self.runtime.ask_all(state.QUESTIONS))
 
     @contextlib.asynccontextmanager
-    async def one_at_a_time(self, *, anew: bool = False) -> AsyncIterator[None]:
-        """Let one change send its commands at a time. `anew`: the list of the servers so far is of no use."""
+    async def one_at_a_time(self, *, relist: bool = False) -> AsyncIterator[None]:
+        """Let one change send its commands at a time. `relist`: the list of the servers must be read again."""
         self._changes_waiting += 1
         try:
             async with self._changing:
                 try:
-                    if anew:
+                    if relist:
                         self._listed = None
                     yield
                 except BaseException:
@@ -191,7 +191,7 @@ class HAProxyProcess:
         return True
 
     async def _until_removable(self, server: str) -> None:
-        """Wait for the end of the last connection of a server in maintenance, while other changes go on."""
+        """Wait for the end of the last connection of a server in maintenance, while other changes proceed."""
         wait = command("wait", f"{REMOVABLE_WAIT_S}s", "srv-removable", server)
         try:
             await self.runtime.ask(wait, timeout_s=REMOVABLE_WAIT_S + 3)
@@ -240,7 +240,7 @@ class HAProxyProcess:
     async def _sessions_of_leaving_workers(self, worker: tuple[int, float]) -> Mapping[tuple[str, str], int]:
         """Requests in flight by (backend, server) in workers that a reload replaced.
 
-        Once `worker` has no replaced worker beside it, the master is not asked again until a reload starts another one.
+        Once no replaced worker runs next to `worker`, the master is not asked again until a reload starts another one.
         While the master does not answer (it restarts itself at a reload) the last count is used: too high a count keeps
         a replica a moment longer, too low a count would stop a replica that still has requests.
         """

@@ -114,7 +114,7 @@ class MasterSocket:
     async def reload(self) -> None:
         """Start a new worker with the configuration on disk; returns when it runs.
 
-        Raises RoutingUnreachable, or RoutingError with HAProxy's messages when it did not start (the old one goes on).
+        Raises RoutingUnreachable, or RoutingError with HAProxy's messages when it did not start (the old one stays).
         """
         answer = await _exchange(self._address, "reload", RELOAD_TIMEOUT_S, of_master=True)
         status, _, log = answer.partition("\n--\n")
@@ -140,7 +140,7 @@ class MasterSocket:
         return tuple(pids)
 
     async def ask_worker(self, pid: int, line: str) -> str:
-        """A worker's answer to a command that only reads; "" if the worker has ended meanwhile."""
+        """A worker's answer to a command that only reads; "" if the worker has ended."""
         answer = await _exchange(self._address, f"@!{pid} {line}", COMMAND_TIMEOUT_S, of_master=True)
         return "" if answer.startswith(_NO_WORKER.decode()) else answer
 
@@ -186,7 +186,7 @@ def _talk(address: Address, line: bytes, deadline: float, given_up: threading.Ev
                     address.session = connection.session
                 return bytes(answer)
             answer += chunk
-            if answer.startswith(_NO_WORKER) and answer.endswith(b"\n"):  # after it the master goes on to wait
+            if answer.startswith(_NO_WORKER) and answer.endswith(b"\n"):  # after it the master waits
                 return bytes(answer)
 
 

@@ -1,4 +1,4 @@
-"""Explains a service's document in sentences, which every client shows as they are: what is in the way, what sets the
+"""Explains a service's document in sentences, which every client shows unchanged: what is in the way, what sets the
 number of replicas, what is going on. Pure.
 """
 
@@ -14,7 +14,7 @@ from ..model.text import age
 from .records.services import DeadEnd, Failure, Obstacle, RefusedAction, RejectionDocument, Service
 
 GIVE_UP_FAILURES = 6
-"""Half a minute of tries. The controller goes on trying, but a replica that fails so often needs a change by a user."""
+"""Half a minute of tries. The controller keeps trying, but a replica that fails so often needs a change by a user."""
 
 
 def explained(row: Service) -> Service:

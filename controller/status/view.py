@@ -21,7 +21,7 @@ from .records.answers import Target
 from .records.services import GpuSlotUse, GpuUse, NodeStatus, Service
 
 NEAR_END_S = 30 * 86_400.0
-"""For how long before the certificates' end it is told; `make up` renews them much earlier. An alert has it, too."""
+"""How long before the certificates' end it is shown; `make up` renews them much earlier. An alert has it, too."""
 
 
 @dataclass(frozen=True, slots=True)

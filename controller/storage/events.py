@@ -25,7 +25,7 @@ COALESCE_S = 600.0
 """A repetition within this time only increases the earlier event's count."""
 BURST_S = 60.0
 ONE_BY_ONE = 20
-"""Events of a burst that are told one by one."""
+"""Events of a burst that are stored one by one."""
 
 
 @dataclass(slots=True)

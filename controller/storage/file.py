@@ -153,7 +153,7 @@ class StateFile:
             return _connect(self._path)
         except sqlite3.OperationalError:
             raise  # it cannot be opened or written: a new file would fail as well
-        except (sqlite3.DatabaseError, UnicodeDecodeError):  # the latter is how Python quotes SQLite on a bad byte
+        except (sqlite3.DatabaseError, UnicodeDecodeError):  # Unicode: Python decodes SQLite's message on a bad byte
             aside = self._path.with_name(f"{FILE_NAME}.aside-{int(clock())}")
             for suffix in ("", "-wal", "-shm"):
                 with contextlib.suppress(FileNotFoundError):  # SQLite creates the two side files only when needed

@@ -1,7 +1,7 @@
 """The daemon on a Swarm: a manager's services, an HAProxy on every node, the state in Swarm's configs.
 
-It acts while it holds the lease of the state. Without it another controller may act, so it ends, and Swarm starts it
-anew. The networks of replicas reach its API, so a change needs the token.
+It acts while it holds the lease of the state. Without it another controller may act, so it ends, and Swarm restarts
+it. The networks of replicas reach its API, so a change needs the token.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
 
 @dataclass(frozen=True, slots=True)
 class _Tls:
-    """The controller's certificate, which is read once: with another one Swarm starts the controller anew."""
+    """The controller's certificate, which is read once: with another one Swarm restarts the controller."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext

@@ -3,8 +3,8 @@
 The names are those of roles, not of machines: all edges have one certificate, as Swarm gives all tasks of a service one
 secret. Each certificate is good for both ends of a connection, so each end checks the other's role too (`ROLE_NAMES`).
 
-Rotation makes a certificate anew when a third of its time is left, so each machine has months to take the new one. A
-new authority is put beside the old one (`ca.pem` may hold several) before the first certificate of it is used.
+Rotation renews a certificate when a third of its time is left, so each machine has months to take the new one. A
+new authority is added to the old one (`ca.pem` may hold several) before the first certificate of it is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DAYS = 365
 SKEW_DAYS = 1
 """Certificates begin in the past: another machine's clock may be behind."""
 RENEW_AT = 1 / 3
-"""The share of a certificate's time that is left when it is made anew."""
+"""The share of a certificate's time that is left when it is renewed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def make(role: Role, authority: Identity, now: float) -> Identity:
 
 
 def is_due(certificate: str, now: float) -> bool:
-    """Whether a certificate must be made anew now."""
+    """Whether a certificate must be renewed now."""
     begin, end = _times(certificate)
     return end - now < RENEW_AT * (end - begin)
 

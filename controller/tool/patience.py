@@ -25,7 +25,7 @@ HOPELESS_LOOKS = 2
 def wait(look: Callable[[], WaitVerdict], timeout_s: float, stays: str, *, quiet: bool = False) -> WaitVerdict:
     """Poll until the verdict is final, show progress, and return the verdict if it is the wanted one.
 
-    `stays`: the sentence about what goes on after the wait ends early; `quiet`: show only obstacles.
+    `stays`: the sentence about what continues after the wait ends early; `quiet`: show only obstacles.
 
     Raises CommandError and its kinds for any other end.
     """

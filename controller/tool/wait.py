@@ -19,7 +19,7 @@ and the tick of the second one may have begun before it; the third one contains 
 
 
 class TargetMovedError(Exception):
-    """Another request set another target meanwhile."""
+    """Another request has set another target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class WaitVerdict:
     exit_code: int = FAILED
     next_step: str = ""
     ended: bool = False
-    """Nothing goes on after the command has ended."""
+    """Nothing continues after the command has ended."""
     parts: tuple[Part, ...] = ()
     notices: int = 0
     """How many of the controller's notices the message has."""
@@ -118,7 +118,7 @@ def judge_all(document: Services, *, serving: bool = False) -> WaitVerdict:
 class RolloutWait:
     """Waits until the rollouts of some services have ended, well or badly.
 
-    `before` is /api/v1/services as it was before the request: a version that it lists as rejected is no outcome of this
+    `before` is /api/v1/services before the request: a version that it lists as rejected is no outcome of this
     request. `reverting`: the former version is wanted (rollback, abort), so a rejected version is no failure either.
     """
 

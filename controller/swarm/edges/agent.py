@@ -1,7 +1,7 @@
-"""The program beside HAProxy on each edge: `python3 -m controller.swarm.edges.agent`.
+"""The program next to HAProxy on each edge: `python3 -m controller.swarm.edges.agent`.
 
 It fetches the routes from the controller over TLS, checks them, keeps them on the edge's volume and reloads HAProxy in
-place. It also keeps the servers in the file up to date. Without a controller, HAProxy goes on with its last file. It
+place. It also keeps the servers in the file up to date. Without a controller, HAProxy continues with its last file. It
 needs nothing but Python's own library.
 
 An edge takes no routes of a controller that is older than the newest one it knows, from HAProxy (which refuses the

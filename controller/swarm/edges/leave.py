@@ -19,12 +19,12 @@ from .agent import RUN_DIR
 _log = logging.getLogger("edge")
 
 AGAIN_S = 1.0
-"""A reload meanwhile makes a worker that does not know yet."""
+"""A reload during it makes a worker that does not know yet."""
 SAY_SO = ("experimental-mode on", "set var proc.pierhead_leaving int(1)")
 
 
 async def leave(run_dir: Path, seconds: float) -> None:
-    """Have HAProxy say for so long that it leaves."""
+    """Make HAProxy say for `seconds` that it leaves."""
     until = time.monotonic() + seconds
     while (left_s := until - time.monotonic()) > 0:
         try:

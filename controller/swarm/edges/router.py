@@ -1,6 +1,6 @@
 """Many HAProxies as the router: one on each node, each driven over TLS, together one RoutingState for the planner.
 
-    observe    every edge that answered last time is asked at once; one that is away is asked beside, without a wait
+    observe    every edge that answered last time is asked at once; the others are asked in tasks, without a wait
     perform    the action goes to every edge that answers; what an edge lacks afterwards shows in the next snapshot
     routes     are published, and fetched by each edge itself (routes.py)
 
@@ -296,7 +296,7 @@ class EdgesRouter:
         ]
 
     def _room_actions(self, state: RoutingState, states: Mapping[str, RoutingState]) -> list[SetWaitingRoom]:
-        """Rooms that are closed at some edges only, and not as they were set (open, if they never were)."""
+        """Rooms that are closed at some edges only, and differ from their setting (open, if there is none)."""
         closed = frozenset[str]().union(*(one.closed for one in states.values()))
         everywhere = frozenset.intersection(*(one.closed for one in states.values()))
         return [

@@ -85,7 +85,7 @@ class PublishedRoutes:
         return bool(self.text) and self.hash not in known
 
     async def _news(self, request: web.Request, *known: str) -> None:
-        """Return when other routes than these are published, or any anew, at the latest after `WAIT_S`."""
+        """Return when other routes than these are published, or the same ones again, at the latest after `WAIT_S`."""
         transport = request.transport
         if transport is None:
             return

@@ -263,7 +263,7 @@ class SwarmEngine:
         """Give the service its task, on one of the nodes that `narrowing` leaves.
 
         A start that was interrupted has left its constraints: `NARROWED_LABEL` counts them. A task that has its node
-        loses them, one that has none is placed anew.
+        loses them, one that has none is placed again.
         """
         name = action.target
         listing = self._until(lambda: self._list(project), lambda seen: not is_undecided(_spec_of(name, seen), seen))
@@ -286,7 +286,7 @@ class SwarmEngine:
         raise EngineError(f"start of replica {name}: {_NO_ROOM.format(spec['Labels'][LIMIT_LABEL])}")
 
     def _until(self, look: Callable[[], T], is_settled: Callable[[T], bool]) -> T:
-        """Look until Swarm has done what it was told to, or for as long as that may take."""
+        """Look until Swarm has carried out the order, or for as long as that may take."""
         until = time.monotonic() + _PLACED_WITHIN_S
         while not is_settled(seen := look()) and time.monotonic() < until:
             time.sleep(_PLACED_LOOK_S)

@@ -24,7 +24,7 @@ _RUNS = ("ready", "running")
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """Constraints beside those of the compose file."""
+    """Constraints in addition to those of the compose file."""
 
     bound: tuple[str, ...] = ()
     """Against nodes that have max_replicas_per_node replicas of the service."""

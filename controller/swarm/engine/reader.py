@@ -22,7 +22,7 @@ from .service_spec import GPU_KIND, NARROWED_LABEL, STOPPED_LABEL
 _BY_ITSELF = ("complete", "failed", "rejected")
 ENDED = (*_BY_ITSELF, "shutdown", "orphaned", "remove")
 _ONLY_A_CODE = "task: non-zero exit"
-"""The beginning of Swarm's text on a process that ended with a code, which is told by the code itself."""
+"""The beginning of Swarm's text on a process that ended with a code, which the code itself says."""
 _SAME_STEP_S = 1.0
 """Swarm makes the next task in the step in which it takes note of the end of the last one. A node that comes back
 reports the ends of its former tasks long after their successors were made."""
@@ -48,7 +48,7 @@ def start_of(tasks: Iterable[Json]) -> str:
 
 
 def has_forgotten(tasks: Iterable[Json]) -> bool:
-    """Whether Swarm has dropped the ended tasks of a service that it was told to drop. It does so in a moment.
+    """Whether Swarm has dropped the ended tasks of a service that it was ordered to drop. It does so in a moment.
 
     The service must not be removed in that very moment: the leader's engine (Docker 26.1) looks the task up again, does
     not find it and panics, which ends all containers of its node.

@@ -59,7 +59,7 @@ class StateHolder:
         self._told = ""
         self.rows = StateDocument(document.limit, self._wake.set)
         self.controller_clock = SteadyClock(0.0, wall, monotonic)
-        """Goes on where the clock of the last controller was, so that deadlines in the state come late and never early
+        """Continues from the clock of the last controller, so that deadlines in the state come late and never early
         where the clocks of two machines differ."""
 
     @property

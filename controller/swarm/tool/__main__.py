@@ -86,7 +86,7 @@ def _beside(on_swarm: SwarmStack, words: list[str]) -> int:
     if not is_asked:
         on_swarm.tell_differences(_warn, is_status=words[:1] == ["status"])
     try:
-        program, variables = on_swarm.beside(*words)
+        program, variables = on_swarm.next_to_controller(*words)
     except ControllerError:
         if is_asked:
             return 0

@@ -123,7 +123,7 @@ class SwarmStack:
 
     # ------------------------------------------------------------------------------------------ next to the controller
 
-    def beside(self, *words: str, patience_s: int = PATIENCE_S) -> tuple[list[str], dict[str, str]]:
+    def next_to_controller(self, *words: str, patience_s: int = PATIENCE_S) -> tuple[list[str], dict[str, str]]:
         """(words, variables) of a program that runs a command next to the controller, on its network, whichever manager
         that is on. Raises NoStack.
         """
@@ -147,7 +147,7 @@ class SwarmStack:
     def answers(self) -> bool:
         """Whether a controller has the lease of the state, and its API is open."""
         try:
-            words, variables = self.beside("nodes", patience_s=0)
+            words, variables = self.next_to_controller("nodes", patience_s=0)
         except NoStack:
             return False
         return self.stack.programs.read(*words, variables=variables, timeout_s=READ_S).status == 0

@@ -114,7 +114,7 @@ def _names(facts: SwarmFacts) -> Iterator[str]:
                 else "`hostnamectl set-hostname` on one of them, and restart its engine"
             )
             ids = ", ".join(node["ID"] for node in nodes)
-            yield f"{len(nodes)} nodes are called {name} ({ids}), and names are how nodes are told apart: {remedy}"
+            yield f"{len(nodes)} nodes are called {name} ({ids}), and names must distinguish nodes: {remedy}"
 
 
 def _absent(nodes: Sequence[Json]) -> Iterator[str]:

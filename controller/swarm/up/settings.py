@@ -1,4 +1,4 @@
-"""What `make up` and `make down` of a stack on a Swarm are told: the tool writes it as JSON into one variable. Pure."""
+"""The input of `make up` and `make down` of a stack on a Swarm: the tool writes it as JSON into one variable. Pure."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Swarm:
         return [str(task["ID"]) for task in tasks if task["ServiceID"] in ids and task.get("NodeID") not in down]
 
     def runs(self, *names: str) -> bool:
-        """Whether these services run everywhere as they were last deployed. Raises EngineError for one that cannot."""
+        """Whether these services run everywhere in their last version. Raises EngineError for one that cannot."""
         return all(self._runs(self.service(name)) for name in names)
 
     def _runs(self, service: Json | None) -> bool:
@@ -61,7 +61,7 @@ class Swarm:
         name, update = service["Spec"]["Name"], service.get("UpdateStatus") or {}
         if update.get("State") == "paused":
             raise EngineError(f"{name}: {update.get('Message')}; `docker service ps --no-trunc {name}` says why")
-        # Meanwhile Swarm counts a node's new task only when the former one has ended.
+        # During an update Swarm counts a node's new task only when the former one has ended.
         if update.get("State") == "updating":
             return False
         tasks = self._tasks(name, "running")

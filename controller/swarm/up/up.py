@@ -31,7 +31,7 @@ from .swarm_calls import Swarm, wait
 
 DEPLOY_S = 300.0
 RUNS_S, NODE_RUNS_S = 300.0, 30.0
-"""Nodes pull the images meanwhile; and for each node, whose HAProxy is replaced after that of the node before."""
+"""Nodes pull the images in that time; and for each node, whose HAProxy is replaced after that of the node before."""
 TOKEN = "PIERHEAD_API_TOKEN"  # noqa: S105  (a variable's name)
 Say = Callable[[str], None]
 

@@ -56,7 +56,7 @@ Force = Annotated[bool, typer.Option("--force", help="write over FILE")]
 Level = Annotated[
     int, typer.Option("--level", metavar="1|2", min=1, max=2, help="1: weights to the machine's memory; 2: drop them")
 ]
-Patience = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="each replica may take so long")]
+Patience = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="the most for each replica")]
 
 OPERATE_S = 300.0
 """After a sleep of level 2 the weights are read from disk again."""

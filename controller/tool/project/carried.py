@@ -1,4 +1,4 @@
-"""What the wheel carries of the stack, beside packages: files and directories of the clone.
+"""What the wheel carries of the stack, in addition to packages: files and directories of the clone.
 
 proto/hatch_build.py reads it as well, so it imports nothing.
 """

@@ -42,7 +42,8 @@ class OnMachine:
         if not image.startswith("grafana/") or self._has_image(image):
             return compose
         self.say(
-            f"Going on without Grafana: no registry gives {image} (plain Compose: COMPOSE_PROFILES= docker compose up)."
+            f"Continuing without Grafana: no registry gives {image} "
+            "(plain Compose: COMPOSE_PROFILES= docker compose up)."
         )
         return compose.having(COMPOSE_PROFILES="")
 

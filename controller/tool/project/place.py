@@ -50,7 +50,7 @@ class Place(Protocol):
         ...
 
     def addresses(self, compose: Compose) -> Sequence[tuple[str, str]]:
-        """What answers beside services, and where."""
+        """What answers in addition to services, and where."""
         ...
 
     def tell_trouble(self, compose: Compose) -> None:

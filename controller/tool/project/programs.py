@@ -125,5 +125,5 @@ class Programs:
 
 
 def _own(variables: Mapping[str, str], directory: Path | None) -> Mapping[str, str]:
-    """What a program in `directory` has beside this process's variables: the stack's compose file has its PWD."""
+    """What a program in `directory` has besides this process's variables: the stack's compose file has its PWD."""
     return {**({"PWD": str(directory)} if directory else {}), **variables}

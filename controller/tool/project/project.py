@@ -195,7 +195,7 @@ def _load(text: str) -> Any:
 def settle(project: Project, files: list[str], environment: Mapping[str, str], say: Callable[[str], None]) -> None:
     """Write `.pierhead/`, and into `.env` what is not chosen yet: name, files, ports. Says what was chosen.
 
-    Raises InvalidRequest for files that the controller would refuse; then `.env` stays as it was, and there is no
+    Raises InvalidRequest for files that the controller would refuse; then `.env` is unchanged, and there is no
     `.pierhead/` where there was none.
     """
     with choices.alone(project.root) as others:

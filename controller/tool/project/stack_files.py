@@ -152,7 +152,7 @@ def _sources() -> dict[str, Path]:
 def _runtime() -> Path:
     spec = importlib.util.find_spec("pierhead")
     if spec is None or spec.origin is None:
-        raise NoStackFiles("the runtime, `pierhead`, is not installed beside its controller: install the wheel again")
+        raise NoStackFiles("the runtime, `pierhead`, is not installed with its controller: install the wheel again")
     return Path(spec.origin).parent
 
 

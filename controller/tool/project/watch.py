@@ -4,7 +4,7 @@
     a file of an image's build context                 the image is built, and the services that run it are rolled out
     a compose file, .env, a Dockerfile, .dockerignore  `up` once more, and what it changes is rolled out
 
-Rollouts have no bake time. What fails leaves everything as it was, and is tried again together with the next save.
+Rollouts have no bake time. A failure changes nothing, and is tried again together with the next save.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FilesWatch:
                 seen = self._seen(seen, since)
 
     def _seen(self, before: Stamps, since: float) -> Stamps:
-        """The files as they were before, and those that were not watched then, without what was changed since."""
+        """The former state of the files, and that of those that were not watched then, without later changes."""
         now = self._look()
         return {file: before.get(file, now[file]) for file in now if file in before or now[file][0] < since * 1e9}
 

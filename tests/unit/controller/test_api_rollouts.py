@@ -146,7 +146,7 @@ async def test_what_cannot_be_done_says_why(control: Control) -> None:
         ("services/wep/rollback", b"", 404, "did you mean 'web'?"),
         ("services/web/rollback", b"", 400, "web: there was no earlier version; known are "),
         ("services/web/rollback", b'{"to": "0"}', 400, "web: no record says how version 0 is made; known are "),
-        ("services/web/abort", b"{}", 400, "web: no rollout is going on, so there is nothing to abort"),
+        ("services/web/abort", b"{}", 400, "web: no rollout is in progress, so there is nothing to abort"),
         ("services/web/promote", b"{}", 400, "web: no version is being watched (BAKING)"),
         ("services/wep/restart", b"{}", 404, "did you mean 'web'?"),
     ]

@@ -91,7 +91,7 @@ PROBLEMS: dict[str, SwarmFacts] = {
     ),
     "live-restore is on in this engine": replace(FINE, info=INFO | {"LiveRestoreEnabled": True}),
     "has 35 characters, and 34 leave room": replace(FINE, project="p" * 35),
-    "2 nodes are called n3 (id3, id4), and names are how nodes are told apart: `hostnamectl": replace(
+    "2 nodes are called n3 (id3, id4), and names must distinguish nodes: `hostnamectl": replace(
         FINE, nodes=(*FINE.nodes, node(3, ID="id4"))
     ),
     "n2 takes no connection at 192.0.2.2, port 7946": replace(

@@ -301,7 +301,7 @@ def test_grafana_is_left_out_where_no_registry_gives_it() -> None:
     services = {**SERVICES, "grafana": {"image": "grafana/grafana:1"}}
     user = User({"inspect grafana": Done(1)}, {"COMPOSE_PROFILES": "grafana"}, services=services)
     user.types_up()
-    assert user.said[0].startswith("Going on without Grafana: no registry gives grafana/grafana:1 (plain Compose: ")
+    assert user.said[0].startswith("Continuing without Grafana: no registry gives grafana/grafana:1 (plain Compose: ")
     assert user.programs.variables[-1]["COMPOSE_PROFILES"] == ""
     has_it = User({}, {"COMPOSE_PROFILES": "grafana"}, services=services)
     has_it.types_up()
