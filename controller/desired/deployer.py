@@ -6,9 +6,10 @@ deploy(), roll_back(), abort(), promote()      requests of operators, between ti
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..errors import InvalidRequest, StoreError
@@ -47,6 +48,15 @@ machine without free memory."""
 
 Callers = Callable[[], Mapping[str, frozenset[str]]]
 """The services that each caller watches, by the caller's name: a replica, or another program."""
+
+
+@contextlib.contextmanager
+def or_later(what: str) -> Iterator[None]:
+    """Change what is stored; where it cannot be, the next tick tries again."""
+    try:
+        yield
+    except StoreError as error:
+        logger.error("%s: %s", what, error)  # noqa: TRY400 - it has no other cause than the store
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +146,7 @@ class Deployer:
         barred: dict[FailureKey, str] = {}
         for name, service in spec.services.items():
             self._record(service, look)
-            facts, rules = self._facts(name, look), self._rules(service)
+            facts, rules = self._facts(name, look), Rules(service.rollout, service.startup_deadline_s, self._is_manual)
             before = self.state(name)
             state, notes = machine.advance(before, facts, rules, now)
             if not self._settle(name, state):
@@ -150,19 +160,18 @@ class Deployer:
         self.directions = Directions(services, goals, rows, made, barred)
         return self.directions
 
-    def _rules(self, service: ServiceSpec) -> Rules:
-        return Rules(service.rollout, service.startup_deadline_s, is_manual=self._is_manual)
-
     def _facts(self, name: str, look: _Look) -> RolloutFacts:
         state = self.state(name)
         counts = look.counts[name]
         contracts, is_reading = self._contracts(look.spec.services[name], state, look)
         unread = "the contract of its image is being read" if is_reading else ""
+        # Refusals from before the rollout, or the first try of a version that was taken without one, do not count.
+        begun_at = state.rollout.begun_at if state.rollout else state.tried_since
         return RolloutFacts(
             target=look.targets.get(name, look.spec.services[name].replicas),
             offered=self._offered[name],
             counts=counts,
-            failures=_failures(name, look.observed, look.refusals, _begun_at(state), look.now),
+            failures=_failures(name, look.observed, look.refusals, begun_at or -math.inf, look.now),
             tallies=self._tallies(name, state, look.observed),
             waits_for=self._waits_for(name, state, look) or unread,
             no_place=_no_place(name, state, look),
@@ -306,7 +315,7 @@ class Deployer:
         before = self._states.get(name)
         if before == state:
             return True
-        try:
+        with or_later("a rollout is blocked"):
             if state.rollout is not None and state.rollout.phase is not RolloutPhase.ROLLING_BACK:
                 former = before.rollout.to if before and before.rollout else None
                 if former != state.rollout.to:  # failures of an earlier rollout do not count
@@ -314,11 +323,8 @@ class Deployer:
             if before is not None and state.stable and state.stable != before.stable and state.is_unproven:
                 self._store.failures.drop((name, state.stable))
             self._store.rollouts.put(name, state_text(state))
-        except StoreError as error:
-            logger.error("a rollout is blocked: %s", error)  # noqa: TRY400 - the next tick tries again
-            return False
-        self._states[name] = state
-        return True
+            self._states[name] = state
+        return self._states.get(name) is state
 
     def _record(self, service: ServiceSpec, look: _Look) -> None:
         """Record the offered version, and drop the records of versions that are no longer needed."""
@@ -332,13 +338,11 @@ class Deployer:
         needed = {version, state.stable, *state.previous[:REVISIONS_KEPT]}
         needed |= {state.rollout.to, state.rollout.source} if state.rollout else set()
         needed |= {container.version for container in look.observed.containers_of(service.name)}
-        try:
+        with or_later("a version was not kept"):  # only a rollback needs it
             self._store.revisions.put((service.name, version), recorded(service, version, image_id, look.now))
             mine = [key for key in self._store.revisions if key[0] == service.name]
             for key in [key for key in mine if key[1] not in needed][: max(0, len(mine) - REVISIONS_KEPT)]:
                 self._store.revisions.drop(key)
-        except StoreError as error:
-            logger.error("a version was not kept: %s", error)  # noqa: TRY400 - only a rollback needs it
 
     def _record_user_config(self, service: ServiceSpec, version: str) -> None:
         """Record the last user_config that the files had for a version: a rollback to the version restores it."""
@@ -347,25 +351,20 @@ class Deployer:
             return
         revision = self._store.revisions[key]
         then = written(revision)
-        try:
+        with or_later("a user_config was not kept"):  # only a rollback needs it
             if then is None or then.user_config != service.user_config:
                 self._store.revisions.put(key, recorded(service, version, revision.image_id, revision.first_at))
             self._user_configs[key] = service.user_config
-        except StoreError as error:
-            logger.error("a user_config was not kept: %s", error)  # noqa: TRY400 - only a rollback needs it
 
     def _forget_others(self, spec: Spec) -> None:
         offered = set(self._offered.items())
         self._user_configs = {key: text for key, text in self._user_configs.items() if key in offered}
         for name in [name for name in self._states if name not in spec.services]:
-            try:
+            with or_later("the rollouts of a removed service were kept"):
                 self._store.rollouts.drop(name)
                 for key in [key for key in self._store.revisions if key[0] == name]:
                     self._store.revisions.drop(key)
-            except StoreError as error:
-                logger.error("the rollouts of a removed service were kept: %s", error)  # noqa: TRY400 - harmless
-                continue
-            del self._states[name]
+                del self._states[name]
 
     # ------------------------------------------------------------------------------------------------ what is asked for
 
@@ -522,12 +521,6 @@ def _no_place(name: str, state: ServiceRollout, look: _Look) -> str:
         for action in look.observed.in_progress
     )
     return "" if going or planned or to.present > to.ready else reason
-
-
-def _begun_at(state: ServiceRollout) -> float:
-    """When the rollout began, or the first try of a version that was taken without a rollout."""
-    since = state.tried_since if state.rollout is None else state.rollout.begun_at
-    return -math.inf if since is None else since
 
 
 def _failures(

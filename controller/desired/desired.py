@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from ..errors import StoreError
 from ..model.desired import Desired
 from ..model.observed import Observed, WorldSnapshot
 from ..model.plan import PendingReplica, Refusal
@@ -14,13 +12,11 @@ from ..model.spec import ServiceSpec, Spec
 from ..model.world import FailureKey
 from ..storage.events import EventLog
 from ..storage.store import Override, StateStore
-from .deployer import Deployer
+from .deployer import Deployer, or_later
 from .edge import edge_spec
 from .remaining import RemainingServices
 from .scaler import Scaler
 from .targets import switched_off, targets_of
-
-logger = logging.getLogger(__name__)
 
 RoutingHash = Callable[[Collection[ServiceSpec]], str]
 """Hash of HAProxy's configuration for these services. Raises RoutingError."""
@@ -90,10 +86,7 @@ class Desirer:
                 self._drop_override(name, override, f"the compose files now say {service.replicas} replicas")
 
     def _drop_override(self, service: str, override: Override, why: str) -> None:
-        try:
+        with or_later("a scale target was kept"):
             self._store.overrides.drop(service)
-        except StoreError as error:
-            logger.error("a scale target was kept: %s", error)  # noqa: TRY400 - the next tick tries again
-            return
-        message = f"{service}: {why}; the {override.replicas} set by scale end"
-        self._events.record("scale", message, service=service)
+            message = f"{service}: {why}; the {override.replicas} set by scale end"
+            self._events.record("scale", message, service=service)

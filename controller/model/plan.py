@@ -71,20 +71,11 @@ class Plan:
     """Whether a start waits for GPU memory that is in use, or for a reading of it."""
 
     def __str__(self) -> str:
-        return render_plan(self)
+        """The dry run, which `make plan` prints and tests compare; "nothing to do" for a converged world."""
+        lines = [f"#{step.number}{_after(step)} {step.action.words}: {step.action.cause}" for step in self.steps]
+        lines += [f"pending {pending.service}: {pending.reason}" for pending in self.pending]
+        return "\n".join(lines) or "nothing to do"
 
 
-# ----------------------------------------------------------------------------------------------------
-# The plan as text: `make plan` prints it, tests compare it.
-
-
-def render_plan(plan: Plan) -> str:
-    """Return the dry run; "nothing to do" for a converged world."""
-    lines = [_step_line(step) for step in plan.steps]
-    lines += [f"pending {pending.service}: {pending.reason}" for pending in plan.pending]
-    return "\n".join(lines) if lines else "nothing to do"
-
-
-def _step_line(step: Step) -> str:
-    after = f" after {', '.join(f'#{number}' for number in step.after)}" if step.after else ""
-    return f"#{step.number}{after} {step.action.words}: {step.action.cause}"
+def _after(step: Step) -> str:
+    return f" after {', '.join(f'#{number}' for number in step.after)}" if step.after else ""

@@ -574,12 +574,13 @@ def _published(numbers: object, version: object) -> PublishedStats:
     known = _count(version)
     if not known or not isinstance(numbers, dict) or len(numbers) > MOST_STATS:
         return NO_STATS
-    found = {storable(str(name)): value for name, value in numbers.items() if _is_finite(value) and len(name) <= 64}
-    return PublishedStats({name: float(value) for name, value in found.items()}, known)
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < sys.float_info.max
+    found = {
+        storable(str(name)): float(value)
+        for name, value in numbers.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        if abs(value) < sys.float_info.max and len(name) <= 64
+    }
+    return PublishedStats(found, known)
 
 
 def _counts(value: object) -> Mapping[str, int]:

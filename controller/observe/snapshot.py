@@ -177,7 +177,9 @@ class Observer:
         before = self._asked_for
         is_new = before is None or before[0] is not reading
         if is_new:
-            self._forget_gone(reading)
+            there = {container.id for container in reading.value.state.containers}
+            for container_id in reading.value.noted - there:  # removed from outside
+                self._store.forget(container_id)
         retiring = self._store.retirements.snapshot()
         if before is None or is_new or before[1] is not spec or before[2] != retiring:
             state = reading.value.state
@@ -186,11 +188,6 @@ class Observer:
             self._asked_for = reading, spec, retiring
         if before is None:
             await self._prober.first_round(FIRST_ROUND_S)
-
-    def _forget_gone(self, reading: EngineReading) -> None:
-        """Drop notes about containers that were removed from outside."""
-        for container_id in reading.value.noted - {container.id for container in reading.value.state.containers}:
-            self._store.forget(container_id)
 
 
 def with_unseen(in_progress: tuple[Action, ...], unseen: Iterable[Action]) -> tuple[Action, ...]:

@@ -95,7 +95,8 @@ def _drained(
         if not fresh or container.ongoing > container.lasting:
             return None
         # At SIGTERM the runtime closes them: clients connect again, to another replica.
-        return f"nothing in flight{_lasting(container.lasting)}"
+        lasting = f" but {container.lasting} WebSockets or endless streams, which it ends" if container.lasting else ""
+        return f"nothing in flight{lasting}"
     if outlook.spec is None:
         return (
             None  # its backend is gone: a replaced worker of HAProxy finishes its requests and cannot be asked for them
@@ -104,10 +105,6 @@ def _drained(
     if waited_s < least_s:
         return None
     return "HAProxy counts nothing in flight" if routed else f"it has drained for {least_s:g} s"
-
-
-def _lasting(count: int) -> str:
-    return f" but {count} WebSockets or endless streams, which it ends" if count else ""
 
 
 def _may_be_at_work(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook) -> bool:

@@ -76,13 +76,10 @@ def _outdated(draft: Draft, outlook: ServiceOutlook) -> list[tuple[ReplicaOutloo
         names = {container.name for container in found.victims}
         chosen += [replica for replica in others if replica.name in names]
     if not found.has_place or any(replica.waits_for_node for replica in outlook.alive()):
-        chosen += [one for one in others if _goes_at_once(draft, one) and one not in chosen]
+        at_once = {name for name, node in draft.leaving.items() if node.leaves_at_once}
+        chosen += [one for one in others if one.container.node in at_once and one not in chosen]
     cause = _outdated_cause(outlook, limits)
     return [(one, f"node {one.container.node} leaves" if one.displaced else cause) for one in chosen]
-
-
-def _goes_at_once(draft: Draft, replica: ReplicaOutlook) -> bool:
-    return replica.displaced and draft.leaving[replica.container.node].leaves_at_once
 
 
 def _may_go(outlook: ServiceOutlook, limits: Bounds) -> tuple[list[ReplicaOutlook], list[ReplicaOutlook]]:

@@ -185,13 +185,18 @@ def _grpc_match(name: str, spec: ServiceSpec, applications: Mapping[str, list[st
 
 def _service(spec: ServiceSpec, limits: EdgeLimits, applications: Mapping[str, list[str]]) -> dict[str, Any]:
     """A service as the template uses it."""
-    hold_ms = _hold_ms(spec)
+    wakes = spec.autoscale is not None and spec.autoscale.min == 0
+    # How long a request waits for a first server. (For a service at 0 the controller closes the waiting room.)
+    hold_ms = _ms(spec.request_timeout_s if wakes else min(spec.request_timeout_s, HEAL_HOLD_S))
     timeout_server_ms = _ms(spec.request_timeout_s + SERVER_TIMEOUT_SLACK_S)
     timeout_queue_ms = _ms(min(spec.request_timeout_s, QUEUE_TIMEOUT_CAP_S))
     if spec.route is not None:
         matching(_ROUTE, spec.route, f"route of service {spec.name!r}")
     for name in spec.grpc_services:
         matching(_GRPC_SERVICE, name, f"gRPC service of service {spec.name!r}")
+    probe_path = ""
+    if spec.probe.haproxy_asks:  # it reads the path as a log format, where a percent sign is special
+        probe_path = matching(_PROBE_PATH, spec.probe.path, f"probe path of service {spec.name!r}").replace("%", "%%")
     return {
         "name": matching(SERVICE, spec.name, "service name"),
         "protocol": spec.protocol,
@@ -205,7 +210,7 @@ def _service(spec: ServiceSpec, limits: EdgeLimits, applications: Mapping[str, l
         # Whether a response names its replica, and a request may.
         "names_replicas": spec.replica_header,
         # "" = nothing is asked, a connection suffices.
-        "probe_path": _probe_path(spec) if spec.probe.haproxy_asks else "",
+        "probe_path": probe_path,
         "max_queued_requests": limits.queued_requests if spec.max_queued_requests < 0 else spec.max_queued_requests,
         "refusal_status": spec.backpressure.status_code,
         "retry_after_s": math.ceil(spec.backpressure.retry_after_s),
@@ -219,7 +224,7 @@ def _service(spec: ServiceSpec, limits: EdgeLimits, applications: Mapping[str, l
         # From a request's arrival in the waiting room to the first byte of its answer.
         "timeout_held_ms": hold_ms + timeout_queue_ms + timeout_server_ms,
         # The longest call, which a replaced worker must live for, with its wait in the waiting room.
-        "longest_call_s": (timeout_server_ms + (hold_ms if _wakes(spec) else 0)) // 1000,
+        "longest_call_s": (timeout_server_ms + (hold_ms if wakes else 0)) // 1000,
         "access_log": spec.access_log.word,
         # The request ids of the sample are those whose crc32 is below this.
         "sample_below": round(spec.access_log.sample * 2**32),
@@ -228,11 +233,6 @@ def _service(spec: ServiceSpec, limits: EdgeLimits, applications: Mapping[str, l
         "logs_itself": spec.managed,
         "server_options": " ".join(server_options(spec)),
     }
-
-
-def _probe_path(spec: ServiceSpec) -> str:
-    """The probe's path. HAProxy reads it as a log format, where a percent sign is special."""
-    return matching(_PROBE_PATH, spec.probe.path, f"probe path of service {spec.name!r}").replace("%", "%%")
 
 
 def _balance(spec: ServiceSpec) -> str:
@@ -247,15 +247,6 @@ def _balance(spec: ServiceSpec) -> str:
         case _:
             # leastconn ignores weights among servers without requests, so it cannot keep a canary's share.
             return "leastconn" if spec.rollout.canary_weight is None else "random(2)"
-
-
-def _hold_ms(spec: ServiceSpec) -> int:
-    """How long a request waits for a first server. (For a service at 0 the controller closes the waiting room.)"""
-    return _ms(spec.request_timeout_s if _wakes(spec) else min(spec.request_timeout_s, HEAL_HOLD_S))
-
-
-def _wakes(spec: ServiceSpec) -> bool:
-    return spec.autoscale is not None and spec.autoscale.min == 0
 
 
 def _hold_most(spec: ServiceSpec) -> int:

@@ -82,7 +82,7 @@ class HAProxyProcess:
 
         `sessions` of a server include requests in workers that a reload has replaced: only without these is it drained.
         """
-        seen = await self._running()
+        seen = state.routing_state(*await self.runtime.ask_all(state.QUESTIONS))
         leaving = await self._sessions_of_leaving_workers((seen.pid, seen.started_at))
         if not leaving:
             return seen
@@ -101,9 +101,6 @@ class HAProxyProcess:
                 await self._set_waiting_room(action)
         else:
             await self._change_server(action)
-
-    async def _running(self) -> RoutingState:
-        return state.routing_state(*await self.runtime.ask_all(state.QUESTIONS))
 
     @contextlib.asynccontextmanager
     async def one_at_a_time(self, *, relist: bool = False) -> AsyncIterator[None]:
@@ -149,7 +146,7 @@ class HAProxyProcess:
                 case SetServerWeight():
                     await self.runtime.ask(command("set", "server", _path_of(action), "weight", str(action.weight)))
                 case ShutdownSessions():
-                    await self._shutdown_sessions(action)
+                    await self._ask_if_there("shutdown", "sessions", "server", _path_of(action))
         return True
 
     async def _is_added(self, action: AddServer) -> bool:
@@ -202,19 +199,18 @@ class HAProxyProcess:
             ) from error
 
     async def _set_state(self, action: SetServerState) -> None:
-        server = _path_of(action)
-        try:
-            if action.state is ServerState.READY:
-                # A server whose addition was interrupted has no checks yet, and would stay in rotation when it is dead.
-                await self.runtime.ask(command("enable", "health", server))
-            await self.runtime.ask(command("set", "server", server, "state", action.state.value))
-        except CommandRefused as error:
-            if action.state is ServerState.READY or not error.answer.startswith(_GONE):
-                raise
+        server, words = _path_of(action), ("state", action.state.value)
+        if action.state is not ServerState.READY:
+            await self._ask_if_there("set", "server", server, *words)
+            return
+        # A server whose addition was interrupted has no checks yet, and would stay in rotation when it is dead.
+        await self.runtime.ask(command("enable", "health", server))
+        await self.runtime.ask(command("set", "server", server, *words))
 
-    async def _shutdown_sessions(self, action: ShutdownSessions) -> None:
+    async def _ask_if_there(self, *words: str) -> None:
+        """Run a command about a server that may be gone."""
         try:
-            await self.runtime.ask(command("shutdown", "sessions", "server", _path_of(action)))
+            await self.runtime.ask(command(*words))
         except CommandRefused as error:
             if not error.answer.startswith(_GONE):
                 raise

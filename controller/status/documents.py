@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator
 from typing import Literal
 
 from ..model.actions import Action, action_name
-from ..model.plan import Step
 from ..model.reports import RolloutStatus
 from ..model.spec import ServiceSpec, backend_name
 from ..model.world import RoutingState
@@ -75,15 +74,11 @@ def plan_document(view: View, in_progress: tuple[Action, ...]) -> PlanDocument:
     """Return the plan."""
     return PlanDocument(
         view.spec_problems,
-        tuple(map(_step, view.plan.steps)),
+        tuple(StepDocument(step.number, step.after, *_described(step.action)) for step in view.plan.steps),
         view.plan.pending,
         tuple(ActionDocument(*_described(action)) for action in in_progress),
         plan_words(view, in_progress),
     )
-
-
-def _step(step: Step) -> StepDocument:
-    return StepDocument(step.number, step.after, *_described(step.action))
 
 
 def _described(action: Action) -> tuple[str, str, str, str, str]:
@@ -122,7 +117,7 @@ def timed_lines(text: str) -> Iterator[tuple[str, str]]:
 
 def routes(view: View) -> Routes:
     """Return every route with the servers behind it."""
-    routing = view.observed.routing if view.observed else None
+    routing = view.observed.routing
     services = view.desired.services if view.desired else {}
     haproxy = HAProxyProcess(routing.pid, routing.started_at, routing.version) if routing else None
     found = tuple(_route(*match, routing) for match in _matches(services.values()))

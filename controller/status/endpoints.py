@@ -22,13 +22,14 @@ def endpoints(
 
     `overrides`: the numbers of replicas that `pierhead scale` has set, by service. Epoch and generation are not set.
     """
+    files, scaled = "`replicas: 0` in the compose files", "`pierhead scale`"
     found = {
         name: ServiceEndpoints(
             service=name,
             max_queued_requests=spec.max_queued_requests,
             policy=spec.router_policy,
             policy_kwargs=spec.router_policy_kwargs,
-            scaled_to_zero_by=_set_to_zero_by(name, overrides) if name in desired.switched_off else "",
+            scaled_to_zero_by=(scaled if name in overrides else files) if name in desired.switched_off else "",
         )
         for name, spec in desired.services.items()
     }
@@ -43,10 +44,6 @@ def endpoints(
     for name, listed in found.items():
         _weigh(listed, goal_of(desired, observed, name))
     return found
-
-
-def _set_to_zero_by(service: str, overrides: Mapping[str, int]) -> str:
-    return "`pierhead scale`" if service in overrides else "`replicas: 0` in the compose files"
 
 
 def _made(container: ReplicaContainer, goal: VersionGoal) -> ServiceSpec | None:

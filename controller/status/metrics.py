@@ -102,7 +102,7 @@ def _gauge(name: str, documentation: str, label: str, samples: Iterable[tuple[st
 
 def _services(view: View) -> Iterator[Metric]:
     failures: dict[str, int] = {}
-    for (service, _), record in (view.observed.failures if view.observed else {}).items():
+    for (service, _), record in view.observed.failures.items():
         failures[service] = max(failures.get(service, 0), record.count)
 
     def gauge(name: str, documentation: str, value: Callable[[Service], float | None]) -> Metric:
@@ -136,7 +136,7 @@ def _services(view: View) -> Iterator[Metric]:
 
 
 def _held(view: View) -> Iterator[Metric]:
-    routing = view.observed.routing if view.observed else None
+    routing = view.observed.routing
     routed = sorted(spec.name for spec in view.desired.services.values() if spec.is_routed) if view.desired else []
     found = {name: routing.held.get(backend_name(name), HeldRequests()) for name in routed} if routing else {}
     yield _gauge(
@@ -187,7 +187,7 @@ def _nodes(view: View) -> Iterator[Metric]:
 
 def _stack(view: View) -> Iterator[Metric]:
     gpus = view.gpus
-    quorum = Quorum.of(view.observed.nodes) if view.observed and view.observed.nodes else None
+    quorum = Quorum.of(view.observed.nodes) if view.observed.nodes else None
     facts = (
         ("pierhead_managers_ready", "Managers that are not down.", quorum.ready if quorum else None),
         (
@@ -209,7 +209,7 @@ def _stack(view: View) -> Iterator[Metric]:
     )
     for name, documentation, value in facts:
         yield GaugeMetricFamily(name, documentation, value=value)
-    routing = view.observed.routing if view.observed else None
+    routing = view.observed.routing
     yield _gauge(
         "pierhead_edge_differs",
         "1 while a node's HAProxy does not answer, or is not as the others.",

@@ -385,7 +385,9 @@ def _message(material: _Material, replicas: list[ReplicaStatus], ready: int) -> 
     rollout = material.rollout
     if rollout is not None and rollout.state.rollout is not None:
         return "; ".join([rollout.message, *obstacles])
-    going_on = ", ".join([*_going_on(material, replicas), *_held_words(material), *_config_words(material)])
+    config = material.user_config
+    config_words = [progress_words(config)] if config is not None and not config.everywhere else []
+    going_on = ", ".join([*_going_on(material, replicas), *_held_words(material), *config_words])
     message = "; ".join(obstacles) or going_on or (rollout.message if rollout else "")
     return message or _rest_words(material, material.spec)
 
@@ -393,7 +395,7 @@ def _message(material: _Material, replicas: list[ReplicaStatus], ready: int) -> 
 def _obstacles(material: _Material, ready: int) -> list[str]:
     found = [
         *_pending_words(material),
-        *_staying_words(material),
+        *dict.fromkeys(f"has no room elsewhere: {one.reason}" for one in material.staying),
         *(refusal_words(refused_action(one, material.now)) for one in material.refusals),
     ]
     failure = _failure(material)
@@ -429,11 +431,6 @@ def _pending_words(material: _Material) -> list[str]:
     return list(pending_words(reasons).values())
 
 
-def _staying_words(material: _Material) -> list[str]:
-    reasons = dict.fromkeys(one.reason for one in material.staying)
-    return [f"has no room elsewhere: {reason}" for reason in reasons]
-
-
 def _is_over(refusal: Refusal, desired: Desired, observed: Observed) -> bool:
     """Whether a pull is not needed any more: the image came otherwise, or the files name another one."""
     pull, spec = refusal.action, desired.services.get(refusal.action.service)
@@ -454,11 +451,6 @@ def _held_words(material: _Material) -> Iterable[str]:
         yield f"woken by {requests}"
     else:
         yield f"{requests} {wait} for it"
-
-
-def _config_words(material: _Material) -> Iterable[str]:
-    if material.user_config is not None and not material.user_config.everywhere:
-        yield progress_words(material.user_config)
 
 
 def _going_on(material: _Material, replicas: Iterable[ReplicaStatus]) -> Iterable[str]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ..model.nodes import Quorum
+from ..model.observed import NOT_LOOKED_YET
 from ..model.reports import Note, UserConfigStatus
 from ..plan.user_config import progress_words
 from .nodes import quorum_words
@@ -28,14 +29,14 @@ def transitions(before: View, after: View) -> tuple[Note, ...]:
 
 
 def _edges(before: View, after: View) -> Iterator[Note]:
-    if after.observed is None:
+    if after.observed is NOT_LOOKED_YET:
         return
     # No event when they answer at the start.
     if bool(after.haproxy_reachable) != (before.haproxy_reachable is not False):
         yield _reachability("haproxy", "HAProxy", up=bool(after.haproxy_reachable))
     if bool(after.engine_reachable) != (before.engine_reachable is not False):
         yield _reachability("engine", "the Docker Engine", up=bool(after.engine_reachable))
-    was, now = before.observed and before.observed.routing, after.observed.routing
+    was, now = before.observed.routing, after.observed.routing
     if was and now and (was.pid, was.started_at) != (now.pid, now.started_at):
         message = f"HAProxy was restarted or reloaded: process {was.pid} -> {now.pid}"
         yield Note("haproxy_restarted", message, target="haproxy")
@@ -60,7 +61,7 @@ def _reachability(kind: str, name: str, *, up: bool) -> Note:
 
 def _nodes(before: View, after: View) -> Iterator[Note]:
     """Nodes that went down, came back, joined, were removed or are drained; and what is left of the managers."""
-    if before.observed is None or after.observed is None or before.observed.nodes == after.observed.nodes:
+    if before.observed is NOT_LOOKED_YET or before.observed.nodes == after.observed.nodes:
         return
     then, now = ({node.id: node for node in seen.nodes} for seen in (before.observed, after.observed))
     for key, node in now.items():
@@ -89,7 +90,7 @@ def _managers(then: Quorum, now: Quorum) -> Iterator[Note]:
 
 
 def _brake(before: View, after: View) -> Iterator[Note]:
-    then, now = (view.observed.brake if view.observed else "" for view in (before, after))
+    then, now = before.observed.brake, after.observed.brake
     if now and not then:
         yield Note("nodes_doubted", now, target="nodes", outcome="warning")
     elif then and not now:
@@ -97,15 +98,15 @@ def _brake(before: View, after: View) -> Iterator[Note]:
 
 
 def _left_alone(before: View, after: View) -> Iterator[Note]:
-    then, now = (view.observed.left_alone if view.observed else {} for view in (before, after))
+    then, now = before.observed.left_alone, after.observed.left_alone
     for name in sorted(now.keys() - then.keys()):
         yield Note("left_alone", now[name], target=name, outcome="warning")
 
 
 def _replicas(before: View, after: View) -> Iterator[Note]:
     old = {replica.name: replica for service in before.services for replica in service.replicas if replica.name}
-    fresh = before.observed is None
-    there = {container.name for container in after.observed.containers} if after.observed else set()
+    fresh = before.observed is NOT_LOOKED_YET
+    there = {container.name for container in after.observed.containers}
     adopted: list[str] = []
     for service in after.services:
         for replica in service.replicas:
@@ -120,7 +121,7 @@ def _replicas(before: View, after: View) -> Iterator[Note]:
 
 def _moves(before: View, after: View) -> Iterator[Note]:
     """Replicas that the engine has moved by itself, once they run again."""
-    if before.observed is None or after.observed is None or before.observed.containers is after.observed.containers:
+    if before.observed.containers is after.observed.containers:
         return
     old = {one.id: one for one in before.observed.containers}
     for one in after.observed.containers:
@@ -131,8 +132,7 @@ def _moves(before: View, after: View) -> Iterator[Note]:
 
 def _stage(replica: ReplicaStatus, view: View) -> str:
     """The start-up stage that a replica reports; "" when it reports none."""
-    containers = view.observed.containers if view.observed else ()
-    return next((c.stage for c in containers if c.name == replica.name), "")
+    return next((c.stage for c in view.observed.containers if c.name == replica.name), "")
 
 
 def _replica(service: str, old: ReplicaStatus | None, new: ReplicaStatus, before: View, after: View) -> Iterator[Note]:
@@ -150,8 +150,7 @@ def _replica(service: str, old: ReplicaStatus | None, new: ReplicaStatus, before
 
 
 def _start_time(replica: str, view: View) -> str:
-    containers = view.observed.containers if view.observed else ()
-    started_at = next((c.started_at for c in containers if c.name == replica), None)
+    started_at = next((c.started_at for c in view.observed.containers if c.name == replica), None)
     return "" if started_at is None else f", {max(view.at - started_at, 0.0):.1f} s after its start"
 
 
@@ -169,7 +168,7 @@ def _without_numbers(words: str) -> str:
 
 def _user_configs(before: View, after: View) -> Iterator[Note]:
     """Changes of a user_config: its begin, its end in all replicas, and the replicas that refuse it."""
-    if before.observed is None:
+    if before.observed is NOT_LOOKED_YET:
         return  # the first view has no change
     old = {service.name: service.user_config for service in before.services}
     for service in after.services:

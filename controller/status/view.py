@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pierhead.discovery.v1.discovery_pb2 import ServiceEndpoints
 
 from ..model.desired import Desired
-from ..model.observed import Observed
+from ..model.observed import NOT_LOOKED_YET, Observed
 from ..model.plan import Plan, Refusal
 from ..model.reports import RolloutStatus
 from ..model.spec import slot_words
@@ -34,7 +34,7 @@ class View:
     at: float
     project: str
     desired: Desired | None = None
-    observed: Observed | None = None
+    observed: Observed = NOT_LOOKED_YET
     plan: Plan = field(default_factory=Plan)
     services: tuple[Service, ...] = ()
     rollouts: Mapping[str, RolloutStatus] = field(default_factory=dict)
@@ -69,20 +69,20 @@ class View:
         return at + self.ahead_s
 
 
-def notices(observed: Observed | None, refusals: Iterable[Refusal], unseen: str, now: float) -> tuple[str, ...]:
+def notices(observed: Observed, refusals: Iterable[Refusal], unseen: str, now: float) -> tuple[str, ...]:
     """Return what is wrong beyond a single service."""
     found = []
     if unseen:
         found.append(f"the Docker Engine does not answer, what is shown is old: {unseen}")
-    if observed is not None and observed.router_problem:
+    if observed.router_problem:
         found.append(f"{observed.router_problem}; nothing can be added to HAProxy or taken from it until this is over")
-    elif observed is not None and observed.routing is None:
+    elif observed.routing is None:
         found.append("HAProxy does not answer: nothing can be added to it or taken from it until it is back")
-    edges = observed.routing.edges if observed is not None and observed.routing else {}
+    edges = observed.routing.edges if observed.routing else {}
     found += [f"the HAProxy of {node}: {why}" for node, why in edges.items() if why]
-    for uuid, reason in sorted(observed.gpu_faults.items()) if observed else ():
+    for uuid, reason in sorted(observed.gpu_faults.items()):
         found.append(f"GPU {uuid} is not used: {reason}; run `pierhead unmark {uuid}` when it works again")
-    found += node_notices(observed) if observed else ()
+    found += node_notices(observed)
     found += [refusal_words(refused_action(refusal, now)) for refusal in refusals if not refusal.action.service]
     return tuple(found)
 

@@ -178,7 +178,7 @@ async def test_a_gpu_on_which_replicas_die_is_left_for_one_on_which_they_live(
             await until(lambda: action.container_id not in seen())
 
     def seen() -> set[str]:
-        return {one.id for one in control.view.observed.containers} if control.view.observed else set()
+        return {one.id for one in control.view.observed.containers}
 
     if is_forgotten_early:
         monkeypatch.setattr(FakeEngine, "perform", late)

@@ -12,6 +12,7 @@ import pytest
 from controller.errors import EngineError, EngineLeaderless, EngineSocketGone, EngineUnreachable, SpecError
 from controller.model.actions import CreateContainer
 from controller.model.machine import Machine
+from controller.model.observed import NOT_LOOKED_YET
 from controller.model.plan import Plan
 from controller.model.spec import ProbeSpec
 from controller.model.world import Gpu
@@ -111,7 +112,7 @@ async def test_nothing_is_planned_before_a_first_reading(control: Control, monke
     monkeypatch.setattr(Watch, "answer", returns_without_a_reading)
     control.engine.reading_s = 3600.0
     async with control.running() as loop:
-        await until(lambda: loop.view.observed is not None)
+        await until(lambda: loop.view.observed is not NOT_LOOKED_YET)
         assert loop.view.plan == Plan()
         assert control.engine.done[done:] == []
         assert not loop.view.engine_reachable
@@ -288,7 +289,7 @@ async def test_replicas_that_only_the_controller_cannot_reach_are_left_alone(con
         await until(
             lambda: any(
                 "HAProxy's own check passes" in container.health_detail
-                for container in (controller.view.observed.containers if controller.view.observed else ())
+                for container in controller.view.observed.containers
             )
         )
         assert set(control.engine.containers) == replicas
