@@ -212,7 +212,7 @@ class _Simulation:
         plan = make_plan(desired, observed, now)
         for step in plan.steps:
             self._world.perform(step.action, now)
-        for service in forgiven(desired, observed, self._world.ready_since, now):
+        for service in forgiven(desired, observed, now):
             self._store.failures.drop(service)
         self._note(targets, now)
         return self._pause_s(plan, now)

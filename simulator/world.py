@@ -281,10 +281,6 @@ class SimulatedWorld:
             failures=self._store.failures.snapshot(),
         )
 
-    def ready_since(self, container_id: str) -> float | None:
-        """Since when a container is ready."""
-        return next((one.ready_since for one in self.replicas.values() if one.id == container_id), None)
-
     def perform(self, action: Action, now: float) -> None:
         """Carry out an action, at once."""
         match action:
@@ -351,6 +347,7 @@ def _container(replica: Replica, service: str, now: float) -> ReplicaContainer:
         started_at=replica.started_at,
         exit_code=replica.exit_code,
         health=ReplicaHealth.READY if replica.ready_since is not None else ReplicaHealth.UNKNOWN,
+        ready_since=replica.ready_since,
         ongoing=replica.ongoing,
         ongoing_at=now,
         waiting={},

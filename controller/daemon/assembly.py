@@ -17,9 +17,6 @@ from ..desired.remaining import RemainingServices
 from ..desired.scaler import Scaler
 from ..errors import EngineUnreachable, StoreError
 from ..files.watch import SpecWatch
-from ..model.desired import Desired
-from ..model.observed import Observed
-from ..model.world import FailureKey
 from ..observe.contracts import ImageContracts
 from ..observe.engine_events import LOST_S, EngineEvents
 from ..observe.gpu_marks import GpuMarks
@@ -150,12 +147,9 @@ def assemble(
     observer = Observer(engine, router, prober, store, gpu_memory, gpu_marks, clock, wall)
     engine_events = EngineEvents(at.engine, world.project, observer, events, wakeup.ring, clock, engine_lost_s)
 
-    def over(desired: Desired, observed: Observed, now: float) -> frozenset[FailureKey]:
-        return forgiven(desired, observed, prober.ready_since, now)
-
-    remaining = RemainingServices(lambda: store.revisions, deployer.state, discovery_state.callers)
+    remaining = RemainingServices(store.revisions, deployer.state, discovery_state.callers)
     routing_hash, silence_s = at.router.routing_hash, world.router_silence_s
-    desirer = Desirer(store, events, scaler, deployer, remaining, routing_hash, over, silence_s)
+    desirer = Desirer(store, events, scaler, deployer, remaining, routing_hash, forgiven, silence_s)
     performer = Performer(at.engine, at.router, store, events, world.project, world.give, prober.learn, at.acts, clock)
 
     async def may_act() -> bool:

@@ -42,7 +42,7 @@ class Remaining:
 class RemainingServices:
     """Finds them in each look."""
 
-    _revisions: Callable[[], Mapping[tuple[str, str], Revision]]
+    _revisions: Mapping[tuple[str, str], Revision]
     _state: Callable[[str], ServiceRollout]
     _callers: Callers
 
@@ -72,7 +72,7 @@ class RemainingServices:
 
     def _made(self, name: str) -> ServiceSpec | None:
         """The service in its proven version; None where no record says how that is made."""
-        revision = self._revisions().get((name, self._state(name).stable or ""))
+        revision = self._revisions.get((name, self._state(name).stable or ""))
         former = (self._known or {}).get(name) or (written(revision) if revision else None)
         made = made_as(former, revision) if revision and former else None
         if revision is None or made is None:

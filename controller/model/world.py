@@ -142,6 +142,8 @@ class ReplicaContainer(ReplicaReport):
     report progress."""
     stalled_since: float | None = None
     """Since when it has had requests in flight without progress; None while it makes progress."""
+    ready_since: float | None = None
+    """Since when it is ready without a break; None when it is not."""
     gpu_fault: str = ""
     """Why it cannot stay on its GPUs; "" when it may."""
     contract: bytes | None = field(default=None, repr=False)

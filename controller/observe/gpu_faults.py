@@ -14,7 +14,7 @@ The driver's Xid errors are in the kernel's log, which no container can read. He
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from ..model.observed import Observed
@@ -145,7 +145,7 @@ class GpuWatch:
         return well
 
 
-def struck(container: ReplicaContainer, faults: Mapping[str, GpuFault]) -> str:
-    """Why a replica cannot stay where it is (one of its GPUs is gone); "" when it can."""
-    gone = [uuid for uuid in container.gpus if uuid in faults and faults[uuid].kind == "gone"]
-    return f"its GPU {gone[0]} is gone: {faults[gone[0]].reason}" if gone else ""
+def with_fault(container: ReplicaContainer, faults: Mapping[str, GpuFault]) -> ReplicaContainer:
+    """Return the replica with the reason why it cannot stay where it is, if one of its GPUs is gone."""
+    gone = next((uuid for uuid in container.gpus if uuid in faults and faults[uuid].kind == "gone"), None)
+    return container if gone is None else replace(container, gpu_fault=f"its GPU {gone} is gone: {faults[gone].reason}")

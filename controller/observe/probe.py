@@ -110,6 +110,7 @@ class ProbeVerdict:
             ongoing_at=self.read_at if reading.ongoing is not None else None,
             progressed_at=self.progressed_at,
             stalled_since=self.stalled_since,
+            ready_since=self.ready_since,
             contract=self.contract,
         )
 
@@ -331,11 +332,6 @@ class Prober:
             watch.judge.verdict = replace(watch.judge.verdict, user_config=report)
             watch.nudge.set()
 
-    def ready_since(self, container_id: str) -> float | None:
-        """Since when the replica is ready without a break; None when it is not."""
-        watch = self._watches.get(container_id)
-        return watch.judge.verdict.ready_since if watch else None
-
     async def first_round(self, limit_s: float) -> None:
         """Return when every replica was probed once, or after `limit_s` seconds."""
         pending = [watch.asked.wait() for watch in self._watches.values()]
@@ -448,13 +444,10 @@ class HttpProbe:
         return _reading(status, where, _report(body))
 
     async def _answer(self, subject: Subject) -> tuple[int, bytes]:
-        url = f"http://{subject.host}:{subject.spec.port}{subject.spec.path}"
         no_limit = aiohttp.ClientTimeout()  # aiohttp's default ends a connection after 30 s; the caller has the limit
         try:
-            async with self._session.get(url, timeout=no_limit, allow_redirects=False) as response:
-                body = await _body(response)
-                if not response.content.at_eof():
-                    response.close()  # the rest of an endless answer is not read
+            url = f"http://{subject.host}:{subject.spec.port}{subject.spec.path}"
+            response, body = await self._ask("GET", url, timeout=no_limit)
         except aiohttp.ClientConnectorError as error:
             raise _NoConnection(error.os_error.strerror or str(error.os_error)) from error
         return response.status, body
@@ -463,13 +456,10 @@ class HttpProbe:
         """Ask a managed replica for its contract, as `AskContract` says."""
         # A program's own readiness path may be at another port than the runtime's admin pages.
         admin = subject.spec if subject.spec.path == MANAGED_PROBE.path else MANAGED_PROBE
-        url = f"http://{subject.host}:{admin.port}/contract"
         timeout = aiohttp.ClientTimeout(total=subject.spec.timeout_s)
         try:
-            async with self._session.get(url, timeout=timeout, allow_redirects=False) as response:
-                body = await _body(response, MOST_CONTRACT_BYTES)
-                if not response.content.at_eof():
-                    response.close()
+            url = f"http://{subject.host}:{admin.port}/contract"
+            response, body = await self._ask("GET", url, MOST_CONTRACT_BYTES, timeout=timeout)
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
             return None
         is_one = (response.status, response.content_type) == (200, CONTRACT_TYPE)
@@ -479,18 +469,28 @@ class HttpProbe:
         """Send a replica a user_config; return its report. The caller sets a time limit. Raises ReplicaError."""
         url, headers = f"http://{address}/user-config", JSON_BODY | {"Authorization": f"Bearer {token}"}
         try:
-            async with self._session.put(url, data=text.encode(), headers=headers, allow_redirects=False) as response:
-                answer = _report(await _body(response))
-                if not response.content.at_eof():
-                    response.close()
+            response, body = await self._ask("PUT", url, data=text.encode(), headers=headers)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             why = told(str(error)) or type(error).__name__
             raise ReplicaError(f"{url} does not answer: {why}; it is tried again") from error
+        answer = _report(body)
         report = _config_report(answer.get("user_config"))
         if response.status != 200 or report is None:
             why = told(str(answer.get("error") or "no reason is given"))
             raise ReplicaError(f"{url} refused it with {response.status}: {why}")
         return report
+
+    async def _ask(
+        self, method: str, url: str, limit: int = BODY_LIMIT, **options: Any
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        """An answer and its body, of which little more than `limit` bytes are read: it may be endless."""
+        async with self._session.request(method, url, allow_redirects=False, **options) as response:
+            body = b""
+            while len(body) <= limit and (chunk := await response.content.readany()):
+                body += chunk
+            if not response.content.at_eof():
+                response.close()
+        return response, body
 
 
 class _NoConnection(Exception):
@@ -514,13 +514,6 @@ async def _status(subject: Subject) -> int:
     if answer is None:
         raise ValueError(f"{line[:40]!r} is no status line of HTTP/1")
     return int(answer[1])
-
-
-async def _body(response: aiohttp.ClientResponse, limit: int = BODY_LIMIT) -> bytes:
-    body = b""
-    while len(body) <= limit and (chunk := await response.content.readany()):
-        body += chunk
-    return body
 
 
 def _reading(status: int, where: str, report: Mapping[str, Any]) -> ProbeReading:

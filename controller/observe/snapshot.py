@@ -19,7 +19,6 @@ from ..model.observed import NOT_LOOKED_YET, EngineState, Observed, WorldSnapsho
 from ..model.plan import Plan
 from ..model.spec import Spec
 from ..model.world import (
-    GpuFault,
     ReplicaContainer,
     ReplicaHealth,
     Retirement,
@@ -32,7 +31,7 @@ from ..model.world import (
 from ..outlive import Background
 from ..storage.clock import ContainerTimes
 from ..storage.store import StateStore
-from .gpu_faults import struck
+from .gpu_faults import with_fault
 from .gpu_marks import GpuMarks
 from .gpu_memory import GpuMemoryWatch
 from .node_losses import NodeLosses
@@ -211,12 +210,6 @@ def second_opinion(container: ReplicaContainer, routing: RoutingState | None) ->
         detail = f"{container.health_detail}; HAProxy's own check passes"
         return replace(container, health=ReplicaHealth.READY, health_detail=detail)
     return container
-
-
-def with_fault(container: ReplicaContainer, faults: Mapping[str, GpuFault]) -> ReplicaContainer:
-    """Return the replica with the fault of its GPUs, if they have one."""
-    fault = struck(container, faults) if faults else ""
-    return replace(container, gpu_fault=fault) if fault else container
 
 
 def outdated_containers(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from ..model.desired import Desired, goal_of
 from ..model.observed import Observed
@@ -46,9 +45,7 @@ def _failure(draft: Draft, service: str, version: str) -> FailureRecord | None:
 STEADY_S = 60.0
 
 
-def forgiven(
-    desired: Desired, observed: Observed, ready_since: Callable[[str], float | None], now: float
-) -> frozenset[FailureKey]:
+def forgiven(desired: Desired, observed: Observed, now: float) -> frozenset[FailureKey]:
     """Return failure records of versions that work again, or that no service wants any more."""
     wanted = {
         (name, version)
@@ -60,18 +57,11 @@ def forgiven(
     return frozenset(
         key
         for key, failure in observed.failures.items()
-        if key not in wanted | present or _has_recovered(key, failure, desired, observed, ready_since, now)
+        if key not in wanted | present or _has_recovered(key, failure, desired, observed, now)
     )
 
 
-def _has_recovered(
-    key: FailureKey,
-    failure: FailureRecord,
-    desired: Desired,
-    observed: Observed,
-    ready_since: Callable[[str], float | None],
-    now: float,
-) -> bool:
+def _has_recovered(key: FailureKey, failure: FailureRecord, desired: Desired, observed: Observed, now: float) -> bool:
     """Whether a version has recovered from its last failure.
 
     It has when a replica that became ready after that failure has been ready for STEADY_S (an older ready replica does
@@ -80,9 +70,9 @@ def _has_recovered(
     service, version = key
     replicas = [c for c in observed.containers_of(service) if c.id not in observed.retirements]
     times = [
-        (container.version, since)
+        (container.version, container.ready_since)
         for container in replicas
-        if container.health is ReplicaHealth.READY and (since := ready_since(container.id)) is not None
+        if container.health is ReplicaHealth.READY and container.ready_since is not None
     ]
     if any(made_as == version and since >= failure.last_at and now - since >= STEADY_S for made_as, since in times):
         return True

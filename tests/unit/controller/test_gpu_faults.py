@@ -12,7 +12,7 @@ from controller.errors import InvalidRequest
 from controller.model.actions import RemoveContainer
 from controller.model.observed import Observed
 from controller.model.world import Gpu, GpuFault, ReplicaContainer, ReplicaHealth
-from controller.observe.gpu_faults import GONE_AFTER_S, STRIKES, GpuWatch, Unmark, struck
+from controller.observe.gpu_faults import GONE_AFTER_S, STRIKES, GpuWatch, Unmark, with_fault
 from controller.plan import plan
 from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.fakes.fake_swarm_engine import FakeSwarmEngine
@@ -69,9 +69,9 @@ class TestGone:
 
     def test_a_replica_can_stay_on_a_gpu_unless_it_is_gone(self) -> None:
         gone = {"GPU-1": GpuFault("GPU-1", "the engine does not list it any more", NOW, "gone")}
-        assert struck(on("GPU-1"), gone) == "its GPU GPU-1 is gone: the engine does not list it any more"
-        assert struck(on("GPU-0"), gone) == ""
-        assert struck(on("GPU-1"), {"GPU-1": GpuFault("GPU-1", "loud fan", NOW, "marked")}) == ""
+        assert with_fault(on("GPU-1"), gone).gpu_fault == "its GPU GPU-1 is gone: the engine does not list it any more"
+        assert with_fault(on("GPU-0"), gone).gpu_fault == ""
+        assert with_fault(on("GPU-1"), {"GPU-1": GpuFault("GPU-1", "loud fan", NOW, "marked")}).gpu_fault == ""
 
 
 def after_failures(gpu: str, times: int = STRIKES) -> GpuWatch:

@@ -329,12 +329,13 @@ async def test_verdicts_reach_the_snapshot_and_wake_the_loop(world: Replicas) ->
     judged = world.prober.judged(BARE)
     assert (judged.health, judged.ongoing, judged.queued) == (READY, 2, 0)
     assert judged.ongoing_at is not None
+    assert judged.ready_since is not None
     assert world.noted == [(BARE.id, BARE.started_at)]
     wakes = world.wakes
     world.answers[BARE.id] = BAD
     await world.becomes(FAILED, BARE)
     assert world.wakes > wakes
-    assert world.prober.ready_since(BARE.id) is None
+    assert world.prober.judged(BARE).ready_since is None
 
 
 async def test_a_replica_is_ready_once_it_has_told_its_contract(world: Replicas) -> None:

@@ -361,13 +361,12 @@ def test_each_change_is_one_event() -> None:
 )
 def test_forgiven_failures(ready_since: list[float | None], failed_at: float, wanted: int, is_forgiven: bool) -> None:
     containers = [
-        replica(WEB, n, health=ReplicaHealth.READY if at else ReplicaHealth.UNKNOWN)
+        replica(WEB, n, health=ReplicaHealth.READY if at else ReplicaHealth.UNKNOWN, ready_since=at)
         for n, at in enumerate(ready_since, 1)
     ]
-    times = {container.id: at for container, at in zip(containers, ready_since, strict=True)}
     key = ("web", version(WEB))
     world = observed(*containers, failures={key: FailureRecord(2, failed_at, "code 1")})
-    assert forgiven(desired(WEB, web=wanted), world, times.get, NOW) == ({key} if is_forgiven else set())
+    assert forgiven(desired(WEB, web=wanted), world, NOW) == ({key} if is_forgiven else set())
 
 
 def test_addresses_are_those_the_replicas_were_made_for() -> None:
