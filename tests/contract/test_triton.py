@@ -252,13 +252,14 @@ async def test_regions_serve_small_tensors_and_close_while_the_server_is_asked(
     port, server, bounded = free_port(), Holding(held), held == "each unregister"
     async with fake(port, server) as kill, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         regions = TritonRegions(service_pb2_grpc.GRPCInferenceServiceStub(channel), "/dev/shm")
-        assert regions.take(100) is None
-        assert regions.why_none() == "new"
+        new = PROCESS.shared_memory_tensors.values.get(("new",), 0)
+        assert regions.take([100]) is None
+        assert PROCESS.shared_memory_tensors.values[("new",)] == new + 1
         async with asyncio.timeout(PATIENCE_S):
-            while (region := regions.take(100)) is None:  # noqa: ASYNC110
+            while (region := regions.take([100])) is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             if held == "register":
-                assert regions.take(100) is None
+                assert regions.take([100]) is None
             elif held == "reading":
                 server.reading[region.name.decode()] += 1
                 asyncio.get_running_loop().call_later(0.1, server.reading.clear)
@@ -272,7 +273,7 @@ async def test_regions_serve_small_tensors_and_close_while_the_server_is_asked(
             monkeypatch.setattr(triton_regions, "CLOSE_TIMEOUT_S", 0.2 if bounded else 2 * PATIENCE_S)
             await regions.close()
         assert bool(server.regions) is (held in ("each unregister", "gone"))
-        assert regions.take(100) is None
+        assert regions.take([100]) is None
         assert files({region.name.decode()}) == set()
 
 

@@ -5,21 +5,16 @@ Needs the package cuda-bindings, and the same GPU here and at the server: docs/h
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import importlib
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from tritonclient.grpc import service_pb2
 
 from pierhead.errors import BadRequest
 
 HANDLE_BYTES = 64
-
-RPC_TIMEOUT_S = 5.0
-"""For the calls that register memory, and have the server let go of it."""
 
 UNKNOWN = 2
 """A stream that only the array's own thread can wait for: that thread's default one. Also where none is said."""
@@ -41,7 +36,7 @@ class DeviceArray:
     allocation: Allocation
 
     def __init__(self, what: str, value: Any) -> None:
-        """`what`: the input, for messages. Raises BadRequest where the array is not contiguous."""
+        """`what`: the input, for messages. Raises BadRequest."""
         interface = value.__cuda_array_interface__
         self._what, self._value = what, value  # which has the memory
         self.shape = tuple(interface["shape"])
@@ -100,17 +95,3 @@ def ipc_of(pointer: int, stream: int | None) -> Allocation:
     finally:
         cuda.cuCtxPopCurrent()
     return Allocation(handle, int(device), int(base), int(size))
-
-
-class CudaRegion:
-    """An input in GPU memory, which is kept until the server has let go of it."""
-
-    def __init__(self, stub: Any, name: str, array: DeviceArray) -> None:
-        """Begins to register the array's allocation. It must be located."""
-        found = array.allocation
-        request = service_pb2.CudaSharedMemoryRegisterRequest(
-            name=name, raw_handle=found.handle, device_id=found.device, byte_size=found.size
-        )
-        self.name = name
-        self.array = array
-        self.registering = asyncio.ensure_future(stub.CudaSharedMemoryRegister(request, timeout=RPC_TIMEOUT_S))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from typing import Any, NoReturn
 
 import grpc
@@ -31,16 +31,6 @@ def load_error(words: str) -> PierheadError | None:
     return RemoteError(words, grpc.StatusCode.INTERNAL) if failed else None
 
 
-def joined(errors: Mapping[str, PierheadError], replicas: int) -> PierheadError:
-    """One error for those of several replicas: of the first one's class."""
-    first = next(iter(errors.values()))
-    if replicas > 1:
-        each = "; ".join(f"{name}: {error.message}" for name, error in errors.items())
-        first.message = f"{len(errors)} of {replicas} replicas failed: {each}"
-        first.args = (first.message,)
-    return first
-
-
 async def reply_of(call: Awaitable[Any]) -> Any:
     """The reply of a call. Raises what Triton's error means."""
     try:
@@ -62,17 +52,16 @@ def translate(error: PierheadError) -> NoReturn:
     """Raise what a call's error means where Triton says it. Its own UNAVAILABLE looks like a lost connection's."""
     cause = error.__cause__
     words = str(cause.details() or "") if isinstance(cause, grpc.aio.AioRpcError) else ""
+    found: PierheadError | None = None
     if "bytes to hold the results" in words:
-        raise BadRequest(words) from cause
-    if isinstance(error, ReplicaDied):
+        found = BadRequest(words)
+    elif isinstance(error, ReplicaDied):
         found = load_error(words)
-        if found is not None:
-            raise found from cause
         if "maximum queue size" in words:
-            raise Backpressure(words) from cause
-        if "timeout expired" in words:
-            raise DeadlineExceeded(words) from cause
-        raise ReplicaDied(f"{error.message} ({words})") from cause
-    if isinstance(error, UserCodeError) and isinstance(cause, LookupError):
+            found = Backpressure(words)
+        elif "timeout expired" in words:
+            found = DeadlineExceeded(words)
+        found = found or ReplicaDied(f"{error.message} ({words})")
+    elif isinstance(error, UserCodeError) and isinstance(cause, LookupError):
         raise Backpressure(str(cause)) from error
-    raise error
+    raise (found or error) from cause

@@ -21,8 +21,8 @@ from pierhead.multiplex.multiplexed import places
 from pierhead.request import MODEL_KEY, SESSION_KEY
 from pierhead.triton.connection import LOAD_KEY, MAX_MODELS, TRANSPORT
 from pierhead.triton.cuda import DeviceArray
-from pierhead.triton.errors import error_of, joined, load_error, reply_of, translate
-from pierhead.triton.messages import Arrays, LargeRequest, Parameters, arrays_of, infer_request, request_and_contents
+from pierhead.triton.errors import error_of, load_error, reply_of, translate
+from pierhead.triton.messages import Arrays, LargeRequest, Parameters, arrays_of, infer_request
 
 T = TypeVar("T")
 
@@ -91,7 +91,8 @@ class Client:
         - parameters: the request's own (`priority`, `timeout` in microseconds, `sequence_id`, or the model's).
         - timeout: seconds; None = the handle's.
         """
-        message, contents = request_and_contents(model, inputs, outputs, version, parameters)
+        contents: list[Any] = []
+        message = infer_request(model, inputs, outputs, version, parameters, contents)
         most = outputs if isinstance(outputs, Mapping) else {}
         return await self._twice(model, timeout, partial(self._infer, message, contents, most))
 
@@ -236,7 +237,9 @@ class Client:
         await self._everywhere(self._one.RepositoryModelUnload, request, timeout)
 
     async def _everywhere(self, method: Any, request: Any, timeout: float | None) -> dict[str, Any]:
-        """Call each replica in turn; the replies by its name. Raises, at the end, one error for all that failed."""
+        """Call each replica in turn; the replies by its name. Raises, at the end, one error for all that failed: of
+        the first one's class.
+        """
         await self.ready(timeout=timeout)  # waits for a replica
         names = sorted(replica.name for replica in self._channel.pool().replicas() if replica.callable)
         replies, errors = {}, {}
@@ -245,8 +248,12 @@ class Client:
                 replies[name] = await reply_of(method(request, timeout=timeout, metadata=((SESSION_KEY, name),)))
             except PierheadError as error:
                 errors[name] = error
-        if errors:
-            raise joined(errors, len(names))
+        for first in errors.values():
+            if len(names) > 1:
+                each = "; ".join(f"{name}: {error.message}" for name, error in errors.items())
+                first.message = f"{len(errors)} of {len(names)} replicas failed: {each}"
+                first.args = (first.message,)
+            raise first
         return replies
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -24,10 +24,9 @@ from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor, triton
 from pierhead.errors import BadRequest, DeadlineExceeded
 from pierhead.memory.pool import Region
 from pierhead.memory.regions import Content
-from pierhead.metrics import PROCESS
 from pierhead.request import current_request
-from pierhead.triton.cuda import CudaRegion, DeviceArray
-from pierhead.triton.regions import TritonRegions
+from pierhead.triton.cuda import DeviceArray
+from pierhead.triton.regions import CudaRegion, TritonRegions
 
 Parameters = Mapping[str, bool | int | float | str]
 Arrays = dict[str, Any]
@@ -46,22 +45,15 @@ def infer_request(
     outputs: Iterable[str] = (),
     version: str = "",
     parameters: Parameters | None = None,
+    contents: list[Any] | None = None,
 ) -> Any:
-    """The `ModelInferRequest` of arrays. Raises BadRequest that names the input or the parameter."""
-    request, contents = request_and_contents(model, inputs, outputs, version, parameters)
-    request.raw_input_contents.extend(array.tobytes() for array in contents)
-    return request
-
-
-def request_and_contents(
-    model: str, inputs: Mapping[str, Any], outputs: Iterable[str], version: str, parameters: Parameters | None
-) -> tuple[Any, list[Any]]:
-    """The request without its inputs' contents, and those: arrays."""
+    """The `ModelInferRequest` of arrays. `contents`: takes what is in the inputs, arrays, in place of the message.
+    Raises BadRequest that names the input or the parameter.
+    """
     context = current_request()
     request = service_pb2.ModelInferRequest(
         model_name=model, model_version=version, id="" if context is None else context.request_id
     )
-    contents = []
     for name, value in inputs.items():
         on_gpu = hasattr(value, "__cuda_array_interface__")
         array: Any = DeviceArray(f"input {name} of model {model}", value) if on_gpu else np.asarray(value)
@@ -73,7 +65,10 @@ def request_and_contents(
         request.inputs.add(name=name, datatype=datatype, shape=array.shape)
         if datatype == "BYTES":
             array = np.frombuffer(serialize_byte_tensor(array).item() if array.size else b"", np.uint8)
-        contents.append(array)
+        if contents is None:
+            request.raw_input_contents.append(array.tobytes())
+        else:
+            contents.append(array)
     for name in outputs:
         request.outputs.add(name=name)
     for name, given in (parameters or {}).items():
@@ -84,7 +79,7 @@ def request_and_contents(
         if (name, field) == ("priority", "int64_param"):
             field = "uint64_param"
         setattr(request.parameters[name], field, given)
-    return request, contents
+    return request
 
 
 def arrays_of(response: Any, shared: Arrays | None = None) -> Arrays:
@@ -126,8 +121,8 @@ class LargeRequest:
         message.CopyFrom(self._message)
         self._regions = regions
         large = [array for array in self._contents if array.nbytes >= self._threshold]
-        self._inputs = self._taken([array.nbytes for array in large if not isinstance(array, DeviceArray)])
-        self._outputs = self._taken(self._most.values())
+        self._inputs = regions.take([_aligned(each.nbytes) for each in large if not isinstance(each, DeviceArray)])
+        self._outputs = regions.take([*map(_aligned, self._most.values())])
         end = 0
         for tensor, array in zip(message.inputs, self._contents, strict=True):
             if isinstance(array, DeviceArray):
@@ -189,13 +184,6 @@ class LargeRequest:
             raw = memory[place : place + math.prod(output.shape) * dtype.itemsize]
             found[output.name] = raw.view(dtype).reshape(output.shape)
         return found
-
-    def _taken(self, sizes: Collection[int]) -> Region | None:
-        if not sizes:
-            return None
-        region = self._regions.take(sum(map(_aligned, sizes)))
-        PROCESS.shared_memory_tensors.inc((self._regions.why_none() if region is None else "shared",), len(sizes))
-        return region
 
 
 def _aligned(size: int) -> int:

@@ -18,17 +18,21 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from tritonclient.grpc import service_pb2
 
-from pierhead.memory.pool import MAX_REGIONS, Region, RegionPool
+from pierhead.memory.pool import Region, RegionPool
 from pierhead.memory.regions import Mapping
+from pierhead.metrics import PROCESS
 from pierhead.tasks import end_tasks
-from pierhead.triton.cuda import RPC_TIMEOUT_S, CudaRegion, DeviceArray
+from pierhead.triton.cuda import DeviceArray
 
 logger = logging.getLogger("pierhead")
+
+RPC_TIMEOUT_S = 5.0
+"""For the calls that register memory, and have the server let go of it."""
 
 CLOSE_TIMEOUT_S = 5.0
 """How long a connection that closes asks the server to let go of its regions."""
@@ -42,75 +46,36 @@ IDLE_S, TURN_S = 10.0, 1.0
 PAUSE_S = 10.0
 """After a region could not be made, for how long none is tried."""
 
-
 PREFIX = "pierhead-"
 """An owner's file is `pierhead-<16 hex digits>`; its regions have `-<number>` behind that."""
 
-
-class Owner:
-    """Whose a region is: a connection's, which holds a file locked while its process lives. The kernel ends the lock
-    with the process, however that ends. What an owner without a lock had is left over.
-    """
-
-    def __init__(self, directory: str) -> None:
-        self.directory = Path(directory)
-        self._path = self.directory / f"{PREFIX}{os.urandom(8).hex()}"
-        self._numbers = count()
-        self._fd: int | None = None
-
-    def new_name(self) -> str:
-        """A name for a region."""
-        return f"{self._path.name}-{next(self._numbers)}"
-
-    def hold(self) -> None:
-        """Make the file, and hold it locked. Raises OSError."""
-        if self._fd is None:
-            hidden = self._path.with_name(f".{self._path.name}")  # so that no process finds it before it is locked
-            self._fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
-            hidden.rename(self._path)
-
-    def release(self) -> None:
-        """Remove the file."""
-        if self._fd is not None:
-            with suppress(OSError):
-                self._path.unlink()
-            os.close(self._fd)
-            self._fd = None
-
-    def remove_files_of_killed_processes(self) -> None:
-        """Their own, and those of their regions."""
-        for path in self.directory.glob(PREFIX + "[0-9a-f]" * 16):
-            if _dead(path):
-                for each in (*self.directory.glob(f"{path.name}-*"), path):
-                    with suppress(OSError):  # another user's
-                        each.unlink()
-
-    def left_over(self, region: str) -> bool:
-        """Whether a region is one of ours whose process was killed."""
-        owner = region.rpartition("-")[0]
-        return owner.startswith(PREFIX) and _dead(self.directory / owner)
+NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
-def _dead(path: Path) -> bool:
-    """Whether nothing holds the file's lock, or it is gone."""
-    try:
-        with path.open() as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return isinstance(error, FileNotFoundError)
-    return True
+class CudaRegion(NamedTuple):
+    """An input in GPU memory, which is kept until the server has let go of it."""
+
+    name: str
+    array: DeviceArray
+    registering: asyncio.Future[Any]
 
 
 class TritonRegions:
-    """Belongs to the connection's event loop, and owns the tasks that register and unregister."""
+    """Belongs to the connection's event loop, and owns the tasks that register and unregister.
+
+    Whose a region is says a file that the connection holds locked: the kernel ends the lock with the process, however
+    that ends. What an owner without a lock had is left over.
+    """
 
     def __init__(self, stub: Any, directory: str) -> None:
         """`directory`: "" = there is none, and nothing may be taken."""
         self._stub = stub
-        self._owner = Owner(directory)
+        self._owner = Path(directory) / f"{PREFIX}{os.urandom(8).hex()}"
+        self._names = (f"{self._owner.name}-{number}" for number in count())
+        self._lock: int | None = None
+        """Of the owner's file, since the first region."""
         self._loop = asyncio.get_running_loop()
-        self._pool = RegionPool(sys.maxsize, lambda: self._owner.new_name().encode())  # the file system is the limit
+        self._pool = RegionPool(sys.maxsize, lambda: next(self._names).encode())  # the file system is the limit
         self._known: dict[str, CudaRegion | None] = {}
         """What the server has mapped, or is about to; None = system memory."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -122,29 +87,27 @@ class TritonRegions:
 
     # ---- system memory
 
-    def take(self, size: int) -> Region | None:
-        """A region of at least `size` bytes; None = there is none yet."""
-        region = self._pool.take(size, None)
-        if region is not None and region.memory is None:
-            if self._making or self._closed or self._loop.time() < self._not_before:
+    def take(self, sizes: Collection[int]) -> Region | None:
+        """A region for tensors of these bytes; None = there are none, or no region yet. Counts the tensors."""
+        if not sizes:
+            return None
+        region, way, paused = self._pool.take(sum(sizes), None), "shared", self._loop.time() < self._not_before
+        if region is None:
+            way = "full"
+        elif region.memory is None:
+            way = self._failure if paused else "new"
+            if paused or self._making or self._closed:
                 self._pool.remove(region)
             else:
                 self._making = True
                 self._run(self._make(region))
             region = None
         self._unregister_removed()
+        PROCESS.shared_memory_tensors.inc((way,), len(sizes))
         return region
 
-    def why_none(self) -> str:
-        """Why there was none, as the metrics say it."""
-        if self._loop.time() < self._not_before:
-            return self._failure
-        return "full" if len(self._pool) >= MAX_REGIONS else "new"
-
     def end(self, region: Region, *, failed: bool) -> None:
-        """The region's call is over, and nothing reads the memory any more; or it failed, or was cancelled: the server
-        may read it still.
-        """
+        """The region's call is over; `failed`, or cancelled: the server may read the memory still."""
         if failed:
             self._pool.remove(region)
             self._unregister_removed()
@@ -152,7 +115,7 @@ class TritonRegions:
             self._pool.let_go(region.name, region.generation, self._loop.time())
 
     def end_soon(self, region: Region) -> None:
-        """Its call is over, and an array of it died: in any thread, also after the loop was closed."""
+        """The array of it died: in any thread, also after the loop was closed."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(partial(self.end, region, failed=False))
 
@@ -166,8 +129,12 @@ class TritonRegions:
 
     def register(self, array: DeviceArray) -> CudaRegion:
         """Begin to register the allocation of an array, for one call."""
-        region = CudaRegion(self._stub, self._owner.new_name(), array)
-        self._known[region.name] = region
+        found, name = array.allocation, next(self._names)
+        request = service_pb2.CudaSharedMemoryRegisterRequest(
+            name=name, raw_handle=found.handle, device_id=found.device, byte_size=found.size
+        )
+        registering = asyncio.ensure_future(self._stub.CudaSharedMemoryRegister(request, timeout=RPC_TIMEOUT_S))
+        region = self._known[name] = CudaRegion(name, array, registering)
         return region
 
     def unregister(self, name: str) -> None:
@@ -185,7 +152,11 @@ class TritonRegions:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
         await end_tasks(*self._tasks)
-        self._owner.release()
+        if self._lock is not None:
+            with suppress(OSError):
+                self._owner.unlink()
+            os.close(self._lock)
+            self._lock = None
 
     # ---- inside
 
@@ -219,9 +190,13 @@ class TritonRegions:
             await self._clean_up()
 
     async def _registered(self, name: str, size: int) -> Mapping:
-        self._owner.hold()
-        path = self._owner.directory / name
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+        if self._lock is None:
+            hidden = self._owner.with_name(f".{self._owner.name}")  # so that no process finds it before it is locked
+            self._lock = os.open(hidden, NEW_FILE, 0o644)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            hidden.rename(self._owner)
+        path = self._owner.with_name(name)
+        fd = os.open(path, NEW_FILE)
         try:
             os.fchmod(fd, 0o666)  # the server may run as another user
             os.posix_fallocate(fd, 0, size)  # else a full file system is SIGBUS where the memory is written
@@ -284,9 +259,24 @@ class TritonRegions:
         """Remove what killed processes left: files, and what is registered for them. Only where the directory surely is
         the server's: a process of another machine has its file elsewhere.
         """
-        self._owner.remove_files_of_killed_processes()
+        for owner in self._owner.parent.glob(PREFIX + "[0-9a-f]" * 16):
+            if not _lives(owner):
+                for each in (*owner.parent.glob(f"{owner.name}-*"), owner):
+                    with suppress(OSError):  # another user's
+                        each.unlink()
         with suppress(grpc.aio.AioRpcError):
             for name in await self._listed("System"):
-                if self._owner.left_over(name):
+                owner = self._owner.parent / name.rpartition("-")[0]
+                if owner.name.startswith(PREFIX) and not _lives(owner):
                     self._known[name] = None
                     self.unregister(name)
+
+
+def _lives(owner: Path) -> bool:
+    """Whether a process holds the file's lock."""
+    try:
+        with owner.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+    return False
