@@ -15,15 +15,8 @@ def error_body(message: str, *, kind: str, code: str | int | None = None, param:
 
 def kind_of(value: object) -> str:
     """JSON's name for the value's kind."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, int | float):
-        return "a number"
-    if isinstance(value, str):
-        return "a string"
-    return "an array" if isinstance(value, list) else "an object"
+    names = {"bool": "a boolean", "int": "a number", "float": "a number", "str": "a string", "list": "an array"}
+    return "null" if value is None else names.get(type(value).__name__, "an object")
 
 
 def shown(value: object) -> str:

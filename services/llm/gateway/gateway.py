@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
 from importlib.metadata import version
 
 from aiohttp import hdrs, web
 from pierhead import handle, has_replica
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
+from pierhead.tasks import end_tasks
 
 from services.llm.gateway.errors import ApiError, answer_error, unknown_model
 from services.llm.gateway.keys.key_file import KeyFile, KeyHolder
@@ -48,11 +48,7 @@ class Gateway:
         if self._keys is not None:
             tasks.append(asyncio.create_task(self._keys.watch(), name="the file of API keys"))
         yield
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            with suppress(asyncio.CancelledError):
-                await task
+        await end_tasks(*tasks)
 
     def identify(self, request: web.Request) -> KeyHolder | None:
         """The holder of the request's key; None where there are no keys. Raises ApiError 401."""

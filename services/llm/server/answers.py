@@ -23,11 +23,12 @@ def reply_to(error: LLMRequestError) -> LLMReply:
     return error_reply(error.http_status, error.message, kind=kind, code=error.error_code, param=error.param)
 
 
-async def refused(error: LLMRequestError) -> AsyncIterator[LLMReply]:
-    """The answer to a refused request."""
-    yield reply_to(error)
+def not_supported(path: str) -> LLMReply:
+    """The reply for a path that the engine does not serve."""
+    message = f"this model's engine does not serve {path}"
+    return error_reply(404, message, kind="invalid_request_error", code="not_found")
 
 
-async def not_supported(path: str) -> AsyncIterator[LLMReply]:
-    """The answer for a path that the engine does not serve."""
-    yield error_reply(404, f"this model's engine does not serve {path}", kind="invalid_request_error", code="not_found")
+async def only(reply: LLMReply) -> AsyncIterator[LLMReply]:
+    """An answer of this reply alone."""
+    yield reply

@@ -17,7 +17,7 @@ from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest, ModelCard
 from pierhead.llm_config import LLMConfig
 from pydantic import BaseModel, ValidationError
 
-from services.llm.server.answers import not_supported
+from services.llm.server.answers import not_supported, only
 from services.llm.server.errors import LLMStartError, NotSupported
 
 Kwargs = TypeVar("Kwargs", bound=BaseModel)
@@ -86,7 +86,7 @@ class LLMEngine(ABC):
 
     def pass_through(self, request: LLMRequest) -> Replies:
         """Any other path; 404 for a path that the engine does not serve."""
-        return not_supported(request.path)
+        return only(not_supported(request.path))
 
     @abstractmethod
     def describe(self) -> ModelCard:

@@ -51,7 +51,9 @@ class NotSupported(BadRequest):
 
 def unknown_model(model: str, served: str) -> LLMRequestError:
     """OpenAI's answer for an unknown model; `served`: a text that names the served models."""
-    return LLMRequestError(
-        f'the model "{model}" does not exist: this replica serves {served}', status=404, code="model_not_found",
-        param="model",
-    )  # fmt: skip
+    return no_such_model(f'the model "{model}" does not exist: this replica serves {served}')
+
+
+def no_such_model(message: str) -> LLMRequestError:
+    """OpenAI's answer for an unknown model."""
+    return LLMRequestError(message, status=404, code="model_not_found", param="model")

@@ -21,6 +21,7 @@ from pierhead.llm.v1.llm_pb2_grpc import LLMServerServicer
 from pierhead.llm_config import LLMConfig
 from pierhead.metrics import PROCESS, RuntimeMetrics
 from pierhead.routing_stats import publish
+from pierhead.tasks import end_tasks
 
 from services.llm.server import bodies
 from services.llm.server.answers import not_supported, reply_to
@@ -52,6 +53,9 @@ def _method(name: str) -> Any:
     """
 
     async def answer(self: LLMServer, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
+        if name == "pass_through" and not bodies.is_for_clients(request.path):
+            yield not_supported(request.path[:200])
+            return
         call: Callable[[LLMRequest], Replies] = getattr(self._running, name)
         begun = False
         self._begin()
@@ -64,7 +68,8 @@ def _method(name: str) -> Any:
                         begun = True
                         yield reply
                 finally:
-                    await _close(replies)  # if the caller has gone, this aborts the request
+                    if aclose := getattr(replies, "aclose", None):
+                        await aclose()  # if the caller has gone, this aborts the request
         except LLMRequestError as error:
             if begun:
                 raise
@@ -123,17 +128,7 @@ class LLMServer(LLMServerServicer):
     Score = _method("score")
     Tokenize = _method("tokenize")
     Detokenize = _method("detokenize")
-    _pass_through = _method("pass_through")
-
-    async def PassThrough(self, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
-        """Any other path that the engine serves."""
-        known = bodies.is_for_clients(request.path)
-        replies = self._pass_through(request, context) if known else not_supported(request.path[:200])
-        try:
-            async for reply in replies:
-                yield reply
-        finally:
-            await _close(replies)
+    PassThrough = _method("pass_through")
 
     def _adapter_of(self, request: LLMRequest) -> AbstractAsyncContextManager[Any]:
         """Keeps the request's adapter in the engine. Raises LLMRequestError for an unknown model."""
@@ -148,9 +143,8 @@ class LLMServer(LLMServerServicer):
         return self._adapters.use(adapter)
 
     def _served(self) -> str:
-        adapters = (
-            "" if self.config.lora is None else f", and its adapters from {self.config.lora.dynamic_lora_loading_path}"
-        )
+        lora = self.config.lora
+        adapters = f", and its adapters from {lora.dynamic_lora_loading_path}" if lora else ""
         return self.config.model_loading.model_id + adapters
 
     @property
@@ -294,10 +288,8 @@ class LLMServer(LLMServerServicer):
 
     async def aclose(self) -> None:
         """End the engine; called at the replica's end."""
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.cancel()
-            await asyncio.wait([watch])
+        if self._watch is not None:
+            await end_tasks(self._watch)
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.shutdown()
@@ -307,7 +299,8 @@ class LLMServer(LLMServerServicer):
         name, source = self.config.engine, self.config.model_loading.source
         try:
             self._report(f"importing the engine {name}", None, 1)
-            engine = self._engine = await in_background(self._make)
+            make = lambda: (self._make_engine or engine_class(name))(self.config)  # noqa: E731
+            engine = self._engine = await in_background(make)
             path = source
             if engine.needs_files:
                 path = str(await self._fetched(source))
@@ -331,9 +324,6 @@ class LLMServer(LLMServerServicer):
             return await in_background(self._fetch, source, self._cache, self._report)
         except LLMStartError as error:
             raise LLMStartError(f"model_source: {error}") from error
-
-    def _make(self) -> LLMEngine:
-        return (self._make_engine or engine_class(self.config.engine))(self.config)
 
     async def _start_adapters(self, engine: LLMEngine) -> None:
         if self.config.lora is None:
@@ -372,12 +362,6 @@ class LLMServer(LLMServerServicer):
 def _tell_callers(load: EngineStats) -> None:
     """Publish the load to callers. Cheap: the numbers go with replies that are sent anyway."""
     publish(running=load.running, waiting=load.waiting, kv_use=load.kv_use)
-
-
-async def _close(replies: Replies) -> None:
-    aclose = getattr(replies, "aclose", None)
-    if aclose is not None:
-        await aclose()
 
 
 def _reject_too_large(reply: LLMReply) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pierhead.environment import Environment
 from pierhead.errors import SettingsError
 from pierhead.llm_config import VARIABLE, LLMConfig
 from pydantic import ValidationError
@@ -28,8 +28,8 @@ class ServerSettings:
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> ServerSettings:
         """Read the environment. Raises SettingsError naming what cannot be used."""
-        environ = os.environ if environ is None else environ
-        raw = environ.get(VARIABLE, "").strip()
+        env = Environment(environ)
+        raw = env.text(VARIABLE)
         if not raw:
             raise SettingsError(
                 f"{VARIABLE}: expected what to serve, as JSON, found nothing; the controller sets it for services with "
@@ -40,7 +40,7 @@ class ServerSettings:
         except ValidationError as error:
             problems = [_problem(each["loc"], each["msg"]) for each in error.errors(include_url=False)]
             raise SettingsError("\n".join(problems)) from None
-        return cls(config, Path(environ.get(CACHE_VARIABLE, "").strip() or "/cache"))
+        return cls(config, Path(env.text(CACHE_VARIABLE, "/cache")))
 
 
 def _problem(place: tuple[int | str, ...], message: str) -> str:

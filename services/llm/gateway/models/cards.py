@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from pierhead import handle, has_replica
 from pierhead.errors import PierheadError
 from pierhead.llm.v1.llm_pb2 import DescribeRequest, ModelCard
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 
-Clock = Callable[[], float]
-"""Seconds; time.monotonic."""
+from services.llm.gateway.keys.limits import Clock
 
 logger = logging.getLogger("pierhead.llm.gateway")
 

@@ -21,7 +21,7 @@ from pierhead.multiplex.multiplexed import ModelUse, Multiplexed
 
 from services.llm.server.background import in_background
 from services.llm.server.engine import LLMEngine, Report
-from services.llm.server.errors import LLMRequestError, LLMStartError, SourceNotFoundError
+from services.llm.server.errors import LLMRequestError, LLMStartError, SourceNotFoundError, no_such_model
 
 Fetch = Callable[[str, Path, Report], Path]
 """A local directory with everything of a source, `s3://...`, kept below a cache directory. Blocks: it is called in a
@@ -132,7 +132,7 @@ class Adapters:
     async def known(self) -> list[str]:
         """The adapters that can be loaded; of a remote source, those that are loaded."""
         names = set(self.held)
-        if not _is_remote(self._source):
+        if "://" not in self._source:
             names |= set(await asyncio.to_thread(_directories, Path(self._source)))
         return sorted(names)
 
@@ -155,7 +155,7 @@ class Adapters:
 
     async def _find(self, adapter: str) -> Path:
         where = f"{self._source}/{adapter}"
-        if not _is_remote(where):
+        if "://" not in where:
             path = Path(where)
             if not await asyncio.to_thread(path.is_dir):
                 raise unknown_adapter(adapter, where)
@@ -182,23 +182,15 @@ def adapters_in(user_config: Mapping[str, Any]) -> tuple[str, ...]:
 def check_name(adapter: str) -> None:
     """Raises LLMRequestError, 404: no adapter has such a name."""
     if not _NAME.fullmatch(adapter):
-        raise LLMRequestError(
+        raise no_such_model(
             f"there is no adapter of the name {adapter[:120]!r}: names have letters, digits, dots, dashes and "
-            "underscores, 100 at most, and begin with a letter or digit",
-            status=404, code="model_not_found", param="model",
-        )  # fmt: skip
+            "underscores, 100 at most, and begin with a letter or digit"
+        )
 
 
 def unknown_adapter(adapter: str, where: str) -> LLMRequestError:
     """OpenAI's answer for an unknown model."""
-    return LLMRequestError(
-        f'the adapter "{adapter}" does not exist: nothing was found at {where}',
-        status=404, code="model_not_found", param="model",
-    )  # fmt: skip
-
-
-def _is_remote(source: str) -> bool:
-    return "://" in source
+    return no_such_model(f'the adapter "{adapter}" does not exist: nothing was found at {where}')
 
 
 def _directories(source: Path) -> list[str]:

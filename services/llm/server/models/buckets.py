@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from pierhead.files import replace_file
+
 from services.llm.server.engine import Report
 from services.llm.server.errors import LLMStartError, SourceNotFoundError
 from services.llm.server.models.cache import file_name, one_at_a_time
@@ -158,7 +160,8 @@ class _Fetch:
         self._target.mkdir(parents=True, exist_ok=True)
         had = self._remembered()
         missing = [entry for entry in self._objects if not self._has(entry, had)]
-        self._remove_parts(keep={self._part_of(entry) for entry in missing})
+        for part in set(self._target.rglob(f"*{_PART}")) - {self._part_of(entry) for entry in missing}:
+            part.unlink()  # of a content that is no longer stored
         self._reject_too_little_room(sum(entry.size - _size(self._part_of(entry)) for entry in missing))
         self._done = self._total - sum(entry.size for entry in missing)
         wanted = {str(entry.relative) for entry in self._objects}
@@ -181,12 +184,6 @@ class _Fetch:
         """The file that the object is written to until it is complete; its name depends on the content."""
         file = self._target / entry.relative
         return file.with_name(f"{file.name}.{_mark(entry.tag)}{_PART}")
-
-    def _remove_parts(self, keep: set[Path]) -> None:
-        """Parts of contents that are no longer stored."""
-        for part in self._target.rglob(f"*{_PART}"):
-            if part not in keep:
-                part.unlink()
 
     def _remove(self, stale: PurePosixPath) -> None:
         """Remove a file that is no longer stored, and the directories that it leaves empty."""
@@ -255,9 +252,7 @@ class _Fetch:
         return {str(name): str(tag) for name, tag in known.items()} if isinstance(known, dict) else {}
 
     def _remember(self, had: Mapping[str, str]) -> None:
-        new = self._target / f"{_STATE}.new"
-        new.write_text(json.dumps(had, indent=0, sort_keys=True), encoding="utf-8")
-        new.replace(self._target / _STATE)
+        replace_file(self._target / _STATE, json.dumps(had, indent=0, sort_keys=True).encode())
 
 
 def _size(file: Path) -> int:

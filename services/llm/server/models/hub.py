@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,7 @@ _WEIGHTS_BESIDE_SAFETENSORS = (
 def from_hub(source: str, cache: Path, report: Report) -> Path:
     """A snapshot in the hub's own cache layout, which its library resumes and shares by itself."""
     import huggingface_hub
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import errors
 
     name, _, revision = source.partition("@")
     try:
@@ -44,19 +39,19 @@ def from_hub(source: str, cache: Path, report: Report) -> Path:
                 ignore_patterns=_not_needed(name, revision),
                 tqdm_class=_hub_progress(name, report),
             )
-    except GatedRepoError as error:
+    except errors.GatedRepoError as error:
         raise LLMStartError(
             f"{name} is gated on the Hugging Face hub: accept its licence there, and set HF_TOKEN in the "
             "service's environment"
         ) from error
-    except RevisionNotFoundError as error:
+    except errors.RevisionNotFoundError as error:
         raise LLMStartError(f"{name} has no revision {revision} on the Hugging Face hub") from error
-    except RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:
         raise LLMStartError(
             f"{name} does not exist on the Hugging Face hub, or is private (then set HF_TOKEN); a "
             'directory begins with "/"'
         ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError) as error:
+    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError) as error:
         raise LLMStartError(
             f"the Hugging Face hub cannot be reached for {name}, and {cache} does not have it: {error}; "
             "check the network of the container, or mount the model's directory and name that"
@@ -98,14 +93,11 @@ def _hub_progress(name: str, report: Report) -> type[Any]:
     return HubProgress
 
 
-class _Nowhere:
-    """A file that takes everything."""
+class _Nowhere(io.StringIO):
+    """A file that keeps nothing."""
 
     def write(self, text: str) -> int:
         return len(text)
-
-    def flush(self) -> None:
-        """Nothing to do."""
 
 
 _NOWHERE = _Nowhere()

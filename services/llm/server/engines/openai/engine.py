@@ -20,9 +20,10 @@ import aiohttp
 from pierhead import Unavailable
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest, ModelCard
 from pierhead.llm_config import LLMConfig
+from pierhead.tasks import end_tasks
 
 from services.llm.server import bodies
-from services.llm.server.answers import not_supported, refused
+from services.llm.server.answers import not_supported, only, reply_to
 from services.llm.server.engine import EngineStats, LLMEngine, Replies, Report, checked_kwargs
 from services.llm.server.engines.openai.arguments import PATHS, OpenAIArguments
 from services.llm.server.engines.openai.events import Account
@@ -141,8 +142,7 @@ class OpenAIEngine(LLMEngine):
         """Close every connection: running requests fail here, and are aborted at the server."""
         watch, self._watch = self._watch, None
         if watch is not None:
-            watch.cancel()
-            await asyncio.wait([watch])
+            await end_tasks(watch)
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -185,7 +185,7 @@ class OpenAIEngine(LLMEngine):
         try:
             body, changed = self._body(request)
         except LLMRequestError as error:
-            return refused(error)
+            return only(reply_to(error))
         hide = body.get("stream") is True and _ask_for_usage(body)
         wire = json.dumps(body).encode() if changed or hide else request.body
 
@@ -197,14 +197,14 @@ class OpenAIEngine(LLMEngine):
     def pass_through(self, request: LLMRequest) -> Replies:
         """The paths of `PATHS` and engine_kwargs.more_paths."""
         if request.path not in PATHS.union(self._arguments.more_paths) or not request.body:
-            return not_supported(request.path)
+            return only(not_supported(request.path))
         wire, content_type, model = request.body, request.content_type or _JSON, ""
         try:
             if content_type.partition(";")[0].strip() == _JSON:
                 body, changed = self._body(request)
                 wire, model = json.dumps(body).encode() if changed else wire, body["model"]
         except LLMRequestError as error:
-            return refused(error)
+            return only(reply_to(error))
 
         def ask() -> AsyncGenerator[LLMReply, None]:
             return self._ask(request.path, wire, content_type, Account(hide_usage=False))

@@ -15,6 +15,7 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,6 +23,7 @@ from typing import Any, cast
 from fastapi.exceptions import RequestValidationError
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest, ModelCard
 from pierhead.llm_config import LLMConfig
+from pierhead.tasks import end_tasks
 from prometheus_client import CollectorRegistry, generate_latest
 from pydantic import BaseModel, ValidationError
 
@@ -77,9 +79,7 @@ class VLLMEngine(LLMEngine):
                 lines = await asyncio.to_thread(log.lines)
                 raise LLMStartError(explanation(model_path, f"{type(error).__name__}: {error}", lines)) from error
             finally:
-                watch.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await watch
+                await end_tasks(watch)
                 log.close()
         self._created = int(time.time())
 
@@ -285,14 +285,14 @@ class VLLMEngine(LLMEngine):
             raise NotSupported(f"this vLLM was started without {what}. Start it with {setting}")
 
 
+@dataclass(frozen=True)
 class _Running:
     """What a started engine consists of."""
 
-    def __init__(self, engine: AsyncLLM, app: Any, tasks: tuple[str, ...], settings: Namespace) -> None:
-        self.engine = engine
-        self.app = app
-        self.tasks = tasks
-        self.settings = settings
+    engine: AsyncLLM
+    app: Any
+    tasks: tuple[str, ...]
+    settings: Namespace
 
     @property
     def adapters(self) -> Any:

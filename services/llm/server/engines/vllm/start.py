@@ -5,8 +5,7 @@ own and reports failures only in that log. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 LAST_LINES = 8
 """How many lines of the log an error shows if the cause is unknown."""
@@ -30,102 +29,83 @@ def stage_of(line: str) -> str | None:
     return next((what for part, what in _STAGES if part in line), None)
 
 
-@dataclass(frozen=True, slots=True)
-class _KnownFailure:
-    pattern: re.Pattern[str]
-    advice: Callable[[re.Match[str]], str]
-
-
-def _known(pattern: str, advice: str) -> _KnownFailure:
-    return _KnownFailure(re.compile(pattern, re.IGNORECASE), lambda found: advice.format(*found.groups()))
-
-
-_KNOWN = (
-    _known(
-        r"(?:Model architectures? (\[[^\]]*\])[^\n]*not supported)",
-        "vLLM does not support its architecture {0}. Take another model, or an image with a newer vLLM",
+_KNOWN = {
+    r"(?:Model architectures? (\[[^\]]*\])[^\n]*not supported)": (
+        "vLLM does not support its architecture {0}. Take another model, or an image with a newer vLLM"
     ),
-    _known(
-        r"model type [`'\"]?([\w-]+)[`'\"]? but Transformers does not recognize",
-        "vLLM does not know its model type {0}. Take another model, or an image with a newer vLLM",
+    r"model type [`'\"]?([\w-]+)[`'\"]? but Transformers does not recognize": (
+        "vLLM does not know its model type {0}. Take another model, or an image with a newer vLLM"
     ),
-    _known(
-        r"World size \((\d+)\) is larger than the number of available GPUs \((\d+)\)",
+    r"World size \((\d+)\) is larger than the number of available GPUs \((\d+)\)": (
         "it shall run on {0} GPUs and sees {1}. Give the service as many GPUs as tensor_parallel_size times "
-        "pipeline_parallel_size",
+        "pipeline_parallel_size"
     ),
-    _known(
-        r"Failed to infer device type|No CUDA GPUs are available|Found no NVIDIA driver",
+    r"Failed to infer device type|No CUDA GPUs are available|Found no NVIDIA driver": (
         "this image's vLLM is built for GPUs, and sees no GPU. Give the service one "
         "(deploy.resources.reservations.devices), or have the image built for CPUs (build.args "
-        "PIERHEAD_LLM_DEVICE: cpu)",
+        "PIERHEAD_LLM_DEVICE: cpu)"
     ),
-    _known(
-        r"Sleep mode is not supported on current platform",
-        "it has a sleep mode on GPUs only. Leave engine_kwargs enable_sleep_mode out",
+    r"Sleep mode is not supported on current platform": (
+        "it has a sleep mode on GPUs only. Leave engine_kwargs enable_sleep_mode out"
     ),
-    _known(
-        r"Insufficient space in /dev/shm[^\n]*",
+    r"Insufficient space in /dev/shm[^\n]*": (
         "its processes exchange tensors in /dev/shm, which is too small. Write shm_size: 2gb into the service "
-        "(16gb for several GPUs)",
+        "(16gb for several GPUs)"
     ),
-    _known(
-        r"out of memory|OutOfMemoryError|DefaultCPUAllocator: can't allocate|Cannot allocate memory|std::bad_alloc",
+    r"out of memory|OutOfMemoryError|DefaultCPUAllocator: can't allocate|Cannot allocate memory|std::bad_alloc": (
         "it ran out of memory. Use more GPUs (tensor_parallel_size), a smaller or quantized model, or lower "
-        "engine_kwargs max_model_len, max_num_seqs or gpu_memory_utilization",
+        "engine_kwargs max_model_len, max_num_seqs or gpu_memory_utilization"
     ),
-    _known(
-        r"Free memory on device[^\n]*is less than desired|less than (?:the )?desired (?:GPU|CPU) memory",
+    r"Free memory on device[^\n]*is less than desired|less than (?:the )?desired (?:GPU|CPU) memory": (
         "another process uses part of the memory that it may use. Free it, or lower engine_kwargs "
-        "gpu_memory_utilization",
+        "gpu_memory_utilization"
     ),
-    _known(
+    (
         r"No available memory for the cache blocks|KV cache is needed, which is larger than the available"
-        r"|max seq len[^\n]*larger than the maximum number of tokens that can be stored in KV cache",
+        r"|max seq len[^\n]*larger than the maximum number of tokens that can be stored in KV cache"
+    ): (
         "no memory is left for the key-value cache of even one request of full length. Lower engine_kwargs "
-        "max_model_len, raise gpu_memory_utilization (on CPUs: VLLM_CPU_KVCACHE_SPACE, in GiB), or use more GPUs",
+        "max_model_len, raise gpu_memory_utilization (on CPUs: VLLM_CPU_KVCACHE_SPACE, in GiB), or use more GPUs"
     ),
-    _known(
-        r"max_model_len \((\d+)\) is greater than the derived max_model_len \(([^)]*)\)",
-        "engine_kwargs max_model_len is {0}, and the model reads no more ({1}). Lower it",
+    r"max_model_len \((\d+)\) is greater than the derived max_model_len \(([^)]*)\)": (
+        "engine_kwargs max_model_len is {0}, and the model reads no more ({1}). Lower it"
     ),
-    _known(
-        r"GatedRepoError|Access to model ([\w./-]+) is restricted|401 Client Error",
+    r"GatedRepoError|Access to model ([\w./-]+) is restricted|401 Client Error": (
         "access to the model is restricted. Accept its licence at Hugging Face, and give the service a token "
-        "in HF_TOKEN",
+        "in HF_TOKEN"
     ),
-    _known(
-        r"RepositoryNotFoundError|Repository Not Found|is not a valid model identifier|is not a local folder",
-        "there is no such model at Hugging Face. Correct model_loading.model_source, or give HF_TOKEN if it is private",
+    r"RepositoryNotFoundError|Repository Not Found|is not a valid model identifier|is not a local folder": (
+        "there is no such model at Hugging Face. Correct model_loading.model_source, or give HF_TOKEN if it is private"
     ),
-    _known(
+    (
         r"LocalEntryNotFoundError|outgoing traffic has been disabled|HF_HUB_OFFLINE|couldn't connect to|"
-        r"MaxRetryError|Name or service not known|Temporary failure in name resolution",
+        r"MaxRetryError|Name or service not known|Temporary failure in name resolution"
+    ): (
         "the model is not in the cache (HF_HOME), and Hugging Face cannot be reached from here. Give a directory in "
-        "model_loading.model_source, or see to the network",
+        "model_loading.model_source, or see to the network"
     ),
-    _known(
+    (
         r"Cannot find any model weights|does not appear to have (?:a file named|files named)|"
         r"Can't load the configuration of|config\.json[^\n]*(?:not found|No such file)|"
-        r"Invalid repository ID or local directory",
+        r"Invalid repository ID or local directory"
+    ): (
         "the directory does not hold a whole model: config.json, the tokenizer and *.safetensors. Copy it again, or "
-        "correct model_loading.model_source",
+        "correct model_loading.model_source"
     ),
-    _known(
-        r"(?:incomplete metadata|HeaderTooLarge|InvalidHeaderDeserialization|MetadataIncompleteBuffer|SafetensorError)",
-        "its weights are damaged or only partly there. Copy or load the model again",
+    r"(?:incomplete metadata|HeaderTooLarge|InvalidHeaderDeserialization|MetadataIncompleteBuffer|SafetensorError)": (
+        "its weights are damaged or only partly there. Copy or load the model again"
     ),
-)
+}
+"""A pattern in vLLM's log, and what to do, with the pattern's groups."""
 
 
 def explanation(model: str, error: str, log: Sequence[str]) -> str:
     """The message for a start of `model` that failed with `error` and wrote `log`: one sentence where the cause is
     known, else vLLM's own error and the log's last lines."""
     text = "\n".join((error, *log))
-    for known in _KNOWN:
-        found = known.pattern.search(text)
-        if found:
-            return f"{model} could not be loaded: {known.advice(found)}. vLLM: {_said(found, text)}"
+    for pattern, advice in _KNOWN.items():
+        if found := re.search(pattern, text, re.IGNORECASE):
+            return f"{model} could not be loaded: {advice.format(*found.groups())}. vLLM: {_said(found, text)}"
     end = "\n".join(log[-LAST_LINES:])
     return f"{model} could not be loaded. vLLM: {_cause(log) or error}" + (f"\n{end}" if end else "")
 
