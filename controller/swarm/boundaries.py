@@ -37,10 +37,18 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
     """Have the project alone; None if `stop` is set before. Raises AnotherController, StoreError, EngineSocketGone."""
     tls = _Tls.of(settings.secrets_dir)
     async with contextlib.AsyncExitStack() as ends:
-        configs = await _configs(stop, ends)
-        engine = await _engine(stop, ends) if configs else None
-        holder = StateHolder(state_of(configs, settings.project)) if configs else None
-        if configs is None or engine is None or holder is None or not await holder.take(stop):
+        state_client, client = await connected(stop, STATE_TIMEOUT_S), await connected(stop)
+        for each in (state_client, client):
+            if each is not None:
+                ends.callback(each.close)
+        if state_client is None or client is None:
+            yield None
+            return
+        configs, engine = SwarmConfigs(state_client), SwarmEngine(client)
+        ends.callback(configs.close)
+        ends.push_async_callback(engine.close)
+        holder = StateHolder(state_of(configs, settings.project))
+        if not await holder.take(stop):
             yield None
             return
         await ends.enter_async_context(state_lease(holder))
@@ -71,25 +79,6 @@ class _Tls:
         own, authorities = secrets / "controller.pem", secrets / "ca.pem"
         server, client = (certificates.context(own, authorities, is_server=is_server) for is_server in (True, False))
         return cls(server, client, certificates.ends_at(own.read_text()))
-
-
-async def _configs(stop: asyncio.Event, ends: contextlib.AsyncExitStack) -> SwarmConfigs | None:
-    client = await connected(stop, STATE_TIMEOUT_S)
-    if client is None:
-        return None
-    ends.callback(client.close)
-    configs = SwarmConfigs(client)
-    ends.callback(configs.close)
-    return configs
-
-
-async def _engine(stop: asyncio.Event, ends: contextlib.AsyncExitStack) -> SwarmEngine | None:
-    client = await connected(stop)
-    if client is None:
-        return None
-    engine = SwarmEngine(client)
-    ends.push_async_callback(engine.close)
-    return engine
 
 
 async def _router(

@@ -13,7 +13,7 @@ from docker import APIClient
 from controller.engines.docker import open_client
 from controller.errors import StateChanged, StateTooLarge, StateUnreachable, StoreError
 from controller.storage.store import Override, StateStore
-from controller.swarm.state.configs import DOCUMENT, LIMIT, Configs, Head, SwarmConfigs, SwarmDocument
+from controller.swarm.state.configs import DOCUMENT, LIMIT, Head, SwarmConfigs, SwarmDocument
 from controller.swarm.state.holder import StateHolder, prepare
 from controller.swarm.state.lease import RENEW_S, TAKE_S
 from controller.swarm.state.text import KeptText
@@ -33,7 +33,7 @@ def manager(docker_client: APIClient) -> Iterator[APIClient]:
 
 
 @pytest_asyncio.fixture(params=["fake", pytest.param("swarm", marks=pytest.mark.engine)])
-async def configs(request: pytest.FixtureRequest) -> AsyncIterator[Configs]:
+async def configs(request: pytest.FixtureRequest) -> AsyncIterator[SwarmConfigs]:
     if request.param == "fake":
         yield FakeSwarm().manager()
         return
@@ -48,7 +48,7 @@ def name() -> str:
 
 
 @pytest.fixture
-def document(configs: Configs, name: str) -> SwarmDocument:
+def document(configs: SwarmConfigs, name: str) -> SwarmDocument:
     return SwarmDocument(configs, name)
 
 
@@ -58,11 +58,11 @@ async def head_of(document: SwarmDocument) -> Head:
     return head
 
 
-async def contents(configs: Configs, name: str) -> set[str]:
+async def contents(configs: SwarmConfigs, name: str) -> set[str]:
     return {config.name for config in await configs.labelled(DOCUMENT, name)}
 
 
-async def test_what_is_written_is_read_by_others(configs: Configs, name: str, document: SwarmDocument) -> None:
+async def test_what_is_written_is_read_by_others(configs: SwarmConfigs, name: str, document: SwarmDocument) -> None:
     assert await document.head() is None
     await document.create({"epoch": "0"})
     with pytest.raises(StateChanged):
@@ -83,7 +83,9 @@ async def test_what_is_written_is_read_by_others(configs: Configs, name: str, do
     assert len(await contents(configs, name)) == 1
 
 
-async def test_a_write_from_an_old_version_leaves_nothing(configs: Configs, name: str, document: SwarmDocument) -> None:
+async def test_a_write_from_an_old_version_leaves_nothing(
+    configs: SwarmConfigs, name: str, document: SwarmDocument
+) -> None:
     await document.create({})
     old = await head_of(document)
     await document.replace(old, {"holder": "a"}, b"a's")
@@ -95,7 +97,7 @@ async def test_a_write_from_an_old_version_leaves_nothing(configs: Configs, name
     assert await contents(configs, name) == {now.content}
 
 
-async def test_of_writers_at_once_one_succeeds(configs: Configs, name: str, document: SwarmDocument) -> None:
+async def test_of_writers_at_once_one_succeeds(configs: SwarmConfigs, name: str, document: SwarmDocument) -> None:
     await document.create({})
     head = await head_of(document)
     writers = [SwarmDocument(configs, name) for _ in range(4)]
@@ -110,13 +112,13 @@ async def test_of_writers_at_once_one_succeeds(configs: Configs, name: str, docu
     assert await contents(configs, name) == {now.content}
 
 
-async def test_a_removed_document_refuses_and_versions_continue(configs: Configs, document: SwarmDocument) -> None:
+async def test_a_removed_document_refuses_and_versions_continue(configs: SwarmConfigs, document: SwarmDocument) -> None:
     await document.create({})
     before = await head_of(document)
     await document.replace(before, {}, b"one")
     before = await head_of(document)
-    await document.remove()
-    await document.remove()
+    for each in (document.name, document.name, *await contents(configs, document.name)):
+        await configs.remove(each)
     assert await contents(configs, document.name) == set()
     with pytest.raises(StateChanged):
         await document.replace(before, {"holder": "a"}, b"a's")
@@ -124,7 +126,9 @@ async def test_a_removed_document_refuses_and_versions_continue(configs: Configs
     assert (await head_of(document)).version > before.version
 
 
-async def test_a_sweep_removes_what_no_write_can_name(configs: Configs, name: str, document: SwarmDocument) -> None:
+async def test_a_sweep_removes_what_no_write_can_name(
+    configs: SwarmConfigs, name: str, document: SwarmDocument
+) -> None:
     """And keeps what another writer has just created, and what was set aside."""
     await document.create({})
     await configs.create(f"{name}-lost", {DOCUMENT: name}, b"its writer was killed")
@@ -150,7 +154,7 @@ async def test_the_limit_is_the_largest_that_is_kept(document: SwarmDocument) ->
     assert await head_of(document) == head
 
 
-async def test_a_text_is_replaced_and_read_by_others(configs: Configs, name: str, document: SwarmDocument) -> None:
+async def test_a_text_is_replaced_and_read_by_others(configs: SwarmConfigs, name: str, document: SwarmDocument) -> None:
     mine, theirs = KeptText(document), KeptText(SwarmDocument(configs, name))
     assert (await theirs.edition(), await theirs.read()) == ("", None)
     editions = []
@@ -167,7 +171,7 @@ async def test_a_text_is_replaced_and_read_by_others(configs: Configs, name: str
     assert len(await contents(configs, name)) == 1
 
 
-async def test_the_state_goes_from_one_controller_to_the_next(configs: Configs, document: SwarmDocument) -> None:
+async def test_the_state_goes_from_one_controller_to_the_next(configs: SwarmConfigs, document: SwarmDocument) -> None:
     await prepare(document)
     first, second = StateHolder(document), StateHolder(SwarmDocument(configs, document.name))
     assert await first.take(asyncio.Event())
@@ -198,6 +202,6 @@ async def test_an_engine_that_is_no_manager_is_reported(manager: APIClient) -> N
     client.close()
 
 
-def test_a_name_that_swarm_cannot_take_is_refused_before_anything_is_written(configs: Configs) -> None:
+def test_a_name_that_swarm_cannot_take_is_refused_before_anything_is_written(configs: SwarmConfigs) -> None:
     with pytest.raises(StoreError, match="shorter"):
         SwarmDocument(configs, f"{'p' * 40}_pierhead-state")

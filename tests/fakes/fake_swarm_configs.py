@@ -9,7 +9,7 @@ from typing import Literal
 
 from controller.errors import StateChanged, StateUnreachable, StoreError
 from controller.swarm.names import LONGEST_NAME
-from controller.swarm.state.configs import LIMIT, Config
+from controller.swarm.state.configs import LIMIT, Config, SwarmConfigs
 
 Fault = Literal["", "lost", "answer lost"]
 """How a call goes wrong: it does not arrive, or it is carried out and its answer does not arrive."""
@@ -30,8 +30,8 @@ class FakeSwarm:
         return FakeConfigs(self)
 
 
-class FakeConfigs:
-    """See `Configs`. `is_cut`: this client gets no answer, others do."""
+class FakeConfigs(SwarmConfigs):
+    """`is_cut`: this client gets no answer, others do."""
 
     def __init__(self, swarm: FakeSwarm) -> None:
         self.is_cut = False

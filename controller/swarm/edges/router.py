@@ -140,7 +140,9 @@ class EdgesRouter:
             return None
         whole = self._counts.added_up(states, self._merged(states))
         self._adopt(whole)
-        await self._tend(states)
+        self._share_out(states)
+        work = [(name, self._share_commands(name, states), self._room_actions(states[name], states)) for name in states]
+        await asyncio.gather(*(self._tend(*one) for one in work))
         away = frozenset(self._edges.keys() - states.keys())
         addresses = {name: edge.address for name, edge in sorted(self._edges.items())}
         return replace(whole, edges=self._reported(), away=away, edge_addresses=addresses)
@@ -252,26 +254,17 @@ class EdgesRouter:
 
     # ------------------------------------------------------------------------------- what the edges share, and rooms
 
-    async def _tend(self, states: Mapping[str, RoutingState]) -> None:
-        """Set the edges' shares, and waiting rooms that edges do not agree on. What fails is done at the next look."""
-        self._share_out(states)
-        shares = {name: self._share_commands(name, states) for name in states}
-        rooms = {name: self._room_actions(state, states) for name, state in states.items()}
-        await asyncio.gather(*(self._tend_one(name, shares[name], rooms[name]) for name in states))
-
-    async def _tend_one(self, name: str, commands: list[str], rooms: list[SetWaitingRoom]) -> None:
-        edge = self._edges[name]
+    async def _tend(self, name: str, commands: list[str], rooms: list[SetWaitingRoom]) -> None:
+        """Set an edge's shares, and waiting rooms that edges do not agree on. What fails is done at the next look."""
+        process = self._edges[name].process
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self._tend_edge(edge, commands, rooms)
+                for begin in range(0, len(commands), COMMANDS):
+                    await process.runtime.ask_all(commands[begin : begin + COMMANDS])
+                for room in rooms:
+                    await process.perform(room)
         except (RoutingError, TimeoutError) as error:
             _log.warning("edge %s: its shares and waiting rooms could not be set: %s", name, error or "no answer")
-
-    async def _tend_edge(self, edge: _Edge, commands: list[str], rooms: list[SetWaitingRoom]) -> None:
-        for begin in range(0, len(commands), COMMANDS):
-            await edge.process.runtime.ask_all(commands[begin : begin + COMMANDS])
-        for room in rooms:
-            await edge.process.perform(room)
 
     def _share_out(self, states: Mapping[str, RoutingState]) -> None:
         for name, state in states.items():
@@ -279,13 +272,12 @@ class EdgesRouter:
                 backend: max((server.limit for server in state.servers if server.backend == backend), default=0)
                 for backend in self._specs
             }
+        # An edge that was away for longer sends no requests.
+        lost = asyncio.get_running_loop().time() - KEEP_SHARE_S
+        here = {name: edge for name, edge in self._edges.items() if edge.state is not None or edge.away_since > lost}
         for backend, spec in self._specs.items():
-            uses = {name: _use(backend, edge) for name, edge in self._edges.items() if self._has_share(edge)}
+            uses = {name: _use(backend, edge) for name, edge in here.items()}
             self._shares[backend] = next_shares(spec.max_ongoing_requests, uses)
-
-    def _has_share(self, edge: _Edge) -> bool:
-        """Whether an edge may be sending requests: it answers, or did a moment ago."""
-        return edge.state is not None or asyncio.get_running_loop().time() - edge.away_since < KEEP_SHARE_S
 
     def _share_commands(self, name: str, states: Mapping[str, RoutingState]) -> list[str]:
         return [

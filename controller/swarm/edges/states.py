@@ -24,10 +24,8 @@ _Count = tuple[int, int]
 
 def hash_in_force(states: Iterable[RoutingState], published: str) -> str:
     """The hash of the routes that count: those published last once an edge runs them, else those of most edges."""
-    found = Counter(state.routing_hash for state in states)
-    if published in found:
-        return published
-    return min(found, key=lambda one: (-found[one], one))
+    found = [state.routing_hash for state in states]
+    return published if published in found else usual(found)
 
 
 def merged(states: Mapping[str, RoutingState], published: str) -> RoutingState:
@@ -59,7 +57,7 @@ def merged(states: Mapping[str, RoutingState], published: str) -> RoutingState:
 
 def _server(seen: list[Server], at_current: list[Server | None]) -> Server:
     """One server of all edges: `seen` where they have it, `at_current` at each edge whose routes count."""
-    address = usual_address(seen)
+    address = usual(server.address for server in seen)
     there = [server if server and server.address == address else None for server in at_current]
     found = [server for server in there if server] or seen
     weights = {server.weight for server in found}
@@ -78,9 +76,9 @@ def _server(seen: list[Server], at_current: list[Server | None]) -> Server:
     )
 
 
-def usual_address(seen: Iterable[Server]) -> str:
-    """The address that most edges have for a server."""
-    found = Counter(server.address for server in seen)
+def usual(values: Iterable[str]) -> str:
+    """The value that most edges have; of several such, the first by the alphabet."""
+    found = Counter(values)
     return min(found, key=lambda one: (-found[one], one))
 
 

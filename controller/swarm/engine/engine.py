@@ -165,7 +165,6 @@ class SwarmEngine:
         """Close connections and end threads; calls in progress are not waited for."""
         self._closed.set()
         self._calls.close()
-        self._lists.close()
         self._client.close()
 
     # ------------------------------------------------------------------------------------- calls (in worker threads)
@@ -216,7 +215,12 @@ class SwarmEngine:
         except docker.errors.APIError as error:
             if error.response is None or error.response.status_code != 409:
                 raise
-            self._accept_existing(action.target, spec["Labels"], explanation(error))
+            message = explanation(error)
+            try:
+                existing = self._inspect(action.target)["Spec"]["Labels"] or {}
+            except docker.errors.NotFound as gone:  # it was just being removed; the next plan creates it again
+                raise EngineError(refusal(f"create of replica {action.target}", message)) from gone
+            check_same(action.target, spec["Labels"], existing, "service", "docker service rm")
 
     def _file_ids(self, service: str, body: Mapping[str, Any]) -> dict[tuple[str, str], str]:
         """The ids of the secrets and configs that a replica is given, by kind and name."""
@@ -250,14 +254,6 @@ class SwarmEngine:
         repository = action.spec.image.partition("@")[0].rpartition(":")[0] or action.spec.image
         of_its_repository = [digest for digest in digests if digest.partition("@")[0] == repository]
         return str([*of_its_repository, *digests, image][0])
-
-    def _accept_existing(self, name: str, labels: Mapping[str, str], message: str) -> None:
-        """Raise EngineError unless the service of that name is this very replica."""
-        try:
-            existing = self._inspect(name)["Spec"]["Labels"] or {}
-        except docker.errors.NotFound as error:  # it was just being removed; the next plan creates it again
-            raise EngineError(refusal(f"create of replica {name}", message)) from error
-        check_same(name, labels, existing, "service", "docker service rm")
 
     def _start(self, action: StartContainer, project: str) -> None:
         """Give the service its task, on one of the nodes that `narrowing` leaves.
@@ -316,24 +312,17 @@ class SwarmEngine:
             self._client.remove_service(action.container_id)  # type: ignore[no-untyped-call]
 
     def _logs(self, service_id: str, tail: int, after: float | None, timed: bool) -> str:
+        options = {"stdout": True, "stderr": True, "tail": tail, "timestamps": timed, "since": after or 0}
         try:
-            ran = [
-                task
-                for task in self._tasks(service_id)
-                if (task["Status"].get("ContainerStatus") or {}).get("ContainerID")
-            ]
+            tasks = sorted(self._tasks(service_id), key=lambda task: str(task["CreatedAt"]))
+            ran = [one for one in tasks if (one["Status"].get("ContainerStatus") or {}).get("ContainerID")]
             if not ran:
                 return ""
-            newest = max(ran, key=lambda task: str(task["CreatedAt"]))
-            output = self._task_log(newest, {"tail": tail, "timestamps": timed, "since": after or 0})
+            output = docker_http.get(self._client, f"/tasks/{ran[-1]['ID']}/logs", **options).content
         except docker.errors.NotFound:
             return ""
-        return end_of(output).decode(errors="replace")
-
-    def _task_log(self, task: Mapping[str, Any], options: Mapping[str, float]) -> bytes:
-        response = docker_http.get(self._client, f"/tasks/{task['ID']}/logs", stdout=True, stderr=True, **options)
-        has_terminal = task["Spec"]["ContainerSpec"].get("TTY", False)
-        return response.content if has_terminal else _output(response.content)
+        has_terminal = ran[-1]["Spec"]["ContainerSpec"].get("TTY", False)
+        return end_of(output if has_terminal else _output(output)).decode(errors="replace")
 
     def _update(self, service: str, change: Callable[[Spec], bool]) -> None:
         """Change a service by compare-and-swap. `change` returns whether it has changed the spec."""

@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 
 from ...engines.docker_errors import LEADERLESS, with_hint
-from ...model.nodes import fits
+from ...model.nodes import Node, fits
 from ..names import Json
-from .nodes import nodes as listed
 
 _UNFIT = "scheduling constraints not satisfied"
 _FULL = "insufficient resources"
@@ -44,7 +43,7 @@ def end_explained(error: str) -> str:
 # ----------------------------------------------------------------------------------------------------- no suitable node
 
 
-def wait_explained(words: str, task: Json, nodes: Sequence[Json]) -> str:
+def wait_explained(words: str, task: Json, nodes: Sequence[Node]) -> str:
     """Why a task has no node, and what to do about each reason that Swarm counts the nodes of."""
     if not words.startswith("no suitable node"):
         return words
@@ -72,10 +71,10 @@ def _reserved(task: Json) -> str:
 # ---------------------------------------------------------------------------------------------------------- constraints
 
 
-def _unmet(task: Json, nodes: Sequence[Json]) -> str:
+def _unmet(task: Json, nodes: Sequence[Node]) -> str:
     """The constraints that no node fulfils, each by itself; all of them where it is their combination."""
     wanted = ((task.get("Spec") or {}).get("Placement") or {}).get("Constraints") or ()
-    nowhere = [one for one in wanted if not any(fits(node, [one]) for node in listed(nodes))]
+    nowhere = [one for one in wanted if not any(fits(node, [one]) for node in nodes)]
     named = ", ".join(map(repr, nowhere or wanted))
     if not named:
         return ""

@@ -44,7 +44,7 @@ def narrowing(spec: Json, listing: SwarmListing) -> Narrowing:
     constraints, limit = placement.get("Constraints") or (), whole_number(spec["Labels"].get(LIMIT_LABEL, ""))
     usable = [node for node in nodes(listing.nodes) if node.takes_replicas and fits(node, constraints)]
     full = [node.id for node in usable if limit and ours[node.id] >= limit]
-    free, wanted = _free_gpus(listing.nodes, placed), sum(map(_amount, _reserved(task)))
+    free, wanted = _free_gpus(listing.nodes, placed), _reserved_gpus(task)
     room = [node for node in usable if node.id not in full and free[node.id] >= wanted]
     best = {node.id for node in _emptiest(room, ours, placement.get("Preferences") or ())}
     return Narrowing(_against(full), _against(node.id for node in room if node.id not in best))
@@ -52,7 +52,8 @@ def narrowing(spec: Json, listing: SwarmListing) -> Narrowing:
 
 def is_undecided(spec: Json, listing: SwarmListing) -> bool:
     """Whether Swarm still looks for the node of another replica of the service: it counts where that one goes."""
-    ours = {one["ID"] for one in listing.services if _is_wanted(one) and _own(one["Spec"]) == _own(spec)}
+    wanted = [one for one in listing.services if one["Spec"]["Mode"]["Replicated"].get("Replicas")]
+    ours = {one["ID"] for one in wanted if _own(one["Spec"]) == _own(spec)}
     return any(has_node([task for task in listing.tasks if task["ServiceID"] == one]) is None for one in ours)
 
 
@@ -93,21 +94,14 @@ def _runs(task: Json) -> bool:
     return task["DesiredState"] in _RUNS and task["Status"]["State"] not in ENDED
 
 
-def _is_wanted(service: Json) -> bool:
-    return bool(service["Spec"]["Mode"]["Replicated"].get("Replicas"))
-
-
 def _own(labelled: Json) -> tuple[str | None, str | None]:
     labels = labelled.get("Labels") or {}
     return labels.get("pierhead.project"), labels.get("pierhead.service")
 
 
-def _reserved(task: Json) -> Sequence[Json]:
-    return ((task.get("Resources") or {}).get("Reservations") or {}).get("GenericResources") or ()
-
-
-def _amount(resource: Json) -> int:
-    return int((resource.get("DiscreteResourceSpec") or {}).get("Value") or 0)
+def _reserved_gpus(task: Json) -> int:
+    reserved = ((task.get("Resources") or {}).get("Reservations") or {}).get("GenericResources") or ()
+    return sum(int((one.get("DiscreteResourceSpec") or {}).get("Value") or 0) for one in reserved)
 
 
 def _free_gpus(listed: Iterable[Json], placed: Iterable[Json]) -> Counter[str]:

@@ -13,10 +13,11 @@ from typing import Any
 from ...engines.base import EngineEvent
 from ...engines.docker_reader import timestamp
 from ...engines.labels import read_labels, why_left_alone
-from ...model.nodes import LEAVING_LABEL
+from ...model.nodes import Node
 from ...model.world import ContainerState, EdgePlace, Gpu, ReplicaContainer, StrayContainer
-from ..names import Json, node_name
+from ..names import Json
 from .errors import end_explained, wait_explained
+from .nodes import nodes
 from .service_spec import GPU_KIND, NARROWED_LABEL, STOPPED_LABEL
 
 _BY_ITSELF = ("complete", "failed", "rejected")
@@ -58,9 +59,9 @@ def has_forgotten(tasks: Iterable[Json]) -> bool:
 
 def replicas(listing: SwarmListing, project: str) -> tuple[ReplicaContainer, ...]:
     """The replicas of a project, by name."""
-    nodes = {node["ID"]: _SwarmNode.of(node) for node in listing.nodes}
+    known = {node.id: node for node in nodes(listing.nodes)}
     tasks = _by_service(listing.tasks)
-    found = (_replica(service, tasks.get(service["ID"], ()), nodes, project) for service in listing.services)
+    found = (_replica(service, tasks.get(service["ID"], ()), known, project) for service in listing.services)
     return tuple(sorted((one for one in found if one is not None), key=lambda one: one.name))
 
 
@@ -86,26 +87,29 @@ def gpus(listing: SwarmListing, ours: Iterable[ReplicaContainer]) -> tuple[tuple
 
     The GPUs of a node that takes no tasks are listed, too, as held by the node: they are not gone for ever.
     """
-    nodes = sorted((_SwarmNode.of(node) for node in listing.nodes), key=lambda node: node.name)
-    listed = tuple(Gpu(uuid, "nvidia", node=node.name) for node in nodes for uuid in node.gpus)
-    holders = {uuid: f"{node.name} ({node.condition})" for node in nodes if node.condition for uuid in node.gpus}
+    there = {node["ID"]: gpus_of((node.get("Description") or {}).get("Resources")) for node in listing.nodes}
+    listed, holders = list[Gpu](), dict[str, str]()
+    for node in nodes(listing.nodes):
+        listed += [Gpu(uuid, "nvidia", node=node.name) for uuid in there[node.id]]
+        if why := _condition(node):
+            holders |= dict.fromkeys(there[node.id], f"{node.name} ({why})")
     taken = {*holders, *(uuid for one in ours for uuid in one.gpus)}
     running = (task for task in listing.tasks if task["Status"]["State"] not in ENDED)
     held = {uuid: _task_name(task) for task in running for uuid in gpus_of(task)}
-    return listed, holders | {uuid: name for uuid, name in held.items() if uuid not in taken}
+    return tuple(listed), holders | {uuid: name for uuid, name in held.items() if uuid not in taken}
 
 
-def edges(tasks: Iterable[Json], nodes: Iterable[Json], network: str) -> dict[str, EdgePlace]:
+def edges(tasks: Iterable[Json], listed: Iterable[Json], network: str) -> dict[str, EdgePlace]:
     """The address in that network of each node's task, also while its health is not known yet, or while it ends.
 
     What a node had that is down is listed as running for a day.
     """
-    known = {node["ID"]: _SwarmNode.of(node) for node in nodes}
+    known = {node.id: node for node in nodes(listed)}
     found = {}
     for task in sorted(tasks, key=_is_to_stay):  # a successor counts
         node, stays = known.get(task.get("NodeID", "")), _is_to_stay(task)
         is_up = task["Status"]["State"] in ("starting", "running")
-        if node is None or not is_up or (node.condition == "down" and not stays):
+        if node is None or not is_up or (node.state == "down" and not stays):
             continue
         for given in task.get("NetworksAttachments") or ():
             if given["Network"]["Spec"]["Name"] == network and given.get("Addresses"):
@@ -144,35 +148,18 @@ def _kinds(was: ReplicaContainer | None, now: ReplicaContainer) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------------- nodes
 
 
-_CONDITIONS = {"drain": "drained", "pause": "paused"}
-
-
-@dataclass(frozen=True, slots=True)
-class _SwarmNode:
-    name: str
-    condition: str
+def _condition(node: Node) -> str:
     """Why it takes no tasks; "" = it takes some. A node that is unknown keeps its tasks, and takes none for now."""
-    gpus: tuple[str, ...]
-    raw: Json
-
-    @classmethod
-    def of(cls, node: Json) -> _SwarmNode:
-        description = node.get("Description") or {}
-        availability = (node.get("Spec") or {}).get("Availability", "active")
-        is_down = (node.get("Status") or {}).get("State") == "down"
-        leaving = LEAVING_LABEL in ((node.get("Spec") or {}).get("Labels") or {}) and availability == "pause"
-        condition = "down" if is_down else "leaving" if leaving else _CONDITIONS.get(str(availability), "")
-        return cls(node_name(node), condition, gpus_of(description.get("Resources")), node)
-
-
-def _named(resources: Iterable[Json]) -> tuple[str, ...]:
-    named = (one.get("NamedResourceSpec") or {} for one in resources)
-    return tuple(str(one["Value"]) for one in named if one.get("Kind") == GPU_KIND)
+    if node.state == "down":
+        return "down"
+    is_leaving = node.is_leaving and node.availability == "pause"
+    return "leaving" if is_leaving else {"drain": "drained", "pause": "paused"}.get(node.availability, "")
 
 
 def gpus_of(one: Json | None) -> tuple[str, ...]:
     """The GPUs among the `GenericResources` of a task, or of a node's resources."""
-    return _named((one or {}).get("GenericResources") or ())
+    named = (each.get("NamedResourceSpec") or {} for each in (one or {}).get("GenericResources") or ())
+    return tuple(str(each["Value"]) for each in named if each.get("Kind") == GPU_KIND)
 
 
 def _task_name(task: Json) -> str:
@@ -194,9 +181,7 @@ class _Standing:
     words: str = ""
 
 
-def _replica(
-    service: Json, tasks: Sequence[Json], nodes: Mapping[str, _SwarmNode], project: str
-) -> ReplicaContainer | None:
+def _replica(service: Json, tasks: Sequence[Json], nodes: Mapping[str, Node], project: str) -> ReplicaContainer | None:
     read = _labels_of(service, project)
     if read is None:
         return None
@@ -252,7 +237,7 @@ def _began(task: Json) -> str:
     return max((made, told), key=lambda at: timestamp(at) or 0.0)
 
 
-def _standing(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _SwarmNode]) -> _Standing:
+def _standing(service: Json, tasks: Sequence[Json], nodes: Mapping[str, Node]) -> _Standing:
     if _wanted(service) == 0:
         return _not_wanted(service, tasks, nodes)
     if not tasks:
@@ -269,7 +254,7 @@ def _standing(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _SwarmNo
     return _Standing(ContainerState.PENDING, newest, _waits(newest, before, nodes))
 
 
-def _not_wanted(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _SwarmNode]) -> _Standing:
+def _not_wanted(service: Json, tasks: Sequence[Json], nodes: Mapping[str, Node]) -> _Standing:
     """It was never started, or was sent its stop signal: Swarm forgets its task soon after the end. On a node that is
     down it is listed as running for a day.
     """
@@ -281,12 +266,12 @@ def _not_wanted(service: Json, tasks: Sequence[Json], nodes: Mapping[str, _Swarm
     return _Standing(ContainerState.CREATED)
 
 
-def _is_lost(task: Json, nodes: Mapping[str, _SwarmNode]) -> bool:
+def _is_lost(task: Json, nodes: Mapping[str, Node]) -> bool:
     node = nodes.get(task.get("NodeID", ""))
-    return node is None or node.condition == "down"
+    return node is None or node.state == "down"
 
 
-def _ended(task: Json, nodes: Mapping[str, _SwarmNode]) -> _Standing:
+def _ended(task: Json, nodes: Mapping[str, Node]) -> _Standing:
     error = str(task["Status"].get("Err") or "")
     if not error or error.startswith(_ONLY_A_CODE):
         return _Standing(ContainerState.EXITED, task)
@@ -306,17 +291,17 @@ def _ended_by_itself(task: Json, successor: Json) -> bool:
     return noted <= made + _SAME_STEP_S
 
 
-def _waits(task: Json, before: Json | None, nodes: Mapping[str, _SwarmNode]) -> str:
+def _waits(task: Json, before: Json | None, nodes: Mapping[str, Node]) -> str:
     """Why a task does not run yet."""
     lost = nodes.get(before.get("NodeID", "")) if before else None
-    moved = f"{lost.name} is {lost.condition}; " if lost and lost.condition else ""
+    moved = f"{lost.name} is {_condition(lost)}; " if lost and _condition(lost) else ""
     status, node = task["Status"], nodes.get(task.get("NodeID", ""))
     if status.get("Err"):
-        return moved + wait_explained(str(status["Err"]), task, [one.raw for one in nodes.values()])
+        return moved + wait_explained(str(status["Err"]), task, [*nodes.values()])
     return f"{moved}{node.name}: {status.get('Message', '')}" if node else f"{moved}{status.get('Message', '')}"
 
 
-def _moved(tasks: Sequence[Json], nodes: Mapping[str, _SwarmNode]) -> str:
+def _moved(tasks: Sequence[Json], nodes: Mapping[str, Node]) -> str:
     """Where a running replica comes from and why, in words; "" where its last task has ended by itself, or was none."""
     if len(tasks) < 2 or _ended_by_itself(tasks[-2], tasks[-1]):
         return ""
@@ -325,9 +310,8 @@ def _moved(tasks: Sequence[Json], nodes: Mapping[str, _SwarmNode]) -> str:
         return "" if now is None else f"Swarm has moved it to {now.name}: its node is gone"
     if was.name == now.name:
         return f"Swarm has replaced it on {now.name}"
-    return f"Swarm has moved it from {was.name} to {now.name}" + (
-        f": {was.name} is {was.condition}" if was.condition else ""
-    )
+    why = _condition(was)
+    return f"Swarm has moved it from {was.name} to {now.name}" + (f": {was.name} is {why}" if why else "")
 
 
 def _by_service(tasks: Iterable[Json]) -> dict[str, list[Json]]:

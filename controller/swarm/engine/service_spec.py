@@ -52,7 +52,7 @@ def service_spec(
         "Labels": dict(body.get("Labels") or {}),
         # Swarm ends a container that its health check fails, and the controller is the only healer.
         "Healthcheck": {"Test": ["NONE"]},
-        **_command(body),
+        **{there: body[here] for here, there in COMMAND.items() if body.get(here)},
         **{there: body[here] for here, there in PLAIN.items() if body.get(here) is not None},
         **{there: host[here] for here, there in PLAIN_HOST.items() if host.get(here) is not None},
     }
@@ -90,6 +90,7 @@ def service_spec(
 
 # --------------------------------------------------------------------------------------------------------------- tables
 
+COMMAND = {"Entrypoint": "Command", "Cmd": "Args"}
 PLAIN = {
     "OpenStdin": "OpenStdin",
     "StopSignal": "StopSignal",
@@ -116,12 +117,6 @@ def _environment(entries: Json) -> list[str]:
     """The variables, where Swarm finds no template but ours: it fills in what stands in double braces."""
     escaped = [entry.replace("{{", '{{"{{"}}') for entry in entries]
     return [f"PIERHEAD_NODE={_NODE}" if entry.startswith("PIERHEAD_NODE=") else entry for entry in escaped]
-
-
-def _command(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Swarm's Command is the entrypoint."""
-    parts = {"Command": body.get("Entrypoint"), "Args": body.get("Cmd")}
-    return {key: value for key, value in parts.items() if value}
 
 
 def _mounts(host: Mapping[str, Any]) -> list[dict[str, Any]]:

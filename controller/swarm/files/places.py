@@ -7,7 +7,7 @@ changed file is a new version of the services that have it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..names import LONGEST_NAME
@@ -26,22 +26,12 @@ def in_swarm(config: Mapping[str, Any], contents: Mapping[Place, bytes]) -> tupl
     """
     named: dict[str, Any] = {**config, **{kind: {**config[kind]} for kind in KINDS if config.get(kind)}}
     wanted = {}
-    for (kind, key), definition in _definitions(config):
-        content = contents.get((kind, key))
-        if content is not None:
-            name = _name(str(definition.get("name", key)), content)
-            named[kind][key] = {"name": name, "external": True}
-            wanted[kind, name] = content
-    return named, wanted
-
-
-def _definitions(config: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
     for kind in KINDS:
         for key, definition in (config.get(kind) or {}).items():
-            if isinstance(definition, Mapping):
-                yield (kind, str(key)), definition
-
-
-def _name(name: str, content: bytes) -> str:
-    digits = hashlib.sha256(content).hexdigest()[:_DIGITS]
-    return f"{name[: LONGEST_NAME - _DIGITS - 1]}-{digits}"
+            content = contents.get((kind, str(key)))
+            if content is not None:
+                digits = hashlib.sha256(content).hexdigest()[:_DIGITS]
+                name = f"{str(definition.get('name', key))[: LONGEST_NAME - _DIGITS - 1]}-{digits}"
+                named[kind][key] = {"name": name, "external": True}
+                wanted[kind, name] = content
+    return named, wanted

@@ -54,8 +54,12 @@ class NodeMachine:
         before = read_settings(ENGINE_SETTINGS, self._text(ENGINE_SETTINGS))
         after = node_settings(before, uuids, registry, has_toolkit=has_toolkit)
         restarts = needs_restart(before, after)
-        if restarts and not options.restart:
-            self._refuse_to_end_containers()
+        running = self.info().get("ContainersRunning") if restarts and not options.restart else 0
+        if running:
+            raise InvalidRequest(
+                f"the engine has to be restarted for its list of GPUs, and that ends the containers that run here: "
+                f"{running}. Stop them first, or repeat with --restart. Nothing was changed."
+            )
         if has_toolkit:
             toolkit = self._text(TOOLKIT_SETTINGS)
             self._write(TOOLKIT_SETTINGS, toolkit, toolkit_settings(toolkit))
@@ -104,13 +108,6 @@ class NodeMachine:
         return True
 
     # ------------------------------------------------------------------------------------------------------ the engine
-
-    def _refuse_to_end_containers(self) -> None:
-        if running := self.info().get("ContainersRunning"):
-            raise InvalidRequest(
-                f"the engine has to be restarted for its list of GPUs, and that ends the containers that run here: "
-                f"{running}. Stop them first, or repeat with --restart. Nothing was changed."
-            )
 
     def _restart(self) -> None:
         failed = f"the Docker Engine did not start with {ENGINE_SETTINGS}."

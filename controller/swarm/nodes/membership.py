@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ...errors import InvalidRequest
-from ..names import Json
 from .engine_settings import free_pool
 from .machine import NodeMachine
 from .options import NodeOptions
@@ -66,7 +66,7 @@ class Membership:
             self._change("", "init", "--default-addr-pool", pool, *size)
         if not registry and self.has_registry:
             self.machine.prepare(self.options, self._own_registry())
-        self.say(f"This machine, {self._name}, is a manager of a Swarm. For another machine:\n")
+        self.say(f"This machine, {self.machine.info().get('Name')}, is a manager of a Swarm. For another machine:\n")
         self.print_join_command()
 
     def join(self, address: str, token: str) -> None:
@@ -85,7 +85,7 @@ class Membership:
         if self._state == "inactive":
             self._change(address, "join", "--token", token, address)
         role = "manager" if self._is_manager else "worker"
-        self.say(f"This machine, {self._name}, is a {role} of the Swarm at {address}.")
+        self.say(f"This machine, {self.machine.info().get('Name')}, is a {role} of the Swarm at {address}.")
 
     def print_join_command(self) -> None:
         """Print what is to be typed on a new machine."""
@@ -110,17 +110,12 @@ class Membership:
 
     # ------------------------------------------------------------------------------- the Swarm, as this engine knows it
 
-    def _swarm(self, name: str) -> str:
-        return str(self._whole_swarm.get(name) or "")
-
-    @property
-    def _whole_swarm(self) -> Json:
-        found: Json = self.machine.info().get("Swarm") or {}
-        return found
+    def _swarm(self, name: str) -> Any:
+        return (self.machine.info().get("Swarm") or {}).get(name) or ""
 
     @property
     def _state(self) -> str:
-        return self._swarm("LocalNodeState")
+        return str(self._swarm("LocalNodeState"))
 
     @property
     def _is_manager(self) -> bool:
@@ -128,11 +123,7 @@ class Membership:
 
     @property
     def _managers(self) -> list[str]:
-        return [one["Addr"] for one in self._whole_swarm.get("RemoteManagers") or ()]
-
-    @property
-    def _name(self) -> str:
-        return str(self.machine.info().get("Name"))
+        return [one["Addr"] for one in self._swarm("RemoteManagers")]
 
     def _own_registry(self) -> str:
         """Of the stack, on the node that `up` has put it on, else on this one."""

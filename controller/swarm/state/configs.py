@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import docker.errors
 import requests
@@ -58,58 +58,37 @@ class Config:
     data: bytes
 
 
-class Configs(Protocol):
-    """Swarm's API for configs. Every call may raise StateUnreachable."""
-
-    async def create(self, name: str, labels: Mapping[str, str], data: bytes) -> None:
-        """Create a config. Raises StateChanged if the name is taken."""
-        ...
-
-    async def inspect(self, name: str) -> Config | None:
-        """Read one config; None if there is none."""
-        ...
-
-    async def update(self, name: str, version: int, labels: Mapping[str, str]) -> None:
-        """Replace the labels of that version. Raises StateChanged if the config is gone or has another version."""
-        ...
-
-    async def remove(self, name: str) -> None:
-        """Remove a config, if there is one."""
-        ...
-
-    async def labelled(self, label: str, value: str) -> list[Config]:
-        """All configs that carry the label with that value."""
-        ...
-
-
 class SwarmConfigs:
-    """The API of a manager. docker-py blocks, so its calls run in a thread; the client's timeout bounds each."""
+    """A manager's API for configs. Every call may raise StateUnreachable.
+
+    docker-py blocks, so its calls run in a thread; the client's timeout bounds each.
+    """
 
     def __init__(self, client: APIClient) -> None:
         self._client = client
         self._calls = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-state")
 
     async def create(self, name: str, labels: Mapping[str, str], data: bytes) -> None:
-        """See `Configs.create`."""
+        """Create a config. Raises StateChanged if the name is taken."""
         await self._call(partial(self._client.create_config, name, data, dict(labels)))
 
     async def inspect(self, name: str) -> Config | None:
-        """See `Configs.inspect`."""
+        """Read one config; None if there is none."""
         with contextlib.suppress(_Absent):
             return _config(await self._call(partial(self._client.inspect_config, name)))
         return None
 
     async def update(self, name: str, version: int, labels: Mapping[str, str]) -> None:
-        """See `Configs.update`."""
+        """Replace the labels of that version. Raises StateChanged if the config is gone or has another version."""
         await self._call(partial(self._update, name, version, {"Name": name, "Labels": dict(labels)}))
 
     async def remove(self, name: str) -> None:
-        """See `Configs.remove`."""
+        """Remove a config, if there is one."""
         with contextlib.suppress(_Absent):
             await self._call(partial(self._client.remove_config, name))
 
     async def labelled(self, label: str, value: str) -> list[Config]:
-        """See `Configs.labelled`."""
+        """All configs that carry the label with that value."""
         found = await self._call(partial(self._client.configs, {"label": f"{label}={value}"}))
         return [_config(raw) for raw in found]
 
@@ -153,12 +132,12 @@ def _translated() -> Iterator[None]:
         raise StateUnreachable(f"the Docker Engine does not answer ({error}); check `docker info`") from error
 
 
-def state_of(configs: Configs, project: str) -> SwarmDocument:
+def state_of(configs: SwarmConfigs, project: str) -> SwarmDocument:
     """The document that has a project's state, and the lease of its controller."""
     return SwarmDocument(configs, f"{project}_pierhead-state")
 
 
-def compose_files_of(configs: Configs, project: str) -> SwarmDocument:
+def compose_files_of(configs: SwarmConfigs, project: str) -> SwarmDocument:
     """The document that has a project's resolved compose files."""
     return SwarmDocument(configs, f"{project}_pierhead-files")
 
@@ -172,7 +151,7 @@ class SwarmDocument:
     limit = LIMIT
     """Most bytes of a content."""
 
-    def __init__(self, configs: Configs, name: str) -> None:
+    def __init__(self, configs: SwarmConfigs, name: str) -> None:
         """`name`: of the head; contents are named after it."""
         longest = LONGEST_NAME - len("-aside-00000000")
         if len(name) > longest:
@@ -228,12 +207,6 @@ class SwarmDocument:
         name = self._new_name("aside-")
         await self._configs.create(name, {}, content)
         return name
-
-    async def remove(self) -> None:
-        """Remove the document and its contents; what was set aside stays."""
-        await self._configs.remove(self.name)
-        for config in await self._configs.labelled(DOCUMENT, self.name):
-            await self._configs.remove(config.name)
 
     async def _point(self, head: Head, labels: Mapping[str, str], content: str) -> None:
         await self._configs.update(self.name, head.version, {**labels, CONTENT: content} if content else labels)

@@ -41,7 +41,10 @@ def down(swarm: Swarm, settings: StackSettings, say: Callable[[str], None]) -> N
     if settings.has_volumes:
         _remove_volumes(swarm, stack, say)
     _remove_kept(swarm, settings.project)
-    wait(lambda: _remove_networks(swarm), "the networks are removed", GONE_S)
+    remove_network = swarm.client.remove_network
+    wait(
+        lambda: _none_is_left(swarm.networks, lambda one: remove_network(one["Id"])), "the networks are removed", GONE_S
+    )
     but = "" if settings.has_volumes else " but its volumes"
     say(f"Nothing is left of {settings.project} on the Swarm{but} ({time.monotonic() - began:.0f} s).")
 
@@ -54,36 +57,27 @@ def _remove_volumes(swarm: Swarm, stack: Iterable[Json], say: Callable[[str], No
         say("Removing its volumes on every node ...")
         remove_volumes(swarm, image)
         return
-    wait(lambda: _remove_own_volumes(swarm), "the volumes are removed", GONE_S)
-    shown = f"`docker volume ls --filter label={STACK_LABEL}={swarm.project}`"
+    label = f"{STACK_LABEL}={swarm.project}"
+    volumes = lambda: swarm.client.volumes({"label": label})["Volumes"] or ()  # noqa: E731
+    remove = swarm.client.remove_volume
+    wait(lambda: _none_is_left(volumes, lambda one: remove(one["Name"])), "the volumes are removed", GONE_S)
+    shown = f"`docker volume ls --filter label={label}`"
     say(f"No HAProxy ran, whose image removes volumes on other nodes: {shown} shows what a node has.")
-
-
-def _remove_own_volumes(swarm: Swarm) -> bool:
-    """Whether none is left. One whose container has just ended is busy for a moment yet."""
-    label = {"label": f"{STACK_LABEL}={swarm.project}"}
-    for volume in swarm.client.volumes(label)["Volumes"] or ():
-        with contextlib.suppress(docker.errors.APIError):
-            swarm.client.remove_volume(volume["Name"])
-    return not swarm.client.volumes(label)["Volumes"]
 
 
 def _remove_kept(swarm: Swarm, project: str) -> None:
     """Secrets and configs, those of the state and the compose files among them."""
     swarm.drop("secrets", swarm.kept("secrets"))
-    documents = [name for name in _config_names(swarm) if name.startswith(f"{project}_pierhead-")]
+    names = [str(one["Spec"]["Name"]) for one in swarm.client.configs()]  # type: ignore[no-untyped-call]
+    documents = [name for name in names if name.startswith(f"{project}_pierhead-")]
     swarm.drop("configs", [*swarm.kept("configs"), *documents])
     if left := [*swarm.kept("secrets"), *swarm.kept("configs")]:
         raise EngineError(f"Swarm keeps {', '.join(left)}: a service of another stack may use them")
 
 
-def _config_names(swarm: Swarm) -> list[str]:
-    return [one["Spec"]["Name"] for one in swarm.client.configs()]  # type: ignore[no-untyped-call]
-
-
-def _remove_networks(swarm: Swarm) -> bool:
-    """Whether none is left. One whose last container has just ended is busy for a moment yet."""
-    for network in swarm.networks():
+def _none_is_left(listed: Callable[[], Iterable[Json]], remove: Callable[[Json], object]) -> bool:
+    """Remove what is listed. What a container had that has just ended is busy for a moment yet."""
+    for one in listed():
         with contextlib.suppress(docker.errors.APIError):
-            swarm.client.remove_network(network["Id"])
-    return not swarm.networks()
+            remove(one)
+    return not listed()

@@ -79,26 +79,27 @@ class Pusher:
     def __init__(self, client: APIClient, registry: str) -> None:
         self._client = client
         self._registry = registry
-        self._done: dict[ComposeImage, str] = {}
 
     def digests(self, images: Mapping[str, ComposeImage]) -> dict[str, str]:
         """By service, the image's name with its digest. Raises SpecError before anything is pushed; EngineError."""
-        local = {name: image for name, image in images.items() if not self._is_elsewhere(image)}
+        found = {name: self._pulled_from(image) for name, image in images.items()}
+        local = {name: images[name] for name, digest in found.items() if not digest}
         if local and not self._registry:
             raise SpecError([no_registry(name, image.name) for name, image in sorted(local.items())])
-        return {name: self._digest(image, name in local) for name, image in images.items()}
+        pushed = {image: self._push(image.name) for image in dict.fromkeys(local.values())}
+        return {name: digest or pushed[images[name]] for name, digest in found.items()}
 
-    def _is_elsewhere(self, image: ComposeImage) -> bool:
-        """Whether nodes can pull it where it came from."""
-        return "@sha256:" in image.name or (not image.is_built and bool(self._pulled_from(image.name)))
-
-    def _pulled_from(self, name: str) -> str:
-        """The name with a digest that its registry gave it; "" where it is only here."""
-        repository, tag = parse_repository_tag(name)
+    def _pulled_from(self, image: ComposeImage) -> str:
+        """The name with a digest by which nodes can pull it where it came from; "" where it is only here."""
+        if "@sha256:" in image.name:
+            return image.name
+        if image.is_built:
+            return ""
+        repository, tag = parse_repository_tag(image.name)
         try:
-            found = self._client.inspect_image(name)["RepoDigests"] or []  # type: ignore[no-untyped-call]
+            found = self._client.inspect_image(image.name)["RepoDigests"] or []  # type: ignore[no-untyped-call]
         except docker.errors.NotFound:
-            found = [f"{repository}@{self._asked(name)}"]
+            found = [f"{repository}@{self._asked(image.name)}"]
         mine = [digest for digest in found if digest.partition("@")[0] == repository]
         return f"{repository}:{tag or 'latest'}@{mine[0].partition('@')[2]}" if mine else ""
 
@@ -112,13 +113,6 @@ class Pusher:
                 "check its name, or bring it with `docker load`"
             ) from error
         return str(told["Descriptor"]["digest"])
-
-    def _digest(self, image: ComposeImage, is_local: bool) -> str:
-        if "@sha256:" in image.name:
-            return image.name
-        if image not in self._done:
-            self._done[image] = self._push(image.name) if is_local else self._pulled_from(image.name)
-        return self._done[image]
 
     def _push(self, name: str) -> str:
         repository, tag = place_of(name, self._registry)

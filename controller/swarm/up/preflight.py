@@ -245,12 +245,13 @@ def _container(container: Json) -> _Holder:
 
 def _registry(facts: SwarmFacts) -> Iterator[str]:
     host, says = facts.registry, facts.registry_says
+    has_own = any(one["Spec"]["Name"] == f"{facts.project}_registry" for one in facts.services)
     if host and says not in ("", "https", "http"):
         yield (
             f"PIERHEAD_REGISTRY: the registry {host} is not reached from {facts.info.get('Name')} ({says}): check its "
             "name and that it runs, or write `here` for one of the stack's own"
         )
-    elif host and not says and OWN_REGISTRY_PORT in facts.taken and not _has_own_registry(facts):
+    elif host and not says and OWN_REGISTRY_PORT in facts.taken and not has_own:
         holders = [who for who, _, ports in map(_publishes, facts.services) if OWN_REGISTRY_PORT in ports]
         by = f" by {', '.join(holders)}" if holders else ""
         yield (
@@ -263,10 +264,6 @@ def _registry(facts: SwarmFacts) -> Iterator[str]:
             f"PIERHEAD_REGISTRY: {host} has no TLS, so this engine refuses it: "
             f"`pierhead node init --registry {host}` here, and --registry with `node join` on every other node"
         )
-
-
-def _has_own_registry(facts: SwarmFacts) -> bool:
-    return any(one["Spec"]["Name"] == f"{facts.project}_registry" for one in facts.services)
 
 
 def _is_trusted(info: Json, host: str) -> bool:

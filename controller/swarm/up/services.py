@@ -27,7 +27,7 @@ KEPT = frozenset(
 IGNORED = frozenset(
     {
         *("attach", "build", "depends_on", "develop", "env_file", "expose", "extends", "image", "label_file"),
-        *("networks", "profiles", "pull_policy", "scale", "deploy"),
+        *("networks", "profiles", "pull_policy", "scale", "deploy", "restart", "shm_size", "tmpfs", "volumes"),
     }
 )
 """Without a meaning on a Swarm (it starts everything at once, and again what ended), or read elsewhere."""
@@ -238,9 +238,5 @@ _CHANGED: Mapping[str, Callable[[ServiceSource, str, Any, Problems], Json]] = {
     "environment": _environment,
     "extra_hosts": _extra_hosts,
     "ports": _ports,
-    "restart": lambda *_: {},
     "secrets": _attached,
-    "shm_size": lambda *_: {},
-    "tmpfs": lambda *_: {},
-    "volumes": lambda *_: {},
 }

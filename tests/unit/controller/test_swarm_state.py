@@ -109,7 +109,7 @@ async def test_a_head_that_was_made_again_is_looked_at_now_and_then_until_somebo
     async with running(holder) as store:
         await asyncio.sleep(OBSERVED_S)
         document = SwarmDocument(swarm.manager(), NAME)
-        await document.remove()
+        swarm.configs.clear()
         await document.create(Claim(UNKNOWN, 0, 0).labels())
         store.append_event(Event(1.0, "scale", "web", "web", "m", "ok"))
         monkeypatch.setattr(FakeConfigs, "_read", counted)
