@@ -209,26 +209,15 @@ async def state_lease(holder: StateHolder) -> AsyncIterator[None]:
 
     Raises AnotherController then, in place of the body's CancelledError.
     """
-    body, lost = asyncio.current_task(), list[BaseException]()
-    assert body is not None  # noqa: S101 - for mypy
-
-    async def renew() -> None:
-        try:
-            await holder.run()
-        except Exception as error:
-            lost.append(error)
-            body.cancel()
-
-    renewal = asyncio.create_task(renew())
     try:
-        yield
-    except asyncio.CancelledError:
-        if not lost:
-            raise
-        body.uncancel()
-        raise lost[0] from None
+        async with asyncio.TaskGroup() as group:
+            renewal = group.create_task(holder.run())
+            try:
+                yield
+            finally:
+                renewal.cancel()
+    except BaseExceptionGroup as errors:  # the body's own, or that of the renewal
+        raise errors.exceptions[0] from errors.exceptions[0].__cause__
     finally:
-        renewal.cancel()
-        await asyncio.wait([renewal])
         with contextlib.suppress(StoreError):  # without it the next controller waits some seconds longer
             await holder.release()

@@ -248,7 +248,8 @@ class Client:
                 replies[name] = await reply_of(method(request, timeout=timeout, metadata=((SESSION_KEY, name),)))
             except PierheadError as error:
                 errors[name] = error
-        for first in errors.values():
+        if errors:
+            first = next(iter(errors.values()))
             if len(names) > 1:
                 each = "; ".join(f"{name}: {error.message}" for name, error in errors.items())
                 first.message = f"{len(errors)} of {len(names)} replicas failed: {each}"
