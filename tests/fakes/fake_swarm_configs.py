@@ -40,14 +40,14 @@ class FakeConfigs(SwarmConfigs):
     async def create(self, name: str, labels: Mapping[str, str], data: bytes) -> None:
         if not (0 < len(data) <= LIMIT and len(name) <= LONGEST_NAME):
             raise StoreError("config data or name out of bounds")
-        await self._write(lambda: self._create(name, labels, data))
+        await self._write(lambda: self._put(name, labels, data))
 
     async def inspect(self, name: str) -> Config | None:
         await self._read()
         return self._swarm.configs.get(name)
 
     async def update(self, name: str, version: int, labels: Mapping[str, str]) -> None:
-        await self._write(lambda: self._update(name, version, labels))
+        await self._write(lambda: self._relabel(name, version, labels))
 
     async def remove(self, name: str) -> None:
         await self._write(lambda: self._swarm.configs.pop(name, None))
@@ -71,13 +71,13 @@ class FakeConfigs(SwarmConfigs):
             raise StateUnreachable(fault)
         await asyncio.sleep(0)
 
-    def _create(self, name: str, labels: Mapping[str, str], data: bytes) -> None:
+    def _put(self, name: str, labels: Mapping[str, str], data: bytes) -> None:
         if name in self._swarm.configs:
             raise StateChanged(f"config {name} already exists")
         self._swarm.version += 1
         self._swarm.configs[name] = Config(name, self._swarm.version, dict(labels), data)
 
-    def _update(self, name: str, version: int, labels: Mapping[str, str]) -> None:
+    def _relabel(self, name: str, version: int, labels: Mapping[str, str]) -> None:
         found = self._swarm.configs.get(name)
         if found is None or found.version != version:
             raise StateChanged("update out of sequence")
