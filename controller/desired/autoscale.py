@@ -96,12 +96,15 @@ class LoadHistory:
         )
 
 
+Direction = Literal["up", "down", "zero", ""]
+
+
 @dataclass(frozen=True, slots=True)
 class Decided:
     """The decided target of one service, and since when another one is wanted. The store keeps the target."""
 
     target: int
-    direction: Literal["up", "down", "zero", ""] = ""
+    direction: Direction = ""
     """The change that has been wanted without interruption since `since`; "" = none."""
     since: float = 0.0
     panic_until: float = 0.0
@@ -208,12 +211,12 @@ def decide(decided: Decided, situation: Situation, answer: PolicyAnswer | None =
     wanted = spec.clamp(answer.wanted)
     if wanted == decided.target or (wanted < decided.target and now < decided.panic_until):
         return replace(decided, direction="", since=0.0), ""
-    direction, delay_s = _direction(spec, decided.target, wanted)
+    direction: Direction = "up" if wanted > decided.target else "zero" if decided.target == 1 else "down"
     if direction == "down":
         wanted = max(wanted, 1)  # the last replica has its own delay
     if decided.direction != direction:
         decided = replace(decided, direction=direction, since=now)
-    if now - decided.since < delay_s:
+    if now - decided.since < _delay_s(spec, direction):
         return decided, ""
     side = "above" if direction == "up" else "below"
     why = f"{answer.because}, {situation.running} running; {side} for {now - decided.since:.0f} s"
@@ -222,10 +225,7 @@ def decide(decided: Decided, situation: Situation, answer: PolicyAnswer | None =
 
 def due_in_s(decided: Decided, spec: AutoscaleSpec, now: float) -> float | None:
     """Seconds until the current delay is over; None without a delay."""
-    if not decided.direction:
-        return None
-    delay_s = {"up": spec.upscale_delay_s, "down": spec.downscale_delay_s, "zero": _zero_delay_s(spec)}
-    return max(0.0, decided.since + delay_s[decided.direction] - now)
+    return max(0.0, decided.since + _delay_s(spec, decided.direction) - now) if decided.direction else None
 
 
 def _measured_from(decided: Decided, situation: Situation) -> float:
@@ -235,16 +235,11 @@ def _measured_from(decided: Decided, situation: Situation) -> float:
     return min(decided.measured_from, situation.now + SETTLE_S)
 
 
-def _direction(spec: AutoscaleSpec, target: int, wanted: int) -> tuple[Literal["up", "down", "zero"], float]:
-    if wanted > target:
-        return "up", spec.upscale_delay_s
-    if target == 1:
-        return "zero", _zero_delay_s(spec)
-    return "down", spec.downscale_delay_s
-
-
-def _zero_delay_s(spec: AutoscaleSpec) -> float:
-    return spec.downscale_delay_s if spec.downscale_to_zero_delay_s is None else spec.downscale_to_zero_delay_s
+def _delay_s(spec: AutoscaleSpec, direction: Direction) -> float:
+    if direction == "up":
+        return spec.upscale_delay_s
+    to_zero_s = spec.downscale_to_zero_delay_s if direction == "zero" else None
+    return spec.downscale_delay_s if to_zero_s is None else to_zero_s
 
 
 def _is_burst(situation: Situation) -> bool:

@@ -89,34 +89,15 @@ class Publisher:
         specs = (*desired.services.values(), *(goal.keep_spec for goal in desired.goals.values()))
         self._user_configs = remembered(self._user_configs, specs)
         overrides = {service: override.replicas for service, override in self._store.overrides.items()}
-        observed = snapshot.observed
-        before = self.view
-        self.view = View(
+        before, observed = self.view, snapshot.observed
+        view = View(
             at=now,
             project=self._project,
             desired=desired,
             observed=observed,
             plan=plan,
-            services=service_rows(
-                desired,
-                observed,
-                plan,
-                refusals,
-                overrides,
-                now,
-                self._scaler.rows,
-                self._deployer.directions.rows,
-                self._user_configs,
-                self._discovery_state.callers(),
-                self._ahead_s(),
-                snapshot.complete,
-            ),
             rollouts=self._deployer.directions.rows,
-            gpus=gpu_uses(observed),
-            nodes=node_rows(observed, plan),
             gpu_memory_problem=self._gpu_memory.problem,
-            endpoints=endpoints(desired, observed, overrides),
-            targets=scrape_targets(desired, observed),
             spec_problems=self._specs.problems,
             files=files,
             notices=(
@@ -129,6 +110,15 @@ class Publisher:
             engine_reachable=snapshot.complete,
             haproxy_reachable=observed.routing is not None,
             ahead_s=self._ahead_s(),
+        )
+        callers = self._discovery_state.callers()
+        self.view = replace(
+            view,
+            services=service_rows(view, overrides, self._scaler.rows, self._user_configs, callers),
+            gpus=gpu_uses(observed),
+            nodes=node_rows(observed, plan),
+            endpoints=endpoints(desired, observed, overrides),
+            targets=scrape_targets(desired, observed),
         )
         if snapshot.complete or self._discovery_state.is_published:
             self._discovery_state.publish(self.view.endpoints)

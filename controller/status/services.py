@@ -33,6 +33,7 @@ from .records.services import (
     Service,
     ServiceState,
 )
+from .view import View
 
 CRASH_LOOP_FAILURES = 3
 
@@ -48,52 +49,45 @@ SHOWN_AS: Mapping[Phase, ReplicaState] = {
 
 
 def service_rows(
-    desired: Desired,
-    observed: Observed,
-    plan: Plan,
-    refusals: Iterable[Refusal],
-    overrides: Mapping[str, int],
-    now: float,
+    view: View,
+    overrides: Mapping[str, int] = MappingProxyType({}),
     autoscaled: Mapping[str, AutoscaleStatus] = MappingProxyType({}),
-    rollouts: Mapping[str, RolloutStatus] = MappingProxyType({}),
     user_configs: Mapping[str, str] = MappingProxyType({}),
     callers: Mapping[str, frozenset[str]] = MappingProxyType({}),
-    ahead_s: float = 0.0,
-    engine_reachable: bool = True,
 ) -> tuple[Service, ...]:
-    """Return one row for each service, by name, including removed services that still have replicas.
+    """Return one row for each service of a view that has none yet, by name, including removed services that still have
+    replicas.
 
     `user_configs`: the texts seen so far, by digest, to show a change as a difference. `callers`: the services that
-    each replica watches in Discovery. `ahead_s`: by how much the wall clock, whose times the rows have, is ahead.
+    each replica watches in Discovery.
     """
-    refusals, leaving = tuple(refusals), frozenset(node.name for node in observed.nodes if node.is_leaving)
+    desired, observed = view.desired or Desired(view.project), view.observed
+    leaving = frozenset(node.name for node in observed.nodes if node.is_leaving)
     names = sorted({*desired.services, *observed.services})
     return tuple(
         _row(
             _Material(
+                view=view,
                 name=name,
                 spec=desired.services.get(name),
                 goal=goal_of(desired, observed, name),
                 wanted=desired.targets.get(name, 0),
                 observed=observed,
                 containers=observed.containers_of(name),
-                pending=tuple(one for one in plan.pending if one.service == name and not one.replaces),
-                staying=tuple(one for one in plan.pending if one.service == name and one.replaces),
-                creating=_creations(name, observed, plan),
+                pending=tuple(one for one in view.plan.pending if one.service == name and not one.replaces),
+                staying=tuple(one for one in view.plan.pending if one.service == name and one.replaces),
+                creating=_creations(name, observed, view.plan),
                 refusals=tuple(
-                    one for one in refusals if one.action.service == name and not _is_over(one, desired, observed)
+                    one for one in view.refusals if one.action.service == name and not _is_over(one, desired, observed)
                 ),
                 leaving=leaving,
                 override=overrides.get(name) if name in desired.services else None,
                 autoscale=autoscaled.get(name),
-                rollout=rollouts.get(name),
-                user_config=_user_config(name, desired, observed, user_configs, now),
+                rollout=view.rollouts.get(name),
+                user_config=_user_config(name, desired, observed, user_configs, view.at),
                 unknown_callees=_unknown_callees(name, desired, observed, callers),
                 unreached=tuple(_not_reached(name, observed)),
                 called_by=desired.remaining.get(name),
-                now=now,
-                ahead_s=ahead_s,
-                engine_reachable=engine_reachable,
             )
         )
         for name in names
@@ -147,6 +141,7 @@ def _not_reached(name: str, observed: Observed) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Material:
+    view: View
     name: str
     spec: ServiceSpec | None
     goal: VersionGoal
@@ -168,12 +163,6 @@ class _Material:
     unreached: tuple[str, ...]
     called_by: tuple[str, ...] | None
     """Of a service that the compose files no longer have, and that stays: the services that call it."""
-    now: float
-    ahead_s: float
-    engine_reachable: bool
-
-    def wall_time(self, at: float) -> float:
-        return at + self.ahead_s
 
 
 def _row(material: _Material) -> Service:
@@ -205,8 +194,8 @@ def _row(material: _Material) -> Service:
         user_config=material.user_config,
         unknown_callees=material.unknown_callees,
         unreached=material.unreached,
-        at=material.wall_time(material.now),
-        engine_reachable=material.engine_reachable,
+        at=material.view.wall_time(material.view.at),
+        engine_reachable=material.view.engine_reachable is not False,
         image=spec.image if spec else None,
         protocol=spec.protocol if spec else None,
         port=spec.port if spec else None,
@@ -222,7 +211,7 @@ def _row(material: _Material) -> Service:
         waiting=load.waiting,
         spec_replicas=spec.replicas if spec else None,
         failure=_last_failure(material),
-        refusals=tuple(refused_action(refusal, material.now) for refusal in material.refusals),
+        refusals=tuple(refused_action(refusal, material.view.at) for refusal in material.refusals),
         obstacles=(),
         who_decides="",
         summary="",
@@ -241,8 +230,8 @@ def _rollout(material: _Material) -> RolloutDocument | None:
         from_=rollout.source,
         to=rollout.to,
         phase=rollout.phase,
-        since=material.wall_time(rollout.since),
-        begun_at=material.wall_time(rollout.begun_at),
+        since=material.view.wall_time(rollout.since),
+        begun_at=material.view.wall_time(rollout.begun_at),
         cause=rollout.cause,
         ready=status.ready,
         wanted=material.wanted,
@@ -254,18 +243,19 @@ def _rollout(material: _Material) -> RolloutDocument | None:
 def _rejected(material: _Material, found: Rejection | None) -> RejectionDocument | None:
     if found is None:
         return None
-    at, number = material.wall_time(found.at), f"{found.version}@{found.at:.6f}"
+    at, number = material.view.wall_time(found.at), f"{found.version}@{found.at:.6f}"
     return RejectionDocument(found.version, found.reason, at, found.is_asked, found.is_refused, number)
 
 
 def _last_failure(material: _Material) -> Failure | None:
     records = material.observed.lasting_failures(material.name).values()
     last = max(records, key=lambda record: record.last_at, default=None)
-    return Failure(last.count, material.wall_time(last.last_at), last.detail) if last else None
+    return Failure(last.count, material.view.wall_time(last.last_at), last.detail) if last else None
 
 
 def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
-    phase, detail = phase_of(container, material.spec, material.observed.retirements.get(container.id), material.now)
+    retirement = material.observed.retirements.get(container.id)
+    phase, detail = phase_of(container, material.spec, retirement, material.view.at)
     state, message = SHOWN_AS[phase], detail
     match phase:
         case Phase.CREATED:
@@ -299,7 +289,7 @@ def _stopping_words(material: _Material, container: ReplicaContainer) -> str:
     retirement = material.observed.retirements.get(container.id)
     if retirement is None or retirement.stopping_since is None:
         return ""
-    stopping_s = material.now - retirement.stopping_since
+    stopping_s = material.view.at - retirement.stopping_since
     if stopping_s < 1.0 or not container.state.is_up:
         return ""
     grace_s = grace_of(container, retirement, material.spec, material.goal.version)
@@ -396,7 +386,7 @@ def _obstacles(material: _Material, ready: int) -> list[str]:
     found = [
         *_pending_words(material),
         *dict.fromkeys(f"has no room elsewhere: {one.reason}" for one in material.staying),
-        *(refusal_words(refused_action(one, material.now)) for one in material.refusals),
+        *(refusal_words(refused_action(one, material.view.at)) for one in material.refusals),
     ]
     failure = _failure(material)
     if failure is None or ready >= material.wanted:
@@ -473,7 +463,7 @@ def _blocked(material: _Material) -> str:
         return str(missing[0].error)
     rolls_out = material.rollout is not None and material.rollout.state.rollout is not None  # it is rolled back, then
     refused = [] if rolls_out else [r for r in material.refusals if isinstance(r.action, CreateContainer)]
-    if refused and material.now - refused[0].since >= REFUSED_FOR_S:
+    if refused and material.view.at - refused[0].since >= REFUSED_FOR_S:
         return str(refused[0].error)
     if material.observed.retirements or material.observed.in_progress:
         return ""

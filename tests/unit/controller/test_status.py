@@ -65,7 +65,7 @@ def retired(container: ReplicaContainer, stopping_since: float | None = None) ->
 def row_of(
     world: Observed, wanted: Desired, plan: Plan | None = None, refusals: tuple[Refusal, ...] = (), **overrides: int
 ) -> Service:
-    (row,) = service_rows(wanted, world, plan or Plan(), refusals, overrides, NOW)
+    (row,) = service_rows(View(NOW, "p", wanted, world, plan or Plan(), refusals=refusals), overrides)
     return row
 
 
@@ -126,13 +126,13 @@ def test_status_says_which_caller_does_not_reach_which_ready_replica() -> None:
     cut = {"ranker": {first.name: "no connection", "gone": "no connection"}, "other": {second.name: "no connection"}}
     callers = [replica(WEB, number, unreached=cut) for number in (1, 2)]
     wanted = desired(WEB, RANKER, web=2, ranker=2)
-    rows = service_rows(wanted, observed(first, second, *callers), Plan(), (), {}, NOW)
+    rows = service_rows(View(NOW, "p", wanted, observed(first, second, *callers)))
     words = f"{callers[0].name} and 1 more do not reach {first.name} of ranker, which is ready: no connection"
     for row in rows:
         assert (row.unreached, row.message, [one.words for one in row.obstacles]) == ((words,), words, [words])
         assert row.state == "HEALTHY"
     failed = replace(first, health=ReplicaHealth.FAILED)
-    for row in service_rows(wanted, observed(failed, second, *callers), Plan(), (), {}, NOW):
+    for row in service_rows(View(NOW, "p", wanted, observed(failed, second, *callers))):
         assert row.unreached == (), "it is the replica's own fault"
 
 
@@ -145,7 +145,8 @@ def test_pending_replicas_say_why_once() -> None:
     row = row_of(observed(replica(RANKER, 1), replica(RANKER, 2, **WAITS)), desired(RANKER, ranker=2))
     assert (row.message, row.blocked) == ("1 pending: no suitable node", ""), "in the engine's words"
     leaving = replica(WEB, 9)
-    row = service_rows(desired(RANKER), observed(leaving, retirements=retired(leaving)), plan, (), {}, NOW)[0]
+    world = observed(leaving, retirements=retired(leaving))
+    row = service_rows(View(NOW, "p", desired(RANKER), world, plan))[0]
     assert (row.name, row.blocked) == ("ranker", ""), "the retiring replica may hold what is missing"
 
 
@@ -218,7 +219,7 @@ def test_what_haproxy_holds_and_what_scale_has_set_are_said(
     world = observed(*starting, routing=replace(routing(), held={"svc_web": HeldRequests(now=held)}))
     overrides = {} if set_to is None else {"web": set_to}
     autoscaled = {"web": scaled} if scaled else {}
-    (row,) = service_rows(desired(WEB, web=len(starting)), world, Plan(), (), overrides, NOW, autoscaled)
+    (row,) = service_rows(View(NOW, "p", desired(WEB, web=len(starting)), world), overrides, autoscaled)
     assert (row.message, row.override) == (words, set_to)
 
 
@@ -301,7 +302,7 @@ def test_gpus_their_holders_and_their_memory() -> None:
 
 def view(*containers: ReplicaContainer, plan: Plan | None = None, **changes: object) -> View:
     wanted, world = desired(WEB), observed(*containers, **changes)
-    rows = service_rows(wanted, world, plan or Plan(), (), {}, NOW)
+    rows = service_rows(View(NOW, "p", wanted, world, plan or Plan()))
     up = world.routing is not None
     return View(NOW, "p", wanted, world, services=rows, haproxy_reachable=up, engine_reachable=True)
 
@@ -376,5 +377,5 @@ def test_addresses_are_those_the_replicas_were_made_for() -> None:
     world = Observed(containers=(old, new), images={moved.image: IMAGE_ID})
     addresses = [endpoint.address for endpoint in endpoints(wanted, world)["web"].endpoints]
     assert addresses == ["10.0.0.1:8080", "10.0.0.2:9090"]
-    (row,) = service_rows(wanted, world, Plan(), (), {}, NOW)
+    (row,) = service_rows(View(NOW, "p", wanted, world))
     assert [one.address for one in row.replicas] == ["10.0.0.1:8080", "10.0.0.2:9090"]

@@ -60,7 +60,7 @@ class Told:
     def of(cls, *containers: ReplicaContainer, **changes: Any) -> Told:
         wanted, world = desired(WEB, web=1), observed(*containers, specs=(WEB,), **changes)
         made = plan(wanted, world, NOW)
-        services = service_rows(wanted, world, made, (), {}, NOW)
+        services = service_rows(View(NOW, "p", wanted, world, made))
         view = View(NOW, "p", wanted, world, made, services, engine_reachable=True, haproxy_reachable=True)
         shown = document(*services)
         case = Case(services[0], plan_document(view, ()), (), ServiceTraffic())
