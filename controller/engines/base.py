@@ -38,8 +38,6 @@ class EngineEvent:
 
 CONNECTED = EngineEvent(kind="connected", container_id="", name="")
 """The stream was opened (again). It lacks earlier changes, so the engine must be read once."""
-OVERFLOW = EngineEvent(kind="overflow", container_id="", name="")
-"""Replaces all events of a full queue: something changed."""
 
 
 Places = Literal["ours", "the engine's"]

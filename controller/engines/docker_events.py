@@ -17,7 +17,7 @@ from docker.types import CancellableStream
 
 from .. import docker_http
 from ..errors import EngineError, EngineUnreachable
-from .base import CONNECTED, OVERFLOW, EngineEvent
+from .base import CONNECTED, EngineEvent
 from .docker_errors import translated
 
 if TYPE_CHECKING:
@@ -40,50 +40,40 @@ _WATCHED = {
 
 
 class EventQueue:
-    """Passes events from one thread to one coroutine. Above its limit all queued events are replaced by OVERFLOW."""
+    """Passes events, and the error at their end, from one thread to one coroutine. Above its limit the oldest are
+    dropped: after any event the engine is read.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int = _QUEUE_LIMIT) -> None:
         self._loop = loop
-        self._limit = limit
         self._lock = threading.Lock()
-        self._events: deque[EngineEvent] = deque()
-        self._failure: EngineError | None = None
+        self._events: deque[EngineEvent | EngineError] = deque(maxlen=limit)
         self._filled = asyncio.Event()
         self._woken = False
 
-    def put(self, event: EngineEvent) -> None:
-        """Called by the thread; never blocks."""
+    def put(self, event: EngineEvent | EngineError) -> None:
+        """Called by the thread; never blocks. After an error nothing follows."""
         with self._lock:
-            if len(self._events) >= self._limit:
-                self._events.clear()
-                event = OVERFLOW
             self._events.append(event)
-            self._wake()
-
-    def fail(self, error: EngineError) -> None:
-        """Called by the thread at its end: `get` raises the error after the queued events."""
-        with self._lock:
-            self._failure = error
-            self._wake()
-
-    def _wake(self) -> None:
-        # At most one wake-up is scheduled: callbacks do not pile up in a blocked loop.
-        if not self._woken:
-            self._woken = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed, so the consumer is gone
-                self._loop.call_soon_threadsafe(self._filled.set)
+            # At most one wake-up is scheduled: callbacks do not pile up in a blocked loop.
+            if not self._woken:
+                self._woken = True
+                with contextlib.suppress(RuntimeError):  # the loop is closed, so the consumer is gone
+                    self._loop.call_soon_threadsafe(self._filled.set)
 
     async def get(self) -> EngineEvent:
         """The next event. Raises EngineUnreachable or EngineError when the stream has ended."""
         while True:
             with self._lock:
                 if self._events:
-                    return self._events.popleft()
-                if self._failure is not None:
-                    raise self._failure
+                    event = self._events.popleft()
+                    break
                 self._woken = False
                 self._filled.clear()
             await self._filled.wait()
+        if isinstance(event, EngineError):
+            raise event
+        return event
 
 
 @dataclass(eq=False)
@@ -117,9 +107,9 @@ class EventReader:
                 while not self._closed:
                     self._follow()
         except EngineError as error:
-            self._queue.fail(error)
+            self._queue.put(error)
         except Exception as error:  # the consumer must not wait for ever, whatever the error
-            self._queue.fail(EngineUnreachable(f"event stream: {type(error).__name__}: {error}"))
+            self._queue.put(EngineUnreachable(f"event stream: {type(error).__name__}: {error}"))
 
     def _follow(self) -> None:
         """Read one stream until it ends (an error unless closed) or has been quiet for long."""

@@ -42,20 +42,18 @@ class RouterWatch(Watch[None, RoutingState, RoutingAction]):
         cannot be read.
         """
         begun = self._clock()
-        state: RoutingState | None = None
         self.problem = ""
         try:
             async with asyncio.timeout(ANSWER_S):
                 state = await self._of.observe()
-        except (TimeoutError, RoutingUnreachable):
-            pass  # the same as no answer
+        except (TimeoutError, RoutingUnreachable) as error:
+            self._note(begun, hangs=await self._of.http_is_silent())
+            raise RoutingUnreachable("it does not answer") from error
         except RoutingError as error:
             self.problem = str(error)
             self._note(begun, hangs=False)
             raise
-        self._note(begun, hangs=state is None and await self._of.http_is_silent())
-        if state is None:
-            raise RoutingUnreachable("it does not answer")
+        self._note(begun, hangs=False)
         return state
 
     def _note(self, begun: float, *, hangs: bool) -> None:

@@ -28,10 +28,9 @@ RoutingAction = ServerAction | SetWaitingRoom | WriteRouting
 class Router(Protocol):
     """The edge."""
 
-    async def observe(self) -> RoutingState | None:
-        """One snapshot; None while HAProxy does not answer (it is being restarted).
-
-        Raises RoutingError when HAProxy answers and its answers cannot be read.
+    async def observe(self) -> RoutingState:
+        """One snapshot. Raises RoutingUnreachable while HAProxy does not answer (it is being restarted), RoutingError
+        when its answers cannot be read.
         """
         ...
 

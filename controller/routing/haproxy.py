@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Collection
 from pathlib import Path
 
-from ..errors import RoutingUnreachable
 from ..model.actions import WriteRouting
 from ..model.spec import ServiceSpec
 from ..model.world import RoutingState
@@ -33,12 +32,9 @@ class HAProxyRouter:
         self._file = ConfigFile(run_dir, self._process.runtime, self._process.master)
         self._texts = config.Rendered(limits)
 
-    async def observe(self) -> RoutingState | None:
+    async def observe(self) -> RoutingState:
         """See `Router.observe`."""
-        try:
-            return await self._process.observe()
-        except RoutingUnreachable:
-            return None
+        return await self._process.observe()
 
     async def http_is_silent(self) -> bool:
         """See `Router.http_is_silent`."""

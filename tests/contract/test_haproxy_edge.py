@@ -15,6 +15,7 @@ import grpc
 import pytest
 from aiohttp import ClientSession, TCPConnector
 
+from controller.errors import RoutingUnreachable
 from controller.model.actions import AddServer
 from controller.model.spec import AccessLog, BackpressureAnswer, ProbeSpec
 from controller.routing import haproxy_config
@@ -187,7 +188,7 @@ async def test_where_nothing_is_asked_servers_that_connect_are_up(edge: Edge, pr
     def seen_as(*wanted: tuple[bool, bool]) -> Callable[[], Awaitable[bool]]:
         async def look() -> bool:
             state = await edge.router.observe()
-            return state is not None and [(server.up, server.is_asked) for server in state.servers] == list(wanted)
+            return [(server.up, server.is_asked) for server in state.servers] == list(wanted)
 
         return look
 
@@ -223,7 +224,8 @@ async def test_a_haproxy_that_hangs_is_silent_and_one_that_is_gone_is_not(edge: 
     await until(partial(says_something, router), "it answers")
     with edge.container.hanging():
         assert await router.http_is_silent()
-        assert await router.observe() is None
+        with pytest.raises(RoutingUnreachable):
+            await router.observe()
     await until(partial(says_something, router), "it answers again")
     await until(partial(says_something, refuses), "a refusal is an answer")
 

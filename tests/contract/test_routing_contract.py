@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientError
 
-from controller.errors import RoutingError
+from controller.errors import RoutingError, RoutingUnreachable
 from controller.model.actions import AddServer, DeleteServer, SetServerState, SetWaitingRoom, ShutdownSessions
 from controller.model.spec import ServiceSpec, backend_name
 from controller.model.world import Server, ServerState
@@ -321,7 +321,8 @@ async def test_a_restart_begins_with_the_servers_of_now(world: World, router: HA
 
 
 async def test_nothing_is_observed_where_nothing_answers(tmp_path: Path) -> None:
-    assert await HAProxyRouter(tmp_path).observe() is None
+    with pytest.raises(RoutingUnreachable):
+        await HAProxyRouter(tmp_path).observe()
 
 
 async def test_a_broken_file_does_not_keep_haproxy_from_starting(world: World, router: HAProxyRouter) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from controller.errors import RoutingUnreachable
 from controller.model.actions import AddServer, SetServerWeight, SetWaitingRoom, WriteRouting
-from controller.model.world import EdgePlace, RoutingState
+from controller.model.world import EdgePlace
 from controller.routing.base import RoutingAction
 from controller.routing.haproxy_socket import CommandRefused
 from controller.routing.haproxy_text import hash_of
@@ -26,12 +26,6 @@ class FakeEdge(FakeRouter):
     @property
     def runtime(self) -> FakeEdge:
         return self
-
-    async def observe(self) -> RoutingState:
-        state = await super().observe()
-        if state is None:
-            raise RoutingUnreachable("it is away")
-        return state
 
     async def perform(self, action: RoutingAction) -> None:
         if not self.up:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Literal
 
-from controller.engines.base import CONNECTED, MOST_FILE_BYTES, OVERFLOW, EngineAction, EngineEvent, Places
+from controller.engines.base import CONNECTED, MOST_FILE_BYTES, EngineAction, EngineEvent, Places
 from controller.engines.docker_errors import image_missing
 from controller.errors import EngineError, EngineUnreachable, ImageNotFound
 from controller.model.actions import (
@@ -583,8 +583,7 @@ def _refuse_unless_same(existing: FakeContainer, new: FakeContainer) -> None:
 
 def _put(queue: asyncio.Queue[EngineEvent | EngineError], event: EngineEvent) -> None:
     if queue.full():
-        _empty(queue)
-        event = OVERFLOW
+        queue.get_nowait()
     queue.put_nowait(event)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from controller.errors import RoutingError
+from controller.errors import RoutingError, RoutingUnreachable
 from controller.model.actions import (
     AddServer,
     DeleteServer,
@@ -49,12 +49,14 @@ class FakeRouter:
     ill: dict[str, Callable[[], bool]] = field(default_factory=dict)
     """Names of servers that its own check has found down, and whether that would pass again."""
 
-    async def observe(self) -> RoutingState | None:
+    async def observe(self) -> RoutingState:
         if self.problem is not None:
             raise self.problem
         await self._hang(5.0)
         state = self._state() if self.up and not self.hangs else None
         await asyncio.sleep(self.reading_s)
+        if state is None:
+            raise RoutingUnreachable("it is away")
         return state
 
     def _state(self) -> RoutingState:

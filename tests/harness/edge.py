@@ -100,9 +100,7 @@ class Replica:
 
 async def observe(router: Router) -> RoutingState:
     """One snapshot of a router that answers."""
-    state = await router.observe()
-    assert state is not None
-    return state
+    return await router.observe()
 
 
 async def write_routes(router: Router, *services: ServiceSpec) -> None:

@@ -127,8 +127,10 @@ class EdgesRouter:
 
     # -------------------------------------------------------------------------------------------------- snapshots
 
-    async def observe(self) -> RoutingState | None:
-        """See `Router.observe`; None while no edge answers. Raises RoutingError when some answer, none can be read."""
+    async def observe(self) -> RoutingState:
+        """See `Router.observe`. Raises RoutingUnreachable while no edge answers, RoutingError when some answer and none
+        can be read.
+        """
         await self._find_edges()
         await self._look()
         states = self._states()
@@ -137,7 +139,7 @@ class EdgesRouter:
             unreadable = {n: e.problem for n, e in self._edges.items() if not isinstance(e.problem, RoutingUnreachable)}
             if unreadable:
                 raise RoutingError(_words(unreadable))
-            return None
+            raise RoutingUnreachable("no edge answers")
         whole = self._counts.added_up(states, self._merged(states))
         self._adopt(whole)
         self._share_out(states)

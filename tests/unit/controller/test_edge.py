@@ -94,7 +94,7 @@ class AskingRouter(FakeRouter):
         if isinstance(action, WriteRouting):
             self.asked = {backend_name(one.name): one.probe for one in action.services}
 
-    async def observe(self) -> RoutingState | None:
+    async def observe(self) -> RoutingState:
         for key, one in list(self.servers.items()):
             asked = self._question(self.asked[one.backend])
             found = [c for c in self.control.engine.containers.values() if c.name == one.name]
