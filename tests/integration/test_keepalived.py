@@ -115,8 +115,9 @@ def edge(node: Node) -> str:
 
 def answer(node: Node, status: str) -> None:
     """Let a node's edge call itself healthy, or say that it reaches no replica."""
-    change = f"sed -i 's/status ... content-type\\(.*-.healthz\\)/{status}\\1/' /run/haproxy/haproxy.cfg; kill -USR2 1"
-    node.cli("exec", edge(node), "sh", "-c", change)
+    change = f"sed -i 's/status ... content-type\\(.*-.healthz\\)/{status}\\1/' /run/haproxy/haproxy.cfg"
+    master = "$(grep -lx haproxy /proc/[0-9]*/comm | sort -V | head -1 | cut -d/ -f3)"
+    node.cli("exec", edge(node), "sh", "-c", f"{change}; kill -USR2 {master}")
 
 
 def test_the_address_is_always_at_a_node_whose_edge_works(address: Address) -> None:
