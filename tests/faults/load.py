@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import collections
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+from tests.bench.load.generator import ClosedLoop, Connection, OpenLoop, Record
+from tests.harness.waiting import until
 
 TICK_S = 0.001
 MAX_CONNECTIONS = 1000
@@ -20,9 +22,10 @@ ANSWERS_S = 60.0
 
 
 @dataclass
-class Seen:
+class Seen(Record):
     """What a load saw. Latencies are seconds, in the order of the answers."""
 
+    record_from: float = 0.0
     seconds: float = 0.0
     good: list[float] = field(default_factory=list)
     others_ended: list[int] = field(default_factory=list)
@@ -33,9 +36,30 @@ class Seen:
     other: collections.Counter[str] = field(default_factory=collections.Counter)
     """Anything else, and how often."""
     unsent: int = 0
-    """Arrivals that found MAX_CONNECTIONS requests in flight."""
+    """Arrivals for which no connection became free."""
     late_s: float = 0.0
     """The latest that a request was sent after it was due: this generator's own slowness."""
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    body: bytes = b""
+    """Of the answer that is noted next."""
+
+    def __post_init__(self) -> None:
+        self.errors = self.other  # of connections that could not be opened
+
+    def answer(self, due: float, first: float, now: float, status: int, body_bytes: int) -> None:
+        """See Record."""
+        if status == 200:
+            self.others_ended.append(int(self.headers[b"x-others-ended"]))
+            self.good.append(now - due)
+        elif status in (503, 429) and b"retry-after" in self.headers:
+            self.refused.append(now - due)
+            self.refused_with[status] += 1
+        else:
+            self.other[f"{status} {self.body.decode()[:200]}"] += 1
+
+    def failure(self, due: float, now: float, why: str) -> None:
+        """See Record."""
+        self.other[why] += 1
 
     def rate(self) -> float:
         """Good answers a second."""
@@ -63,138 +87,41 @@ class Seen:
         )
 
 
-class _Connection(asyncio.Protocol):
-    """One connection, one request at a time."""
+class _Connection(Connection):
+    """Tells the headers and the body of each answer, too."""
 
-    def __init__(self, seen: Seen, idle: Callable[[_Connection], None], lost: Callable[[_Connection], None]) -> None:
-        self._seen = seen
-        self._idle = idle
-        self._lost = lost
-        self._transport: Any = None
-        self._due: float | None = None
-        self._received = b""
+    _record: Seen
+    _headers: dict[bytes, bytes]
+    _body: bytes
 
     def send(self, request: bytes, due: float) -> None:
-        self._due = due
-        self._received = b""
-        self._transport.write(request)
+        self._headers, self._body = {}, b""
+        super().send(request, due)
 
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-        self._idle(self)
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
 
-    def data_received(self, data: bytes) -> None:
-        received = self._received = self._received + data
-        head, separator, body = received.partition(b"\r\n\r\n")
-        if not separator:
-            return
-        lines = head.lower()
-        at = lines.find(b"content-length: ") + 16
-        length = int(lines[at:].partition(b"\r\n")[0])
-        if len(body) < length:
-            return
-        due, self._due = self._due, None
-        assert due is not None, f"an answer to nothing: {received!r}"
-        self._note(due, int(head[9:12]), lines, body)
-        self._idle(self)
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._body += body
 
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._due is not None:
-            self._seen.other[f"connection lost: {error}"] += 1
-        self._lost(self)
-
-    def close(self) -> None:
-        if self._due is not None:
-            self._due = None
-            self._seen.other["no answer"] += 1
-        self._transport.close()
-
-    def _note(self, due: float, status: int, head: bytes, body: bytes) -> None:
-        now = time.monotonic()
-        seen = self._seen
-        if status == 200:
-            seen.others_ended.append(int(head.partition(b"x-others-ended: ")[2].partition(b"\r\n")[0]))
-            seen.good.append(now - due)
-        elif status in (503, 429) and b"\r\nretry-after: " in head:
-            seen.refused.append(now - due)
-            seen.refused_with[status] += 1
-        else:
-            seen.other[f"{status} {body.decode()[:200]}"] += 1
+    def on_message_complete(self) -> None:
+        self._record.headers, self._record.body = self._headers, self._body
+        super().on_message_complete()
 
 
-class _Load:
-    """Connections to one address."""
-
-    def __init__(self, address: str, path: str, seen: Seen) -> None:
-        self._host, _, port = address.partition(":")
-        self._port = int(port)
-        self.request = f"GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode()
-        self.seen = seen
-        self.connections: set[_Connection] = set()
-        self._opening: set[asyncio.Task[Any]] = set()
-
-    def idle(self, connection: _Connection) -> None:
-        raise NotImplementedError
-
-    def open(self) -> None:
-        connection = _Connection(self.seen, self.idle, self.connections.discard)
-        self.connections.add(connection)
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(loop.create_connection(lambda: connection, self._host, self._port))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
-
-    async def close(self) -> None:
-        if self._opening:
-            await asyncio.wait(self._opening)
-        for connection in list(self.connections):
-            connection.close()
+class _Arrivals(OpenLoop):
+    connection = _Connection
 
 
-class _Arrivals(_Load):
-    """Each request on a connection that is free; none is held back."""
-
-    def __init__(self, address: str, path: str, seen: Seen) -> None:
-        super().__init__(address, path, seen)
-        self._free: list[_Connection] = []
-        self._waiting: collections.deque[float] = collections.deque()
-
-    def arrive(self, due: float) -> None:
-        if self._free:
-            self._free.pop().send(self.request, due)
-        elif len(self.connections) < MAX_CONNECTIONS:
-            self._waiting.append(due)
-            self.open()
-        else:
-            self.seen.unsent += 1
-
-    def idle(self, connection: _Connection) -> None:
-        if self._waiting:
-            connection.send(self.request, self._waiting.popleft())
-        else:
-            self._free.append(connection)
-
-    @property
-    def is_drained(self) -> bool:
-        return not self._waiting and len(self._free) == len(self.connections)
-
-
-class _User(_Load):
-    stopped = False
-    resting = False
-
-    def idle(self, connection: _Connection) -> None:
-        if self.stopped:
-            self.resting = True
-        else:
-            # Not at once: answers that come back quicker than the loop turns would keep it to themselves.
-            asyncio.get_running_loop().call_soon(connection.send, self.request, time.monotonic())
+class _Users(ClosedLoop):
+    connection = _Connection
 
 
 async def arrivals(addresses: Sequence[str], path: str, rate: float, seconds: float) -> Seen:
     """`rate` requests a second, to the addresses in turn."""
     seen = Seen(seconds=seconds)
-    loads = [_Arrivals(address, path, seen) for address in addresses]
+    loads = [_Arrivals(f"http://{address}{path}", seen, MAX_CONNECTIONS) for address in addresses]
     start = time.monotonic()
     try:
         for place in range(int(rate * seconds)):
@@ -202,32 +129,27 @@ async def arrivals(addresses: Sequence[str], path: str, rate: float, seconds: fl
             while (now := time.monotonic()) < due:  # noqa: ASYNC110 - of time there is no event
                 await asyncio.sleep(TICK_S)
             seen.late_s = max(seen.late_s, now - due)
-            loads[place % len(loads)].arrive(due)
-        await _until(lambda: all(load.is_drained for load in loads))
+            loads[place % len(loads)].arrive(due, now)
+        await until(lambda: all(load.is_drained for load in loads), "all are answered", ANSWERS_S)
     finally:
+        seen.unsent = sum(len(load.unsent) for load in loads)
         for load in loads:
-            await load.close()
+            await load.close("no answer")
     return seen
 
 
 async def users(addresses: Sequence[str], path: str, count: int, seconds: float) -> Seen:
     """`count` users, spread over the addresses."""
     seen = Seen(seconds=seconds)
-    loads = [_User(addresses[place % len(addresses)], path, seen) for place in range(count)]
+    loads = [_Users(f"http://{address}{path}", seen) for address in addresses]
     try:
-        for load in loads:
-            load.open()
+        for place in range(count):
+            loads[place % len(loads)].open_connection()
         await asyncio.sleep(seconds)
         for load in loads:
             load.stopped = True
-        await _until(lambda: all(load.resting for load in loads))
+        await until(lambda: all(load.is_drained for load in loads), "all are answered", ANSWERS_S)
     finally:
         for load in loads:
-            await load.close()
+            await load.close("no answer")
     return seen
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + ANSWERS_S
-    while not condition() and time.monotonic() < deadline:  # noqa: ASYNC110 - several conditions, none an event
-        await asyncio.sleep(0.005)

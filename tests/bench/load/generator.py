@@ -162,6 +162,8 @@ class Connection(asyncio.Protocol):
 class Load:
     """What open and closed loops share: requests in their order, connections, the end."""
 
+    connection: type[Connection] = Connection
+
     def __init__(self, url: str, record: Record) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port or 80
@@ -183,7 +185,7 @@ class Load:
 
     def open_connection(self) -> None:
         """Begin to open one more; it reports itself idle."""
-        connection = Connection(self.record, self.idle, self.lost)
+        connection = self.connection(self.record, self.idle, self.lost)
         self.connections.add(connection)
         task = asyncio.get_running_loop().create_task(self._connect(connection))
         self._opening.add(task)
