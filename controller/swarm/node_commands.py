@@ -61,7 +61,13 @@ class SwarmNodeCommands:
         node = self.known(name)
         name = node.name
         for key, value in labels.items():
-            _check_label(key, value)
+            if key.startswith(OWN_LABELS):
+                told = "`pierhead node drain` and `node activate` set it"
+                raise InvalidRequest(f"labels: {key} is Pierhead's own: {told}")
+            if not _KEY.fullmatch(key):
+                raise InvalidRequest(f"labels: expected a key of letters, digits, '.', '_' and '-', found {key!r}")
+            if value is not None and not _VALUE.fullmatch(value):
+                raise InvalidRequest(f"labels: expected a value of letters, digits and . _ : / -, found {value!r}")
         after = {key: value for key, value in {**node.labels, **labels}.items() if value is not None}
         self._refuse_broken_constraint(node, after)
         await self._change(node, "asked for by `node label`", tuple(sorted(labels.items())))
@@ -139,12 +145,3 @@ class SwarmNodeCommands:
                     f"{one.name} runs on {node.name} and has the constraint {wanted}: Swarm would end it at once. "
                     f"`pierhead node drain {node.name}` moves it first"
                 )
-
-
-def _check_label(key: str, value: str | None) -> None:
-    if key.startswith(OWN_LABELS):
-        raise InvalidRequest(f"labels: {key} is Pierhead's own: `pierhead node drain` and `node activate` set it")
-    if not _KEY.fullmatch(key):
-        raise InvalidRequest(f"labels: expected a key of letters, digits, '.', '_' and '-', found {key!r}")
-    if value is not None and not _VALUE.fullmatch(value):
-        raise InvalidRequest(f"labels: expected a value of letters, digits and . _ : / -, found {value!r}")

@@ -79,15 +79,6 @@ class _Edge:
     has_answered_late: bool = False
     """It was away and has answered: the next snapshot waits for it."""
 
-    @property
-    def is_awaited(self) -> bool:
-        return self.state is not None or self.is_new or self.has_answered_late
-
-    @property
-    def why_away(self) -> str:
-        """In words that stay the same; the log has each error."""
-        return "it does not answer" if isinstance(self.problem, RoutingUnreachable) else str(self.problem)
-
 
 class EdgesRouter:
     """A `Router` over the edges that `find` returns. `close` ends what it has under way."""
@@ -199,7 +190,7 @@ class EdgesRouter:
             if edge.looking is not None and edge.looking.done():
                 self._take(name, edge, is_late=True)
             if edge.looking is None:
-                if edge.is_awaited:
+                if edge.state is not None or edge.is_new or edge.has_answered_late:
                     awaited[name] = edge
                 edge.looking = asyncio.create_task(edge.process.observe())
         if awaited:
@@ -240,7 +231,9 @@ class EdgesRouter:
                 self._routes.publish(asked)
 
     def _name_odd_edges(self, states: Mapping[str, RoutingState]) -> None:
-        odd = {name: edge.why_away for name, edge in sorted(self._edges.items()) if edge.state is None}
+        away = {name: edge.problem for name, edge in sorted(self._edges.items()) if edge.state is None}
+        # In words that stay the same; the log has each error.
+        odd = {n: "it does not answer" if isinstance(e, RoutingUnreachable) else str(e) for n, e in away.items()}
         if states:
             odd |= differences(states, self._merged(states))
         odd |= {name: why for name, why in self._routes.refusals().items() if name in self._edges}

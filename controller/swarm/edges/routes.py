@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 from aiohttp import web
+from pierhead.tasks import is_set_within
 
 from ...model.text import whole_number
 from ...routing.haproxy_text import hash_of
@@ -91,11 +92,8 @@ class PublishedRoutes:
             return
         self._waiting.add(transport)
         try:
-            async with asyncio.timeout(WAIT_S):
-                if not self._is_news(*known):
-                    await self._changed.wait()
-        except TimeoutError:
-            pass
+            if not self._is_news(*known):
+                await is_set_within(self._changed, WAIT_S)
         finally:
             self._waiting.discard(transport)
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import docker.errors
 from docker import APIClient
+from pierhead.tasks import is_set_within
 
 from ... import docker_http
 from ...engines.base import CONNECTED, EngineAction, EngineEvent, Places
@@ -144,15 +145,12 @@ class SwarmEngine:
         """See `ClusterEngine.events`: what has changed between two readings."""
         before = await self._look(project)
         yield CONNECTED
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_POLL_S):
-                    await self._closed.wait()
-                    raise EngineUnreachable("event stream: the connection was closed")
+        while not await is_set_within(self._closed, _POLL_S):
             after = await self._look(project)
             for event in (*changes(before[0], after[0]), *node_changes(before[1], after[1])):
                 yield event
             before = after
+        raise EngineUnreachable("event stream: the connection was closed")
 
     async def edges(self, project: str) -> Mapping[str, EdgePlace]:
         """Where the stack's HAProxys are in the controller's own network with them, each by its node's name.

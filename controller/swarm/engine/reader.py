@@ -7,6 +7,7 @@ its node is down or drained; some of the earlier ones are still listed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -217,18 +218,12 @@ def _started_at(service: Json, standing: _Standing) -> float | None:
     """
     noted = (service["Spec"].get("Labels") or {}).get(STOPPED_LABEL)
     if noted:
-        return _noted_time(noted)
+        with suppress(ValueError, OverflowError):  # another program has written something else
+            return timestamp(noted)
+        return None
     if standing.task is None or standing.state is ContainerState.PENDING:
         return None
     return timestamp(_began(standing.task) if standing.state.is_up else standing.task["CreatedAt"])
-
-
-def _noted_time(label: str) -> float | None:
-    """The time in a label that this controller writes; None where another program has written something else."""
-    try:
-        return timestamp(label)
-    except (ValueError, OverflowError):
-        return None
 
 
 def _began(task: Json) -> str:

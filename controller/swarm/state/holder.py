@@ -11,6 +11,8 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 
+from pierhead.tasks import is_set_within
+
 from ...errors import AnotherController, StateChanged, StateTooLarge, StoreError
 from ...storage.clock import SteadyClock
 from .configs import Head, SwarmDocument
@@ -104,13 +106,9 @@ class StateHolder:
 
     async def _pause(self, seconds: float) -> None:
         """Wait; a change that was asked for ends the wait when its write is due."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            return
-        self._wake.clear()
-        await asyncio.sleep(min(seconds, self.rows.due_in_s(self._clock())))
+        if await is_set_within(self._wake, seconds):
+            self._wake.clear()
+            await asyncio.sleep(min(seconds, self.rows.due_in_s(self._clock())))
 
     async def _try_step(self) -> float:
         """Look at the lease, and renew or take it. Return seconds until the next look."""
