@@ -17,10 +17,9 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 from ..engines.base import ClusterEngine, EngineAction
 from ..errors import ControllerError, EngineError, NotActing
@@ -49,6 +48,7 @@ from ..model.text import LONGEST_TOLD, one_line
 from ..model.world import Retirement, UserConfigReport
 from ..observe.gpu_marks import GpuMarks
 from ..observe.snapshot import Observer
+from ..outlive import Spawn
 from ..routing.base import Router, RoutingAction
 from ..status.metrics import ControllerMetrics
 from ..storage.events import EventLog
@@ -152,7 +152,7 @@ class Executor:
 
     _perform: Callable[[Action], Awaitable[None]]
     _report: Callable[[Outcome], None]
-    _spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    _spawn: Spawn
     _clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:

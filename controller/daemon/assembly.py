@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from ..desired.deployer import Deployer
 from ..desired.desired import Desirer
@@ -24,7 +22,7 @@ from ..observe.gpu_memory import GpuMemoryWatch
 from ..observe.probe import AskContract, Prober, ProbeReading, Subject, no_contract
 from ..observe.router_silence import RouterWatch
 from ..observe.snapshot import Observer, engine_watch
-from ..outlive import Background, outlive
+from ..outlive import Background, Spawn, outlive
 from ..plan import plan
 from ..plan.failures import forgiven
 from ..status.discovery import DiscoveryState
@@ -84,7 +82,7 @@ class Controller:
         """What the last tick published."""
         return self.publisher.view
 
-    def start(self, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
+    def start(self, spawn: Spawn) -> None:
         """Start the readers of files, engine and HAProxy, and the loop. They end with the owner of `spawn`."""
         spawn(outlive("watching the compose files", self.specs.run))
         spawn(outlive("following the engine", self.engine_events.follow, ends_with=(EngineUnreachable,)))
@@ -101,7 +99,7 @@ class Controller:
 
 def assemble(
     world: World,
-    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    spawn: Spawn,
     *,
     wall: Callable[[], float] = time.time,
     engine_lost_s: float = LOST_S,

@@ -400,10 +400,9 @@ class Deployer:
         if version is None:
             return self.abort(name, now)
         state = self.state(name)
-        self._ask(name, machine.returned(state, version, self._offered.get(name), now))
+        after = machine.returned(state, version, self._offered.get(name), now)
         message = f"{state.stable} -> {version}, an earlier version; the files' own waits for `pierhead deploy {name}`"
-        self._events.record("rollback", f"{name}: {message}", service=name)
-        return message
+        return self._asked(name, after, "rollback", message)
 
     def way_back(self, name: str, to: str | None) -> str | None:
         """The version that a rollback restores; None where it only ends a rollout. Raises InvalidRequest."""
@@ -436,20 +435,16 @@ class Deployer:
         after = machine.aborted(state, now)
         if after is None or after.rollout is None:
             raise InvalidRequest(f"{name}: no rollout is in progress, so there is nothing to abort")
-        self._ask(name, after)
         message = f"{after.rollout.source} goes, {after.rollout.to} stays: an operator asked for it"
-        self._events.record("rollback", f"{name}: {message}", service=name)
-        return message
+        return self._asked(name, after, "rollback", message)
 
     def promote(self, name: str, now: float) -> str:
         """End the bake time of a first batch: the rest is replaced now. Raises InvalidRequest."""
         after = machine.promoted(self.state(name), now)
         if after is None or after.rollout is None:
             raise InvalidRequest(f"{name}: no version is being watched (BAKING), so there is nothing to promote")
-        self._ask(name, after)
         message = f"{after.rollout.to}: the rest follows, an operator asked for it"
-        self._events.record("rollout", f"{name}: {message}", service=name)
-        return message
+        return self._asked(name, after, "rollout", message)
 
     def revisions(self, name: str) -> list[Revision]:
         """Versions of a service that a rollback can restore, the newest first."""
@@ -473,6 +468,12 @@ class Deployer:
         """Adopt the state that an operator asked for; raises StoreError when it cannot be stored."""
         self._store.rollouts.put(name, state_text(state))
         self._states[name] = state
+
+    def _asked(self, name: str, state: ServiceRollout, kind: str, message: str) -> str:
+        """Adopt the state, record it, and return the message."""
+        self._ask(name, state)
+        self._events.record(kind, f"{name}: {message}", service=name)
+        return message
 
 
 def _counts(spec: ServiceSpec, observed: Observed, now: float) -> Mapping[str, Count]:

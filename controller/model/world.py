@@ -97,9 +97,29 @@ class ReplicaReport:
     """What it publishes for its callers' policies."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaVerdict(ReplicaReport):
+    """What a replica reported last, and the conclusion from all its answers so far."""
+
+    health: ReplicaHealth = ReplicaHealth.UNKNOWN
+    health_detail: str = ""
+    """The last probe's outcome in words: "503 from /readyz", "no answer within 2 s"."""
+    ongoing_at: float | None = None
+    """When `ongoing` was read."""
+    progressed_at: float | None = None
+    """When its work, or its start, last made progress, or when this controller began to probe it; None if it does not
+    report progress."""
+    stalled_since: float | None = None
+    """Since when it has had requests in flight without progress; None while it makes progress."""
+    ready_since: float | None = None
+    """Since when it is ready without a break; None when it is not."""
+    contract: bytes | None = field(default=None, repr=False)
+    """Its contract as it tells it, a `pierhead.contract.v1.Application`; b"" = it has none; None = not asked yet."""
+
+
 @dataclass(frozen=True, slots=True)
-class ReplicaContainer(ReplicaReport):
-    """One container with Pierhead's labels, what it reports, and the result of its probe."""
+class ReplicaContainer(ReplicaVerdict):
+    """One container with Pierhead's labels, and the verdict of its probe."""
 
     id: str
     name: str
@@ -132,22 +152,8 @@ class ReplicaContainer(ReplicaReport):
     """That the engine has moved or replaced it by itself, from where and why, in words; "" = it has not."""
     is_half_started: bool = False
     """Whether its start is under way, or was interrupted: a start that is repeated completes it."""
-    health: ReplicaHealth = ReplicaHealth.UNKNOWN
-    health_detail: str = ""
-    """The last probe's outcome in words: "503 from /readyz", "no answer within 2 s"."""
-    ongoing_at: float | None = None
-    """When `ongoing` was read."""
-    progressed_at: float | None = None
-    """When its work, or its start, last made progress, or when this controller began to probe it; None if it does not
-    report progress."""
-    stalled_since: float | None = None
-    """Since when it has had requests in flight without progress; None while it makes progress."""
-    ready_since: float | None = None
-    """Since when it is ready without a break; None when it is not."""
     gpu_fault: str = ""
     """Why it cannot stay on its GPUs; "" when it may."""
-    contract: bytes | None = field(default=None, repr=False)
-    """Its contract as it tells it, a `pierhead.contract.v1.Application`; b"" = it has none; None = not asked yet."""
 
     @property
     def begun_at(self) -> float:

@@ -35,6 +35,7 @@ from ..model.world import (
     ReplicaContainer,
     ReplicaHealth,
     ReplicaReport,
+    ReplicaVerdict,
     Unreached,
     UserConfigReport,
 )
@@ -76,43 +77,9 @@ class ProbeReading(ReplicaReport):
     """Why it is not ready, as the replica reports it."""
 
 
-NOT_ASKED = ProbeReading(ok=False, detail="not asked yet")
 NO_ADDRESS = ProbeReading(ok=False, detail="it has no network address")
 """The reading of a replica without a network: it is not probed, as another container may have its address now."""
 CONTRACT_UNREAD = "it is ready, and has not told its contract yet"
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeVerdict:
-    """A replica's last reading, and the conclusion from all readings so far."""
-
-    health: ReplicaHealth = ReplicaHealth.UNKNOWN
-    detail: str = NOT_ASKED.detail
-    reading: ProbeReading = NOT_ASKED
-    progressed_at: float | None = None
-    stalled_since: float | None = None
-    read_at: float | None = None
-    ready_since: float | None = None
-    user_config: UserConfigReport | None = None
-    """The last one that it reported, in a reading or in between."""
-    contract: bytes | None = None
-    """As in `ReplicaContainer`."""
-
-    def fill_in(self, container: ReplicaContainer) -> ReplicaContainer:
-        """Return the container with what is known of it."""
-        reading = self.reading
-        reported = {one.name: getattr(reading, one.name) for one in fields(ReplicaReport)}
-        return replace(
-            container,
-            **reported | {"user_config": self.user_config},
-            health=self.health,
-            health_detail=self.detail,
-            ongoing_at=self.read_at if reading.ongoing is not None else None,
-            progressed_at=self.progressed_at,
-            stalled_since=self.stalled_since,
-            ready_since=self.ready_since,
-            contract=self.contract,
-        )
 
 
 class ProbeJudge:
@@ -137,10 +104,12 @@ class ProbeJudge:
         self._bad_at = since
         """When the last bad answer was counted."""
         self._progress: int | None = None
-        self.verdict = ProbeVerdict(progressed_at=since)
-        if was_ready:
-            before = "was ready when last asked"
-            self.verdict = replace(self.verdict, health=ReplicaHealth.READY, detail=before, ready_since=since)
+        self.verdict = ReplicaVerdict(
+            health=ReplicaHealth.READY if was_ready else ReplicaHealth.UNKNOWN,
+            health_detail="was ready when last asked" if was_ready else "not asked yet",
+            ready_since=since if was_ready else None,
+            progressed_at=since,
+        )
 
     def record(self, reading: ProbeReading, now: float) -> bool:
         """Record one reading; return whether the verdict changed in a way that the loop waits for."""
@@ -153,19 +122,19 @@ class ProbeJudge:
             detail = f"{self._bad_in_a_row} bad answers in a row, the last: {reading.detail}"
         progressed_at = self._progressed_at(reading, now)
         ready_since = before.ready_since if before.health is ReplicaHealth.READY else now
-        self.verdict = ProbeVerdict(
+        reported = {one.name: getattr(reading, one.name) for one in fields(ReplicaReport)}
+        self.verdict = ReplicaVerdict(
+            **reported | {"user_config": reading.user_config or before.user_config},
             health=health,
-            detail=detail,
-            reading=reading,
+            health_detail=detail,
+            ongoing_at=None if reading.ongoing is None else now,
             progressed_at=progressed_at,
             stalled_since=self._stalled_since(reading, progressed_at, now),
-            read_at=now,
             ready_since=ready_since if health is ReplicaHealth.READY else None,
-            user_config=reading.user_config or before.user_config,
             contract=self.contract,
         )
         is_news = before.health is not health or before.contract is not self.contract
-        return is_news or before.reading.reported_draining is not reading.reported_draining
+        return is_news or before.reported_draining is not reading.reported_draining
 
     def pause_s(self, now: float, *, retiring: bool) -> float:
         """Seconds until the next question."""
@@ -250,14 +219,15 @@ class _SubjectWatch:
         self.nudge = asyncio.Event()
         self.asked = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
-        self._judged: tuple[ReplicaContainer, ProbeVerdict, ReplicaContainer] | None = None
+        self._judged: tuple[ReplicaContainer, ReplicaVerdict, ReplicaContainer] | None = None
         """The last container, the verdict on it, and the container with the verdict filled in."""
 
     def judged(self, container: ReplicaContainer) -> ReplicaContainer:
         """The container with its verdict filled in; the same object as before while neither changes."""
         verdict = self.judge.verdict
         if self._judged is None or self._judged[0] is not container or self._judged[1] is not verdict:
-            self._judged = container, verdict, verdict.fill_in(container)
+            known = {one.name: getattr(verdict, one.name) for one in fields(ReplicaVerdict)}
+            self._judged = container, verdict, replace(container, **known)
         return self._judged[2]
 
 
@@ -389,10 +359,10 @@ class Prober:
         watch.nudge.clear()
 
 
-def _is_awaited(before: ProbeVerdict, watch: _SubjectWatch) -> bool:
+def _is_awaited(before: ReplicaVerdict, watch: _SubjectWatch) -> bool:
     """Whether the last reading has another value that the loop waits for."""
     now = watch.judge.verdict
-    return before.user_config != now.user_config or (watch.retiring and before.reading.ongoing != now.reading.ongoing)
+    return before.user_config != now.user_config or (watch.retiring and before.ongoing != now.ongoing)
 
 
 def _probe_of(container: ReplicaContainer, spec: ServiceSpec) -> ProbeSpec:

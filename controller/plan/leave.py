@@ -27,16 +27,17 @@ DRAIN_LOOK_S = 0.1
 def finish(draft: Draft, outlook: ServiceOutlook) -> None:
     """Plan the next step for each replica that is retired, or has failed and exited."""
     for replica in outlook.replicas:
+        retirement = replica.retirement
         if not replica.may_change:
             continue
         match replica.phase:
-            case Phase.DRAINING:
-                _drain(draft, outlook, replica)
-            case Phase.STOPPING:
-                _await_exit(draft, outlook, replica)
+            case Phase.DRAINING if retirement:
+                _drain(draft, outlook, replica, retirement)
+            case Phase.STOPPING if retirement and retirement.stopping_since is not None:
+                _await_exit(draft, outlook, replica, retirement, retirement.stopping_since)
             case Phase.STOPPED:
-                cause = replica.retirement.cause if replica.retirement else "it was sent a signal to stop"
-                failed = bool(replica.retirement and replica.retirement.failed) and not _is_lost(draft, replica)
+                cause = retirement.cause if retirement else "it was sent a signal to stop"
+                failed = bool(retirement and retirement.failed) and not _is_lost(draft, replica)
                 remove(draft, outlook, replica, cause, failed=failed)
             case Phase.FAILED if not replica.container.state.is_up:
                 if replica.container.state is not ContainerState.REMOVING:
@@ -54,10 +55,7 @@ def _is_lost(draft: Draft, replica: ReplicaOutlook) -> bool:
     return replica.container.state is ContainerState.PENDING or replica.container.node in down
 
 
-def _drain(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook) -> None:
-    retirement = replica.retirement
-    if retirement is None:
-        raise AssertionError("internal: a replica drains without a retirement")
+def _drain(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook, retirement: Retirement) -> None:
     server = draft.server_of(outlook.name, replica.name)
     if server and server.state.takes_requests:
         draft.set_server(outlook.name, replica.name, ServerState.DRAIN, retirement.cause)
@@ -150,13 +148,12 @@ def _patience_s(is_wanted: bool, now_s: float | None, made_with_s: float | None,
     return max(limits_s, default=usual_s)
 
 
-def _await_exit(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook) -> None:
-    retirement = replica.retirement
-    if retirement is None or retirement.stopping_since is None:
-        raise AssertionError("internal: a replica stops without a time of its SIGTERM")
+def _await_exit(
+    draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook, retirement: Retirement, told_at: float
+) -> None:
     grace_s = grace_of(replica.container, retirement, outlook.spec, outlook.version)
-    left_s = retirement.stopping_since + grace_s - draft.now
-    if left_s > 0 and _missed_its_signal(draft, outlook, replica, retirement.stopping_since):
+    left_s = told_at + grace_s - draft.now
+    if left_s > 0 and _missed_its_signal(draft, outlook, replica, told_at):
         _signal(draft, outlook, replica, "SIGTERM", f"{retirement.cause}; it had no handler yet for the first SIGTERM")
     elif left_s > 0:
         draft.look_again_in(left_s)

@@ -83,8 +83,8 @@ def test_health_after_each_reading(readings: list[ProbeReading], was_ready: bool
 )
 def test_the_detail_says_why_a_replica_has_failed(readings: list[ProbeReading], detail: str) -> None:
     verdict = judge(*readings).verdict
-    assert (verdict.detail, verdict.ready_since) == (detail, None)
-    assert verdict.fill_in(replica(service("web"), 1)).broken is (BROKEN in readings)
+    assert (verdict.health_detail, verdict.ready_since) == (detail, None)
+    assert verdict.broken is (BROKEN in readings)
 
 
 @pytest.mark.parametrize("retiring", [False, True])
@@ -104,7 +104,7 @@ def test_a_contract_that_comes_later_is_news_and_stays() -> None:
     one.contract = b"contract"
     assert one.record(GOOD, 2.0) is True
     assert one.record(GOOD, 3.0) is False
-    assert one.verdict.fill_in(replica(service("web"), 1)).contract == b"contract"
+    assert one.verdict.contract == b"contract"
 
 
 # ----------------------------------------------------------------------------------------------------- over HTTP
