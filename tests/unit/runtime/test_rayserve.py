@@ -30,7 +30,6 @@ from pierhead.rayserve.handle import DeploymentHandle
 from pierhead.rayserve.metrics import Counter
 from pierhead.rayserve.options import DeploymentOptions
 from pierhead.rayserve.pickles import GOOD_S, Seal, copied, failure_of, seal, write_secret
-from pierhead.rayserve.proxy import _Client
 from pierhead.rayserve.responses import warm
 from pierhead.rayserve.running import RunningApplication
 from pierhead.rayserve.schema import ReplicaRank, ReplicaState
@@ -386,25 +385,6 @@ async def test_close_ends_the_replacements_that_have_not_started() -> None:
 
 
 # ---- servers of serve.run
-
-
-async def test_an_upload_that_nobody_reads_is_not_taken_in() -> None:
-    taken = 0
-
-    async def receive() -> dict[str, Any]:
-        nonlocal taken
-        taken += 1
-        await asyncio.sleep(0)
-        return {"type": "http.request", "body": b"x", "more_body": True}
-
-    async def send(_: Any) -> None: ...
-
-    client = _Client(receive, send)
-    await asyncio.sleep(0.05)
-    assert taken < 50
-    for _ in range(100):
-        assert (await client.receive())["body"] == b"x"
-    client.close()
 
 
 @pytest.mark.parametrize(("host", "expected"), [("127.0.0.1", "127.0.0.1:1"), ("::1", "[::1]:1")])

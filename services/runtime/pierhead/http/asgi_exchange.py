@@ -85,7 +85,7 @@ class Exchange:
         return {**message, "headers": [*message.get("headers", ()), (_ID, self.visit.request_id.encode())]}
 
 
-class _DisconnectListener:
+class DisconnectListener:
     """Reads the client's messages ahead of a working application, to notice that the client has left."""
 
     def __init__(self, receive: Receive, left: Callable[[], None]) -> None:
@@ -140,7 +140,7 @@ class HttpExchange(Exchange):
         self._reading = False
         self._listens = False
         self._listen: Deadline | None = None
-        self._listener: _DisconnectListener | None = None
+        self._listener: DisconnectListener | None = None
 
     def begin(self, deadlines: Deadlines) -> None:
         """See Exchange."""
@@ -212,7 +212,7 @@ class HttpExchange(Exchange):
         """Called when the request takes long. Only one task may read at a time, or one would miss a piece."""
         self._listens = True
         if not self._reading:
-            self._listener = _DisconnectListener(self._receive, self._client_left)
+            self._listener = DisconnectListener(self._receive, self._client_left)
 
     def _client_left(self) -> None:
         if not self._complete:

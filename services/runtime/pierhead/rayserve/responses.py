@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import json
 import logging
 import math
 import sys
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+import uuid
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from pierhead.errors import SettingsError
+from pierhead.http.asgi_exchange import DisconnectListener, Message, Receive, Scope, Send
 from pierhead.raised import is_answerable
-from pierhead.rayserve.context import _RequestContext
+from pierhead.rayserve.context import _RequestContext, cancel_children
 from pierhead.rayserve.deployed_object import DeployedObject
 from pierhead.rayserve.exceptions import BackPressureError, DeploymentUnavailableError
+from pierhead.request import current_request
 
 logger = logging.getLogger("ray.serve")
-
-Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 MODEL_HEADER: Final = "serve_multiplexed_model_id"
 SESSION_HEADER: Final = "x_session_id"
@@ -42,11 +41,6 @@ def timeout_of(headers: Mapping[bytes, bytes], default: float | None = None) -> 
     return own if own > 0 else None
 
 
-def late(request_id: str, timeout_s: float | None) -> str:
-    """The text of the answer to a request that has reached its timeout."""
-    return f"Request {request_id} timed out after {timeout_s}s."
-
-
 def needs_starlette() -> Any:
     """Starlette's module of requests. Raises SettingsError that names the extra where it is missing."""
     try:
@@ -63,6 +57,17 @@ def warm() -> None:
     needs_starlette()
     with suppress(ImportError):
         importlib.import_module("fastapi.encoders")
+
+
+def request_id_of(scope: Scope) -> str:
+    """The request's id, which its headers have afterwards."""
+    found = next((value for key, value in scope["headers"] if key == REQUEST_ID), None)
+    if found is not None:
+        return str(found.decode("latin-1"))
+    current = current_request()
+    made = str(uuid.uuid4()) if current is None else current.request_id
+    scope["headers"] = [*scope["headers"], (REQUEST_ID, made.encode())]
+    return made
 
 
 def request_of(scope: Scope, request_id: str, *, route: str, app_name: str) -> _RequestContext:
@@ -97,19 +102,93 @@ def prepare(app: Any) -> None:
 async def _answer_unavailable(_: Any, error: Any) -> Any:
     from starlette.responses import Response
 
-    status, text, headers = words_of(error)
+    text, status, headers = words_of(error)
     return Response(text, status_code=status, headers={name.decode(): value.decode() for name, value in headers})
 
 
-def words_of(error: BaseException) -> tuple[int, str, list[tuple[bytes, bytes]]]:
-    """Status, text and further headers of the answer to an exception."""
+def words_of(error: BaseException) -> tuple[str, int, list[tuple[bytes, bytes]]]:
+    """Text, status and further headers of the answer to an exception."""
     if isinstance(error, BackPressureError):
         wait_s = error.retry_after_s
         headers = [] if wait_s is None else [(b"retry-after", str(max(0, math.ceil(wait_s))).encode())]
-        return error.status_code, error.message, headers
+        return error.message, error.status_code, headers
     if isinstance(error, DeploymentUnavailableError):
-        return 503, error.message, []
-    return 500, "Internal Server Error", []
+        return error.message, 503, []
+    return "Internal Server Error", 500, []
+
+
+class _Exchange:
+    """The two callables for the application that answers a request. A client that leaves cancels `work`."""
+
+    def __init__(self, receive: Receive, send: Send, *, listens: bool) -> None:
+        self.work: asyncio.Task[None]
+        self.started = self.closed = self._complete = False
+        self._left_bytes = -1
+        self._send = send
+        self._listener = DisconnectListener(receive, self._left) if listens else None
+        self._receive = receive if self._listener is None else self._listener.next
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self._complete:
+            cancel_children()  # the application may end at this message, and leave them
+        return message
+
+    async def send(self, message: Message) -> None:
+        if self.closed:
+            return
+        self.started = True
+        if message["type"] == "http.response.start":
+            self._left_bytes = int(dict(message.get("headers", ())).get(b"content-length", -1))
+        elif message["type"] == "http.response.body":
+            # A client may leave once it has all bytes, while the application has still to say that there are no more.
+            self._left_bytes -= len(message.get("body", b""))
+            self._complete = not message.get("more_body", False) or self._left_bytes == 0
+        await self._send(message)
+
+    def _left(self) -> None:
+        if not self._complete:
+            logger.info("Client for %s disconnected, cancelling request.", self.work.get_name())
+            self.closed = True
+            self.work.cancel()
+
+    def close(self) -> None:
+        self.closed = True
+        if self._listener is not None:
+            self._listener.task.cancel()
+
+
+async def answer(
+    request_id: str,
+    receive: Receive,
+    send: Send,
+    serve: Callable[[Receive, Send], Coroutine[Any, Any, None]],
+    timeout_s: float | None,
+    *,
+    listens: bool = False,
+) -> None:
+    """Have `serve` answer a request within a time, None = any; returns once that has ended.
+
+    `listens`: notice that the client leaves; else what stands before does it, and cancels this. Raises what user code
+    raises before there is an answer.
+    """
+    exchange = _Exchange(receive, send, listens=listens)
+    work = exchange.work = asyncio.create_task(serve(exchange.receive, exchange.send), name=f"request {request_id}")
+    try:
+        await asyncio.wait([work], timeout=timeout_s)
+        if not (work.done() or exchange.started):
+            exchange.closed = True
+            await reply(send, f"Request {request_id} timed out after {timeout_s}s.", 408)
+    finally:
+        exchange.close()
+        if not work.done():
+            work.cancel()
+            await asyncio.wait([work])
+    error = None if work.cancelled() else work.exception()
+    if error is not None:
+        logger.warning("Request %s failed", request_id, exc_info=error)
+        if not exchange.started:
+            raise error
 
 
 async def serve_request(
@@ -135,18 +214,22 @@ async def _serve_plain(deployed: DeployedObject, scope: Scope, receive: Receive,
         if isinstance(result, Response):
             await result(scope, receive, send)
             return
-        messages = [] if inspect.isasyncgen(result) or inspect.isgenerator(result) else messages_of(result)
+        generates = inspect.isasyncgen(result) or inspect.isgenerator(result)
+        messages = [] if generates else messages_of(result)
     except BaseException as error:
         if not is_answerable(error):
             raise
-        status, text, headers = words_of(error)
-        answer = Response(text, status_code=status)
-        answer.raw_headers.extend(headers)
-        await answer(scope, receive, send)
+        await reply(send, *words_of(error))
         raise
-    if not messages:
+    if generates:
         raise TypeError("a generator is no response, as in Ray Serve: return a StreamingResponse of it")
     for message in messages:
+        await send(message)
+
+
+async def reply(send: Send, value: Any, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    """Send a response with any value as its body. Raises TypeError and ValueError for one without, before it sends."""
+    for message in messages_of(value, status, headers):
         await send(message)
 
 

@@ -28,7 +28,6 @@ from pierhead.rayserve.context import (
     ReplicaContext,
     ReplicaID,
     _RequestContext,
-    cancel_children,
 )
 from pierhead.rayserve.deployed_object import DeployedObject
 from pierhead.rayserve.deployment import Application, BuiltApplication, BuiltDeployment
@@ -43,10 +42,12 @@ from pierhead.rayserve.options import DeploymentOptions
 from pierhead.rayserve.pickles import ALLOW, SECRET, PickledError, copied, dumps, failure_of, loads, seal
 from pierhead.rayserve.request_router import tell_routers
 from pierhead.rayserve.responses import (
-    REQUEST_ID,
-    Message,
-    late,
+    Receive,
+    Send,
+    answer,
     prepare,
+    reply,
+    request_id_of,
     request_of,
     serve_request,
     timeout_of,
@@ -54,7 +55,7 @@ from pierhead.rayserve.responses import (
     words_of,
 )
 from pierhead.rayserve.schema import ReplicaRank
-from pierhead.request import accept_opaque, current_request
+from pierhead.request import accept_opaque
 from pierhead.routing_stats import Published, publish
 from pierhead.tasks import end_tasks
 
@@ -217,46 +218,19 @@ class RayDeployment(Service):
     async def _http(self, scope: Any, receive: Any, send: Any) -> None:
         """One request of the edge, whose answer is Ray Serve's."""
         await self._ready()
-        current = current_request()
-        found = next((value for key, value in scope["headers"] if key == REQUEST_ID), None)
-        request_id = found.decode("latin-1") if found else current.request_id if current else uuid.uuid4().hex
-        if found is None:
-            scope["headers"] = [*scope["headers"], (REQUEST_ID, request_id.encode())]
         # With x-serve.strip_prefix the edge has put the route there.
-        route = scope.get("root_path") or "/"
+        route, request_id = scope.get("root_path") or "/", request_id_of(scope)
         request = request_of(scope, request_id, route=route, app_name=self.__application__.name)
-        started = complete = False
 
-        async def noted(message: Message) -> None:
-            nonlocal started, complete
-            started = True
-            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
-            await send(message)
+        async def serve(receive: Receive, send: Send) -> None:
+            await serve_request(self.deployed, request, scope, receive, send)
 
-        async def watched() -> Message:
-            message: Message = await receive()
-            if message["type"] == "http.disconnect" and not complete:
-                cancel_children()  # the application may end at this message, and leave them
-            return message
-
-        timeout_s = timeout_of(dict(scope["headers"]))
         try:
-            async with asyncio.timeout(timeout_s) as limit:
-                await serve_request(self.deployed, request, scope, watched, noted)
+            await answer(request_id, receive, send, serve, timeout_of(dict(scope["headers"])))
         except BaseException as error:
-            if not is_answerable(error):
+            if scope["type"] != "http" or not is_answerable(error):
                 raise
-            if started or scope["type"] != "http":
-                logger.warning("Request %s failed", request_id, exc_info=error)
-                if not started:
-                    raise
-                return
-            status, text, headers = words_of(error)
-            if isinstance(error, TimeoutError) and limit.expired():
-                status, text = 408, late(request_id, timeout_s)
-            kind = (b"content-type", b"text/plain; charset=utf-8")
-            await send({"type": "http.response.start", "status": status, "headers": [kind, *headers]})
-            await send({"type": "http.response.body", "body": text.encode()})
+            await reply(send, *words_of(error))
 
 
 async def _enter(scope: Any, receive: Any, send: Any) -> None:
