@@ -45,7 +45,7 @@ class Instance:
 
     def __init__(self) -> None:
         self.http = HTTPOptions()
-        self.grpc = gRPCOptions(grpc_servicer_functions=())
+        self.grpc = gRPCOptions()
         self.listens = True
         """Whether there is to be an HTTP server: `proxy_location` says so."""
         self.applications: dict[str, RunningApplication] = {}
@@ -158,8 +158,7 @@ class Instance:
             if engine is not None:
                 engine.run(self.close())
                 engine.close()
-            self.http, self.grpc = HTTPOptions(), gRPCOptions(grpc_servicer_functions=())
-            self.listens = True
+            self.http, self.grpc, self.listens = HTTPOptions(), gRPCOptions(), True
 
 
 INSTANCE: Final = Instance()
@@ -182,10 +181,8 @@ def start(
     Raises SettingsError where a port is taken, TypeError and ValueError for options that are none.
     """
     if INSTANCE.engine is None:
-        http = made(HTTPOptions, http_options, "http_options")
-        grpc = made(gRPCOptions, grpc_options, "grpc_options")
-        INSTANCE.http = http or HTTPOptions()
-        INSTANCE.grpc = grpc or gRPCOptions()
+        INSTANCE.http = made(HTTPOptions, http_options, "http_options") or HTTPOptions()
+        INSTANCE.grpc = made(gRPCOptions, grpc_options, "grpc_options") or gRPCOptions()
         INSTANCE.listens = getattr(proxy_location, "value", proxy_location) not in ("Disabled", "NoServer")
     INSTANCE.start(listen=True)
 

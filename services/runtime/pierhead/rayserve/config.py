@@ -224,20 +224,10 @@ class ControllerOptions(_Config):
 class GangSchedulingConfig(_Config):
     """Refused by `deployment`: nothing here places groups of replicas together."""
 
-    gang_size: int = 1
-    gang_placement_strategy: str = "PACK"
-    runtime_failure_policy: str = "RESTART_GANG"
-
 
 @dataclass(init=False)
 class DeploymentActorConfig(_Config):
     """Refused by `deployment`: there are no actors."""
-
-    name: str = ""
-    actor_class: Any = None
-    init_args: tuple[Any, ...] = ()
-    init_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    actor_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def made(kind: type[Any], value: Any, name: str) -> Any:

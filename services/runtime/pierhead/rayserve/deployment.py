@@ -17,6 +17,10 @@ BUILD_ASGI: Final = "__serve_build_asgi_app__"
 """The method that makes the application of a class, after its constructor."""
 
 
+def _option(name: str, words: str) -> Any:
+    return property(lambda self: getattr(self._options, name), doc=words)
+
+
 class Deployment:
     """A class or function with its options: made by `@serve.deployment`."""
 
@@ -54,40 +58,17 @@ class Deployment:
         """Always None, as in Ray Serve."""
         return None
 
-    @property
-    def num_replicas(self) -> int:
-        """The wanted number of replicas."""
-        return self._options.num_replicas
-
-    @property
-    def user_config(self) -> Any:
-        """The argument of `reconfigure`."""
-        return self._options.user_config
-
-    @property
-    def max_ongoing_requests(self) -> int:
-        """Requests that one replica works on at a time."""
-        return self._options.max_ongoing_requests
-
-    @property
-    def max_queued_requests(self) -> int:
-        """Requests that may wait at each caller; -1 = any number."""
-        return self._options.max_queued_requests
-
-    @property
-    def backpressure_config(self) -> Any:
-        """The HTTP answer when the line is full."""
-        return self._options.backpressure_config
+    num_replicas = _option("num_replicas", "The wanted number of replicas.")
+    user_config = _option("user_config", "The argument of `reconfigure`.")
+    max_ongoing_requests = _option("max_ongoing_requests", "Requests that one replica works on at a time.")
+    max_queued_requests = _option("max_queued_requests", "Requests that may wait at each caller; -1 = any number.")
+    backpressure_config = _option("backpressure_config", "The HTTP answer when the line is full.")
+    logging_config = _option("logging_config", "As given.")
 
     @property
     def ray_actor_options(self) -> Mapping[str, Any]:
         """As given, with Ray's default of one CPU."""
         return {"num_cpus": 1, **(self._options.ray_actor_options or {})}
-
-    @property
-    def logging_config(self) -> Any:
-        """As given."""
-        return self._options.logging_config
 
     def set_logging_config(self, logging_config: Any) -> None:
         """Set it."""

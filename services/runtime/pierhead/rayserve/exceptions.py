@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import grpc
 
@@ -68,34 +68,31 @@ class RequestCancelledError(RayServeException, TaskCancelledError):
         return f"Request {self._request_id} was cancelled." if self._request_id else "Request was cancelled."
 
 
-class DeploymentUnavailableError(RayServeException):
+class _Unavailable(RayServeException):
+    _words: ClassVar[str]
+
+    def __init__(self, which: object) -> None:
+        super().__init__(which)
+
+    @property
+    def message(self) -> str:
+        """The error in words."""
+        return self._words.format(self.args[0])
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class DeploymentUnavailableError(_Unavailable):
     """The deployment has no replica that could serve, and none is to come."""
 
-    def __init__(self, deployment_id: object) -> None:
-        super().__init__(deployment_id)
-
-    @property
-    def message(self) -> str:
-        """The error in words."""
-        return f"{self.args[0]} is unavailable because it failed to deploy."
-
-    def __str__(self) -> str:
-        return self.message
+    _words = "{} is unavailable because it failed to deploy."
 
 
-class ReplicaUnavailableError(RayServeException):
+class ReplicaUnavailableError(_Unavailable):
     """The replica that was chosen for a call is gone."""
 
-    def __init__(self, replica_id: object) -> None:
-        super().__init__(replica_id)
-
-    @property
-    def message(self) -> str:
-        """The error in words."""
-        return f"Replica {self.args[0]} is no longer available."
-
-    def __str__(self) -> str:
-        return self.message
+    _words = "Replica {} is no longer available."
 
 
 class gRPCStatusError(RayServeException):  # noqa: N801 - Ray Serve's name

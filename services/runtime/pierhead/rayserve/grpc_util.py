@@ -60,6 +60,26 @@ class gRPCInputStream(_OfThisProcess, Generic[T]):  # noqa: N801 - Ray Serve's n
         return self._exhausted
 
 
+def _kept(attribute: str, words: str) -> Any:
+    """A method that returns an attribute."""
+
+    def get(self: Any) -> Any:
+        return getattr(self, attribute)
+
+    get.__doc__ = words
+    return get
+
+
+def _entry(key: str, words: str) -> Any:
+    """A method that returns an entry of the client's metadata, or None."""
+
+    def get(self: Any) -> Any:
+        return self._by_key.get(key)
+
+    get.__doc__ = words
+    return get
+
+
 class RayServegRPCContext(_OfThisProcess):
     """What a method with a parameter `grpc_context` gets: the client's metadata, and what its answer is to have."""
 
@@ -77,65 +97,27 @@ class RayServegRPCContext(_OfThisProcess):
         self._request_id = [("request_id", request_id)]
         self._trailing = self._request_id
 
-    # ---- of the request
-
-    def invocation_metadata(self) -> list[tuple[str, Any]]:
-        """The client's metadata."""
-        return self._metadata
-
-    def application(self) -> str | None:
-        """The application that the client has named."""
-        return self._by_key.get("application")
-
-    def request_id(self) -> str | None:
-        """The request's id that the client has set."""
-        return self._by_key.get("request_id")
-
-    def multiplexed_model_id(self) -> str | None:
-        """The model that the client has named."""
-        return self._by_key.get("multiplexed_model_id")
-
-    def traceparent(self) -> str | None:
-        """The client's trace."""
-        return self._by_key.get("traceparent")
-
-    def tracestate(self) -> str | None:
-        """The client's trace: what its vendor adds."""
-        return self._by_key.get("tracestate")
-
-    def peer(self) -> str:
-        """The client's address."""
-        return self._peer
-
-    def auth_context(self) -> dict[str, Any]:
-        """What the connection has proved of the client."""
-        return self._auth
-
-    def peer_identities(self) -> Any:
-        """The client's proved names; None without any."""
-        return self._identities
-
-    def peer_identity_key(self) -> str | None:
-        """Which entry of `auth_context` they are."""
-        return self._identity_key  # type: ignore[no-any-return]
-
-    # ---- of the answer
+    invocation_metadata = _kept("_metadata", "The client's metadata.")
+    application = _entry("application", "The application that the client has named.")
+    request_id = _entry("request_id", "The request's id that the client has set.")
+    multiplexed_model_id = _entry("multiplexed_model_id", "The model that the client has named.")
+    traceparent = _entry("traceparent", "The client's trace.")
+    tracestate = _entry("tracestate", "The client's trace: what its vendor adds.")
+    peer = _kept("_peer", "The client's address.")
+    auth_context = _kept("_auth", "What the connection has proved of the client.")
+    peer_identities = _kept("_identities", "The client's proved names; None without any.")
+    peer_identity_key = _kept("_identity_key", "Which entry of `auth_context` they are.")
+    code = _kept("_code", "The status that was set.")
+    details = _kept("_details", "The words that were set.")
+    trailing_metadata = _kept("_trailing", "What was set, and the request's id.")
 
     def set_code(self, code: grpc.StatusCode) -> None:
         """Set the status."""
         self._code = code
 
-    def code(self) -> grpc.StatusCode | None:
-        """The status that was set."""
-        return self._code
-
     def set_details(self, details: str) -> None:
         """Set the status's words."""
         self._details = details
-
-    def details(self) -> str:
-        """The words that were set."""
-        return self._details
 
     def set_compression(self, compression: grpc.Compression) -> None:
         """Set how the answer is compressed."""
@@ -144,10 +126,6 @@ class RayServegRPCContext(_OfThisProcess):
     def set_trailing_metadata(self, trailing_metadata: Sequence[tuple[str, str]]) -> None:
         """Set the trailing metadata, to which the request's id is added."""
         self._trailing = [*self._request_id, *trailing_metadata]
-
-    def trailing_metadata(self) -> list[tuple[str, str]]:
-        """What was set, and the request's id."""
-        return self._trailing
 
     def _set_on_grpc_context(self, context: Any) -> None:
         """Make the answer what was set."""

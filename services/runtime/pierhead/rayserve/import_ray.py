@@ -219,7 +219,10 @@ class _Translation:
             raise RayServeException(f"{where}: {target} could not be imported: {_why(target, error)}") from error
         cls: Any = bound.cls
         services: Mapping[str, Bound] = cls.__application__.services
-        return target, {each: (child.name, child is bound, _options(child.cls)) for each, child in services.items()}
+        built: Mapping[str, Any] = {each: child.cls for each, child in services.items()}
+        return target, {
+            each: (child.name, child is bound, built[each].__built__.options) for each, child in services.items()
+        }
 
     def _block(
         self, where: str, name: str, own: DeploymentOptions, written: Mapping[str, Any], config: Mapping[str, Any]
@@ -234,7 +237,8 @@ class _Translation:
             options = own.changed(**{key: DEFAULT if value is None else value for key, value in given.items()})
             logging = config.get("logging_config") or self._logging
             if logging and options.logging_config is None:
-                options = options.changed(logging_config=_logging(logging))
+                given = {key: value for key, value in logging.items() if value is not None}
+                options = options.changed(logging_config=given)
             block = options.x_serve()
         except (ValueError, TypeError, RayServeException) as error:
             self._note(here, str(error))
@@ -269,15 +273,6 @@ def _check_argument(where: str, name: object, value: object) -> None:
         f"{where}.args.{name}: expected the name of a parameter in Python, with text, a number, a list or a mapping, "
         f"found {value!r:.60}"
     )
-
-
-def _options(cls: Any) -> DeploymentOptions:
-    deployment: type[RayDeployment] = cls
-    return deployment.__built__.options
-
-
-def _logging(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {key: value for key, value in config.items() if value is not None}
 
 
 def _resources(options: DeploymentOptions) -> dict[str, Any]:

@@ -23,6 +23,8 @@ class _Metric:
     _made: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {}
     """Each with the tags of all objects of its name. A tag that an object lacks is empty."""
     _lock: Final = threading.Lock()
+    _kind: Any
+    _more: Mapping[str, Any] = {}
 
     def __init__(self, name: str, description: str = "", tag_keys: Sequence[str] | None = None) -> None:
         if isinstance(tag_keys, str):
@@ -38,14 +40,12 @@ class _Metric:
             former, known = self._made.get(self._id, (None, ()))
             keys = tuple(dict.fromkeys((*known, *self._keys)))
             if keys != known:  # the first of its name, or one with other tags
-                made = self._make(name, description, keys)  # raises for a tag that Prometheus does not take
+                # It raises for a tag that Prometheus does not take.
+                made = self._kind(name, description or name, keys, registry=None, **self._more)
                 if former is not None:
                     PROCESS.unregister(former)
                 PROCESS.register(made)
                 self._made[self._id] = made, keys
-
-    def _make(self, name: str, description: str, keys: Sequence[str]) -> Any:
-        raise NotImplementedError
 
     def set_default_tags(self, default_tags: Mapping[str, str]) -> Any:
         """Values of tags that calls do not name. Raises ValueError for unknown tags, TypeError for what is no text."""
@@ -92,8 +92,7 @@ def _number(value: float) -> float:
 class ServeCounter(_Metric):
     """A number that grows."""
 
-    def _make(self, name: str, description: str, keys: Sequence[str]) -> Any:
-        return prometheus_client.Counter(name, description or name, keys, registry=None)
+    _kind = prometheus_client.Counter
 
     def inc(self, value: float = 1.0, tags: Mapping[str, str] | None = None) -> None:
         """Add to it. Raises ValueError for a number that is not above 0, and for tags without a value."""
@@ -105,8 +104,7 @@ class ServeCounter(_Metric):
 class ServeGauge(_Metric):
     """A number that goes up and down."""
 
-    def _make(self, name: str, description: str, keys: Sequence[str]) -> Any:
-        return prometheus_client.Gauge(name, description or name, keys, registry=None)
+    _kind = prometheus_client.Gauge
 
     def set(self, value: float, tags: Mapping[str, str] | None = None) -> None:
         """Set it. Raises ValueError for tags without a value."""
@@ -115,6 +113,8 @@ class ServeGauge(_Metric):
 
 class ServeHistogram(_Metric):
     """Counts of values by bucket."""
+
+    _kind = prometheus_client.Histogram
 
     def __init__(
         self,
@@ -125,11 +125,8 @@ class ServeHistogram(_Metric):
     ) -> None:
         if not boundaries or min(boundaries) <= 0:
             raise ValueError("boundaries: expected a list of numbers above 0")
-        self._boundaries = sorted(boundaries)
+        self._more = {"buckets": sorted(boundaries)}
         super().__init__(name, description, tag_keys)
-
-    def _make(self, name: str, description: str, keys: Sequence[str]) -> Any:
-        return prometheus_client.Histogram(name, description or name, keys, buckets=self._boundaries, registry=None)
 
     def observe(self, value: float, tags: Mapping[str, str] | None = None) -> None:
         """Count a value. Raises ValueError for tags without a value."""

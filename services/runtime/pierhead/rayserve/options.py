@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from pierhead.rayserve.config import (
     AutoscalingConfig,
+    AutoscalingPolicy,
     BackpressureConfig,
     RequestRouterConfig,
     made,
@@ -16,6 +17,7 @@ from pierhead.rayserve.config import (
 )
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.schema import LoggingConfig
+from pierhead.serve_block import AutoscaleBlock, keys_of
 
 
 class Default:
@@ -258,36 +260,28 @@ def _check(given: Mapping[str, Any]) -> None:
 
 def autoscale_of(config: AutoscalingConfig) -> dict[str, Any]:
     """x-serve.autoscale. Raises RayServeException for a policy that no import path names."""
-    found: dict[str, Any] = {"min": config.min_replicas, "max": config.max_replicas}
-    plain = AutoscalingConfig()
-    if config.initial_replicas is not None:
-        found["initial"] = config.initial_replicas
-    for name in ("target_ongoing_requests", "look_back_period_s", "upscale_delay_s", "downscale_delay_s"):
-        value = getattr(config, name)
-        if value is not None and value != getattr(plain, name):
-            found[name] = float(value)
-    if config.downscale_to_zero_delay_s is not None:
-        found["downscale_to_zero_delay_s"] = float(config.downscale_to_zero_delay_s)
-    factors = (
-        ("upscaling_factor", config.upscaling_factor or config.upscale_smoothing_factor or config.smoothing_factor),
-        (
-            "downscaling_factor",
-            config.downscaling_factor or config.downscale_smoothing_factor or config.smoothing_factor,
-        ),
-    )
-    found.update({name: float(value) for name, value in factors if value != 1.0})
-    aggregation = getattr(config.aggregation_function, "value", config.aggregation_function)
-    if aggregation != "mean":
-        found["aggregation_function"] = aggregation
-    policy = config.policy
-    function = (
-        policy.get("policy_function") if isinstance(policy, Mapping) else getattr(policy, "policy_function", None)
-    )
+    both = config.smoothing_factor
+    wanted = {
+        **vars(config),
+        "min": config.min_replicas,
+        "max": config.max_replicas,
+        "initial": config.initial_replicas,
+        "upscaling_factor": config.upscaling_factor or config.upscale_smoothing_factor or both,
+        "downscaling_factor": config.downscaling_factor or config.downscale_smoothing_factor or both,
+        "aggregation_function": getattr(config.aggregation_function, "value", config.aggregation_function),
+        "policy": None,
+    }
+    found = {
+        key.name: float(wanted[key.name]) if key.hint is float else wanted[key.name]
+        for key in keys_of(AutoscaleBlock)
+        if wanted.get(key.name) is not None and (key.name in ("min", "max") or wanted[key.name] != key.default)
+    }
+    policy = made(AutoscalingPolicy, config.policy, "autoscaling_config.policy") or AutoscalingPolicy()
+    function = policy.policy_function
     if function is not None and "default_autoscaling_policy" not in str(function):
         found["policy"] = _path_of(function, "autoscaling_config.policy")
-        kwargs = policy.get("policy_kwargs") if isinstance(policy, Mapping) else getattr(policy, "policy_kwargs", None)
-        if kwargs:
-            found["policy_kwargs"] = dict(kwargs)
+        if policy.policy_kwargs:
+            found["policy_kwargs"] = dict(policy.policy_kwargs)
     return found
 
 

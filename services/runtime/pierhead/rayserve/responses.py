@@ -96,10 +96,10 @@ def prepare(app: Any) -> None:
     add = getattr(app, "add_exception_handler", None)
     if callable(add):
         for kind in _UNAVAILABLE:
-            add(kind, _answer_unavailable)
+            add(kind, _answer_of)
 
 
-async def _answer_unavailable(_: Any, error: Any) -> Any:
+async def _answer_of(_: Any, error: Any) -> Any:
     from starlette.responses import Response
 
     text, status, headers = words_of(error)
@@ -219,7 +219,8 @@ async def _serve_plain(deployed: DeployedObject, scope: Scope, receive: Receive,
     except BaseException as error:
         if not is_answerable(error):
             raise
-        await reply(send, *words_of(error))
+        own_answer = await _answer_of(None, error)
+        await own_answer(scope, receive, send)
         raise
     if generates:
         raise TypeError("a generator is no response, as in Ray Serve: return a StreamingResponse of it")

@@ -18,11 +18,10 @@ from typing import Any, Final, cast
 from pierhead.calls.clients import Clients
 from pierhead.calls.lease import CallPlace
 from pierhead.calls.pool import Pool
-from pierhead.calls.replica import Replica
 from pierhead.calls.turn import LineFull, lease_in_turn
 from pierhead.deadlines import LONGEST_S
 from pierhead.errors import PierheadError
-from pierhead.policies.router import PolicyRouter, Ranks
+from pierhead.policies.router import PolicyRouter
 from pierhead.rayserve.context import DeploymentID, _RequestContext
 from pierhead.rayserve.deployed_object import DeployedObject
 from pierhead.rayserve.deployment import Application, BuiltApplication
@@ -39,6 +38,7 @@ from pierhead.rayserve.schema import (
     ReplicaState,
 )
 from pierhead.rayserve.services import AppGraph, RayDeployment, services_of, translated
+from pierhead.runner.front import FrontRequest
 from pierhead.runner.in_loop import LoopReplica, LoopRunner
 from pierhead.serve_block import DEFAULT_POLICY
 from pierhead.settings import Settings
@@ -48,18 +48,6 @@ _TRIES: Final = 3
 """How often a constructor that raises is called."""
 
 _VERSIONS = itertools.count(1)
-
-
-class _Request:
-    """An HTTP request as a policy sees it; a RankedCall."""
-
-    request = None
-    ranks: Ranks[Replica] | None = None
-
-    def __init__(self, call: _RequestContext) -> None:
-        self.path = call.route
-        self.session_id = call.session_id or None
-        self.model_id = call.multiplexed_model_id or None
 
 
 class RunningApplication:
@@ -185,8 +173,9 @@ class RunningApplication:
         pool.watch(self._router)
         tell_routers(self._ingress_id, options.max_ongoing_requests, call, (), {})
         most = options.max_queued_requests
+        request = FrontRequest(call.route, call.session_id or None, call.multiplexed_model_id or None)
         try:
-            return await lease_in_turn(pool, self._router, _Request(call), most_waiting=most, wait_s=LONGEST_S)
+            return await lease_in_turn(pool, self._router, request, most_waiting=most, wait_s=LONGEST_S)
         except LineFull:
             answer = options.backpressure_config
             raise BackPressureError(most, most, answer.status_code, answer.retry_after_s) from None

@@ -202,9 +202,8 @@ class RayDeployment(Service):
         kept = self.__application__.kept
         if kept is None:
             return False, failure_of(error)
-        number = next(kept.numbers)
-        kept.errors[number] = error
-        return False, number
+        kept[id(error)] = error
+        return False, id(error)
 
     def _sealed(self, reply: Any) -> bytes:
         try:
@@ -318,7 +317,7 @@ class RemoteDeployment:
             return value
         if isinstance(value, int):
             assert self._graph.kept is not None  # noqa: S101 - it has made the number
-            raise self._graph.kept.errors.pop(value)
+            raise self._graph.kept.pop(value)
         raise cast("PickledError", value).error()
 
     def _translated(self, error: PierheadError) -> Exception:
@@ -340,14 +339,6 @@ def translated(error: PierheadError, deployment: DeploymentID, given: Deployment
     return error
 
 
-class KeptErrors:
-    """Exceptions on their way to callers in this process."""
-
-    def __init__(self) -> None:
-        self.numbers = itertools.count()
-        self.errors: dict[int, BaseException] = {}
-
-
 class AppGraph:
     """The services of one application by the names of its deployments."""
 
@@ -357,7 +348,8 @@ class AppGraph:
         """
         self.name = name
         self.in_process = in_process
-        self.kept = KeptErrors() if keeps_errors else None
+        self.kept: dict[int, BaseException] | None = {} if keeps_errors else None
+        """Exceptions on their way to callers, by their `id`."""
         self.services: dict[str, Bound] = {}
         self.successors: Mapping[DeploymentID, RemoteDeployment] = {}
         """What sends the calls of the version that takes this one's place."""

@@ -95,10 +95,10 @@ class FrontRequest:
     request = None
     ranks: Ranks[Replica] | None = None
 
-    def __init__(self, path: str, head: RequestHead) -> None:
+    def __init__(self, path: str, session_id: str | None, model_id: str | None) -> None:
         self.path = path
-        self.session_id = head.header(SESSION_KEY)
-        self.model_id = head.header(MODEL_KEY)
+        self.session_id = session_id
+        self.model_id = model_id
 
 
 class _ListeningReplica:
@@ -259,7 +259,8 @@ class Front:
             await self._known.wait()
             route = self._route_of(head.path)
             client = str(writer.get_extra_info("peername")[0])
-            lease, inner_reader, inner_writer = await self._queue_of(route).connected(FrontRequest(head.path, head))
+            request = FrontRequest(head.path, head.header(SESSION_KEY), head.header(MODEL_KEY))
+            lease, inner_reader, inner_writer = await self._queue_of(route).connected(request)
             try:
                 inner_writer.write(head.to(route, client))
                 await _join(reader, writer, inner_reader, inner_writer)
