@@ -35,6 +35,7 @@ from pierhead.calls.clients import Clients
 from pierhead.classes.handles import handle_on, handle_to
 from pierhead.classes.parts import made
 from pierhead.classes.service import name_of
+from pierhead.classes.threads import in_thread
 from pierhead.errors import SettingsError
 from pierhead.metrics import RuntimeMetrics
 from pydantic import BaseModel, field_validator
@@ -243,6 +244,24 @@ async def test_a_cancelled_def_method_is_in_flight_until_it_ends(cluster: Cluste
     assert (server.readiness().ongoing, service.running) == (1, 1)
     service.gate.set()
     await until(lambda: server.readiness().ongoing == 0, "it has ended")
+
+
+async def test_the_cancellation_of_what_runs_in_a_thread_waits_for_its_end() -> None:
+    begun, gate = threading.Event(), threading.Event()
+
+    def blocks() -> None:
+        begun.set()
+        gate.wait(PATIENCE_S)
+
+    call = asyncio.create_task(in_thread(blocks))
+    await asyncio.to_thread(begun.wait, PATIENCE_S)
+    call.cancel()
+    for _ in range(10):  # turns of the loop: without the wait, the first ones would end it
+        await asyncio.sleep(0)
+    ended_before = call.done()
+    gate.set()
+    await asyncio.wait([call], timeout=PATIENCE_S)
+    assert (ended_before, call.cancelled()) == (False, True)
 
 
 async def test_a_service_itself_takes_the_same_calls() -> None:

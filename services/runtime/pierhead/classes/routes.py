@@ -28,7 +28,7 @@ def adopt_routes(app: AsgiApp, cls: type) -> frozenset[Any]:
         endpoint = getattr(route, "endpoint", None)
         if id(endpoint) in own:
             found.add(endpoint)
-            _read_again(app, route)
+            read_again(route, _dependency(), dependency_overrides_provider=app)
     return frozenset(found)
 
 
@@ -42,16 +42,20 @@ def with_service(app: AsgiApp, service: object) -> AsgiApp:
     return served
 
 
-def _read_again(app: Any, route: Any) -> None:
+def read_again(route: Any, first: Any, **changed: Any) -> None:
+    """Have FastAPI read a route's function again, whose first parameter depends on `first`; `changed`: its options."""
     signature = inspect.signature(route.endpoint)
     own, *others = signature.parameters.values()
-    own = own.replace(kind=own.KEYWORD_ONLY, default=_dependency())
     # Keywords, which is how FastAPI passes everything: so a default may stand before what has none.
-    keywords = [own, *(each.replace(kind=each.KEYWORD_ONLY) for each in others)]
+    keywords = [own.replace(kind=own.KEYWORD_ONLY, default=first)]
+    keywords += [
+        each if each.kind is each.VAR_KEYWORD else each.replace(kind=each.KEYWORD_ONLY)
+        for each in others
+        if each.kind is not each.VAR_POSITIONAL
+    ]
     route.endpoint.__signature__ = signature.replace(parameters=keywords)
     names = inspect.signature(type(route).__init__).parameters
-    options = {name: getattr(route, name) for name in names if hasattr(route, name)}
-    route.__init__(**{**options, "dependency_overrides_provider": app})
+    route.__init__(**{name: getattr(route, name) for name in names if hasattr(route, name)} | changed)
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Final
@@ -34,19 +34,30 @@ def allow_more_threads(more: int) -> None:
 
 async def in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """What a function returns or raises, in a thread and a copy of this context. Cancellation waits for its end."""
-    call = partial(copy_context().run, called, function, *args, **kwargs)
-    running = asyncio.get_running_loop().run_in_executor(None, call)
+    submit = partial(asyncio.get_running_loop().run_in_executor, None)
+    return await in_thread_of(submit, partial(function, *args, **kwargs))
+
+
+async def in_thread_of(submit: Callable[[Callable[[], None]], object], function: Callable[[], Any]) -> Any:
+    """As `in_thread`; `submit(work)` has a thread call `work`."""
+    done: Future[Any] = Future()
+    context = copy_context()
+
+    def work() -> None:
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            result = context.run(function)
+        except BaseException as error:
+            done.set_exception(holdable(error))
+        else:
+            done.set_result(result)
+
+    submit(work)
+    running = asyncio.wrap_future(done)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        if not running.cancel():  # it has begun
+        if not done.cancel():  # it has begun
             await asyncio.wait([running])
         raise
-
-
-def called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """What a function returns or raises, as a future can hold it."""
-    try:
-        return function(*args, **kwargs)
-    except (StopIteration, GeneratorExit) as error:
-        raise holdable(error) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -105,7 +105,7 @@ class _RequestContext:
 
 
 _REPLICA: ContextVar[ReplicaContext | None] = ContextVar("rayserve_replica", default=None)
-_PROCESS_WIDE: Final[list[ReplicaContext]] = []
+REPLICAS: Final[list[ReplicaContext]] = []
 """The replicas of this process. If there is one, threads that carry no context belong to it."""
 
 _serve_request_context: ContextVar[_RequestContext | None] = ContextVar("rayserve_request", default=None)
@@ -121,22 +121,11 @@ def _get_serve_request_context() -> _RequestContext:
 def current_replica() -> ReplicaContext | None:
     """The replica of the running code; None outside of one."""
     found = _REPLICA.get()
-    return _PROCESS_WIDE[0] if found is None and len(_PROCESS_WIDE) == 1 else found
+    return REPLICAS[0] if found is None and len(REPLICAS) == 1 else found
 
 
 _get_internal_replica_context = current_replica
 """Ray Serve's name, which its guide of request routers uses."""
-
-
-def register_replica(context: ReplicaContext) -> Callable[[], None]:
-    """Count a replica as one of this process; call what is returned at its end."""
-    _PROCESS_WIDE.append(context)
-
-    def forget() -> None:
-        if context in _PROCESS_WIDE:
-            _PROCESS_WIDE.remove(context)
-
-    return forget
 
 
 def enter_replica(context: ReplicaContext, request: _RequestContext | None = None) -> None:

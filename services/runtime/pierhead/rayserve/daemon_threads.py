@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any
 
 
 class DaemonThreads:
@@ -17,16 +15,14 @@ class DaemonThreads:
         self._name = name
         self._started = 0
         self._idle = threading.Semaphore(0)
-        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
-    def submit(self, function: Callable[[], Any]) -> Future[Any]:
-        """What a function returns or raises, once a thread is free. A thread is started when none is idle."""
-        future: Future[Any] = Future()
-        self._work.put((future, function))
+    def submit(self, work: Callable[[], None]) -> None:
+        """Call a function that raises nothing, once a thread is free. A thread is started when none is idle."""
+        self._work.put(work)
         if not self._idle.acquire(blocking=False) and self._started < self._most:
             self._started += 1
             threading.Thread(target=self._run, name=f"{self._name}_{self._started}", daemon=True).start()
-        return future
 
     def close(self) -> None:
         """End the threads once they have done what was submitted."""
@@ -35,17 +31,6 @@ class DaemonThreads:
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
-            _settle(*work)
+            work()
             del work  # what it refers to is not kept until there is other work
             self._idle.release()
-
-
-def _settle(future: Future[Any], function: Callable[[], Any]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        result = function()
-    except BaseException as error:
-        future.set_exception(error)
-    else:
-        future.set_result(result)

@@ -8,20 +8,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing, closing
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, aclosing, closing, contextmanager, suppress
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Final
 
-from pierhead.classes.threads import allow_more_threads, called
+from pierhead.classes.threads import allow_more_threads, in_thread_of
 from pierhead.raised import as_holdable, is_answerable
 from pierhead.rayserve.context import (
+    REPLICAS,
     ReplicaContext,
     _RequestContext,
     cancel_children,
     enter_replica,
-    register_replica,
 )
 from pierhead.rayserve.daemon_threads import DaemonThreads
 from pierhead.rayserve.deployment import ASGI, BUILD_ASGI, BuiltDeployment
@@ -44,7 +45,6 @@ class DeployedObject:
         self.context = context
         self.app: Any = None
         """The ASGI application of a class with `@serve.ingress`."""
-        self._forget: Callable[[], None] = lambda: None
         self._object: Any = None
         self._lifespan: Lifespan | None = None
         self._ended = False
@@ -57,11 +57,11 @@ class DeployedObject:
 
     async def start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], user_config: Any) -> None:
         """Construct the object, start its ASGI application and hand over the settings. Raises what user code raises."""
-        self._forget = register_replica(self.context)
+        REPLICAS.append(self.context)
         try:
             await self._inside(self._start, args, kwargs, user_config)
         except BaseException:
-            self._forget()
+            REPLICAS.remove(self.context)
             raise
 
     async def _start(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], user_config: Any) -> None:
@@ -98,7 +98,8 @@ class DeployedObject:
         try:
             await self._inside(self._close)
         finally:
-            self._forget()
+            with suppress(ValueError):  # it has not started
+                REPLICAS.remove(self.context)
             self._threads.close()
 
     async def _close(self) -> None:
@@ -183,15 +184,40 @@ class DeployedObject:
         self, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> AsyncIterator[Any]:
         """The items that a method yields. Raises what it raises, and TypeError for one that yields nothing."""
-        items = ItemQueue()
+        with self._of_request(call):
+            items = await self._coroutine(self._items, (call.call_method, args, kwargs))
+            async with AsyncExitStack() as ends:
+                if hasattr(items, "aclose"):
+                    await ends.enter_async_context(aclosing(items))
+                while (item := await self._coroutine(anext, (items, END))) is not END:
+                    yield item
 
-        async def fill() -> None:
+    async def _items(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AsyncIterator[Any]:
+        result = self._method(name)(*args, **kwargs)
+        if inspect.iscoroutine(result):
+            result = await result
+        if inspect.isgenerator(result):
+            return self._from_thread(result)
+        if not hasattr(result, "__anext__"):
+            raise TypeError(
+                f"Called method '{name}' with `handle.options(stream=True)` but it did not return a generator."
+            )
+        found: AsyncIterator[Any] = result
+        return found
+
+    async def _from_thread(self, generator: Any) -> AsyncIterator[Any]:
+        """The items of a generator, all of it in one thread, which waits for its reader."""
+        loop, items = asyncio.get_running_loop(), ItemQueue()
+
+        def fill() -> None:
             try:
-                await self._request(call, self._fill, call.call_method, args, kwargs, items)
+                with closing(generator):
+                    for item in generator:
+                        items.put_from_thread(loop, item)
             finally:
-                items.end()
+                loop.call_soon_threadsafe(items.end)
 
-        filling = asyncio.create_task(fill(), name=f"stream of {self.built.name}")
+        filling = asyncio.ensure_future(self._in_thread(fill))
         try:
             while (item := await items.get()) is not END:
                 yield item
@@ -201,28 +227,6 @@ class DeployedObject:
             if not filling.done():
                 filling.cancel()
                 await asyncio.wait([filling])
-
-    async def _fill(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], items: ItemQueue) -> None:
-        method = self._method(name)
-        put_from_thread = partial(items.put_from_thread, asyncio.get_running_loop())
-        if inspect.isgeneratorfunction(method):
-            await self._in_thread(_exhaust, method, args, kwargs, put_from_thread)
-            return
-        result = method(*args, **kwargs)
-        if inspect.iscoroutine(result):
-            result = await result
-        if inspect.isasyncgen(result) or hasattr(result, "__anext__"):
-            async with AsyncExitStack() as ends:
-                if hasattr(result, "aclose"):
-                    await ends.enter_async_context(aclosing(result))
-                async for item in result:
-                    await items.put(item)
-        elif inspect.isgenerator(result):
-            await self._in_thread(_put_all, result, put_from_thread)
-        else:
-            raise TypeError(
-                f"Called method '{name}' with `handle.options(stream=True)` but it did not return a generator."
-            )
 
     async def http(self, request: _RequestContext, serve: Callable[[], Awaitable[None]]) -> None:
         """Run what serves one HTTP request or WebSocket, as user code of that request."""
@@ -237,7 +241,8 @@ class DeployedObject:
                 "%s: the items of a generator are not sent, as in Ray Serve: return a StreamingResponse",
                 self.built.name,
             )
-            return await self._in_thread(_exhaust, method, args, {}, lambda _: None)
+            await self._in_thread(deque, method(*args), 0)
+            return None
         if inspect.isasyncgenfunction(method):
             return method(*args)
         return await self._run(method, args, {})
@@ -268,27 +273,25 @@ class DeployedObject:
 
     async def _in_thread(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """A function in a thread. Cancellation waits for its end: until then its request is in flight."""
-        work = partial(copy_context().run, partial(called, function), *args, **kwargs)
-        submitted = self._threads.submit(work)
-        running = asyncio.wrap_future(submitted)
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            if not submitted.cancel():
-                await asyncio.wait([running])
-            raise
+        return await in_thread_of(self._threads.submit, partial(function, *args, **kwargs))
 
     async def _request(self, request: _RequestContext, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-        """Run user code of a request, whose task this is; the request's own calls are cancelled with it."""
+        """Run a coroutine function as user code of a request, whose task this is."""
+        with self._of_request(request):
+            return await self._coroutine(function, args)
+
+    @contextmanager
+    def _of_request(self, request: _RequestContext) -> Iterator[None]:
+        """The running task works on a request; the request's own calls are cancelled with it."""
         enter_replica(self.context, request)
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - as of every coroutine
         self._requests.add(task)
         try:
-            return await self._coroutine(function, args)
-        except asyncio.CancelledError:
+            yield
+        except (asyncio.CancelledError, GeneratorExit) as error:
             cancel_children()
-            if self._ended and task.uncancel() == 0:
+            if isinstance(error, asyncio.CancelledError) and self._ended and task.uncancel() == 0:
                 raise RequestCancelledError(request.request_id) from None
             raise
         finally:
@@ -319,18 +322,6 @@ async def _awaited(result: Any) -> Any:
 
 def _yields(function: Callable[..., Any]) -> bool:
     return inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
-
-
-def _exhaust(
-    method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], put: Callable[[Any], Any]
-) -> None:
-    _put_all(method(*args, **kwargs), put)
-
-
-def _put_all(items: Any, put: Callable[[Any], Any]) -> None:
-    with closing(items):
-        for item in items:
-            put(item)
 
 
 def _is_a_generator(name: str) -> TypeError:

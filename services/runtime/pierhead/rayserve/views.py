@@ -7,6 +7,7 @@ import inspect
 import sys
 from typing import Any, Final
 
+from pierhead.classes.routes import read_again
 from pierhead.rayserve.context import get_replica_context
 from pierhead.rayserve.exceptions import RayServeException
 
@@ -88,24 +89,12 @@ def _at(route: Any, prefix: str) -> Any:
 
 def _with_self(route: Any, cls: type[Any], app: Any) -> Any:
     """A new route, whose function gets the replica's object as its first argument."""
-    endpoint = route.endpoint
-    signature = inspect.signature(inspect.unwrap(endpoint) if not hasattr(endpoint, "__signature__") else endpoint)
-    parameters = list(signature.parameters.values())
-    if not parameters:
+    if not inspect.signature(route.endpoint).parameters:
         raise RayServeException("Methods in FastAPI class-based view must have ``self`` as their first argument.")
-    own = parameters[0].replace(kind=inspect.Parameter.KEYWORD_ONLY, default=_dependency())
-    others = [
-        each if each.kind is each.VAR_KEYWORD else each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for each in parameters[1:]
-        if each.kind is not each.VAR_POSITIONAL
-    ]
-    endpoint.__signature__ = signature.replace(parameters=[own, *others])
-    setattr(endpoint, _OWNER, cls)
-    names = inspect.signature(type(route).__init__).parameters
-    options = {name: getattr(route, name) for name in names if name != "self" and hasattr(route, name)}
-    if app is not None:
-        options["dependency_overrides_provider"] = app
-    return type(route)(**options)
+    made = copy.copy(route)
+    read_again(made, _dependency(), **({} if app is None else {"dependency_overrides_provider": app}))
+    setattr(made.endpoint, _OWNER, cls)
+    return made
 
 
 def _dependency() -> Any:
