@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import inspect
 import logging
-import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, Final
@@ -21,7 +20,6 @@ from pierhead.rayserve.config import gRPCOptions
 from pierhead.rayserve.context import _RequestContext, _serve_request_context
 from pierhead.rayserve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
 from pierhead.rayserve.grpc_util import RayServegRPCContext, gRPCInputStream
-from pierhead.rayserve.handle import DeploymentHandle
 from pierhead.rayserve.running import RunningApplication
 
 logger = logging.getLogger("ray.serve")
@@ -74,16 +72,19 @@ class RayServeGrpc:
 
     def _handler(self, name: str, handler: Any) -> Any:
         async def many(request: Any, context: Any) -> AsyncGenerator[Any]:
+            own = RayServegRPCContext(context)
+            own._set_on_grpc_context(context)
+            application = await self._application(own.application() or "", context)
             given = gRPCInputStream(request) if handler.request_streaming else request
-            call = await self._call(name, context, stream=handler.response_streaming)
             try:
-                async with aclosing(call.items(given, self._options.request_timeout_s)) as items:
+                found = self._items(application, name, given, own, context, stream=handler.response_streaming)
+                async with aclosing(found) as items:
                     async for item in items:
                         yield item
             except BaseException as error:
                 if type(error) is GeneratorExit or isinstance(error, grpc.aio.AbortError) or not is_answerable(error):
                     raise
-                await self._abort(context, error, call.context)
+                await self._abort(context, error, own)
             finally:
                 if handler.request_streaming:
                     given.cancel()
@@ -98,11 +99,7 @@ class RayServeGrpc:
         answer = many if handler.response_streaming else one
         return make(answer, handler.request_deserializer, handler.response_serializer)
 
-    async def _call(self, method: str, context: Any, *, stream: bool) -> _Call:
-        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        request_id = metadata.get("request_id") or str(uuid.uuid4())
-        context.set_trailing_metadata((("request_id", request_id),))
-        name = metadata.get("application", "")
+    async def _application(self, name: str, context: Any) -> RunningApplication:
         application = self._applications.get(name)
         if application is None and len(self._applications) == 1:
             application = next(iter(self._applications.values()))
@@ -113,7 +110,43 @@ class RayServeGrpc:
                 f"{words} Ping /{_OWN_SERVICE}/ListApplications for available applications.",
             )
             raise AssertionError("abort raises")
-        return _Call(application, method, metadata, context, request_id, stream=stream)
+        return application
+
+    async def _items(
+        self,
+        application: RunningApplication,
+        method: str,
+        request: Any,
+        own: RayServegRPCContext,
+        context: Any,
+        *,
+        stream: bool,
+    ) -> AsyncGenerator[Any]:
+        """What the method returns or yields. Raises what it raises, and TimeoutError."""
+        # gRPC runs each call in a task of its own.
+        _serve_request_context.set(_RequestContext(own._id, application.route_prefix or "", application.name))
+        model, session = own.multiplexed_model_id() or "", own._by_key.get("session_id", "")
+        handle = application.handle().options(
+            method_name=method, stream=stream, multiplexed_model_id=model, session_id=session
+        )
+        target = application.built.deployments[application.built.ingress].deployment.func_or_class
+        function = target if inspect.isfunction(target) else getattr(target, method, None)
+        takes = function is not None and "grpc_context" in inspect.signature(function).parameters
+        limit_s = self._options.request_timeout_s
+        until = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
+        response = handle.remote(request, **({"grpc_context": own} if takes else {}))
+        try:
+            while True:
+                async with asyncio.timeout_at(until):
+                    item = await (anext(response) if stream else response)
+                own._set_on_grpc_context(context)
+                yield item
+                if not stream:
+                    return
+        except StopAsyncIteration:
+            own._set_on_grpc_context(context)
+        finally:
+            response.cancel()
 
     async def _abort(self, context: Any, error: BaseException, own: RayServegRPCContext) -> None:
         words = str(error)
@@ -132,53 +165,6 @@ class RayServeGrpc:
         else:
             code = grpc.StatusCode.INTERNAL
         await context.abort(code, clip(words, MAX_DETAILS))
-
-
-class _Call:
-    """One call of a method of an application's first deployment."""
-
-    def __init__(
-        self,
-        application: RunningApplication,
-        method: str,
-        metadata: Mapping[str, str],
-        grpc_context: Any,
-        request_id: str,
-        *,
-        stream: bool,
-    ) -> None:
-        built = application.built.deployments[application.built.ingress]
-        handle = DeploymentHandle[Any](built.name, application.name)
-        model, session = metadata.get("multiplexed_model_id", ""), metadata.get("session_id", "")
-        self._handle = handle.options(method_name=method, stream=stream, multiplexed_model_id=model, session_id=session)
-        self._stream = stream
-        self._grpc_context = grpc_context
-        self._request = _RequestContext(
-            route=application.route_prefix or "", request_id=request_id, app_name=application.name
-        )
-        self.context = RayServegRPCContext(grpc_context, request_id)
-        target = built.deployment.func_or_class
-        function = target if inspect.isfunction(target) else getattr(target, method, None)
-        takes = function is not None and "grpc_context" in inspect.signature(function).parameters
-        self._named = {"grpc_context": self.context} if takes else {}
-
-    async def items(self, request: Any, timeout_s: float | None) -> AsyncGenerator[Any]:
-        """What the method returns or yields. Raises what it raises, and TimeoutError."""
-        _serve_request_context.set(self._request)  # gRPC runs each call in a task of its own
-        until = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-        response = self._handle.remote(request, **self._named)
-        try:
-            while True:
-                async with asyncio.timeout_at(until):
-                    item = await (anext(response) if self._stream else response)
-                self.context._set_on_grpc_context(self._grpc_context)
-                yield item
-                if not self._stream:
-                    return
-        except StopAsyncIteration:
-            self.context._set_on_grpc_context(self._grpc_context)
-        finally:
-            response.cancel()
 
 
 class _Recorder:

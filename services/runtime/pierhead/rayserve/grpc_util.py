@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, Generic, TypeVar
 from weakref import WeakValueDictionary
@@ -83,7 +84,7 @@ def _entry(key: str, words: str) -> Any:
 class RayServegRPCContext(_OfThisProcess):
     """What a method with a parameter `grpc_context` gets: the client's metadata, and what its answer is to have."""
 
-    def __init__(self, grpc_context: Any, request_id: str) -> None:
+    def __init__(self, grpc_context: Any) -> None:
         """`grpc_context`: gRPC's own."""
         self._metadata: list[tuple[str, Any]] = [tuple(pair) for pair in grpc_context.invocation_metadata() or ()]
         self._by_key = dict(self._metadata)
@@ -94,8 +95,8 @@ class RayServegRPCContext(_OfThisProcess):
         self._code: grpc.StatusCode | None = None
         self._details = ""
         self._compression: grpc.Compression | None = None
-        self._request_id = [("request_id", request_id)]
-        self._trailing = self._request_id
+        self._id = self._by_key.get("request_id") or str(uuid.uuid4())
+        self._trailing: list[tuple[str, Any]] = [("request_id", self._id)]
 
     invocation_metadata = _kept("_metadata", "The client's metadata.")
     application = _entry("application", "The application that the client has named.")
@@ -125,7 +126,7 @@ class RayServegRPCContext(_OfThisProcess):
 
     def set_trailing_metadata(self, trailing_metadata: Sequence[tuple[str, str]]) -> None:
         """Set the trailing metadata, to which the request's id is added."""
-        self._trailing = [*self._request_id, *trailing_metadata]
+        self._trailing = [("request_id", self._id), *trailing_metadata]
 
     def _set_on_grpc_context(self, context: Any) -> None:
         """Make the answer what was set."""

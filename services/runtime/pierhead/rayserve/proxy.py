@@ -8,15 +8,12 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from pierhead.errors import SettingsError
+from pierhead.http.asgi_exchange import Message, Receive, Scope, Send
 from pierhead.http.asgi_server import UvicornServer
 from pierhead.raised import is_answerable
 from pierhead.rayserve.config import HTTPOptions
 from pierhead.rayserve.responses import (
     REQUEST_ID,
-    Message,
-    Receive,
-    Scope,
-    Send,
     answer,
     reply,
     request_id_of,

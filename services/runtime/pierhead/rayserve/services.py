@@ -21,6 +21,7 @@ from pierhead.classes.service import Bound, Service, name_of
 from pierhead.edge.edge import Reports
 from pierhead.errors import Backpressure, DeadlineExceeded, NoReplica, PierheadError
 from pierhead.held import HeldModels
+from pierhead.http.asgi_exchange import Receive, Send
 from pierhead.raised import is_answerable
 from pierhead.rayserve.context import (
     DEFAULT_APPLICATION,
@@ -42,8 +43,6 @@ from pierhead.rayserve.options import DeploymentOptions
 from pierhead.rayserve.pickles import ALLOW, SECRET, PickledError, copied, dumps, failure_of, loads, seal
 from pierhead.rayserve.request_router import tell_routers
 from pierhead.rayserve.responses import (
-    Receive,
-    Send,
     answer,
     prepare,
     reply,
