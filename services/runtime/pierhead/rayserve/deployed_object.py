@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, closing, contextmanager, suppress
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from functools import partial
 from typing import Any, Final
 
@@ -169,7 +169,7 @@ class DeployedObject:
 
     async def call(self, call: _RequestContext, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of a method. Raises what it raises, and TypeError for a generator."""
-        return await self._request(call, self._call, call.call_method, args, kwargs)
+        return await self.work_on(call, self._call, call.call_method, args, kwargs)
 
     async def _call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         method = self._method(name)
@@ -228,12 +228,8 @@ class DeployedObject:
                 filling.cancel()
                 await asyncio.wait([filling])
 
-    async def http(self, request: _RequestContext, serve: Callable[[], Awaitable[None]]) -> None:
-        """Run what serves one HTTP request or WebSocket, as user code of that request."""
-        await self._request(request, serve)
-
     async def plain(self, request: Any) -> Any:
-        """What the function or `__call__` returns for a Starlette request. Within `http`."""
+        """What the function or `__call__` returns for a Starlette request. Within `work_on`."""
         method = self._method("__call__")
         args = (request,) if inspect.signature(method).parameters else ()
         if inspect.isgeneratorfunction(method):
@@ -265,7 +261,8 @@ class DeployedObject:
     async def _run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call a function: a `def` in a thread, anything else here."""
         is_plain = inspect.isfunction(function) or inspect.ismethod(function)
-        if is_plain and not inspect.iscoroutinefunction(function) and not _yields(function):
+        kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+        if is_plain and not any(is_kind(function) for is_kind in kinds):
             result = await self._in_thread(function, *args, **kwargs)
         else:
             result = function(*args, **kwargs)
@@ -275,7 +272,7 @@ class DeployedObject:
         """A function in a thread. Cancellation waits for its end: until then its request is in flight."""
         return await in_thread_of(self._threads.submit, partial(function, *args, **kwargs))
 
-    async def _request(self, request: _RequestContext, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
+    async def work_on(self, request: _RequestContext, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Run a coroutine function as user code of a request, whose task this is."""
         with self._of_request(request):
             return await self._coroutine(function, args)
@@ -299,8 +296,9 @@ class DeployedObject:
 
     async def _inside(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Run a coroutine function as user code without a request."""
-        work = self._coroutine(function, args)
-        return await asyncio.get_running_loop().create_task(work, context=self._fresh(None))
+        context = copy_context()
+        context.run(enter_replica, self.context)
+        return await asyncio.get_running_loop().create_task(self._coroutine(function, args), context=context)
 
     async def _coroutine(self, function: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> Any:
         try:
@@ -310,18 +308,9 @@ class DeployedObject:
                 raise
             raise RayError(f"{self.built.name}: user code raised {error!r}") from error
 
-    def _fresh(self, request: _RequestContext | None) -> Context:
-        context = copy_context()
-        context.run(enter_replica, self.context, request)
-        return context
-
 
 async def _awaited(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
-
-
-def _yields(function: Callable[..., Any]) -> bool:
-    return inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
 
 
 def _is_a_generator(name: str) -> TypeError:

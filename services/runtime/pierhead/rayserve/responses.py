@@ -202,7 +202,7 @@ async def serve_request(
         else:
             await _serve_plain(deployed, scope, receive, send)
 
-    await deployed.http(request, serve)
+    await deployed.work_on(request, serve)
 
 
 async def _serve_plain(deployed: DeployedObject, scope: Scope, receive: Receive, send: Send) -> None:
