@@ -217,7 +217,7 @@ class DeployedObject:
             finally:
                 loop.call_soon_threadsafe(items.end)
 
-        filling = asyncio.ensure_future(self._in_thread(fill))
+        filling = asyncio.create_task(self._coroutine(self._in_thread, (fill,)))
         try:
             while (item := await items.get()) is not END:
                 yield item
