@@ -275,7 +275,7 @@ class Reporter:
         elif isinstance(action, RoutingAction):
             self._observer.router.ended(action)
         if isinstance(action, RemoveContainer) and outcome.error is None:
-            self._gpu_marks.removed(action.container_id)
+            self._gpu_marks.removed(action)
         words = f"{action.words}: {action.cause}"
         self._events.record(
             action_name(action),

@@ -140,7 +140,7 @@ class Loop:
         is_acting = snapshot.complete and await self._may_act()
         plan = self._plan = self.planner(desired, snapshot.observed, now) if is_acting else Plan()
         self._executor.submit(plan)
-        self._observer.look_ahead(snapshot, plan, self._executor.in_progress, now)
+        self._observer.look_ahead(snapshot, plan, now)
         self._publisher.publish(desired, snapshot, plan, gate.refusals(), files, now)
         dues = (LOOK_S, plan.next_look_s, gate.next_opening_s(now), self._desirer.due_in_s(snapshot, now))
         return max(SHORTEST_PAUSE_S, min(due for due in dues if due is not None))

@@ -293,8 +293,8 @@ class Deployer:
     def _row(self, name: str, state: ServiceRollout, facts: RolloutFacts, rules: Rules, now: float) -> RolloutStatus:
         version, _ = machine.goal_version(state, facts.offered)
         return RolloutStatus(
-            version=version or "",
-            offered=facts.offered or "",
+            version=version,
+            offered=facts.offered,
             state=state,
             ready=facts.ready(state.rollout.to) if state.rollout else facts.ready(version),
             message=rollout_words(name, state, facts, rules, now),

@@ -26,8 +26,7 @@ from .base import EngineAction, EngineEvent, Places
 from .docker_calls import EngineCalls, end_of
 from .docker_errors import explanation, image_missing, refusal, translated
 from .docker_events import EventQueue, EventReader
-from .docker_files import ImageFiles
-from .docker_images import Images
+from .docker_images import ImageFiles, Images
 from .docker_reader import EngineReader
 from .gpu_discovery import GpuDiscovery, GpuSources
 from .labels import check_same, create_body

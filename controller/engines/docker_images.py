@@ -1,9 +1,11 @@
-"""Looks up and pulls images of one Docker Engine. Blocking."""
+"""Looks up and pulls images of one Docker Engine, and reads files of them. Blocking."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -16,6 +18,7 @@ from docker.utils import parse_repository_tag
 from .. import docker_http
 from ..errors import EngineError, ImageNotFound
 from ..model.actions import PullImage
+from .base import MOST_FILE_BYTES
 from .docker_calls import EngineCalls
 from .docker_errors import image_missing
 
@@ -130,3 +133,63 @@ def _pull_failed(image: str, what: str, message: str) -> EngineError:
         f"{what} failed: the Docker Engine says: {message}; where no registry is reachable, bring the image with "
         f"`docker load`, under the name {image}"
     )
+
+
+# ----------------------------------------------------------------------------------------------------
+# A file of an image is read from a container that is created, never started, and removed.
+
+
+HELPER_LABEL = "pierhead.reads-image"
+"""Of such containers: the project of the controller that made it."""
+_MOST_BYTES = MOST_FILE_BYTES + 16 * 1024
+"""Of the archive: the file, and tar's blocks around it."""
+
+
+class ImageFiles:
+    """Reads one file at a time: a container that is there at the begin of a read was left behind, and is removed."""
+
+    def __init__(self, client: APIClient) -> None:
+        self._client = client
+
+    def read(self, image: str, path: str, project: str) -> bytes | None:
+        """See `ClusterEngine.file_of_image`. Raises what docker-py raises."""
+        for left in self._client.containers(all=True, filters={"label": f"{HELPER_LABEL}={project}"}):
+            self._remove(left["Id"])
+        body = {
+            "Image": image,
+            "Entrypoint": ["never-started"],
+            "Cmd": [],
+            "Labels": {HELPER_LABEL: project},
+            "HostConfig": {"NetworkMode": "none"},
+        }
+        try:
+            container = self._client.create_container_from_config(body)["Id"]  # type: ignore[no-untyped-call]
+        except docker.errors.ImageNotFound:
+            return None
+        try:
+            return self._file(container, path)
+        except docker.errors.NotFound:
+            return None
+        finally:
+            self._remove(container)
+
+    def _file(self, container: str, path: str) -> bytes | None:
+        archive = io.BytesIO()
+        with docker_http.stream(self._client, f"/containers/{container}/archive", {"path": path}) as response:
+            for part in response.iter_content(64 * 1024):
+                archive.write(part)
+                if archive.tell() > _MOST_BYTES:
+                    return None
+        archive.seek(0)
+        with tarfile.open(fileobj=archive) as entries:
+            entry = entries.next()
+            if entry is None or not entry.isfile() or entry.size > MOST_FILE_BYTES:
+                return None
+            file = entries.extractfile(entry)
+            return None if file is None else file.read()
+
+    def _remove(self, container: str) -> None:
+        try:
+            self._client.remove_container(container, force=True, v=True)
+        except docker.errors.NotFound:
+            return  # pruned since

@@ -104,6 +104,8 @@ class RemoveContainer(Action):
     """Of the replica; what a failure is counted for."""
     began_at: float | None = None
     """When the replica was started, or created if it never started; None = not known."""
+    gpus: tuple[str, ...] = ()
+    """Of the replica; what a failure is counted against, too."""
 
     template: ClassVar = "remove {0.target}"
 

@@ -39,10 +39,10 @@ class Note:
 class RolloutStatus:
     """Which version of a service is wanted, and how far its rollout has come."""
 
-    version: str
-    """The version of new replicas; "" = not known."""
-    offered: str
-    """The version that the files and the image define; "" = the image is not on this machine."""
+    version: str | None
+    """The version of new replicas; None = not known."""
+    offered: str | None
+    """The version that the files and the image define; None = the image is not on this machine."""
     state: ServiceRollout = field(default_factory=ServiceRollout)
     ready: int = 0
     """Ready replicas of the version that is being rolled out, else of `version`."""

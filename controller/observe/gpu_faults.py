@@ -13,7 +13,7 @@ The driver's Xid errors are in the kernel's log, which no container can read. He
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -44,11 +44,10 @@ class GpuWatch:
     _strikes: dict[tuple[str, FailureKey], int] = field(default_factory=dict)
     _away: set[str] = field(default_factory=set)
 
-    def failed(self, replica: ReplicaContainer) -> None:
-        """A replica has failed on its GPUs."""
-        for uuid in replica.gpus:
-            key = (uuid, (replica.service, replica.version))
-            self._strikes[key] = self._strikes.get(key, 0) + 1
+    def failed(self, key: FailureKey, gpus: Iterable[str]) -> None:
+        """A replica of a version has failed on these GPUs."""
+        for uuid in gpus:
+            self._strikes[uuid, key] = self._strikes.get((uuid, key), 0) + 1
 
     def forget(self, uuid: str) -> None:
         """Forget the failures on a GPU, because an operator has removed its mark."""

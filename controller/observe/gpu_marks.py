@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..engines.base import Places
 from ..errors import InvalidRequest
-from ..model.actions import Action, RemoveContainer
+from ..model.actions import RemoveContainer
 from ..model.observed import Observed
-from ..model.world import GpuFault, ReplicaContainer
+from ..model.world import GpuFault
 from ..storage.events import EventLog
 from ..storage.store import StateStore
 from .gpu_faults import GpuWatch, Unmark
@@ -27,11 +27,7 @@ class GpuMarks:
     _proven: Callable[[], Mapping[str, str]]
     _wake: Callable[[], None]
     _places: Places = "ours"
-
-    def __post_init__(self) -> None:
-        self._watch = GpuWatch()
-        self._leaving: Mapping[str, ReplicaContainer] = {}
-        """Failed replicas that are being removed, by container id."""
+    _watch: GpuWatch = field(default_factory=GpuWatch)
 
     def look(self, observed: Observed, now: float) -> None:
         """Mark GPUs that are gone or on which replicas fail, and remove outdated marks."""
@@ -40,17 +36,10 @@ class GpuMarks:
         for change in self._watch.look(observed, self._store.gpu_faults.snapshot(), now, self._proven()):
             self._change(change)
 
-    def note_removals(self, observed: Observed, in_progress: tuple[Action, ...]) -> None:
-        """Remember failed replicas while they are being removed: the next snapshot may not have them any more."""
-        there = {**self._leaving, **{container.id: container for container in observed.containers}}
-        removed = [one for one in in_progress if isinstance(one, RemoveContainer) and one.failed]
-        self._leaving = {one.container_id: there[one.container_id] for one in removed if one.container_id in there}
-
-    def removed(self, container_id: str) -> None:
+    def removed(self, action: RemoveContainer) -> None:
         """Count the failure of a replica, now removed, against its GPUs."""
-        failed = self._leaving.get(container_id)
-        if failed is not None:
-            self._watch.failed(failed)
+        if action.failed:
+            self._watch.failed((action.service, action.version), action.gpus)
 
     def mark(self, uuid: str, reason: str, now: float) -> None:
         """Place no replica on a GPU any more; its replicas stay. Raises StoreError."""

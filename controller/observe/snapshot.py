@@ -115,9 +115,8 @@ class Observer:
         self.latest = self._gpu_memory.seen(snapshot.observed)
         return replace(snapshot, observed=self.latest)
 
-    def look_ahead(self, snapshot: WorldSnapshot, plan: Plan, in_progress: tuple[Action, ...], now: float) -> None:
+    def look_ahead(self, snapshot: WorldSnapshot, plan: Plan, now: float) -> None:
         """Begin to read what a later look needs of the GPUs, and mark GPUs that cannot be used."""
-        self._gpu_marks.note_removals(snapshot.observed, in_progress)
         if snapshot.complete:
             self._gpu_memory.refresh(snapshot.spec, snapshot.observed, plan)
             self._gpu_marks.look(snapshot.observed, now)

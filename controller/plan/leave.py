@@ -200,6 +200,7 @@ def remove(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook, cause
         failed=failed,
         version=container.version,
         began_at=container.begun_at,
+        gpus=container.gpus,
         cause=cause,
     )
     step = draft.add(action, server_step)

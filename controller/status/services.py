@@ -201,8 +201,8 @@ def _row(material: _Material) -> Service:
         port=spec.port if spec else None,
         route=spec.route if spec else None,
         grpc_services=tuple(spec.grpc_services) if spec else (),
-        version=(rollout.version or None) if rollout else None,
-        offered=(rollout.offered or None) if rollout else None,
+        version=rollout.version if rollout else None,
+        offered=rollout.offered if rollout else None,
         stable=state.stable,
         changes=rollout.changes if rollout else (),
         untried=rollout is not None and state.is_unproven and not rollout.ready,
@@ -299,7 +299,7 @@ def _stopping_words(material: _Material, container: ReplicaContainer) -> str:
 def _state(material: _Material, replicas: list[ReplicaStatus], ready: int) -> ServiceState:
     """The state of a service, in Ray Serve's terms."""
     rollout = material.rollout.state if material.rollout else ServiceRollout()
-    offered = material.rollout.offered if material.rollout else ""
+    offered = material.rollout.offered if material.rollout else None
     if rollout.rollout is not None and rollout.rollout.phase is not RolloutPhase.WAITING:
         return "UPDATING"
     rejection = rollout.rejection_of(offered)

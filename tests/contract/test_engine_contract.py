@@ -23,7 +23,7 @@ from docker import APIClient
 
 from controller.engines.base import CONNECTED, MOST_FILE_BYTES, ClusterEngine, EngineEvent
 from controller.engines.docker import DockerEngine, open_client
-from controller.engines.docker_files import LABEL as HELPER_LABEL
+from controller.engines.docker_images import HELPER_LABEL
 from controller.engines.gpu_discovery import GpuSources
 from controller.errors import EngineError, EngineUnreachable, ImageNotFound
 from controller.model.actions import (

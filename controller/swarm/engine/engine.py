@@ -23,8 +23,7 @@ from ... import docker_http
 from ...engines.base import CONNECTED, EngineAction, EngineEvent, Places
 from ...engines.docker_calls import EngineCalls, end_of
 from ...engines.docker_errors import explanation, image_missing, refusal
-from ...engines.docker_files import ImageFiles
-from ...engines.docker_images import Images
+from ...engines.docker_images import ImageFiles, Images
 from ...engines.labels import check_same, create_body
 from ...errors import EngineError, EngineUnreachable
 from ...model.actions import (

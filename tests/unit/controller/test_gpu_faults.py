@@ -77,18 +77,19 @@ class TestGone:
 def after_failures(gpu: str, times: int = STRIKES) -> GpuWatch:
     watch = GpuWatch()
     for _ in range(times):
-        watch.failed(on(gpu))
+        watch.failed(KEY, (gpu,))
     return watch
 
 
 DEAD = on("GPU-0", health=ReplicaHealth.UNKNOWN)
+KEY = (DEAD.service, DEAD.version)
 
 
 class TestFailing:
     def test_failures_in_a_row_while_another_gpu_works_mark_it(self) -> None:
         watch = after_failures("GPU-0", STRIKES - 1)
         assert watch.look(world(DEAD, on("GPU-1", 2)), NO_FAULTS, NOW) == ()
-        watch.failed(on("GPU-0"))
+        watch.failed(KEY, ("GPU-0",))
         (mark,) = watch.look(world(DEAD, on("GPU-1", 2)), NO_FAULTS, NOW)
         reason = "replicas of ranker failed on it 3 times in a row, and work on GPU-1"
         assert mark == GpuFault("GPU-0", reason, NOW, "failing")
@@ -101,7 +102,7 @@ class TestFailing:
     def test_a_replica_that_works_in_between_restarts_the_count(self) -> None:
         watch = after_failures("GPU-0", STRIKES - 1)
         watch.look(world(on("GPU-0"), on("GPU-1", 2)), NO_FAULTS, NOW)
-        watch.failed(on("GPU-0"))
+        watch.failed(KEY, ("GPU-0",))
         assert watch.look(world(DEAD, on("GPU-1", 2)), NO_FAULTS, NOW) == ()
 
     def test_the_only_gpu_is_never_given_up(self) -> None:
@@ -114,7 +115,7 @@ class TestFailing:
         faults = {"GPU-0": mark}
         for _ in range(STRIKES):
             assert watch.look(world(DEAD), faults, NOW) == ()
-            watch.failed(on("GPU-1"))
+            watch.failed(KEY, ("GPU-1",))
         (unmark,) = watch.look(world(DEAD), faults, NOW)
         assert isinstance(unmark, Unmark)
         assert "fails on other GPUs as well" in unmark.why
