@@ -61,14 +61,7 @@ class NoNodes:
         """Raises InvalidRequest."""
         raise InvalidRequest(f"there is no node {name!r}: this stack runs on one machine")
 
-    async def drain(self, name: str, *, at_once: bool = False) -> str:
-        """Raises InvalidRequest."""
+    async def _refuse(self, name: str, *_: object, **__: object) -> NoReturn:
         self.known(name)
 
-    async def activate(self, name: str) -> str:
-        """Raises InvalidRequest."""
-        self.known(name)
-
-    async def label(self, name: str, labels: Mapping[str, str | None]) -> str:
-        """Raises InvalidRequest."""
-        self.known(name)
+    drain = activate = label = _refuse

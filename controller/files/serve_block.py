@@ -64,34 +64,19 @@ def _check_route(route: str) -> str:
     return route
 
 
-def _check_probe_path(path: str) -> str:
-    if not _PROBE_PATH.fullmatch(path) or len(path) > _LONGEST:
-        raise _expected(f'a path that starts with "/" and has only letters, digits and "/-_.~?=&" (at most {_LONGEST})')
-    return path
-
-
-def _check_grpc_name(name: str) -> str:
-    if not _GRPC_NAME.fullmatch(name) or len(name) > _LONGEST:
-        raise _expected('the full name of a gRPC service such as "pierhead.echo.v1.Echo"')
-    return name
-
-
-def _check_application(name: str) -> str:
-    if not _APPLICATION.fullmatch(name):
-        raise _expected('a name of up to 63 letters, digits and "-_.", which starts with a letter or digit')
-    return name
-
-
 def memory_bytes(size: str) -> int:
     """Bytes of a size such as "16GiB"; 0 for other text. Units are of 1024, in Compose's short form or in full."""
     match = _MEMORY.fullmatch(size)
     return 0 if match is None else int(float(match[1]) * _MEMORY_UNITS[match[2].lower()])
 
 
-def _check_memory(size: object) -> str:
-    if not isinstance(size, str) or not _LEAST_MEMORY <= memory_bytes(size) <= _MOST_MEMORY:
-        raise _expected('a size from "1MiB" to "1TiB" such as "16GiB"')
-    return size
+def _size(least: int, words: str) -> Any:
+    def check(size: object) -> str:
+        if not isinstance(size, str) or not least <= memory_bytes(size) <= _MOST_MEMORY:
+            raise _expected(words)
+        return size
+
+    return Annotated[str, BeforeValidator(check)]
 
 
 def shared_memory_size(size: object) -> str | None:
@@ -106,12 +91,6 @@ def _check_shared_memory(size: object) -> str:
     if (text := shared_memory_size(size)) is None:
         raise _expected('a size from "1MiB" to "1TiB" such as "2GiB", or 0 (none)')
     return text
-
-
-def _check_threshold(size: object) -> str:
-    if not isinstance(size, str) or not _LEAST_THRESHOLD <= memory_bytes(size) <= _MOST_MEMORY:
-        raise _expected('a size from "4KiB" to "1TiB" such as "100KiB"')
-    return size
 
 
 def _check_policy(policy: object) -> object:
@@ -214,18 +193,34 @@ def _check_replicas(count: int) -> int:
 
 
 def _pattern(pattern: re.Pattern[str]) -> Any:
-    """For editors (controller/files/schema.py): what the check above accepts, as far as a pattern can express it."""
+    """For editors (controller/files/schema.py): what a check accepts, as far as a pattern can express it."""
     return Field(json_schema_extra={"pattern": f"^{pattern.pattern}$", "maxLength": _LONGEST})
 
 
+def _matching(pattern: re.Pattern[str], words: str) -> Any:
+    """Text of the pattern, of at most _LONGEST characters; otherwise `words` are what was expected."""
+
+    def check(text: str) -> str:
+        if not pattern.fullmatch(text) or len(text) > _LONGEST:
+            raise _expected(words)
+        return text
+
+    return Annotated[str, AfterValidator(check), _pattern(pattern)]
+
+
 _KINDS: Mapping[str, Any] = {
-    "application": Annotated[str, AfterValidator(_check_application), _pattern(_APPLICATION)],
+    "application": _matching(
+        _APPLICATION, 'a name of up to 63 letters, digits and "-_.", which starts with a letter or digit'
+    ),
     "autoscale_policy": Annotated[Any, AfterValidator(_check_policy)],
-    "gpu_memory": Annotated[str, BeforeValidator(_check_memory)],
-    "grpc_name": Annotated[str, AfterValidator(_check_grpc_name), _pattern(_GRPC_NAME)],
+    "gpu_memory": _size(_LEAST_MEMORY, 'a size from "1MiB" to "1TiB" such as "16GiB"'),
+    "grpc_name": _matching(_GRPC_NAME, 'the full name of a gRPC service such as "pierhead.echo.v1.Echo"'),
     "llm": LLMConfig | None,
     "policy_kwargs": Annotated[dict[str, Any], BeforeValidator(_check_policy_kwargs)],
-    "probe_path": Annotated[str, AfterValidator(_check_probe_path), _pattern(_PROBE_PATH)],
+    "probe_path": _matching(
+        _PROBE_PATH,
+        f'a path that starts with "/" and has only letters, digits and "/-_.~?=&" (at most {_LONGEST})',
+    ),
     "query": Annotated[str, AfterValidator(_check_query)],
     "replicas": Annotated[int, Field(ge=0), AfterValidator(_check_replicas)],
     "route": Annotated[str, AfterValidator(_check_route), _pattern(_PATH)],
@@ -237,7 +232,7 @@ _KINDS: Mapping[str, Any] = {
     "shared_memory_size": Annotated[
         str, BeforeValidator(_check_shared_memory), Field(json_schema_extra={"type": ["string", "integer"]})
     ],
-    "threshold": Annotated[str, BeforeValidator(_check_threshold)],
+    "threshold": _size(_LEAST_THRESHOLD, 'a size from "4KiB" to "1TiB" such as "100KiB"'),
     "url": Annotated[str, AfterValidator(_check_url)],
     "user_config": Annotated[dict[str, Any], BeforeValidator(_check_user_config)],
 }

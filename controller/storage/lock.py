@@ -30,42 +30,33 @@ LOOK_S = 0.1
 @contextlib.asynccontextmanager
 async def state_lock(directory: Path, project: str, patience_s: float = PATIENCE_S) -> AsyncIterator[None]:
     """Hold the state in `directory` alone. Raises AnotherController; StoreError where nothing can be locked."""
-    with await _take(directory / LOCK_NAME, project, patience_s):  # closing the file releases the lock
+    path = directory / LOCK_NAME
+    with _opened(path) as file:  # closing it releases the lock
+        try:
+            await _lock(file, path, patience_s)
+        except OSError as error:
+            raise StoreError(f"{path}: {error}; the controller's state has to lie where files can be locked") from error
+        _sign(file, project)
         yield
 
 
-async def _take(path: Path, project: str, patience_s: float) -> IO[str]:
+def _opened(path: Path) -> IO[str]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", encoding="utf-8")
+        return path.open("a+", encoding="utf-8")
     except OSError as error:
         raise StoreError(f"{path}: {error}; the controller needs a writable state directory") from error
-    try:
-        await _lock(file, path, patience_s)
-    except OSError as error:
-        file.close()
-        raise StoreError(f"{path}: {error}; the controller's state has to lie where files can be locked") from error
-    except BaseException:
-        file.close()
-        raise
-    _sign(file, project)
-    return file
 
 
 async def _lock(file: IO[str], path: Path, patience_s: float) -> None:
     deadline = time.monotonic() + patience_s
-    while not _locked(file):
-        if time.monotonic() >= deadline:
-            raise AnotherController(_held_words(path, file))
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise AnotherController(_held_words(path, file)) from None
         await asyncio.sleep(LOOK_S)
-
-
-def _locked(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _sign(file: IO[str], project: str) -> None:

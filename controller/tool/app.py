@@ -14,11 +14,11 @@ import typer
 
 from . import completion
 from . import output as out
+from .client import mismatch
 from .commands import change, follow, llm, look, node, offline, project
 from .errors import EXIT_CODES, BadInput, CommandError
 from .help import Grouped
 from .interrupt import INTERRUPTED
-from .versions import mismatch
 
 EPILOG = "\n\n".join(["\b\nExit codes:\n" + "\n".join(f"  {code:3}  {words}" for code, words in EXIT_CODES.items())])
 

@@ -12,11 +12,10 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from ..build import BUILD_HEADER
+from ..build import BUILD_HEADER, current_build
 from . import output as out
 from .errors import BadInput, CommandError, NotYet, Unreachable
 from .project.direct import is_address, opened, reason
-from .stale import stale_words
 
 DEFAULT_URL = "http://127.0.0.1:8100"
 TIMEOUT_S = 40.0
@@ -171,3 +170,41 @@ def _refusal(status: int, body: bytes, *, is_passing: bool) -> CommandError:
     if status == http.HTTPStatus.SERVICE_UNAVAILABLE and is_passing:
         return NotYet(message)
     return (BadInput if status in _BAD_INPUT else CommandError)(message)
+
+
+# ------------------------------------------------------------------------------------- a controller of another build
+
+
+def stale_words(where: str, theirs: str) -> str:
+    """A one-line warning that the controller's image is of other code than the command; "" where it is not.
+
+    `where`: "clone" or "directory", what the stack was started from; "" where it is another machine's. `theirs`: the
+    controller's build.
+    """
+    if not where or not theirs or (ours := current_build()) == theirs:
+        return ""
+    if where == "clone":
+        return (
+            f"pierhead: the controller's image is of other code than this clone (build {theirs}, the clone's is "
+            f"{ours}); `make up` builds and starts the clone's, `make build` only builds it"
+        )
+    return (
+        f"pierhead: the controller's image is of other code than this tool (build {theirs}, the tool's is {ours}); "
+        "`pierhead up` brings both together"
+    )
+
+
+def mismatch(error: Exception) -> CommandError | None:
+    """The error for an answer that lacks a member because the controller is of another build; None if it is not."""
+    try:
+        info = ControllerClient.from_environment().get("/api/v1/openapi.json")["info"]
+    except (CommandError, KeyError):
+        return None
+    ours, theirs = current_build(), info.get("x-build", "unknown")
+    if ours == theirs:
+        return None
+    return CommandError(
+        f"the controller is of another build ({theirs}) than this command ({ours}), which cannot read its answer "
+        f"({type(error).__name__}: {error}); bring both to the same version, or run `pierhead` on the controller's "
+        "machine"
+    )

@@ -15,6 +15,7 @@ from ...tool.project import stack_files
 from ...tool.project.programs import Programs
 from ...tool.project.project import NoProject, find
 from ...tool.project.stack import ProjectStack
+from ...tool.project.steps import say
 from ..nodes import options
 from ..nodes.machine import NodeMachine
 from ..nodes.membership import Membership
@@ -39,7 +40,7 @@ def run(words: list[str], programs: Programs) -> int:
         case ["stack", "answers"]:
             return 0 if on_swarm.answers() else 1
         case ["stack", "services" | "log" | "is-down" as question]:
-            _say(on_swarm.told(question))
+            say(on_swarm.told(question))
             return 0
         case ["stack", command]:
             return on_swarm.run(command)
@@ -65,7 +66,7 @@ def _membership(words: list[str], programs: Programs) -> None:
     machine = NodeMachine(programs, stack_files.machine_scripts() / "engine.sh")
     typed = "./pierhead" if os.environ.get("PIERHEAD_CLONE") else "pierhead"
     try:
-        Membership(machine, given, _say, _warn, typed, project, registry == "here").run(plain)
+        Membership(machine, given, say, _warn, typed, project, registry == "here").run(plain)
     except KeyboardInterrupt:
         _warn("Interrupted. Repeat the command to continue.")
         raise
@@ -105,11 +106,6 @@ def main() -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def _say(words: str) -> None:
-    sys.stdout.write(f"{words}\n")
-    sys.stdout.flush()
 
 
 def _warn(words: str) -> None:

@@ -18,6 +18,7 @@ from .engines import NO_WATCH, ProjectEngine
 from .programs import Programs
 from .project import FILES, Project, check, engine_of, find, own_files, refuse_outside, settle, validate
 from .stack import ProjectStack
+from .steps import say
 
 
 def up(*, watch: bool = False, apps: str = "", gpu: str = "") -> None:
@@ -49,9 +50,9 @@ def _bring_up(project: Project, variables: Mapping[str, str]) -> None:
     if project.is_clone:
         refuse_outside(project, stack.files.split(":"), os.environ)
     is_here = engine is ProjectEngine.DOCKER
-    place = OnMachine(stack, validate, _say, _complain) if is_here else OnNodes(stack, engine)
+    place = OnMachine(stack, validate, say, _complain) if is_here else OnNodes(stack, engine)
     try:
-        StackUp(stack, place, _say, _complain).run()
+        StackUp(stack, place, say, _complain).run()
     except KeyboardInterrupt:
         up_again, down = stack.typed("up"), stack.typed("down")
         _complain(f"\nInterrupted. `{up_again}` continues from here; `{down}` removes what was started.")
@@ -94,11 +95,9 @@ def _watch(project: Project, variables: Mapping[str, str], since: float) -> None
         update(stack(), services)
 
     try:
-        asyncio.run(FilesWatch(project, config, up_again, edited, _say).follow(since))
+        asyncio.run(FilesWatch(project, config, up_again, edited, say).follow(since))
     except KeyboardInterrupt:
-        _say(
-            "\nNot watching any more. The stack keeps running: `pierhead status` shows it, `pierhead down` removes it."
-        )
+        say("\nNot watching any more. The stack keeps running: `pierhead status` shows it, `pierhead down` removes it.")
 
 
 def init() -> str:
@@ -119,7 +118,7 @@ def down(*, volumes: bool, force: bool, images: bool) -> None:
     project = find(Path.cwd())
     if not project.is_clone and not stack_files.written_build(project.root):
         if stack_files.DIRECTORY not in (project.env_file().get(FILES) or ""):
-            _say(f"{project.root} has no stack of Pierhead's: there is nothing to remove.")
+            say(f"{project.root} has no stack of Pierhead's: there is nothing to remove.")
             return
         stack_files.write(project.root)  # it was removed, and the stack's compose file is in it
     stack = ProjectStack(project, os.environ, Programs())
@@ -142,7 +141,7 @@ def _prepare(project: Project) -> Mapping[str, str]:
     files = own_files(project, os.environ)
     check(project, files, os.environ)
     try:
-        settle(project, files, os.environ, _say)
+        settle(project, files, os.environ, say)
     except OSError as error:
         raise InvalidRequest(
             f"{error.filename} cannot be written: {error.strerror}. Pierhead keeps {stack_files.DIRECTORY}/ and lines "
@@ -155,8 +154,3 @@ def _prepare(project: Project) -> Mapping[str, str]:
 
 def _complain(words: str) -> None:
     sys.stderr.write(f"{words}\n")
-
-
-def _say(words: str) -> None:
-    sys.stdout.write(f"{words}\n")
-    sys.stdout.flush()  # programs write there too

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from ...errors import ControllerError, InvalidRequest
 from .stack import ProjectStack
 
-_PROJECT = "label=com.docker.compose.project="
-
 
 class NotRemoved(ControllerError):
     """Something of the stack could not be removed."""
@@ -77,15 +75,9 @@ def _not_removed(stack: ProjectStack) -> NotRemoved:
 
 def _remove_leftovers(stack: ProjectStack) -> None:
     """A controller that was killed in the middle, or had no time, leaves replicas that Compose does not know."""
-    left = stack.programs.read("docker", "ps", "--all", "--quiet", "--filter", _of(stack)).lines
-    if left:
-        _step(
-            stack,
-            "Removing what was left",
-            ["docker", "rm", "--force", "--volumes", *left],
-            "not everything was removed",
-        )
-    for network in stack.programs.read("docker", "network", "ls", "--quiet", "--filter", _of(stack)).lines:
+    left = _listed(stack, "ps", "--all", "--quiet")
+    _remove(stack, "what was left", ["rm", "--force", "--volumes"], left, "not everything was removed")
+    for network in _listed(stack, "network", "ls", "--quiet"):
         stack.programs.read("docker", "network", "rm", network)
 
 
@@ -94,36 +86,29 @@ def _remove_volumes(stack: ProjectStack) -> None:
 
     A volume that was made elsewhere (external: true) does not carry the label.
     """
-    left = stack.programs.read("docker", "volume", "ls", "--quiet", "--filter", _of(stack)).lines
-    if left:
-        again = stack.typed("down VOLUMES=1", "down --volumes")
-        _step(
-            stack,
-            "Removing its other volumes",
-            ["docker", "volume", "rm", *left],
-            "not every volume was removed",
-            again,
-        )
+    left, again = _listed(stack, "volume", "ls", "--quiet"), stack.typed("down VOLUMES=1", "down --volumes")
+    _remove(stack, "its other volumes", ["volume", "rm"], left, "not every volume was removed", again)
 
 
 def _remove_images(stack: ProjectStack) -> None:
     """Those that Compose has named after project and service, and those that later builds have left without a name."""
-    names = ("--format", "{{.Repository}}:{{.Tag}}", "--filter", f"reference={stack.name}-*")
-    left = [
-        image
-        for words in (names, ("--quiet", "--filter", "dangling=true"))
-        for image in stack.programs.read("docker", "image", "ls", *words, "--filter", _of(stack)).lines
-    ]
-    if left:
-        _step(stack, "Removing its images", ["docker", "image", "rm", "--force", *left], "not every image was removed")
+    form, name = "{{.Repository}}:{{.Tag}}", f"reference={stack.name}-*"
+    left = _listed(stack, "image", "ls", "--format", form, "--filter", name)
+    left += _listed(stack, "image", "ls", "--quiet", "--filter", "dangling=true")
+    _remove(stack, "its images", ["image", "rm", "--force"], left, "not every image was removed")
 
 
-def _of(stack: ProjectStack) -> str:
-    return f"{_PROJECT}{stack.name}"
+def _listed(stack: ProjectStack, *words: str) -> list[str]:
+    """What a command of Docker's lists of the stack."""
+    of_ours = f"label=com.docker.compose.project={stack.name}"
+    return stack.programs.read("docker", *words, "--filter", of_ours).lines
 
 
-def _step(stack: ProjectStack, text: str, words: Sequence[str], wrong: str, again: str = "") -> None:
-    if not stack.programs.step(text, *words, variables={}, directory=stack.root):
+def _remove(
+    stack: ProjectStack, what: str, words: Sequence[str], left: Sequence[str], wrong: str, again: str = ""
+) -> None:
+    removing = ("docker", *words, *left)
+    if left and not stack.programs.step(f"Removing {what}", *removing, variables={}, directory=stack.root):
         raise NotRemoved(
             f"{wrong}; the lines above say why. Fix that, then run `{again or stack.typed('down')}` again."
         )

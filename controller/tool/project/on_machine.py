@@ -10,9 +10,8 @@ from pathlib import Path
 from ...errors import InvalidRequest
 from . import machine, resolved
 from .compose import Compose
-from .place import NotUp, Say
 from .resolved import Services
-from .stack import ProjectStack
+from .stack import NotUp, ProjectStack, Say
 
 Reader = Callable[[Path, Mapping[str, str]], Sequence[str]]
 """Reads the files in a directory, with these variables, as the controller does: its warnings. Raises InvalidRequest."""
@@ -20,7 +19,7 @@ Reader = Callable[[Path, Mapping[str, str]], Sequence[str]]
 
 @dataclass(frozen=True)
 class OnMachine:
-    """See `Place`."""
+    """See the module."""
 
     stack: ProjectStack
     read_files: Reader
@@ -28,14 +27,14 @@ class OnMachine:
     warn: Say
 
     def refuse(self, compose: Compose, services: Services) -> None:
-        """See `Place.refuse`."""
+        """Raise InvalidRequest for what is in the way, before anything is built; `services`: of all profiles."""
         self._refuse_another_directorys()
         machine.refuse_taken_ports(compose)
         self._warn_about_missing_gpus(services)
         self._refuse_unusable_files(services)
 
     def prepare(self, compose: Compose, *, builds: bool) -> Compose:
-        """See `Place.prepare`: without Grafana where its image is missing."""
+        """What is needed before all other images are built: without Grafana where its image is missing."""
         if not machine.has_grafana(compose):
             return compose
         image = str(compose.services().get("grafana", {}).get("image") or "")
@@ -48,13 +47,13 @@ class OnMachine:
         return compose.having(COMPOSE_PROFILES="")
 
     def replicated(self) -> Sequence[str]:
-        """See `Place.replicated`."""
+        """The services that have replicas now."""
         label = f"label=pierhead.project={self.stack.name}"
         form = '{{.Label "pierhead.service"}}'
         return self.stack.programs.read("docker", "ps", "--filter", label, "--format", form).lines
 
     def start(self, compose: Compose) -> None:
-        """See `Place.start`."""
+        """Start the stack. Raises InvalidRequest, NotUp."""
         machine.refuse_taken_ports(compose)  # a build takes minutes
         plain_up = ("--progress", "plain", "up", "--detach", "--no-build")
         replaced = not self._replaces_haproxy(compose) or self._replace_haproxy(compose, *plain_up)
@@ -70,27 +69,27 @@ class OnMachine:
         raise NotUp(words)
 
     def missing_of_controller(self) -> str:
-        """See `Place.missing_of_controller`."""
+        """Why the controller cannot be asked yet; "" where it can."""
         status = self.stack.programs.status(machine.address(self.stack, "PIERHEAD_API_PORT", "/healthz"))
         return "" if status == 200 else f"GET /healthz: {status or 'no answer'}"
 
     def controllers_log(self, compose: Compose) -> str:
-        """See `Place.controllers_log`."""
+        """The end of it."""
         return compose.read("logs", "--no-log-prefix", "--tail", "5", "controller").output
 
     def is_down(self) -> bool:
-        """See `Place.is_down`. Without Prometheus the stack is on its way down."""
+        """Whether the stack is removed, or on its way: then it has no Prometheus."""
         return not (self.stack.container("controller") and self.stack.container("prometheus"))
 
     def addresses(self, compose: Compose) -> Sequence[tuple[str, str]]:
-        """See `Place.addresses`."""
+        """What answers in addition to services, and where."""
         names = {"API": "PIERHEAD_API_PORT", "HAProxy": "PIERHEAD_STATS_PORT", "Prometheus": "PIERHEAD_PROMETHEUS_PORT"}
         if machine.has_grafana(compose):
             names["Grafana"] = machine.GRAFANA
         return [(name, machine.address(self.stack, variable)) for name, variable in names.items()]
 
     def tell_trouble(self, compose: Compose) -> None:
-        """See `Place.tell_trouble`."""
+        """Nothing is wrong where the stack answers."""
 
     # ------------------------------------------------------------------------------------------ before anything changes
 

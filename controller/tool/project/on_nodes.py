@@ -9,28 +9,27 @@ from ...errors import InvalidRequest
 from .compose import Compose
 from .engines import ProjectEngine
 from .images import NotBuilt
-from .place import NotUp
 from .programs import Done, Told
 from .resolved import Services
-from .stack import ProjectStack
+from .stack import NotUp, ProjectStack
 
 ANSWER_S = 60.0
 
 
 @dataclass(frozen=True)
 class OnNodes:
-    """See `Place`."""
+    """It has the methods of `OnMachine`."""
 
     stack: ProjectStack
     engine: ProjectEngine
 
     def refuse(self, compose: Compose, services: Services) -> None:
-        """See `Place.refuse`. The controller's code checks other conditions, and its image takes minutes to build."""
+        """Raise Told for what is in the way. What needs the controller's image, `prepare` checks."""
         if status := self._call("refuse", compose):
             raise Told(status)
 
     def prepare(self, compose: Compose, *, builds: bool) -> Compose:
-        """See `Place.prepare`: the registry where the stack has one, and the controller's check."""
+        """The registry where the stack has one, and the controller's check. Raises InvalidRequest, NotBuilt."""
         compose = compose.having(COMPOSE_PROFILES=self.stack.profiles)
         text = "Building the controller"
         if builds and not compose.step(text, "--progress", "plain", "build", "controller"):
@@ -42,32 +41,32 @@ class OnNodes:
         return compose
 
     def replicated(self) -> Sequence[str]:
-        """See `Place.replicated`."""
+        """The services that have replicas now."""
         return self._ask("services").lines
 
     def start(self, compose: Compose) -> None:
-        """See `Place.start`."""
+        """Start the stack. Raises InvalidRequest, NotUp."""
         if self._call("up", compose):
             raise NotUp("the stack was not started; the lines above say why.")
 
     def missing_of_controller(self) -> str:
-        """See `Place.missing_of_controller`."""
+        """Why the controller cannot be asked yet; "" where it can."""
         return "no controller answers" if self._ask("answers").status else ""
 
     def controllers_log(self, compose: Compose) -> str:
-        """See `Place.controllers_log`."""
+        """The end of it."""
         return self._ask("log").output
 
     def is_down(self) -> bool:
-        """See `Place.is_down`."""
+        """Whether the stack is removed, or on its way."""
         return self._ask("is-down").output.strip() == "yes"
 
     def addresses(self, compose: Compose) -> Sequence[tuple[str, str]]:
-        """See `Place.addresses`."""
+        """What answers in addition to services, and where."""
         return [("and the same", "at every other node")]
 
     def tell_trouble(self, compose: Compose) -> None:
-        """See `Place.tell_trouble`."""
+        """Say what is wrong although the stack answers."""
         self._call("trouble", compose)
 
     def _call(self, command: str, compose: Compose) -> int:

@@ -117,7 +117,7 @@ def check(project: Project, files: Iterable[str], environment: Mapping[str, str]
     files = list(files)
     written = _all_files(project, files)
     services = _services(written)
-    _refuse_outside(project, written, environment)
+    refuse_outside(project, files, environment)
     reserved = RESERVED[engine_of(project, environment)]
     if clash := [name for name in reserved if name in services]:
         raise InvalidRequest(
@@ -137,11 +137,9 @@ def engine_of(project: Project, environment: Mapping[str, str]) -> ProjectEngine
 
 def refuse_outside(project: Project, files: Iterable[str], environment: Mapping[str, str]) -> None:
     """Raise InvalidRequest for a file that the controller would not see."""
-    _refuse_outside(project, _all_files(project, files), environment)
-
-
-def _refuse_outside(project: Project, files: Iterable[Path], environment: Mapping[str, str]) -> None:
-    if engine_of(project, environment) is ProjectEngine.DOCKER and (outside := _outside(project.root, files)):
+    if engine_of(project, environment) is not ProjectEngine.DOCKER:
+        return
+    if outside := _outside(project.root, _all_files(project, files)):
         raise InvalidRequest(
             f"{outside} lies outside of {project.root}, and the controller reads the files in its container, which has "
             "that directory only: keep the file, or a copy of it, in there. Nothing was changed."

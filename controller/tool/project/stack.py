@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,15 @@ OWN_SERVICES = ("haproxy", "controller", "prometheus", "grafana")
 API_PORT, PROMETHEUS_PORT = 8100, 9090
 _FILES_OF_THE_CLONE = {engine: f"compose/{engine.stack_file}" for engine in ProjectEngine}
 _PUBLISHED = re.compile(rf"(?P<address>\S+):(?P<port>\d+)->{API_PORT}/tcp")
+
+
+Say = Callable[[str], None]
+
+
+class NotUp(ControllerError):
+    """The stack does not answer."""
+
+    exit_code = 1
 
 
 class NoStack(ControllerError):

@@ -49,7 +49,7 @@ def _timed(text: str) -> Iterator[Callable[[], float]]:
     """The seconds since it began, which Ctrl-C says."""
     began = time.monotonic()
     if not sys.stdout.isatty():
-        _say(f"{text} ...")
+        say(f"{text} ...")
     try:
         yield lambda: time.monotonic() - began
     except KeyboardInterrupt:
@@ -61,7 +61,7 @@ def _timed(text: str) -> Iterator[Callable[[], float]]:
 def _end(text: str, output: Sequence[str], seconds: float, *, succeeded: bool) -> bool:
     _end_line()
     if succeeded:
-        _say(f"{text}: done ({seconds:.0f} s)")
+        say(f"{text}: done ({seconds:.0f} s)")
         return True
     lines = [f"{text}: failed after {seconds:.0f} s. Its last lines:"]
     lines += [f"  | {line.rstrip()}" for line in output[-LAST_LINES:]]
@@ -127,6 +127,7 @@ def _end_line() -> None:
         sys.stdout.write("\r\x1b[K")
 
 
-def _say(words: str) -> None:
+def say(words: str) -> None:
+    """Write lines to standard output at once: programs write there too."""
     sys.stdout.write(f"{words}\n")
     sys.stdout.flush()

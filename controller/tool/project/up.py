@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from . import images, machine, resolved
 from .compose import Compose
-from .place import NotUp, Place, Say
+from .on_machine import OnMachine
+from .on_nodes import OnNodes
 from .resolved import ServiceRoute, Services
-from .stack import ProjectStack
+from .stack import NotUp, ProjectStack, Say
 
 READY_S = "300"
 CONTROLLER_S = 30.0
@@ -29,7 +30,7 @@ class StackUp:
     """One `up` of a stack."""
 
     stack: ProjectStack
-    place: Place
+    place: OnMachine | OnNodes
     say: Say
     warn: Say
 
@@ -151,7 +152,7 @@ class StackUp:
 
         def missing() -> str:
             while silent:
-                status = self.stack.programs.status(self._address("PIERHEAD_HTTP_PORT", silent[0]))
+                status = self.stack.programs.status(machine.address(self.stack, "PIERHEAD_HTTP_PORT", silent[0]))
                 if status != 200:
                     return f"GET {silent[0]}: {status or 'no answer'}"
                 silent.pop(0)
@@ -170,9 +171,10 @@ class StackUp:
     # ----------------------------------------------------------------------------------------------------- what is said
 
     def _print_addresses(self, compose: Compose, routes: Sequence[ServiceRoute]) -> None:
-        of_clone = self.stack.project.is_clone
-        rows = [(one.service, self._address("PIERHEAD_HTTP_PORT", one.shown(of_clone=of_clone))) for one in routes]
-        rows.append(("gRPC", self._address("PIERHEAD_GRPC_PORT").removeprefix("http://")))
+        stack = self.stack
+        paths = {one.service: one.shown(of_clone=stack.project.is_clone) for one in routes}
+        rows = [(name, machine.address(stack, "PIERHEAD_HTTP_PORT", path)) for name, path in paths.items()]
+        rows.append(("gRPC", machine.address(stack, "PIERHEAD_GRPC_PORT").removeprefix("http://")))
         rows += self.place.addresses(compose)
         self.say("\n".join(["", *(f"  {name:<12} {address}" for name, address in rows), ""]))
 
@@ -183,9 +185,6 @@ class StackUp:
                 'carries them. With "userland-proxy": false in /etc/docker/daemon.json (and one restart of the engine) '
                 "they refuse only for a moment when the engine starts, and a request costs about a fifth less.\n"
             )
-
-    def _address(self, name: str, path: str = "") -> str:
-        return machine.address(self.stack, name, path)
 
     def _call(self, *words: str, compose: Compose) -> None:
         self.stack.programs.call(*self.stack.command, *words, variables=compose.own, directory=self.stack.root)

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from controller.build import build_of
-from controller.tool.stale import stale_words
-from controller.tool.versions import mismatch
+from controller.tool.client import mismatch, stale_words
 from tests.harness.http_answers import sends, serving
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -24,10 +24,9 @@ from controller.tool.project.engines import ProjectEngine
 from controller.tool.project.images import build_images
 from controller.tool.project.on_machine import OnMachine
 from controller.tool.project.on_nodes import OnNodes
-from controller.tool.project.place import NotUp
 from controller.tool.project.programs import Done, Told
 from controller.tool.project.project import Project
-from controller.tool.project.stack import ProjectStack
+from controller.tool.project.stack import NotUp, ProjectStack
 from controller.tool.project.up import StackUp
 from tests.fakes.fake_programs import LOOKS, FakePrograms
 from tests.harness.waiting import eventually
