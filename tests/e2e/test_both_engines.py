@@ -254,8 +254,9 @@ def test_an_app_that_the_files_have_no_more_is_removed_and_down_leaves_nothing(p
         assert done.returncode == 0, done.stdout + done.stderr
         assert "they are removed: faulty" in done.stderr
         eventually(lambda: place.ask("/faulty").status == 404, "there is no route to it")
+        # A new controller keeps it for AWAY_S (controller/desired/remaining.py): who calls it is not known yet.
+        eventually(lambda: "faulty" not in place.services(), "it is removed")
         place.settle()
-        assert "faulty" not in place.services()
     seen.assert_no_failure()
     assert not [one for one in place.left() if "faulty" in one]
 
