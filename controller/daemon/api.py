@@ -143,7 +143,7 @@ class Api:
         return answer(row)
 
     async def scale(self, request: web.Request) -> web.Response:
-        """Set how many replicas a service shall have."""
+        """Set how many replicas a service should have."""
         replicas = replicas_in(await self._admitted(request))
         name = request.match_info["name"]
         message = self._commands.scale(name, replicas)

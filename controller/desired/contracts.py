@@ -58,9 +58,10 @@ class Contracts:
         old, new = (following, serving) if self._is_older(version, other) else (serving, following)
         changed = changes(old, new, self._service)
         return changed and (
-            f"{changed}; version {version} cannot meet {other} while they roll. Keep what the other one uses, and add "
-            f"at the end, with a default. Or accept failed calls (x-serve.rollout: {{incompatible: allow}}), or a gap "
-            f"(`pierhead scale {self._service} 0`, then the number again)"
+            f"{changed}; version {version} is incompatible with {other} during a rollout. Keep what the other one "
+            "uses, and add at the end, with a default. Or accept failed calls "
+            "(x-serve.rollout: {incompatible: allow}), or "
+            f"a gap (`pierhead scale {self._service} 0`, then the number again)"
         )
 
     def _of(self, version: str) -> bytes | None:
@@ -79,7 +80,7 @@ class Contracts:
 
 @lru_cache(maxsize=256)  # each tick compares the same ones
 def changes(old: bytes, new: bytes, service: str) -> str:
-    """The changes because of which two versions cannot meet; "" where they can, or where one cannot be read."""
+    """The changes that make two versions incompatible; "" where there are none, or where one cannot be read."""
     try:
         found = [str(change) for change in incompatible(old, new, service)]
     except (DecodeError, KeyError, RecursionError):

@@ -39,7 +39,7 @@ REFUSED_FOR_S = 30.0
 Three tries take two seconds. An engine that is busy or restarts needs longer to recover, and a rejection stays until
 an operator asks for the version again."""
 
-UNTRIED = "not tried yet, as no replica is wanted now: it will be at the next wake"
+UNTRIED = "not tried yet, as no replica is wanted now: it will be when the service wakes"
 """The message for a version that is adopted while its service is scaled to zero."""
 
 TOGETHER_S = 5.0

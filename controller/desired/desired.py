@@ -88,5 +88,5 @@ class Desirer:
     def _drop_override(self, service: str, override: Override, why: str) -> None:
         with or_later("a scale target was kept"):
             self._store.overrides.drop(service)
-            message = f"{service}: {why}; the {override.replicas} set by scale end"
+            message = f"{service}: {why}; the number set by scale, {override.replicas}, no longer applies"
             self._events.record("scale", message, service=service)

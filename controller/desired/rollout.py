@@ -18,10 +18,10 @@
 At rest `stable` is the version that runs. Where no replica of it runs, as after `make down` or in a service at zero
 replicas, a new version is adopted at once, because no old replica could serve until then; its first replicas then show
 whether it works (`is_unproven`). A version that was rolled back is `rejected` until the files give another one or an
-operator asks for it again. A version whose contract cannot meet that of the running one is refused in WAITING, or goes
-back from STARTING before it serves; it follows by itself once nothing is in its way. `advance` takes the facts of one
-moment and returns the next state and the events. It is called every tick, also after a restart with the stored state,
-so it must continue from any state.
+operator asks for it again. A version whose contract is incompatible with that of the running one is refused in
+WAITING, or rolled back from STARTING before it serves; it is tried again once the obstacle is gone.
+`advance` takes the facts of one moment and returns the next state and the events. It is called every tick, also after a
+restart with the stored state, so it must continue from any state.
 
 Error rates are compared by Fisher's exact test, one-sided: how likely are that many errors in the new version's answers
 if both versions fail equally often? (R. A. Fisher, Statistical Methods for Research Workers, 1925, section 21.02.)
@@ -361,7 +361,7 @@ def _superseded(
     if rules.is_manual and state.approved != offered:
         return None
     fresh = Rollout(state.stable, offered, RolloutPhase.WAITING, now, now, "the files or its image changed again")
-    return replace(state, rollout=fresh, rejected=None), Note("rollout", f"{offered} takes the place of {rollout.to}")
+    return replace(state, rollout=fresh, rejected=None), Note("rollout", f"{offered} replaces {rollout.to}")
 
 
 def _rolling_back(
@@ -406,7 +406,7 @@ def _forward(
             message = f"all {facts.ready(to)} replicas are of {to}{watch and f'{watch} more'}"
             return enter(RolloutPhase.SETTLING), Note("rollout", message)
         case RolloutPhase.SETTLING if watched or not target:
-            message = f"{state.stable} -> {to} is done, {now - rollout.begun_at:.0f} s after its begin"
+            message = f"{state.stable} -> {to} is done, {now - rollout.begun_at:.0f} s after its start"
             return _done(state, to, facts), Note("rolled_out", message, outcome="ok")
         case _:
             return state, None
@@ -489,7 +489,7 @@ def trouble_of(state: ServiceRollout, facts: RolloutFacts, rules: Rules, now: fl
     failure = _failure(rollout.to, rollout, facts)
     late = now - rollout.since >= rules.startup_deadline_s
     if rollout.phase is RolloutPhase.STARTING and late and facts.counts.get(rollout.to, Count()).unreached:
-        return f"it is ready, and {rules.startup_deadline_s:g} s after its begin HAProxy does not send to it"
+        return f"it is ready, and {rules.startup_deadline_s:g} s after its start HAProxy does not send to it"
     if failure is not None:
         if rollout.phase is RolloutPhase.STARTING:
             if failure.count >= MOST_FAILURES or late:
@@ -562,7 +562,7 @@ def rollout_words(name: str, state: ServiceRollout, facts: RolloutFacts, rules: 
     change = f"{state.stable} -> {rollout.to}"
     trouble = trouble_of(state, facts, rules, now)
     if trouble:
-        return f"{change}: {trouble}; auto_rollback is off: `pierhead abort {name}` takes it back"
+        return f"{change}: {trouble}; auto_rollback is off: `pierhead abort {name}` reverts it"
     left_s = max(0.0, rollout.since + _bake_s(state, rollout, rules) - now)
     match rollout.phase:
         case RolloutPhase.WAITING:

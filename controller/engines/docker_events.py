@@ -108,7 +108,7 @@ class EventReader:
                     self._follow()
         except EngineError as error:
             self._queue.put(error)
-        except Exception as error:  # the consumer must not wait for ever, whatever the error
+        except Exception as error:  # the consumer must not wait forever, whatever the error
             self._queue.put(EngineUnreachable(f"event stream: {type(error).__name__}: {error}"))
 
     def _follow(self) -> None:

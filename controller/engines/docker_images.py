@@ -97,7 +97,7 @@ class Images:
     def _pull(self, image: str, what: str, given_up: threading.Event) -> None:
         """Pull until done. It ends at the next progress line once `given_up` is set, which makes the engine stop, too.
 
-        docker-py's `pull` would wait for ever for a registry that has stopped sending.
+        docker-py's `pull` would wait forever for a registry that has stopped sending.
         """
         repository, tag = parse_repository_tag(image)
         with self._client.post(

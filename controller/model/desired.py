@@ -30,7 +30,7 @@ class VersionGoal:
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """Spec plus scale overrides plus rollouts: how many replicas of which version each service shall have now."""
+    """Spec plus scale overrides plus rollouts: how many replicas of which version each service should have now."""
 
     project: str
     services: Mapping[str, ServiceSpec] = field(default_factory=dict)
@@ -45,8 +45,8 @@ class Desired:
     routing_hash: str = ""
     """Hash of the HAProxy configuration that these services need; "" = do not compare."""
     barred: Mapping[FailureKey, str] = field(default_factory=dict)
-    """Versions whose replicas get no request, by service and version, and why: their contract cannot meet that of the
-    version that serves, or was not compared yet."""
+    """Versions whose replicas get no request, by service and version, and why: their contract is incompatible with
+    that of the version that serves, or was not compared yet."""
     remaining: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Services that the compose files no longer have and that stay: by name, the services whose replicas call each."""
     router_silence_s: float = 10.0
@@ -96,7 +96,7 @@ class Rollout:
     """Failures in a row of `to` that do not count against it: replicas of other versions failed at the same time, or no
     replica of `to` had been ready yet."""
     is_refused: bool = False
-    """It goes back because the contract of `source` cannot meet that of `to`."""
+    """It goes back because the contracts of `source` and `to` are incompatible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Rejection:
     is_asked: bool = False
     """An operator rejected it: it has not failed."""
     is_refused: bool = False
-    """Its contract cannot meet that of the version that runs: it has not served."""
+    """Its contract is incompatible with that of the running version: it has not served."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class ProbeSpec:
     failures: int = 3
     """Consecutive failures after which a replica that was ready counts as FAILED."""
     progress_timeout_s: float | None = None
-    """How long a ready replica may have requests in flight without progress; None = for ever."""
+    """How long a ready replica may have requests in flight without progress; None = forever."""
     haproxy_asks: bool = True
     """False: HAProxy only sees whether a replica takes connections (controller/desired/edge.py)."""
 
@@ -198,7 +198,7 @@ class RolloutSpec:
     canary_weight: int | None = None
     """Per cent of the requests that a new version gets while it bakes; None = by its number of replicas."""
     incompatible: Literal["refuse", "allow"] = "refuse"
-    """What becomes of a version whose contract cannot meet that of the running one."""
+    """What becomes of a version whose contract is incompatible with that of the running one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,7 +278,7 @@ class RoutingState:
     closed: frozenset[str] = frozenset()
     """Backends whose waiting room is closed: without a server their requests are refused at once."""
     edges: Mapping[str, str] = field(default_factory=dict)
-    """Where there are several HAProxys, by the node of each: why it is not as the others; "" = it is."""
+    """Where there are several HAProxys, by the node of each: why it differs from the others; "" = it is."""
     away: frozenset[str] = frozenset()
     """Of several HAProxies: the nodes of those that do not answer."""
     edge_addresses: Mapping[str, str] = field(default_factory=dict)

@@ -55,7 +55,7 @@ class NodeLosses:
     def look(self, nodes: Iterable[Node], staying: Iterable[ReplicaContainer], now: float) -> str:
         """Return why no replica may be removed or moved now; "" = it may be.
 
-        `staying`: the replicas that were not told to stop.
+        `staying`: the replicas that were not stopped.
         """
         counted = {node.name: node for node in nodes if node.availability != "drain"}
         if len(counted) < 2:

@@ -79,7 +79,7 @@ class ProbeReading(ReplicaReport):
 
 NO_ADDRESS = ProbeReading(ok=False, detail="it has no network address")
 """The reading of a replica without a network: it is not probed, as another container may have its address now."""
-CONTRACT_UNREAD = "it is ready, and has not told its contract yet"
+CONTRACT_UNREAD = "it is ready, and its contract is not known yet"
 
 
 class ProbeJudge:
@@ -117,7 +117,7 @@ class ProbeJudge:
         health = self._health_after(reading, now)
         detail = reading.detail
         if health is ReplicaHealth.FAILED and reading.broken:
-            detail = f"the replica gives itself up: {reading.reason or reading.detail}"
+            detail = f"the replica reports that it is broken: {reading.reason or reading.detail}"
         elif health is ReplicaHealth.FAILED:
             detail = f"{self._bad_in_a_row} bad answers in a row, the last: {reading.detail}"
         progressed_at = self._progressed_at(reading, now)

@@ -131,7 +131,7 @@ class Watch(Generic[S, T, A]):
         self._unseen.append((self._changes, action))
 
     async def run(self) -> None:
-        """Read whenever it is due, for ever."""
+        """Read whenever it is due, forever."""
         while True:
             await self._due.wait()
             self._due.clear()

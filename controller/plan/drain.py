@@ -20,7 +20,7 @@ def drain_left_nodes(draft: Draft) -> None:
     for name, node in draft.leaving.items():
         if node.availability == "drain" or name in holding | draft.busy | draft.unknown or draft.observed.brake:
             continue
-        cause = "it leaves, and none of the replicas is there any more"
+        cause = "it leaves, and no replica is left on it"
         action = UpdateNode(target=name, node_id=node.id, version=node.version, availability="drain", cause=cause)
         draft.add(action)
 

@@ -161,7 +161,7 @@ def set_waiting_rooms(draft: Draft) -> None:
         backend, is_open = backend_name(name), name not in draft.desired.switched_off
         if backend not in routing.backends or backend in changing or is_open == (backend not in routing.closed):
             continue
-        cause = "it shall have replicas again" if is_open else "0 wanted, and no request wakes it"
+        cause = "replicas are wanted again" if is_open else "0 wanted, and no request wakes it"
         draft.add(SetWaitingRoom(target=name, service=name, backend=backend, is_open=is_open, cause=cause))
 
 

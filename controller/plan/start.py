@@ -147,7 +147,7 @@ def _obstacle(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec) -> str |
             return f"image {spec.image} is not on this machine: build it (`docker compose build {spec.name}`)"
         return f"image {spec.image} is not on this machine: it is being pulled"
     if outlook.goal.spec is None:
-        return f"no record says how version {outlook.version} is made: `pierhead deploy` takes what the files give"
+        return f"no record says how version {outlook.version} is made: `pierhead deploy` uses the files' definition"
     return backing_off(draft, outlook.name, outlook.version)
 
 

@@ -212,7 +212,7 @@ def _stack(view: View) -> Iterator[Metric]:
     routing = view.observed.routing
     yield _gauge(
         "pierhead_edge_differs",
-        "1 while a node's HAProxy does not answer, or is not as the others.",
+        "1 while a node's HAProxy does not answer, or differs from the others.",
         "node",
         [(node, bool(why)) for node, why in routing.edges.items()] if routing else [],
     )

@@ -64,7 +64,7 @@ def node_notices(observed: Observed) -> Iterator[str]:
 def quorum_words(quorum: Quorum) -> str:
     """Return how many managers there are, and what follows if another one is lost."""
     return (
-        f"{quorum.ready} of {quorum.managers} managers are there and {quorum.needed} are needed: without another one "
+        f"{quorum.ready} of {quorum.managers} managers are up and {quorum.needed} are needed: without another one "
         "nothing can be changed or moved, and running services are not affected. Bring a manager back, "
         "or `docker node promote` a node"
     )
@@ -85,7 +85,7 @@ def _words(node: Node, replicas: int, reasons: Sequence[str]) -> str:
         case "down", _:
             return "down: its replicas go where there is room"
         case "unknown", _:
-            return "the managers do not know its state yet: its replicas stay as they are"
+            return "the managers do not know its state yet: its replicas are not touched"
         case _, "leaving" if reasons:
             return f"{_counted(replicas)} left, and no other node has room: {'; '.join(reasons)}"
         case _, "leaving":

@@ -59,7 +59,7 @@ def autoscale_words(name: str, autoscale: AutoscaleStatus) -> str:
         return found
     if autoscale.basis:
         return f"{found}{_if_that_lasts(autoscale)}"
-    return f"{found}, which are for {autoscale.wanted} replicas if they last"
+    return f"{found}, which need {autoscale.wanted} replicas if they last"
 
 
 def _obstacles(row: Service) -> Iterator[Obstacle]:
@@ -127,7 +127,7 @@ def _what_it_finds(autoscale: AutoscaleStatus) -> str:
     """The basis of an autoscaler's number: the user's policy where there is one, else the load."""
     if autoscale.problem:
         return _no_number(autoscale)
-    return autoscale.basis or (f"the load is {autoscale.load:.1f} requests, which are for {autoscale.wanted} replicas")
+    return autoscale.basis or (f"the load is {autoscale.load:.1f} requests, which need {autoscale.wanted} replicas")
 
 
 def _unless_settled(autoscale: AutoscaleStatus) -> str:

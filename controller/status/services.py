@@ -401,11 +401,13 @@ def _rest_words(material: _Material, spec: ServiceSpec) -> str:
     """The origin of the number of replicas; "" where it is the number in the files."""
     if material.called_by is not None:
         callers = " and ".join(material.called_by) or "its last caller"
-        return f"the compose files no longer have it: it stays until {callers} does not call it any more"
+        return f"the compose files no longer have it: it stays until {callers} no longer calls it"
     if material.wanted and spec.image in material.observed.images and material.observed.images[spec.image] is None:
         remedy = f"build it (`docker compose build {spec.name}`)" if spec.has_build else "check the name, or pull it"
         version = material.goal.version
-        missing = f"version {version} stays" if version else "what runs stays as it is, nothing new can be started"
+        missing = (
+            f"version {version} stays" if version else "running replicas are not affected, no new one can be started"
+        )
         return f"image {spec.image} is not on this machine: {missing}; {remedy}"
     if material.autoscale is not None:
         return autoscale_words(material.name, material.autoscale)

@@ -85,7 +85,7 @@ def _managers(then: Quorum, now: Quorum) -> Iterator[Note]:
     if now.at_risk and not then.at_risk:
         yield Note("quorum_at_risk", quorum_words(now), target="managers", outcome="warning")
     elif then.at_risk and not now.at_risk:
-        words = f"{now.ready} of {now.managers} managers are there, and {now.needed} are needed"
+        words = f"{now.ready} of {now.managers} managers are up, and {now.needed} are needed"
         yield Note("quorum_safe", words, target="managers", outcome="ok")
 
 

@@ -1,6 +1,6 @@
 """Keeps a project to one controller: a second one, started by mistake, ends before it changes anything.
 
-Two controllers would undo each other's work for ever. Each locks a file next to the state. The kernel releases the lock
+Two controllers would undo each other's work forever. Each locks a file next to the state. The kernel releases the lock
 with the process that holds it, so it needs no timeout, and a killed controller leaves nothing behind. The second
 controller ends with exit code 3. Docker starts it again, so it takes over within a minute after the first has ended.
 """

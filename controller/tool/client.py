@@ -176,7 +176,7 @@ def _refusal(status: int, body: bytes, *, is_passing: bool) -> CommandError:
 
 
 def stale_words(where: str, theirs: str) -> str:
-    """A one-line warning that the controller's image is of other code than the command; "" where it is not.
+    """A one-line warning that the controller's image was built from other code than the command; "" where it is not.
 
     `where`: "clone" or "directory", what the stack was started from; "" where it is another machine's. `theirs`: the
     controller's build.
@@ -185,12 +185,12 @@ def stale_words(where: str, theirs: str) -> str:
         return ""
     if where == "clone":
         return (
-            f"pierhead: the controller's image is of other code than this clone (build {theirs}, the clone's is "
-            f"{ours}); `make up` builds and starts the clone's, `make build` only builds it"
+            f"pierhead: the controller's image was built from other code than this clone (build {theirs}, the clone's "
+            f"is {ours}); `make up` builds and starts the clone's, `make build` only builds it"
         )
     return (
-        f"pierhead: the controller's image is of other code than this tool (build {theirs}, the tool's is {ours}); "
-        "`pierhead up` brings both together"
+        f"pierhead: the controller's image was built from other code than this tool (build {theirs}, the tool's "
+        f"is {ours}); `pierhead up` brings both together"
     )
 
 

@@ -34,7 +34,7 @@ def wait(look: Callable[[], WaitVerdict], timeout_s: float, stays: str, *, quiet
         with progress:
             verdict = _look_until_final(look, timeout_s, progress)
     except KeyboardInterrupt:
-        raise CommandError(f"Not waiting any more. {stays}") from None
+        raise CommandError(f"Stopped waiting. {stays}") from None
     except TargetMovedError as error:
         raise CommandError(str(error)) from None
     if verdict.done:
@@ -43,7 +43,7 @@ def wait(look: Callable[[], WaitVerdict], timeout_s: float, stays: str, *, quiet
         kind = BadInput if verdict.exit_code == BAD_INPUT else CommandError
         goes_on = "" if verdict.ended else stays
         raise kind("\n".join(line for line in (verdict.message, verdict.next_step, goes_on) if line))
-    raise TimedOut(f"not there after {timeout_s:g} s: {verdict.message}\n{stays}")
+    raise TimedOut(f"not done after {timeout_s:g} s: {verdict.message}\n{stays}")
 
 
 def patiently(ask: Callable[[], T]) -> T:

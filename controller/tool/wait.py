@@ -243,7 +243,7 @@ def _untried(row: Service) -> str:
     """A clause for a version that became current while its service has no replicas, so it was not tried yet."""
     if not row.untried or row.wanted:
         return ""
-    return ", not tried yet, as no replica is wanted now: it will be at the next wake"
+    return ", not tried yet, as no replica is wanted now: it will be when the service wakes"
 
 
 def _unseen_world(document: Service | Services | Nodes) -> WaitVerdict | None:
@@ -278,7 +278,7 @@ def _held(row: Service) -> WaitVerdict:
 
 
 def _came_back(row: Service, part: Part) -> WaitVerdict:
-    message = f"it is at version {version(row)} again: {row.message or 'the other one did not prove itself'}"
+    message = f"it is at version {version(row)} again: {row.message or 'the new one did not work'}"
     return _ended_badly(part, message, _see(part, f"`pierhead revisions {row.name}` lists the versions to go back to"))
 
 

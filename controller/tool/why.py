@@ -108,7 +108,7 @@ def _rollout(row: Service) -> list[str]:
         lines.append(f"{rollout.progress}; {rollout.message}{lasting}")
         lines += _ways_on(row.name, rollout.phase)
     if row.untried and not row.wanted:
-        lines.append(f"version {rows.version(row)} was not tried yet: it will be at the next wake")
+        lines.append(f"version {rows.version(row)} was not tried yet: it will be when the service wakes")
     rejected = row.rejected
     if rejected:
         ago = f" {age(rejected.at, row.at)} ago" if rejected.at else ""

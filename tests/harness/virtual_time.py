@@ -24,7 +24,7 @@ class _Selector(selectors.BaseSelector):
         ready = self._real.select(0)
         if not ready:
             if timeout is None:
-                raise AssertionError("everybody waits, and nothing is due: this would wait for ever")
+                raise AssertionError("everybody waits, and nothing is due: this would wait forever")
             self.passed_s += max(timeout, 0.0)
         return ready
 

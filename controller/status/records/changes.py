@@ -11,7 +11,7 @@ from .document import Document
 
 @dataclass(frozen=True, slots=True)
 class Scale(Document):
-    """The number of replicas that a service shall have."""
+    """The number of replicas that a service should have."""
 
     replicas: int | Literal["auto"]
     """0 to 1000; "auto" removes a number that was set."""

@@ -81,7 +81,7 @@ class RejectionDocument(Document):
     is_asked: bool
     """A user asked for it: nothing has failed."""
     is_refused: bool
-    """Its contract cannot meet that of the version that runs: it has not served."""
+    """Its contract is incompatible with that of the running version: it has not served."""
     id: str
     """Does not change when the clock is set."""
 

@@ -65,7 +65,7 @@ class Agent:
         self._writing = asyncio.Lock()
 
     async def run(self) -> None:
-        """Fetch and refresh, for ever."""
+        """Fetch and refresh, forever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._refresh_for_ever())
             while True:

@@ -219,7 +219,7 @@ class EdgesRouter:
 
     def _lose(self, name: str, edge: _Edge, why: RoutingError) -> None:
         if edge.state is not None:
-            _log.warning("edge %s is away: %s", name, why)
+            _log.warning("edge %s does not answer: %s", name, why)
             edge.away_since = asyncio.get_running_loop().time()
         edge.state, edge.problem = None, why
 

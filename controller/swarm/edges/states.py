@@ -1,4 +1,4 @@
-"""Several edges as one: what the planner sees of them, and why an edge is not as the others. Pure.
+"""Several edges as one: what the planner sees of them, and why an edge differs from the others. Pure.
 
 A server is ready when it is so at every edge that runs the wanted routes. One that takes requests at some edges and not
 at others is PARTLY ready, so the planner sees that it has to act, whether it wants the server ready or drained: each

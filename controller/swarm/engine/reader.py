@@ -86,7 +86,7 @@ def strays(stack: Iterable[Json], project: str, service_names: Collection[str]) 
 def gpus(listing: SwarmListing, ours: Iterable[ReplicaContainer]) -> tuple[tuple[Gpu, ...], dict[str, str]]:
     """The GPUs of all nodes, and what holds those that no replica of ours has: by the GPU, its name.
 
-    The GPUs of a node that takes no tasks are listed, too, as held by the node: they are not gone for ever.
+    The GPUs of a node that takes no tasks are listed, too, as held by the node: they are not gone forever.
     """
     there = {node["ID"]: gpus_of((node.get("Description") or {}).get("Resources")) for node in listing.nodes}
     listed, holders = list[Gpu](), dict[str, str]()

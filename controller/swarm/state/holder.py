@@ -83,7 +83,7 @@ class StateHolder:
         return False
 
     async def run(self) -> None:
-        """Renew the lease and write the state for ever. Raises AnotherController when the lease is lost."""
+        """Renew the lease and write the state forever. Raises AnotherController when the lease is lost."""
         while True:
             await self._pause(await self._try_step())
 

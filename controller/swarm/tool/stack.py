@@ -166,7 +166,7 @@ class SwarmStack:
             digest, _, files = self._inspect("config", form, f"{stack.name}_pierhead-files").strip().partition(" ")
             if files and self._digest(files) != digest:
                 warn(
-                    "pierhead: the compose files here are not as the Swarm has them "
+                    "pierhead: the compose files here differ from those stored in the Swarm "
                     f"({files.replace(':', ', ')}), and on a Swarm files are not watched: what they say now takes "
                     f"effect at `{stack.typed('deploy')}`."
                 )
@@ -190,8 +190,9 @@ class SwarmStack:
                 f'the controller of the stack "{stack.name}" does not run on this Swarm. Start it with: {up}'
             )
         return NoStack(
-            f"this machine cannot ask the Swarm: {' '.join(said.split())}\nWhat runs still serves. Commands need a "
-            "manager, and more than half of the Swarm's managers must be up."
+            f"this machine cannot ask the Swarm: {' '.join(said.split())}\n"
+            "Running services are not affected. Commands need a manager, and more than half of the Swarm's managers must "
+            "be up."
         )
 
 

@@ -22,7 +22,7 @@ Name = Annotated[
     str, typer.Argument(metavar="NODE", help="as `pierhead nodes` lists it", autocompletion=completion.nodes)
 ]
 Force = Annotated[bool, typer.Option("--force", help="also end replicas for which no other node has room")]
-Labels = Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="KEY- takes a label away")]
+Labels = Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="KEY- removes a label")]
 
 group = typer.Typer(name="node", help="Drain nodes, use them again, label them.", rich_markup_mode=None)
 
@@ -71,7 +71,7 @@ def _label(text: str) -> tuple[str, str | None]:
         return key, value
     if not equals and key.endswith("-") and key != "-":
         return key[:-1], None
-    raise BadInput(f"KEY=VALUE: expected zone=a, or zone- to take it away, found {text!r}")
+    raise BadInput(f"KEY=VALUE: expected zone=a, or zone- to remove it, found {text!r}")
 
 
 def _ask(answer: NodeAsked, *, as_json: bool) -> NodeAsked:

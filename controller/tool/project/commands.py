@@ -97,7 +97,7 @@ def _watch(project: Project, variables: Mapping[str, str], since: float) -> None
     try:
         asyncio.run(FilesWatch(project, config, up_again, edited, say).follow(since))
     except KeyboardInterrupt:
-        say("\nNot watching any more. The stack keeps running: `pierhead status` shows it, `pierhead down` removes it.")
+        say("\nStopped watching. The stack keeps running: `pierhead status` shows it, `pierhead down` removes it.")
 
 
 def init() -> str:

@@ -62,7 +62,7 @@ def build(compose: Compose) -> None:
     _build_base_of_users(compose)
     if not compose.step("Building the images", "--progress", "plain", "build"):
         raise NotBuilt(
-            "an image could not be built; the lines above say which and why. What runs already was not touched."
+            "an image could not be built; the lines above say which and why. Running services are not affected."
         )
 
 
@@ -75,7 +75,7 @@ def _build_base_of_users(compose: Compose) -> None:
             own = compose.having(PIERHEAD_TAG=tag)
             if not own.step(f"Building pierhead/python:{tag}", *files, "--progress", "plain", "build"):
                 raise NotBuilt(
-                    f"pierhead/python:{tag} could not be built; the lines above say why. What runs already was not "
+                    f"pierhead/python:{tag} could not be built; the lines above say why. Running services are not "
                     "touched."
                 )
         elif stack.programs.read("docker", "image", "inspect", named).status != 0:

@@ -34,7 +34,7 @@ class OnNodes:
         text = "Building the controller"
         if builds and not compose.step(text, "--progress", "plain", "build", "controller"):
             raise NotBuilt(
-                "the controller's image could not be built; the lines above say why. What runs already was not touched."
+                "the controller's image could not be built; the lines above say why. Running services are not affected."
             )
         if self._call("check", compose):
             raise InvalidRequest("Nothing was started; running services are not affected.")

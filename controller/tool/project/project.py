@@ -122,7 +122,7 @@ def check(project: Project, files: Iterable[str], environment: Mapping[str, str]
     if clash := [name for name in reserved if name in services]:
         raise InvalidRequest(
             f"services.{clash[0]}: the stack has a service of this name ({', '.join(reserved)} are its own); "
-            "call yours otherwise. Nothing was changed."
+            "rename yours. Nothing was changed."
         )
     if not any("x-serve" in text for text in written.values()):
         shown = ", ".join(files)

@@ -63,7 +63,7 @@ class Settings:
     | PIERHEAD_PORT | port of the service's requests: 50051 (gRPC) or 8080 (HTTP) |
     | PIERHEAD_GRPC_PORT | gRPC port of a process that serves both kinds, default 50051 |
     | PIERHEAD_ADMIN_PORT | /livez, /readyz, /metrics; default 9100 |
-    | PIERHEAD_ADMIN_TOKEN | what a change through the admin port has to show; empty = nothing |
+    | PIERHEAD_ADMIN_TOKEN | token that a change through the admin port must have; empty = none |
     | PIERHEAD_DISCOVERY | host:port of the controller's Discovery service |
     | PIERHEAD_STATIC_<SERVICE> | ip:port,ip:port of a service's replicas, where there is no Discovery |
     | PIERHEAD_MAX_ONGOING_REQUESTS | requests that this replica works on at a time, default 100 |

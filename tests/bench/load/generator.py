@@ -250,7 +250,7 @@ class OpenLoop(Load):
 
 
 class ClosedLoop(Load):
-    """Keeps each connection busy until told to stop."""
+    """Keeps each connection busy until it is stopped."""
 
     def __init__(self, url: str, record: Record) -> None:
         super().__init__(url, record)

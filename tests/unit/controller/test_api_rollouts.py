@@ -128,7 +128,7 @@ async def test_a_service_that_sleeps_takes_a_version_without_trying_it(control: 
             answer = await client.post("/api/v1/deploy", json={"services": ["web"]})
             said = (await answer.json())["services"]["web"]
             assert said.endswith(
-                " is taken, and not tried yet, as no replica is wanted now: it will be at the next wake"
+                " is taken, and not tried yet, as no replica is wanted now: it will be when the service wakes"
             )
         await until(lambda: control.controller.deployer.state("web").is_unproven)
         await until(lambda: all(row.untried for row in control.view.services))

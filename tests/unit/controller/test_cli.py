@@ -252,7 +252,7 @@ async def test_interrupted_it_leaves_the_target(control: Control) -> None:
                 pass
         code, err = await interrupted(process)
         assert code == 1
-        assert "Not waiting any more. The target stays 3" in err
+        assert "Stopped waiting. The target stays 3" in err
         assert control.store.overrides["web"].replicas == 3
 
 

@@ -21,7 +21,7 @@ OLD = settled(version="1a2b3c4d")
 
 @dataclass
 class RolloutApi:
-    """Shows one row after the other, once a change was asked for; the last one for ever."""
+    """Shows one row after the other, once a change was asked for; the last one forever."""
 
     rows: list[Service]
     before: Service = field(default_factory=lambda: OLD)
@@ -90,7 +90,7 @@ async def test_a_deployment_continues_without_the_command() -> None:
         assert (done.code, done.out, api.looks) == (0, "ranker: 1a2b3c4d -> 9f8e7d6c\n", 0)
         done = await pierhead("deploy", "--timeout", "0.5")
         assert done.code == 4
-        assert "not there after 0.5 s: ranker: ROLLING, 1 of 2 ready; 1a2b3c4d -> 9f8e7d6c" in done.err
+        assert "not done after 0.5 s: ranker: ROLLING, 1 of 2 ready; 1a2b3c4d -> 9f8e7d6c" in done.err
         assert "The rollout continues; `pierhead status` shows the progress." in done.err
 
 

@@ -231,12 +231,12 @@ PAUSED = "set by scale; the autoscaler (1 to 8) pauses until `pierhead scale web
         (
             None,
             {"load": 44.25, "wanted": 3},
-            "the autoscaler decides, 1 to 8; the load is 44.2 requests, which are for 3 replicas if they last",
+            "the autoscaler decides, 1 to 8; the load is 44.2 requests, which need 3 replicas if they last",
         ),
         (
             4,
             {"target": 4, "load": 1, "wanted": 1, "paused": True},
-            f"{PAUSED}; the load is 1.0 requests, which are for 1 replicas",
+            f"{PAUSED}; the load is 1.0 requests, which need 1 replicas",
         ),
         (
             None,

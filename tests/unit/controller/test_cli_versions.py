@@ -38,7 +38,11 @@ ROOT = Path(__file__).resolve().parents[3]
     ids=["a clone's", "a project's", "the same code", "a controller that does not say", "another machine's"],
 )
 def test_other_code_is_a_warning(where: str, theirs: str, words: str) -> None:
-    wanted = f"pierhead: the controller's image is of other code than {words}".format(ours=build_of()) if words else ""
+    wanted = (
+        f"pierhead: the controller's image was built from other code than {words}".format(ours=build_of())
+        if words
+        else ""
+    )
     assert stale_words(where, theirs).startswith(wanted)
     assert bool(stale_words(where, theirs)) is bool(words)
 
@@ -58,7 +62,7 @@ def test_the_command_warns_once_and_continues() -> None:
         done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=True)
     assert done.stdout
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("pierhead: the controller's image is of other code than this clone")
+    assert done.stderr.startswith("pierhead: the controller's image was built from other code than this clone")
 
 
 FORMER = {"project": "p", "at": 1.0, "services": [], "gpus": [], "nodes": [], "gpu_memory_problem": ""}

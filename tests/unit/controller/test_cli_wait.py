@@ -95,7 +95,7 @@ def test_a_version_that_was_rolled_back_is_not_there_however_well_the_one_before
 def test_a_version_that_was_refused_was_not_rolled_back() -> None:
     refused = {
         "is_refused": True,
-        "reason": "shop.Ranker.rank(user): was removed; version 9f8e7d6c cannot meet 1a2b3c4d",
+        "reason": "shop.Ranker.rank(user): was removed; version 9f8e7d6c is incompatible with 1a2b3c4d",
     }
     verdict = judge_all(document(turned_down(rejected=refused)))
     assert verdict.hopeless
@@ -196,7 +196,7 @@ def test_a_version_that_a_service_takes_in_its_sleep_was_not_tried() -> None:
     assert last.done
     assert last.message == (
         "ranker: 0 of 0 ready, version 9f8e7d6c, not tried yet, "
-        "as no replica is wanted now: it will be at the next wake"
+        "as no replica is wanted now: it will be when the service wakes"
     )
 
 

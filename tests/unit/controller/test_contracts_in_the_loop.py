@@ -113,7 +113,7 @@ async def test_an_image_whose_contract_cannot_meet_the_running_one_is_refused(co
         await until(lambda: control.said("refused"))
         [said] = control.said("refused")
         assert said.startswith(f"{NAME}: {first} -> {second} is refused: {FIELD}")
-        assert f"version {second} cannot meet {first} while they roll" in said
+        assert f"version {second} is incompatible with {first} during a rollout" in said
         assert "rollout: {incompatible: allow}" in said
         assert f"`pierhead scale {NAME} 0`" in said
         await until(lambda: FIELD in message(control))

@@ -2,7 +2,7 @@
 
 Replicas die, hang, run out of memory; calls fail; engine and HAProxy go away and come back; people scale, deploy good
 and bad versions, roll back and change their mind; the controller is killed between any two actions and started again.
-Whatever happens: no bad version ever gets traffic, no two versions get it whose contracts cannot meet, no GPU has two
+Whatever happens: no bad version ever gets traffic, no two versions with incompatible contracts get it, no GPU has two
 owners, no version gets another one's user_config.
 When the trouble ends, the world is what was asked for, and nothing is to do.
 

@@ -187,7 +187,7 @@ async def test_a_scale_target_ends_with_its_service_and_not_with_files_that_cann
         assert set(control.store.overrides) == {"web"}
         control.source.edit(service("api", replicas=1))
         await until(lambda: not control.store.overrides)
-        assert "web: the compose files no longer have web; the 3 set by scale end" in [
+        assert "web: the compose files no longer have web; the number set by scale, 3, no longer applies" in [
             event.message for event in control.events()
         ]
         control.source.edit(service("web"), service("api", replicas=1))

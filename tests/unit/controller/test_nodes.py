@@ -152,7 +152,7 @@ LEAVING: dict[str, tuple[ServiceSpec, int, Observed, list[str]]] = {
     ),
     "then what else is there": (
         *(WEB, 2, webs(ONE, THREE, n3=LEAVES)),
-        ["#1 change node n3: drain: it leaves, and none of the replicas is there any more"],
+        ["#1 change node n3: drain: it leaves, and no replica is left on it"],
     ),
     "it has left": (WEB, 2, webs(ONE, THREE, n3={**LEAVES, "availability": "drain"}), ["nothing to do"]),
     "the engine got another order in between": (
@@ -293,7 +293,7 @@ async def test_a_node_is_drained_and_used_again(tmp_path: Path) -> None:
         await until(lambda: "has room: no replica is here and 3 are on n" in control.view.nodes[2].message)
         engine.power_off("n2")
         await until(lambda: control.said("node_lost"), within_s=60)
-        assert any(notice.startswith("2 of 3 managers are there and 2 are needed") for notice in control.view.notices)
+        assert any(notice.startswith("2 of 3 managers are up and 2 are needed") for notice in control.view.notices)
         await until(lambda: {one.node for one in engine.containers.values()} == {"n1", "n3"}, within_s=60)
         engine.power_on("n2")
         await until(lambda: control.said("node_back"))

@@ -168,7 +168,7 @@ def test_requests_wait_for_every_service_that_is_not_switched_off() -> None:
     assert text(off, world) == "#1 let no request wait for web: 0 wanted, and no request wakes it"
     closed = replace(world, routing=routing(closed=frozenset({"svc_web"})))
     assert text(off, closed) == NOTHING
-    assert text(desired(WEB, web=0), closed) == "#1 let requests wait for web: it shall have replicas again"
+    assert text(desired(WEB, web=0), closed) == "#1 let requests wait for web: replicas are wanted again"
     assert text(desired(WEB, web=0), world) == NOTHING, "it sleeps, and a request may wake it"
     closing = SetWaitingRoom(target="web", service="web", backend="svc_web", is_open=False)
     for unready in (

@@ -78,7 +78,7 @@ def test_health_after_each_reading(readings: list[ProbeReading], was_ready: bool
     ("readings", "detail"),
     [
         ([GOOD, BAD, BAD, BAD], "3 bad answers in a row, the last: 503 from :9100/readyz: loading"),
-        ([GOOD, BROKEN], "the replica gives itself up: the engine has ended"),
+        ([GOOD, BROKEN], "the replica reports that it is broken: the engine has ended"),
     ],
 )
 def test_the_detail_says_why_a_replica_has_failed(readings: list[ProbeReading], detail: str) -> None:

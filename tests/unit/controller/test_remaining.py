@@ -108,7 +108,7 @@ async def test_it_is_replaced_while_it_stays_and_leaves_its_route(control: Contr
         await until(lambda: control.events("replica_failed"))
         await control.settled("model", 2)
         (row,) = [row for row in control.view.services if row.name == "model"]
-        assert row.message == "the compose files no longer have it: it stays until web does not call it any more"
+        assert row.message == "the compose files no longer have it: it stays until web no longer calls it"
         assert row.state == "HEALTHY"
 
 

@@ -300,7 +300,7 @@ def test_a_failure_together_with_others_is_excused_and_the_next_one_is_not() -> 
     assert walk(in_phase(ROLLING), together, (70, failing(0)), (80, failing(1)))[1][-1] == "ROLLING_BACK", (
         "it has recovered since: what fails then is another one"
     )
-    assert walk(in_phase(ROLLING), (6, failing(3, is_shared=True)))[1] == ["ROLLING_BACK"], "but not for ever"
+    assert walk(in_phase(ROLLING), (6, failing(3, is_shared=True)))[1] == ["ROLLING_BACK"], "but not forever"
 
 
 NO_ROOM = "it asks for 4 GPUs and 0 of 4 are free"
@@ -321,7 +321,7 @@ def test_a_version_that_finds_no_place_is_rolled_back_after_the_startup_deadline
 
 
 def test_a_version_whose_later_replicas_haproxy_never_reaches_is_rolled_back_in_time() -> None:
-    """More of the former version may not go then, so it would be for ever."""
+    """More of the former version may not go then, so it would be forever."""
     there = {"v1": Count(3, 3), "v2": Count(2, 1, unreached=1)}
     missed, reached = facts(counts=there), facts(counts=counts(v1=(3, 3), v2=(2, 2)))
     state, phases = walk(in_phase(ROLLING), (10, missed), (69, reached), (71, missed), (130, missed), (131, missed))
@@ -330,7 +330,7 @@ def test_a_version_whose_later_replicas_haproxy_never_reaches_is_rolled_back_in_
     assert state.rejected.reason == ("it is ready, and for 60 s (startup.deadline_s) HAProxy has not sent to all of it")
 
 
-WHY = "shop.Ranker.rank(user): was removed; version v2 cannot meet v1 while they roll"
+WHY = "shop.Ranker.rank(user): was removed; version v2 is incompatible with v1 during a rollout"
 ALLOW = replace(RULES, spec=replace(RULES.spec, incompatible="allow"))
 BOTH = counts(v1=(2, 2), v2=(1, 1))
 
@@ -443,7 +443,7 @@ def check_contracts(
         return
     why, serves = seen.contracts.get(going.to, ""), going.phase in rollout.SERVES_NEW
     if not serves and seen.others(going.to):
-        assert not why, "what cannot meet the others does not stay on its way"
+        assert not why, "an incompatible version does not stay in the rollout"
     if why is None:
         served = was is not None and was.phase in rollout.SERVES_NEW
         assert served or is_promoted or not serves, "it serves only once its contract was compared"

@@ -211,7 +211,7 @@ async def test_a_version_that_fails_haproxys_check_goes_back(control: Control, m
         control.source.edit(new)
         await until(lambda: "HAProxy's own check of it fails" in message(control))
         await until(lambda: control.said("rolled_back"))
-        assert control.said("rolled_back")[0].endswith("1 s after its begin HAProxy does not send to it")
+        assert control.said("rolled_back")[0].endswith("1 s after its start HAProxy does not send to it")
         assert taking(control) == old
 
 

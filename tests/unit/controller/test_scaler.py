@@ -128,7 +128,7 @@ async def test_bounds_and_load_are_shown(control: Control) -> None:
     async with control.running() as controller:
         await until(lambda: "15.0 requests" in "".join(row.message for row in control.view.services), within_s=30)
         (row,) = control.view.services
-        assert row.message == "autoscaled, 1 to 4: 15.0 requests, which are for 2 replicas if they last"
+        assert row.message == "autoscaled, 1 to 4: 15.0 requests, which need 2 replicas if they last"
         page = controller.publisher.metrics.page().decode()
         assert 'pierhead_service_autoscale_load{service="model"} 15.0' in page
         assert 'pierhead_service_autoscale_wanted_replicas{service="model"} 2.0' in page

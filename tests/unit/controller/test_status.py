@@ -175,7 +175,7 @@ def test_a_missing_image_blocks_and_other_failures_do_not() -> None:
     row = row_of(replace(observed(replica(WEB, 1), replica(WEB, 2)), images={WEB.image: None}), desired(WEB))
     assert row.ready == 2
     assert row.message == (
-        "image image/web is not on this machine: what runs stays as it is, nothing new can be started; "
+        "image image/web is not on this machine: running replicas are not affected, no new one can be started; "
         "build it (`docker compose build web`)"
     )
 

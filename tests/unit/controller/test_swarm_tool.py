@@ -113,7 +113,7 @@ def test_status_says_where_files_were_edited_after_they_were_stored(
     clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A Swarm's controller has the files that were stored, and looks at none."""
-    words = "the compose files here are not as the Swarm has them"
+    words = "the compose files here differ from those stored in the Swarm"
 
     def told(**more: Done | str) -> str:
         became(Programs({**A_STACK, **more}), "status")

@@ -32,7 +32,7 @@ async def service(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Make]:
 
 @pytest.fixture
 async def client() -> AsyncIterator[ClientSession]:
-    """An HTTP client whose requests do not wait for ever."""
+    """An HTTP client whose requests do not wait forever."""
     async with ClientSession(timeout=ClientTimeout(total=PATIENCE_S)) as session:
         yield session
 

@@ -97,7 +97,7 @@ async def test_the_three_pages(served: Admin) -> None:
         async with client.get("/metrics") as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=")
             assert await answer.read() == served.metrics
-        served.readiness = Readiness("draining", 3, 0, "told to stop")
+        served.readiness = Readiness("draining", 3, 0, "stopped")
         async with client.get("/readyz") as answer:
             assert (answer.status, (await answer.json())["state"]) == (503, "draining")
 

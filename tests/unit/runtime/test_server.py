@@ -139,7 +139,7 @@ async def test_a_drain_finishes_what_is_in_flight_and_refuses_the_rest(cluster: 
         server.stop()
         await until(lambda: server.state == "draining", "it drains")
         status, body = await readyz(server)
-        assert (status, body["state"], body["ongoing"], body["detail"]) == (503, "draining", 1, "told to stop")
+        assert (status, body["state"], body["ongoing"], body["detail"]) == (503, "draining", 1, "stopped")
         health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=ECHO))
         assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:

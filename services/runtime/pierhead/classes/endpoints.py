@@ -38,7 +38,7 @@ class HttpEndpoint(NamedTuple):
 
 
 def endpoint(method: str, path: str) -> Callable[[HandlerT], HandlerT]:
-    """Have a method of a service's class answer HTTP requests; it is no part of the contract.
+    """Make a method of a service's class answer HTTP requests; it is not part of the contract.
 
         class Hello(Service, route="/hello"):
             @endpoint("GET", "/hello/{name}")
@@ -46,11 +46,11 @@ def endpoint(method: str, path: str) -> Callable[[HandlerT], HandlerT]:
                 return {"greeting": f"Hello, {name}!" * times}
 
     - method: GET (which answers HEAD as well), POST, ..., or "*" for all.
-    - path: as aiohttp's router takes it; with the service's route, unless `strip_prefix` takes that off.
+    - path: in the form of aiohttp's router; with the service's route, unless `strip_prefix` removes that.
     - its parameters: `str`, `int` (of 64 bits) and `float`, from the path or the query string by their names. One that
       is missing and has no default, or has another type, is a BadRequest. A first parameter of any other type is the
       `aiohttp.web.Request`.
-    - what it returns: an aiohttp response; an async iterator, whose items are sent as events (`sse`), a text as it is,
+    - what it returns: an aiohttp response; an async iterator, whose items are sent as events (`sse`), a text unchanged,
       others as JSON; or else JSON: what JSON has, dataclasses, pydantic models, sets, enums' values, dates, times,
       decimals and UUIDs as text, durations in seconds, NumPy's numbers and arrays. NaN and infinity, which JSON does
       not have, are an error of the service.

@@ -100,7 +100,7 @@ def options(
 
         await options(self.scorer, timeout_s=0.2).score(user)
 
-    A service itself, as in a unit test, is returned as it is.
+    A service itself, as in a unit test, is returned unchanged.
     Raises ValueError for a timeout that is not above 0, and for an id that a header cannot hold.
     """
     if timeout_s is not None and not timeout_s > 0:

@@ -45,7 +45,7 @@ class Service:
 
         shop = Shop.bind(Scorer.bind(model="large"))
 
-    - keywords of the class: those of an `x-serve` block, of which the compose file's outrank these.
+    - keywords of the class: those of an `x-serve` block; the compose file's override them.
     - asgi: an ASGI application that the service serves; methods that are routes of a FastAPI application are called
       with the service as `self`, and are no part of the contract. Without a framework: `endpoint`.
     A `def` method runs in a thread of the replica; callers write `await call(self.scorer.rank, x)`. A method whose name

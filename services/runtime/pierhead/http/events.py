@@ -35,8 +35,8 @@ HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 
 
 def sse_event(data: object, *, name: str | None = None, event_id: str | None = None) -> bytes:
-    """One event. `data`: text as it is, anything else as JSON. A lone surrogate, which UTF-8 cannot encode, is sent as
-    its escape (\\ud83d), which JSON parses back.
+    """One event. `data`: text is sent unchanged, anything else as JSON. A lone surrogate, which UTF-8 cannot
+    encode, is sent as its escape (\\ud83d), which JSON parses back.
 
     Raises ValueError for a name or an id of several lines, TypeError for data that JSON cannot hold.
     """
@@ -76,7 +76,7 @@ async def sse(
     client leaves, the source is ended, by its `cancel()` if it has one, as calls through a handle do. The source is
     read only as fast as the client reads.
 
-    `endless`: the source does not end by itself. The request's time does not end the stream then, and a replica that
+    `endless`: the source never ends. Then the request's time does not end the stream, and a replica that
     drains ends it at once, with the event of the error `draining`: the client asks again and gets another replica.
     """
     stream = _EventStream(request, source, encode, status, {**HEADERS, **(headers or {})})

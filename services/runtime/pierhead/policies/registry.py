@@ -22,7 +22,7 @@ _REGISTRY: dict[str, Make] = {}
 
 
 def register_policy(name: str, make: Callable[..., Policy]) -> None:
-    """Make a policy known to `handle(..., policy=name)`. Each handle gets an object of its own, made with a
+    """Make a policy known to `handle(..., policy=name)`. Each handle gets an object of its own, created with a
     random.Random and the keyword arguments in `policy_kwargs`.
     """
     known = _REGISTRY.get(name)

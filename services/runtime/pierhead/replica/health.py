@@ -110,7 +110,7 @@ _RUNNING: set[HealthWatch] = set()
 def recheck() -> None:
     """Run `check_health` now instead of at the next period: for code that notices that something is broken.
 
-    Of such a check only `Broken` counts; any other failure is ignored. May be called from any thread, and at any rate.
+    In such a check only `Broken` counts; any other failure is ignored. May be called from any thread, and at any rate.
     """
     for watch in list(_RUNNING):
         watch.ask()

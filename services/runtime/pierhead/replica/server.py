@@ -324,7 +324,7 @@ class ReplicaServer:
 
     async def _drain(self) -> None:
         """Finish the requests in flight and refuse new ones, within the drain timeout."""
-        self._set_state("draining", "told to stop")
+        self._set_state("draining", "stopped")
         self._admission.draining = True
         for listener in self._listeners.values():
             listener.drain()

@@ -32,8 +32,8 @@ def progress(doing: str, done: float | None = None, total: float = 1.0) -> None:
     """Report what the start is doing, and how much of it is `done` of `total` (None = unknown).
 
     Shown by `make status` and in the events. `x-serve.startup.deadline_s` restarts at each report of progress: a new
-    description, or a greater share of a known one than before. May be called from any thread, and at any rate; after
-    the replica was ready once it has no effect.
+    description, or a greater share of a known one than before. May be called from any thread, and at any rate; once
+    the replica has been ready it has no effect.
     """
     START.report(doing, done, total)
 

@@ -50,10 +50,10 @@ async def local(
 
     - application: what `bind()` returned, or a service's class whose constructor needs no arguments, or what the `bind`
       of `pierhead.rayserve` returned.
-    - x_serve: words that come over the classes' keywords, by service: `{"scorer": {"max_ongoing_requests": 1}}`.
+    - x_serve: keys that override the classes' keywords, by service: `{"scorer": {"max_ongoing_requests": 1}}`.
     Calls between services, errors, deadlines, admission, queues and batches are as in containers; each service has as
-    many replicas as its words say (`replicas`). `override_handle` puts a fake in the place of one. Raises what a
-    constructor or `check_health` raises, NoApplication for a graph that cannot be served, and NoWords for words that no
+    many replicas as its keys say (`replicas`). `override_handle` replaces one by a fake. Raises what a
+    constructor or `check_health` raises, NoApplication for a graph that cannot be served, and NoWords for keys that no
     service of it can have.
     """
     found = application_of(application)

@@ -31,7 +31,7 @@ class StackFailed(Exception):
 
 
 class Stack:
-    """The stack of a compose file, on free ports and under a name of its own, while a `with` block runs.
+    """The stack of a compose file, on free ports and with a project name of its own, while a `with` block runs.
 
         with Stack("compose.yaml") as stack:
             urllib.request.urlopen(f"{stack.base_url}/shop/recommend?user=3")
@@ -39,7 +39,7 @@ class Stack:
     - compose: the compose file; `pierhead up` runs in its directory.
     - environment: variables for the compose files, above those of this process.
     - command: what starts and removes it, before `up` and `down`.
-    It is removed at the end of the block however that ends, Ctrl-C included, and also where it could not be started. So
+    It is removed at every end of the block, also after Ctrl-C, and also if it could not be started. So
     are the images that were built for it.
     """
 

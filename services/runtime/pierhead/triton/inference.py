@@ -40,7 +40,7 @@ def client(
     """A client of a service whose replicas are Triton servers. The options are those of `pierhead.handle`, and:
 
     - max_num_models_per_replica: load models on demand: each at the first call for it, at the replica that the call
-      goes to. Where this process keeps more than so many at a replica (-1 = no bound), the least recently used one is
+      goes to. If this process keeps more than this number at a replica (-1 = no bound), the least recently used one is
       unloaded. Calls go to replicas that hold their model. None = calls load nothing.
     """
     options = {"timeout_s": timeout_s, "max_queued_requests": max_queued_requests, "policy": policy}
@@ -215,7 +215,7 @@ class Client:
 
     async def load(self, model: str, *, config: Mapping[str, Any] | None = None, timeout: float | None = None) -> None:
         """Load a model, or load it again, at every replica that can be called now. Replicas that start later load what
-        their own command says. `config`: takes the place of the model's config.pbtxt.
+        their own command says. `config`: replaces the model's config.pbtxt.
 
         The server must run with `--model-control-mode=explicit`. Raises NotFound for a model that the repository does
         not hold, RemoteError for one that does not load.

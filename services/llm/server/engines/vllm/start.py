@@ -37,7 +37,7 @@ _KNOWN = {
         "vLLM does not know its model type {0}. Take another model, or an image with a newer vLLM"
     ),
     r"World size \((\d+)\) is larger than the number of available GPUs \((\d+)\)": (
-        "it shall run on {0} GPUs and sees {1}. Give the service as many GPUs as tensor_parallel_size times "
+        "it needs {0} GPUs and sees {1}. Give the service as many GPUs as tensor_parallel_size times "
         "pipeline_parallel_size"
     ),
     r"Failed to infer device type|No CUDA GPUs are available|Found no NVIDIA driver": (
