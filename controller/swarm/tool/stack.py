@@ -191,8 +191,8 @@ class SwarmStack:
             )
         return NoStack(
             f"this machine cannot ask the Swarm: {' '.join(said.split())}\n"
-            "Running services are not affected. Commands need a manager, and more than half of the Swarm's managers must "
-            "be up."
+            "Running services are not affected. Commands need a manager, and more than half of the Swarm's managers "
+            "must be up."
         )
 
 
