@@ -240,7 +240,7 @@ class ClientExchange:
         gateway, asked, holder = self._gateway, self._asked, self._holder
         used = self._meter.used(asked, gave_up=code in GAVE_UP)
         if holder is not None and asked is not None:
-            holder.limits.settle(asked.tokens, used.prompt + used.completion, gateway.clock())
+            holder.limits.correct(asked.tokens, used.prompt + used.completion, gateway.clock())
         key = "" if holder is None else holder.key.name
         self._meter.count(gateway.metrics, self._route, key, code, used, time.monotonic())
 

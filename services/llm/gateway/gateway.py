@@ -44,7 +44,7 @@ class Gateway:
         """Runs the background tasks from the application's start to its end."""
         for service in self.models.prefill_services:
             has_replica(service)  # begins to watch the service now, not at the first request
-        tasks = [asyncio.create_task(self._cards.keep(), name="what services say they serve")]
+        tasks = [asyncio.create_task(self._cards.refresh(), name="what services say they serve")]
         if self._keys is not None:
             tasks.append(asyncio.create_task(self._keys.watch(), name="the file of API keys"))
         yield

@@ -42,9 +42,9 @@ class BlockCache:
         """Share of the blocks that requests use, 0 to 1."""
         return (len(self._used) + self._own) / self.blocks
 
-    def take(self, chain: Chain, total: int) -> int | None:
-        """`total` blocks, of which the first are the chain's. Returns how many of these were cached; None when there is
-        no room now.
+    def reserve(self, chain: Chain, total: int) -> int | None:
+        """Reserve `total` blocks, of which the first are the chain's. Returns how many of these were cached; None when
+        there is no room now.
         """
         hits = next((place for place, block in enumerate(chain) if not self._has(block)), len(chain))
         waking = sum(block in self._idle for block in chain[:hits])
@@ -59,7 +59,7 @@ class BlockCache:
         return hits
 
     def give(self, chain: Chain, total: int, grown: Chain = ()) -> None:
-        """Free what `take` gave. `grown`: the hashes of the blocks that the answer has filled."""
+        """Free what `reserve` gave. `grown`: the hashes of the blocks that the answer has filled."""
         self._own -= total - len(chain)
         self._used.subtract(chain)
         for block in reversed(chain + grown):  # the end of a text is of use to fewest

@@ -47,7 +47,7 @@ class _Job:
         self._failure: Exception | None = None
         self._changed = asyncio.Event()
 
-    def look(self) -> None:
+    def note_tokens(self) -> None:
         """One of the sequences has new tokens."""
         if not self._whole or all(sequence.done for sequence in self.sequences):
             self._changed.set()
@@ -316,7 +316,7 @@ class MockEngine(LLMEngine):
     def _tick(self) -> None:
         self._timer = None
         for job in {sequence.owner for sequence in self._schedule.advance(self._now())}:
-            job.look()
+            job.note_tokens()
         self._arm()
 
     def _now(self) -> float:

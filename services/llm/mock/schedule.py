@@ -114,7 +114,7 @@ class Schedule:
         while self._waiting and self.running < self._pace.max_num_seqs:
             sequence = self._waiting[0]
             blocks = math.ceil((sequence.prompt + sequence.total) / size)
-            hits = self._cache.take(sequence.chain, blocks)
+            hits = self._cache.reserve(sequence.chain, blocks)
             if hits is None:
                 return
             self._waiting.popleft()

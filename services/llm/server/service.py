@@ -249,7 +249,7 @@ class LLMServer(LLMServerServicer):
             return
         if self._asleep:
             raise ValueError("user_config.adapters: the engine sleeps; they are loaded once it is woken up")
-        await self._adapters.keep(wanted)
+        await self._adapters.pin_only(wanted)
 
     # ---- its life
 
@@ -273,7 +273,7 @@ class LLMServer(LLMServerServicer):
         """Raises EngineStalledError."""
         load = engine.load()
         _tell_callers(load)
-        self._watchdog.look(load, time.monotonic())
+        self._watchdog.check(load, time.monotonic())
         return load
 
     async def _keep_looking(self, engine: LLMEngine) -> None:
@@ -333,7 +333,7 @@ class LLMServer(LLMServerServicer):
             metrics=self._metrics,
         )  # fmt: skip
         try:
-            await self._adapters.keep(self._wanted_adapters)
+            await self._adapters.pin_only(self._wanted_adapters)
         except (LLMRequestError, ValueError) as error:
             raise LLMStartError(
                 f"x-serve.llm.lora: an adapter that every replica is to have is not there: {error}"

@@ -22,7 +22,7 @@ class TokenWatchdog:
         """A request came to an idle engine: the time before it does not count as a stall."""
         self._since = now
 
-    def look(self, load: EngineStats, now: float) -> None:
+    def check(self, load: EngineStats, now: float) -> None:
         """Raises EngineStalledError once the engine has had requests for `stall_timeout_s` without a token."""
         if load.tokens != self._tokens or load.running + load.waiting == 0:
             self._tokens, self._since = load.tokens, now

@@ -18,7 +18,7 @@ def member(at: float, rows: int = 1, *, deadline: float = float("inf"), model: s
 
 
 def taken(window: Window, now: float) -> list[Member[float]]:
-    members, expired = window.take(now)
+    members, expired = window.start_batch(now)
     assert expired == []
     return members
 
@@ -74,7 +74,7 @@ class TestWhich:
         in_time = [member(0, 5, deadline=2.1), member(0, 5)]
         for each in (late[0], in_time[0], late[1], in_time[1]):
             window.add(each)
-        assert window.take(2.0) == (in_time, late)
+        assert window.start_batch(2.0) == (in_time, late)
         assert window.running == 1
 
     def test_a_batch_of_which_all_are_too_late_is_not_started(self) -> None:
@@ -82,7 +82,7 @@ class TestWhich:
         late = [member(0, deadline=1.0) for _ in range(3)]
         for each in late:
             window.add(each)
-        assert window.take(1.0) == ([], late)
+        assert window.start_batch(1.0) == ([], late)
         assert (window.running, len(window), window.due_at()) == (0, 0, None)
 
 
@@ -116,7 +116,7 @@ class World:
 
     def take(self) -> tuple[list[Member[float]], list[Member[float]]]:
         due, before, oldest = self.window.due_at(), self.window.running, self.oldest()
-        members, expired = self.window.take(self.now)
+        members, expired = self.window.start_batch(self.now)
         assert bool(members or expired) == (due is not None and due <= self.now), (
             "due_at says when take gives something"
         )
@@ -151,7 +151,7 @@ class World:
     st.lists(STEP, max_size=60),
 )
 def test_whatever_happens(limits: BatchLimits, steps: list[tuple[Any, ...]]) -> None:
-    """In order, each once, within every bound, nobody starved; and `take` gives something when `due_at` says so."""
+    """In order, each once, within every bound, nobody starved; and `start_batch` gives something when `due_at` says so."""
     world = World(limits)
     for step, *values in steps:
         if step == "add":

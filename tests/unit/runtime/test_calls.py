@@ -107,7 +107,7 @@ class TestGettingThere:
 
     async def test_without_budget_it_pauses_and_can_be_cancelled_then(self, service: Make) -> None:
         fake, channel = called(service(2))
-        while channel.pool().budget.take(time.monotonic()):
+        while channel.pool().budget.spend(time.monotonic()):
             pass
         call = unary(channel)("a")
         waiting = begin(call)
@@ -136,7 +136,7 @@ class TestGettingThere:
 
         for _ in range(1100):
             await asyncio.wait_for(asked(), PATIENCE_S)
-            while channel.pool().budget.take(clock.now):
+            while channel.pool().budget.spend(clock.now):
                 pass
             fake.calls[0].refuse()
             await turns()

@@ -36,7 +36,7 @@ class Simulation:
             if sent is not None and answered is None and (step in starts or not name):
                 answered = now  # the loop gets to what is due between two callbacks
             if step % int(PERIOD_S * 1000) == 0:
-                block = detector.look(now, name or None, answered)
+                block = detector.check(now, name or None, answered)
                 if block is not None:
                     self.blocks.append(block)
                 if answered is not None:
@@ -61,10 +61,10 @@ class TestDetector:
     def test_many_short_ones_in_a_row_are_lag_and_no_block(self) -> None:
         detector = Detector()
         for step in range(20):  # the probe waits behind hundreds of others, another one runs at each look
-            assert detector.look(step * PERIOD_S, step, None) is None
+            assert detector.check(step * PERIOD_S, step, None) is None
             detector.wants_probe(step * PERIOD_S, step)
         assert detector.shown_lag_s(20 * PERIOD_S) == pytest.approx(20 * PERIOD_S)
-        detector.look(20 * PERIOD_S, None, 20 * PERIOD_S)
+        detector.check(20 * PERIOD_S, None, 20 * PERIOD_S)
         assert detector.total_s == 0
         assert detector.shown_lag_s(20 * PERIOD_S) == pytest.approx(20 * PERIOD_S)
 

@@ -415,7 +415,7 @@ async def test_a_service_that_answers_nonsense_keeps_no_other_from_being_asked(
 
     monkeypatch.setattr("services.llm.gateway.models.cards.handle", make)
     cards = ModelCards(("llm-big", "llm-qwen"), 0.01, lambda: stand.now)
-    keeping = asyncio.create_task(cards.keep())
+    keeping = asyncio.create_task(cards.refresh())
     await until(lambda: cards.card("llm-qwen") is not None, "the other has answered")
     stand.qwen.card.adapters.append("another")
     await until(lambda: "another" in (cards.card("llm-qwen") or ModelCard()).adapters, "it is asked again")

@@ -251,7 +251,7 @@ def test_an_estimate_that_makes_no_sense_is_bounded() -> None:
     assert asked.tokens == MOST_TOKENS
     limits = Limits(None, 600, 0.0)
     assert limits.admit(asked.tokens, 0.0) is None
-    limits.settle(asked.tokens, 7, 0.0)
+    limits.correct(asked.tokens, 7, 0.0)
     assert limits.headers(0.0)["x-ratelimit-remaining-tokens"] == "593"
 
 

@@ -21,7 +21,7 @@ def test_no_more_than_the_rate_and_a_minutes_worth(per_minute: float, steps: lis
         if bucket.wait_s(amount, now) == 0:
             # One that is larger than the bucket leaves a debt: the bound holds before it was taken.
             assert taken <= bucket.capacity + (now - 5.0) * bucket.rate + 1e-3
-            bucket.take(amount, now)
+            bucket.spend(amount, now)
             taken += amount
     assert bucket.level(now) <= bucket.capacity
 
@@ -31,7 +31,7 @@ def test_the_wait_is_as_long_as_needed(per_minute: float, steps: list[tuple[floa
     bucket, now = TokenBucket(per_minute, 0.0), 0.0
     for pause, taken in steps:
         now += pause
-        bucket.take(taken, now)
+        bucket.spend(taken, now)
     wait = bucket.wait_s(amount, now)
     assert wait >= 0
     if wait > 1e-3:
@@ -44,8 +44,8 @@ def test_what_is_given_back_is_as_if_it_was_never_taken(per_minute: float, steps
     used, unused, now = TokenBucket(per_minute, 0.0), TokenBucket(per_minute, 0.0), 0.0
     for pause, amount in steps:
         now += pause
-        used.take(amount, now)
-        used.take(-amount, now)
+        used.spend(amount, now)
+        used.spend(-amount, now)
         assert used.level(now) == pytest.approx(unused.level(now), abs=1e-6)
 
 
@@ -66,7 +66,7 @@ def test_a_request_larger_than_the_limit_waits_for_a_full_bucket_and_leaves_a_de
         "x-ratelimit-remaining-tokens": "0",
         "x-ratelimit-reset-tokens": "10m0s",
     }
-    limits.settle(600, 90, 0.0)
+    limits.correct(600, 90, 0.0)
     assert limits.admit(1, 30.0) == Refused("tokens", 60, 1.0)
     assert limits.admit(1, 31.0) is None
 

@@ -189,7 +189,7 @@ def test_a_file_that_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     holder.limits.admit(0, 0.0)
 
     write(requests_per_minute=2, models=["x"])
-    keys.look()
+    keys.reload()
     again = keys.find("one")
     assert again is not None
     assert again.key.models == ("x",)
@@ -198,13 +198,13 @@ def test_a_file_that_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     for broken in (lambda: path.write_text("{"), path.unlink):
         broken()
         caplog.clear()
-        keys.look()
-        keys.look()
+        keys.reload()
+        keys.reload()
         assert [record.levelname for record in caplog.records] == ["ERROR"], "told once"
         assert keys.find("one") == again, "the former keys stay in force"
 
     write(requests_per_minute=20)
-    keys.look()
+    keys.reload()
     new = keys.find("one")
     assert new is not None
     assert new.limits.headers(0.0)["x-ratelimit-remaining-requests"] == "20"

@@ -88,7 +88,7 @@ def test_blocks_are_never_lost(steps: list[tuple[str, int, bool]]) -> None:
     for text, more, give in steps:
         chain = chain_of(text, 2, 0)
         total = math.ceil(len(text) / 2) + more
-        if cache.take(chain, total) is not None:
+        if cache.reserve(chain, total) is not None:
             taken.append((chain, total))
         assert 0 <= cache.use <= 1
         if give and taken:
@@ -96,7 +96,7 @@ def test_blocks_are_never_lost(steps: list[tuple[str, int, bool]]) -> None:
     for chain, total in taken:
         cache.give(chain, total)
     assert cache.use == 0
-    assert cache.take((), 6) is not None, "all of it can be had again"
+    assert cache.reserve((), 6) is not None, "all of it can be had again"
 
 
 # ------------------------------------------------------------------------------------------------------------ together

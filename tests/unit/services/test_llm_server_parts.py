@@ -85,22 +85,22 @@ def busy(tokens: int) -> EngineStats:
 
 def test_no_token_for_the_stall_timeout_is_a_stall() -> None:
     dog = TokenWatchdog(60.0, 0.0)
-    dog.look(busy(5), 10.0)
-    dog.look(busy(5), 69.9)
+    dog.check(busy(5), 10.0)
+    dog.check(busy(5), 69.9)
     with pytest.raises(EngineStalledError, match=r"no token for 60 s .* 1 requests running and 2 waiting"):
-        dog.look(busy(5), 70.0)
-    dog.look(busy(6), 80.0)
-    dog.look(busy(6), 139.0)
+        dog.check(busy(5), 70.0)
+    dog.check(busy(6), 80.0)
+    dog.check(busy(6), 139.0)
 
 
 def test_an_engine_without_requests_never_stalls() -> None:
     dog = TokenWatchdog(60.0, 0.0)
     for now in (0.0, 100.0, 200.0):
-        dog.look(EngineStats(tokens=5), now)
+        dog.check(EngineStats(tokens=5), now)
     dog.began(1000.0)  # between two looks: the quiet before it does not count
-    dog.look(busy(5), 1059.0)
+    dog.check(busy(5), 1059.0)
     with pytest.raises(EngineStalledError):
-        dog.look(busy(5), 1060.0)
+        dog.check(busy(5), 1060.0)
 
 
 # ----------------------------------------------------------------------------------------------------------- adapters
@@ -127,12 +127,12 @@ def loras(tmp_path: Path) -> Path:
 
 async def test_pinned_ones_stay_and_leave_no_place_to_others(loras: Path) -> None:
     adapters = await some_adapters(loras, 2, "a")
-    await adapters.keep(["b"])
+    await adapters.pin_only(["b"])
     with pytest.raises(Backpressure, match=r"has no room: all 2 of max_num_adapters_per_replica are taken by .* a, b"):
         adapters.use("c")
     async with adapters.use("a"):
         pass
-    await adapters.keep([])
+    await adapters.pin_only([])
     await adapters.load("c")
     assert set(adapters.held) == {"a", "c"}
 
@@ -168,7 +168,7 @@ async def test_remote_ones_are_fetched(tmp_path: Path) -> None:
 
 async def test_a_pinned_one_in_use_stays_pinned_when_it_cannot_be_taken_out(loras: Path) -> None:
     adapters = await some_adapters(loras, 1, "a")
-    await adapters.keep([])
+    await adapters.pin_only([])
     async with adapters.use("a"):
         with pytest.raises(LLMRequestError, match='"a" is in use'):
             await adapters.unload("a")

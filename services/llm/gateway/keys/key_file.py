@@ -51,9 +51,9 @@ class KeyFile:
         """Check the file for changes, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self.look()
+            self.reload()
 
-    def look(self) -> None:
+    def reload(self) -> None:
         """Read the file if it has changed. An invalid file leaves the keys as they are."""
         try:
             seen = self._signature()

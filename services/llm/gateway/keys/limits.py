@@ -41,7 +41,7 @@ class Limits:
 
     def admit(self, tokens: int, now: float) -> Refused | None:
         """Take one request and `tokens`, an estimate, from both buckets. If one is short, take nothing and return the
-        reason. An admitted request ends with `settle`.
+        reason. An admitted request ends with `correct`.
         """
         if self._concurrent is not None and self._ongoing >= self._concurrent:
             return Refused("requests", self._concurrent, 1.0, at_a_time=True)
@@ -50,15 +50,15 @@ class Limits:
             if wait_s > 0:
                 return Refused(what, per_minute, wait_s)
         for what, _, bucket in self._buckets:
-            bucket.take(1 if what == "requests" else tokens, now)
+            bucket.spend(1 if what == "requests" else tokens, now)
         self._ongoing += 1
         return None
 
-    def settle(self, estimate: int, used: int, now: float) -> None:
+    def correct(self, estimate: int, used: int, now: float) -> None:
         """An admitted request has ended: replace the estimate with the tokens used."""
         self._ongoing -= 1
         if self._tokens is not None:
-            self._tokens.take(used - estimate, now)
+            self._tokens.spend(used - estimate, now)
 
     def headers(self, now: float) -> dict[str, str]:
         """OpenAI's headers: the limit, the rest, and the time until all of it is available again."""

@@ -26,12 +26,12 @@ class TokenBucket:
         return self._level
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Seconds until `amount` may be taken; 0 = now. More than its size may be taken when it is full."""
+        """Seconds until `amount` may be spent; 0 = now. More than its size may be spent when it is full."""
         missing = min(amount, self.capacity) - self.level(now)
         return max(0.0, missing) / self.rate
 
-    def take(self, amount: float, now: float) -> None:
-        """Take `amount`, even if the level becomes negative; a negative amount refills, up to the bucket's size."""
+    def spend(self, amount: float, now: float) -> None:
+        """Spend `amount`, even if the level becomes negative; a negative amount refills, up to the bucket's size."""
         self._level = min(self.capacity, self.level(now) - amount)
 
     def full_in_s(self, now: float) -> float:

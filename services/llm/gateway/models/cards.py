@@ -26,7 +26,7 @@ MAX_AGE_S = 600.0
 
 
 class ModelCards:
-    """The last card of each service. `keep` fetches them."""
+    """The last card of each service. `refresh` fetches them."""
 
     def __init__(self, services: Collection[str], refresh_s: float, clock: Clock) -> None:
         # These calls do not wait for a replica: a waiting call would wake up a service that is scaled to zero.
@@ -42,7 +42,7 @@ class ModelCards:
         at, card = self._cards.get(service, (0.0, None))
         return card if card is not None and self._clock() - at <= MAX_AGE_S else None
 
-    async def keep(self) -> None:
+    async def refresh(self) -> None:
         """Fetch the cards of all services again and again, until cancelled."""
         pause = FIRST_S
         while True:

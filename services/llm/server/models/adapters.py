@@ -87,7 +87,7 @@ class Adapters:
             )
         return self._loaded(adapter)
 
-    async def keep(self, wanted: Iterable[str]) -> None:
+    async def pin_only(self, wanted: Iterable[str]) -> None:
         """Pin `lora.adapters` and these adapters, and unpin all others.
 
         Raises ValueError if there is no room for all, LLMRequestError for an unknown adapter; adapters that could be
@@ -138,7 +138,7 @@ class Adapters:
 
     async def _pin(self, adapter: str) -> None:
         use = self._loaded(adapter)
-        await use.__aenter__()  # left by `keep`, or `unload`
+        await use.__aenter__()  # left by `pin_only`, or `unload`
         self._pins[adapter] = use
 
     async def _load(self, adapter: str) -> LoadedAdapter:

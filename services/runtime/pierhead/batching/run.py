@@ -233,7 +233,7 @@ class BatchRunner(ABC, Generic[A]):
             if due > now:
                 self._timer = asyncio.get_running_loop().call_later(due - now, self._look)
                 return
-            members, expired = self._window.take(now)
+            members, expired = self._window.start_batch(now)
             for member in expired:
                 member.fail(self._late())
             if members:

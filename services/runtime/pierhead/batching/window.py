@@ -95,7 +95,7 @@ class BatchWindow(Generic[M]):
         self.limits = limits
         self._rows_of_all = rows_of_all
         self.running = 0
-        """Batches returned by `take` and not yet reported as `finished`."""
+        """Batches returned by `start_batch` and not yet reported as `finished`."""
         self._queues: dict[str | None, _ModelQueue[M]] = {}
         self._eager = False
 
@@ -119,11 +119,11 @@ class BatchWindow(Generic[M]):
             self._remove(queue, member)
 
     def due_at(self) -> float | None:
-        """When to call `take` if nothing else happens; None when nothing waits or no batch may start."""
+        """When to call `start_batch` if nothing else happens; None when nothing waits or no batch may start."""
         queue = self._next()
         return None if queue is None else self._due(queue)
 
-    def take(self, now: float) -> tuple[list[M], list[M]]:
+    def start_batch(self, now: float) -> tuple[list[M], list[M]]:
         """Start the next batch if one is due.
 
         Returns its members in order of arrival, and the requests of this batch whose deadline has passed, which are
@@ -153,7 +153,7 @@ class BatchWindow(Generic[M]):
         return members, expired
 
     def finished(self) -> None:
-        """A batch from `take` has ended."""
+        """A batch from `start_batch` has ended."""
         self.running -= 1
 
     def _next(self) -> _ModelQueue[M] | None:

@@ -20,7 +20,7 @@ class RetryBudget:
         if self._tokens < self.MOST:
             self._tokens += self.SHARE
 
-    def take(self, now: float) -> bool:
+    def spend(self, now: float) -> bool:
         """Whether one more retry is within the budget; counts it if so."""
         # Time alone fills only to the floor of one second; beyond that, calls have to have earned it.
         if self._tokens < self.PER_SECOND:

@@ -429,7 +429,7 @@ class Call:
         """Take another replica. A drain is announced once per replica, so it needs no budget; other reasons do."""
         refused = self._lease.replica
         self._call = None
-        if reason == "draining" or self._pool.budget.take(now):
+        if reason == "draining" or self._pool.budget.spend(now):
             tried = self._tried = [*(self._tried or ()), refused]
             try:
                 lease = self._pool.take(self._binding.router, self, now, tried)

@@ -57,7 +57,7 @@ class Detector:
         """The total length of all ended blocks."""
         self.lag = RecentMax(LAG_SPAN_S)
 
-    def look(self, at: float, works: object, answered_at: float | None) -> Block | None:
+    def check(self, at: float, works: object, answered_at: float | None) -> Block | None:
         """Returns a block once when it has lasted BLOCKED_S, and once when it is over.
 
         `works` is the task or the code that runs, compared with `==`; None while the loop waits for events.
@@ -165,7 +165,7 @@ class Watchdog:
         frame = sys._current_frames().get(self._loops_thread)
         works = None if frame is None or frame.f_code in _WAITING else self._at_work(frame)
         now = time.monotonic()
-        block = self._detector.look(now, works, self._answered_at)
+        block = self._detector.check(now, works, self._answered_at)
         if block is not None:
             self._log(block, frame)
         if self._detector.wants_probe(now, works):
