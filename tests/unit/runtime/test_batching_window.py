@@ -151,7 +151,7 @@ class World:
     st.lists(STEP, max_size=60),
 )
 def test_whatever_happens(limits: BatchLimits, steps: list[tuple[Any, ...]]) -> None:
-    """In order, each once, within every bound, nobody starved; and `start_batch` gives something if `due_at` says so."""
+    """In order, once, within every bound, no item starves; and `start_batch` gives something if `due_at` says so."""
     world = World(limits)
     for step, *values in steps:
         if step == "add":
