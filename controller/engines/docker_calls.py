@@ -12,17 +12,12 @@ from .docker_errors import Hints, translated
 
 T = TypeVar("T")
 
-_POOLS = {
-    # Longer than the timeout of one HTTP call, because an action may make several.
-    "engine": (8, 75.0),
-    "stop": (8, 75.0),
-    # Containers are read while starts take long; while one read hangs, the next one has the second thread.
-    "look": (2, 45.0),
-    "pull": (2, 3600.0),
-    # Some logging drivers never answer. Shorter than the command's own timeout for an answer of the API.
-    "logs": (4, 30.0),
-}
-"""By name: threads, and the limit of a call in seconds."""
+# Longer than the timeout of one HTTP call, because an action may make several.
+_CALL_TIMEOUT_S = 75.0
+_LOOK_TIMEOUT_S = 45.0
+_PULL_TIMEOUT_S = 3600.0
+# Shorter than the command's own timeout for an answer of the API.
+_LOGS_TIMEOUT_S = 30.0
 _LONGEST_LOG = 64 * 1024
 # Reads in progress or waiting for a thread: more than any service has replicas.
 _MOST_LOG_READS = 1000
@@ -37,27 +32,31 @@ class EngineCalls:
     def __init__(self, hints: Hints = ()) -> None:
         """`hints`: what to do about messages that only this engine has."""
         self._hints = hints
-        self._pools = {
-            name: ThreadPoolExecutor(max_workers=threads, thread_name_prefix=f"pierhead-{name}")
-            for name, (threads, _) in _POOLS.items()
-        }
+        self._calls = ThreadPoolExecutor(max_workers=8, thread_name_prefix="pierhead-engine")
+        self._stops = ThreadPoolExecutor(max_workers=8, thread_name_prefix="pierhead-stop")
+        # Containers are read while starts take long; while one read hangs, the next one has the second thread.
+        self._looks = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-look")
+        # Pulls take minutes.
+        self._pulls = ThreadPoolExecutor(max_workers=2, thread_name_prefix="pierhead-pull")
+        # Some logging drivers never answer.
+        self._log_calls = ThreadPoolExecutor(max_workers=4, thread_name_prefix="pierhead-logs")
         self._log_readers = 0
 
     async def call(self, what: str, call: Callable[[], T]) -> T:
         """Make a call that changes something, or that is rare."""
-        return await self._run(what, call, "engine")
+        return await self._run(what, call, _CALL_TIMEOUT_S, self._calls)
 
     async def stop(self, what: str, call: Callable[[], T]) -> T:
         """Make a call that ends something: starts may hold all threads of `call` for a minute."""
-        return await self._run(what, call, "stop")
+        return await self._run(what, call, _CALL_TIMEOUT_S, self._stops)
 
     async def look(self, what: str, call: Callable[[], T]) -> T:
         """Make a call that reads what plans are made from."""
-        return await self._run(what, call, "look")
+        return await self._run(what, call, _LOOK_TIMEOUT_S, self._looks)
 
     async def pull(self, what: str, call: Callable[[], T]) -> T:
         """Make a call that pulls an image."""
-        return await self._run(what, call, "pull")
+        return await self._run(what, call, _PULL_TIMEOUT_S, self._pulls)
 
     async def read_log(self, container_id: str, call: Callable[[], T]) -> T:
         """Make a call that reads a log."""
@@ -69,21 +68,20 @@ class EngineCalls:
             )
         self._log_readers += 1
         try:
-            return await self._run(what, call, "logs")
+            return await self._run(what, call, _LOGS_TIMEOUT_S, self._log_calls)
         finally:
             self._log_readers -= 1
 
     def close(self) -> None:
         """End the threads; calls in progress are not waited for."""
-        for pool in self._pools.values():
+        for pool in (self._calls, self._stops, self._looks, self._pulls, self._log_calls):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, what: str, call: Callable[[], T], pool: str) -> T:
-        limit_s = _POOLS[pool][1]
+    async def _run(self, what: str, call: Callable[[], T], limit_s: float, pool: ThreadPoolExecutor) -> T:
         try:
             async with asyncio.timeout(limit_s):
                 with translated(what, self._hints):
-                    return await asyncio.get_running_loop().run_in_executor(self._pools[pool], call)
+                    return await asyncio.get_running_loop().run_in_executor(pool, call)
         except TimeoutError as error:
             raise EngineUnreachable(
                 f"{what}: the Docker Engine did not finish within {limit_s:.0f} s; check `docker info`"
