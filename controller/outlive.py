@@ -57,7 +57,7 @@ class Background:
 
     spawn: Spawn
     wake: Callable[[], None]
-    """Has the loop look again: there is news."""
+    """Makes the loop look again: there is news."""
     clock: Callable[[], float] = time.time
     """The loop's."""
 

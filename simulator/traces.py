@@ -30,7 +30,7 @@ LONGEST_S = 7 * 86_400.0
 MOST_PIECES = 1_000_000
 """How often a shape may change its rate."""
 PIECE_S = 1.0
-"""A rate that changes all the time is constant for so long."""
+"""A rate that changes all the time is constant for this long."""
 STEP = 2.0
 """A change of the rate by at least this factor at once is a step."""
 

@@ -1,7 +1,7 @@
 """The REST API. It answers from the view that the loop published last, and passes changes on to `commands`. Its calls:
 `Api.application`, and status/openapi.py for machines.
 
-Times are unix times by the machine's wall clock, as it is set now.
+Times are unix times by the machine's present wall clock.
 Changes are accepted from this machine or with the token only, and answered with 202 before the world has changed.
 Errors: {"error": {"code", "message"}}.
 """
@@ -214,7 +214,7 @@ class Api:
         return answer(Nodes(view.wall_time(view.at), view.nodes, view.engine_reachable))
 
     async def drain_node(self, request: web.Request) -> web.Response:
-        """Have the replicas of a node go elsewhere, and then everything else."""
+        """Move the replicas of a node elsewhere, and then everything else."""
         name, at_once = request.match_info["node"], force_in(await self._admitted(request))
         return await self._node_asked(name, self._commands.nodes.drain(name, at_once=at_once))
 

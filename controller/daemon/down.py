@@ -38,7 +38,7 @@ async def is_going_down(engine: ClusterEngine, project: str, haproxy_gone_s: flo
             if await engine.exists(project, DEPENDENT_SERVICE):
                 return False
     except (ControllerError, TimeoutError) as error:
-        logger.warning("replicas are left as they are, because the engine does not answer: %s", error)
+        logger.warning("replicas are not removed, because the engine does not answer: %s", error)
         return False
     return await _haproxy_goes(engine, project, haproxy_gone_s)
 
@@ -50,7 +50,7 @@ async def _haproxy_goes(engine: ClusterEngine, project: str, limit_s: float) -> 
                 await asyncio.sleep(LOOK_S)
     except (ControllerError, TimeoutError) as error:
         why = str(error) or f"HAProxy is still there after {limit_s:g} s"
-        logger.warning("replicas are left as they are, because the stack does not seem to go down: %s", why)
+        logger.warning("replicas are not removed, because the stack does not seem to go down: %s", why)
         return False
     return True
 

@@ -24,7 +24,7 @@ class NodeCommands(Protocol):
         ...
 
     async def drain(self, name: str, *, at_once: bool = False) -> str:
-        """Have a node's replicas go elsewhere. `at_once`: also those for which no other node has room."""
+        """Move a node's replicas elsewhere. `at_once`: also those for which no other node has room."""
         ...
 
     async def activate(self, name: str) -> str:

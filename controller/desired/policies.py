@@ -4,7 +4,7 @@
     policy: package.module:function     imported from the project's directory, called outside the loop (functions.py)
     policy: {prometheus: {...}}         ceil(running * value / target), the value read outside it (measurements.py)
 
-A policy without a number raises PolicyError, and the target stays as it is.
+A policy without a number raises PolicyError, and the target does not change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Services that the compose files no longer have, and that stay as they are because running replicas still call them.
+"""Services that the compose files no longer have, and that stay because running replicas still call them.
 
 A service that is renamed, or that its callers do without from now on, leaves the files in the moment in which its
 callers get a new version there. Until the last replica of their former version is gone, requests need it. What each

@@ -39,7 +39,7 @@ from ..model.spec import RolloutSpec
 from ..model.world import FailureRecord
 
 MOST_FAILURES = 3
-"""After so many failed starts in a row a new version counts as unable to become ready."""
+"""After this many failed starts in a row a new version counts as unable to become ready."""
 PREVIOUS_KEPT = 10
 UNLIKELY = 0.001
 """A new version is worse when the probability of so many errors by chance is below this. The test runs every second, so

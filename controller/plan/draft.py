@@ -57,7 +57,7 @@ class Draft:
         return number
 
     def look_again_in(self, seconds: float) -> None:
-        """Request the next plan in at most so many seconds."""
+        """Request the next plan in at most this many seconds."""
         seconds = max(seconds, 0.01)
         self.next_look_s = seconds if self.next_look_s is None else min(self.next_look_s, seconds)
 

@@ -1,4 +1,4 @@
-"""The drain of a node: what it will do, and its end. The engine's own drain is last: it ends whatever runs there."""
+"""The drain of a node: what it will do, and its end. The engine's own drain is last: it ends everything there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .placement import GpuBudget
 
 
 def drain_left_nodes(draft: Draft) -> None:
-    """Have the engine take everything else from nodes that leave and have no replica any more."""
+    """Make the engine remove everything else from leaving nodes without a replica."""
     holding = {one.node for one in draft.observed.containers if not one.state.has_ended}
     for name, node in draft.leaving.items():
         if node.availability == "drain" or name in holding | draft.busy | draft.unknown or draft.observed.brake:

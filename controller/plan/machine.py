@@ -19,7 +19,7 @@ from ..model.world import ContainerState, ReplicaContainer, ReplicaHealth
 from .placement import Shortage
 
 KEPT_PART = 20
-"""The machine keeps one part in so many of its memory, and of its process ids."""
+"""The machine keeps one part in this many of its memory, and of its process ids."""
 MOST_KEPT_BYTES = 2 * 1024**3
 STARTING_S = 30.0
 """A replica that is not ready counts as starting for this time: after it the reading has what it takes."""

@@ -31,7 +31,7 @@ class ReplicaOutlook:
     busy: bool
     """Whether an action for it is in progress."""
     is_kept: bool
-    """Whether it stays as it is, because what it is now cannot be known."""
+    """Whether it is left alone, because its state cannot be known."""
     is_reached: bool
     """Whether requests from outside would reach it."""
 

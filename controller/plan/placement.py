@@ -122,7 +122,7 @@ class GpuBudget:
     awaits_reading: bool = False
     """Whether the memory in use is being read: a GPU that no container holds may still be in use."""
     awaits_memory: bool = False
-    """Whether a replica was refused only for memory in use, or for want of a reading of it."""
+    """Whether a replica was refused only for memory in use, or because there is no reading of it."""
     nodes: tuple[Node, ...] = ()
     """Of an engine that has several."""
     _cards: dict[str, _Card] = field(default_factory=dict)

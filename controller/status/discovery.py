@@ -58,7 +58,7 @@ class Watcher:
         return tuple(self._due)
 
     def put(self, service: str) -> None:
-        """Send the state of a service, as it is by then."""
+        """Send the state that a service has by then."""
         self._due[service] = None
         self._news.set()
 

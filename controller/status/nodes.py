@@ -12,7 +12,7 @@ from ..model.world import ReplicaContainer
 from .records.services import NodeStatus, ShownAvailability
 
 CROWD = 2
-"""From so many replicas on one node, `status` names the nodes that have room and none."""
+"""From this many replicas on one node, `status` names the nodes that have room and none."""
 
 
 def node_rows(observed: Observed, plan: Plan) -> tuple[NodeStatus, ...]:
@@ -111,7 +111,7 @@ def _used(observed: Observed) -> set[str]:
 
 
 def _crowded(observed: Observed, there: Mapping[str, Sequence[ReplicaContainer]]) -> dict[str, str]:
-    """What to say of nodes that have room while others are crowded: nothing is moved back by itself."""
+    """What to say of nodes that have room while others are crowded: nothing is moved back automatically."""
     taking = [node.name for node in observed.nodes if node.takes_replicas]
     used = _used(observed)
     free = Counter(gpu.node for gpu in observed.gpus if gpu.uuid not in used)
@@ -120,7 +120,7 @@ def _crowded(observed: Observed, there: Mapping[str, Sequence[ReplicaContainer]]
         return {}
     least = min(len(one.gpus) for one in there[fullest])
     words = (
-        f"has room: no replica is here and {len(there[fullest])} are on {fullest}. Nothing is moved back by itself: "
-        f"`pierhead node drain {fullest}`, then `pierhead node activate {fullest}`"
+        f"has room: no replica is here and {len(there[fullest])} are on {fullest}. Nothing is moved back "
+        f"automatically: `pierhead node drain {fullest}`, then `pierhead node activate {fullest}`"
     )
     return {name: words for name in taking if not there[name] and free[name] >= least}

@@ -120,7 +120,7 @@ def _replicas(before: View, after: View) -> Iterator[Note]:
 
 
 def _moves(before: View, after: View) -> Iterator[Note]:
-    """Replicas that the engine has moved by itself, once they run again."""
+    """Replicas that the engine has moved, once they run again."""
     if before.observed.containers is after.observed.containers:
         return
     old = {one.id: one for one in before.observed.containers}

@@ -62,7 +62,7 @@ class View:
     """Seconds by which the wall clock was ahead of the controller's clock at `at`."""
 
     def wall_time(self, at: float) -> float:
-        """Convert a time of the controller's clock to the wall clock as it is set now.
+        """Convert a time of the controller's clock to the present wall clock.
 
         Ages are right even if the wall clock was set in between. Events use the same clock.
         """

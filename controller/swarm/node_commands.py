@@ -34,7 +34,7 @@ class SwarmNodeCommands:
         self._parts = parts
 
     async def drain(self, name: str, *, at_once: bool = False) -> str:
-        """Have a node's replicas go elsewhere, and then everything else. `at_once`: also those for which no other node
+        """Move a node's replicas elsewhere, and then everything else. `at_once`: also those for which no other node
         has room. Returns what will happen. Raises InvalidRequest, EngineError, ControllerError.
         """
         node = self.known(name)
@@ -54,7 +54,7 @@ class SwarmNodeCommands:
         if node.availability == "active" and LEAVING_LABEL not in node.labels:
             return f"{name} is used already"
         await self._change(node, "asked for by `node activate`", ((LEAVING_LABEL, None),), "active")
-        return f"{name} is used again: new replicas may be placed there, and nothing is moved back by itself"
+        return f"{name} is used again: new replicas may be placed there, and nothing is moved back automatically"
 
     async def label(self, name: str, labels: Mapping[str, str | None]) -> str:
         """Set a node's labels; None takes one away. Raises as `drain` does."""

@@ -81,7 +81,7 @@ class ControllerApi:
         return read(changes.Marked, self._client.put(f"/api/v1/gpus/{segment(uuid)}", changes.Mark(fault)))
 
     def drain(self, node: str, *, force: bool) -> changes.NodeAsked:
-        """Have a node's replicas go elsewhere."""
+        """Move a node's replicas elsewhere."""
         return read(changes.NodeAsked, self._client.post(_node_path(node, "drain"), changes.Drain(force)))
 
     def activate(self, node: str) -> changes.NodeAsked:

@@ -47,7 +47,7 @@ ROUTES_WAIT_S = 20.0
 ROUTES_LOOK_S = 0.1
 
 COMMANDS = 100
-"""At most so many commands on one connection: HAProxy reads no longer line than 16 kB."""
+"""The most commands on one connection: HAProxy reads no line of more than 16 kB."""
 
 Find = Callable[[], Awaitable[Mapping[str, EdgePlace]]]
 """The edges there are, each by its name (its node). May raise ControllerError."""

@@ -30,7 +30,7 @@ class Use:
 
 
 def fair(limit: int, needs: Mapping[str, int]) -> dict[str, int]:
-    """Share out a limit among at least one edge, of which each needs so many places: max-min fair.
+    """Divide a limit among edges (at least one) by the places that each needs: max-min fair.
 
     No edge gets more than it needs while another lacks what an equal share would give it. What no edge needs goes to
     the smallest shares. The shares add up to the limit, or to the number of edges if that is greater.

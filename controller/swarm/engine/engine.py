@@ -238,7 +238,7 @@ class SwarmEngine:
     def _image_for_nodes(self, action: CreateContainer) -> str:
         """The name by which every node gets this very image: with its digest, where a registry has given it one.
 
-        The API keeps a tag as it is, and each node would pull what the tag stands for when it starts a task.
+        The API keeps a tag unchanged, and each node would pull the tag's image of the moment when it starts a task.
         """
         image = str(action.spec.container.get("Image", action.spec.image))
         if _has_digest(image):
@@ -290,7 +290,7 @@ class SwarmEngine:
         return list(self._client.tasks({"service": service}))  # type: ignore[no-untyped-call]
 
     def _signal(self, action: SignalContainer) -> None:
-        """Have its task ended: Swarm sends the stop signal, and kills what is left after the grace period.
+        """End its task: Swarm sends the stop signal, and kills what is left after the grace period.
 
         So SIGKILL is nothing to do: a manager cannot send it to another node's container.
         """
@@ -388,7 +388,7 @@ def _output(stream: bytes) -> bytes:
 def _start(spec: Spec, added: Collection[str] = (), tasks: int = 1) -> bool:
     """One task; Swarm starts another one by itself where the last has ended. `added`: see `_narrow`.
 
-    A task that is on a node which fulfils its constraints stays as it is.
+    A task that is on a node which fulfils its constraints does not change.
     """
     spec["Labels"].pop(STOPPED_LABEL, None)
     has_other_constraints = _narrow(spec, added)

@@ -72,7 +72,7 @@ def _reserved(task: Json) -> str:
 
 
 def _unmet(task: Json, nodes: Sequence[Node]) -> str:
-    """The constraints that no node fulfils, each by itself; all of them where it is their combination."""
+    """The constraints that no node fulfils, each one alone; all of them if their combination is the obstacle."""
     wanted = ((task.get("Spec") or {}).get("Placement") or {}).get("Constraints") or ()
     nowhere = [one for one in wanted if not any(fits(node, [one]) for node in nodes)]
     named = ", ".join(map(repr, nowhere or wanted))

@@ -114,7 +114,7 @@ class SwarmStack:
         return done.output
 
     def _digest(self, files: str) -> str:
-        """Of what the files of a COMPOSE_FILE say, as far as they are here."""
+        """Of the content of the files of a COMPOSE_FILE that are here."""
         digest = hashlib.sha256()
         for name in files.split(":"):
             file = self.stack.root / name

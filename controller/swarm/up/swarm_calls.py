@@ -139,7 +139,7 @@ class Swarm:
                 create(one.name, one.data, dict(one.labels))
 
     def drop_own(self, but: Set) -> None:
-        """Remove the stack's own secrets of before; those of the compose files stay, as old versions may come back."""
+        """Remove the stack's own former secrets; those of the compose files stay, as old versions may come back."""
         had = {name for name, one in self.kept("secrets").items() if OWN_LABEL in one.labels}
         self.drop("secrets", had - {one.name for one in but.values()})
 

@@ -235,7 +235,7 @@ def _how_to_start(place: Path) -> str:
 
 
 def sleep(service: OneService, level: Level = 1, timeout: Patience = OPERATE_S, output: Output = "text") -> None:
-    """Have every ready replica free its accelerator's memory. Until `wake` replicas answer no requests."""
+    """Make every ready replica free its accelerator's memory. Replicas answer no requests until `wake`."""
     from pierhead.llm.v1.llm_pb2 import Operation
 
     _operate(service, Operation(sleep=Operation.Sleep(level=level)), "sleep", timeout, output)
@@ -249,7 +249,7 @@ def wake(service: OneService, timeout: Patience = OPERATE_S, output: Output = "t
 
 
 def reset_prefix_cache(service: OneService, timeout: Patience = OPERATE_S, output: Output = "text") -> None:
-    """Have every ready replica drop its cache of prompts."""
+    """Make every ready replica drop its cache of prompts."""
     from pierhead.llm.v1.llm_pb2 import Operation
 
     reset = Operation(reset_prefix_cache=Operation.ResetPrefixCache())

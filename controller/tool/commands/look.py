@@ -32,7 +32,7 @@ def status(output: Output = "text") -> None:
 
 
 def why(service: Service, output: Output = "text") -> None:
-    """Say why a service is as it is.
+    """Explain a service's state.
 
     What is in the way, what sets the number of replicas, the last failure with its log, the last events.
     """

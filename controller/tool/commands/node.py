@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
 def drain(
     node: Name, force: Force = False, timeout: Timeout = DRAIN_S, no_wait: NoWait = False, output: Output = "text"
 ) -> None:
-    """Have a node's replicas go elsewhere, new ones first, and then drain it in the engine.
+    """Move a node's replicas elsewhere, new ones first, and then drain it in the engine.
 
     Waits until nothing is left there. What finds no room elsewhere stays and serves; this ends with 1 then.
     """

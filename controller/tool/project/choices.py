@@ -23,7 +23,7 @@ wall_clock = time.time
 def alone(root: Path) -> Iterator[dict[Path, EnvFile]]:
     """Hold the list of choices while the project at `root` chooses; what others chose recently, by their directories.
 
-    Where no list can be kept, each chooses by itself: `up` says which port is taken.
+    Where no list can be kept, each chooses alone: `up` says which port is taken.
     """
     with contextlib.ExitStack() as held:
         try:

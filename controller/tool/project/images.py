@@ -38,7 +38,7 @@ def build_images(stack: ProjectStack, warn: Callable[[str], None], *, has_apps: 
 
 
 def see_to(stack: ProjectStack, script: str, *arguments: str) -> None:
-    """Have a script of compose/machine see to what this machine lacks. Raises Told where it could not."""
+    """Let a script of compose/machine install what this machine lacks. Raises Told if it could not."""
     words = (str(stack_files.machine_scripts() / script), *arguments)
     if status := stack.programs.call(*words, variables={}, directory=stack.root):
         raise Told(status)

@@ -1,4 +1,4 @@
-"""From whatever this machine has to a stack that answers.
+"""From any state of this machine to a stack that answers.
 
 A second `up` changes nothing. After Ctrl-C, the next `up` continues.
 """

@@ -58,9 +58,9 @@ class MockArguments(BaseModel):
     fail_start: str | None = None
     """The start fails with this message."""
     fail_after_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Each request fails after so many of its tokens."""
+    """Each request fails after this many of its tokens."""
     stall_after_tokens: Annotated[int, Field(ge=0)] | None = None
-    """After so many tokens in all it makes no more; check_health still passes."""
+    """After this many tokens in all it makes no more; check_health still passes."""
     ill: str | None = None
     """check_health fails with this message once the engine has started."""
 

@@ -53,7 +53,7 @@ class _Job:
             self._changed.set()
 
     def fail(self, error: Exception) -> None:
-        """Have `news` raise."""
+        """Make `news` raise."""
         self._failure = error
         self._changed.set()
 
@@ -302,7 +302,7 @@ class MockEngine(LLMEngine):
     # ---- the clock
 
     def _arm(self) -> None:
-        """Have the timer run at the end of the next step, if there is anything to do."""
+        """Set the timer to the end of the next step, if there is anything to do."""
         stalled = self._arguments.stall_after_tokens
         at = self._schedule.next_at()
         if self._loop is None or self._asleep or (stalled is not None and self._schedule.made >= stalled):

@@ -1,4 +1,4 @@
-"""Names that Compose gives by itself: the files that it looks for, and the image of a service whose files name none.
+"""Names that Compose gives by default: the files that it looks for, and the image of a service whose files name none.
 And the names of the stack's own services.
 """
 

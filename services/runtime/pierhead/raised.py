@@ -55,7 +55,7 @@ async def as_holdable(running: Awaitable[T]) -> T:
 
 
 def end_process(error: BaseException) -> None:
-    """Have the event loop raise an error of ENDS_PROCESS, where a server catches what its applications raise."""
+    """Make the event loop raise an error of ENDS_PROCESS, where a server catches what its applications raise."""
 
     def end() -> None:
         raise error

@@ -54,7 +54,7 @@ class Published:
         self._text: tuple[int, str] = (0, "")
 
     def publish(self, numbers: Mapping[str, float]) -> None:
-        """Set these numbers; others stay as they are. Raises ValueError."""
+        """Set these numbers; others do not change. Raises ValueError."""
         for name, number in numbers.items():
             if not _NAME.fullmatch(name):
                 raise ValueError(

@@ -54,7 +54,7 @@ class KeyFile:
             self.reload()
 
     def reload(self) -> None:
-        """Read the file if it has changed. An invalid file leaves the keys as they are."""
+        """Read the file if it has changed. An invalid file does not change the keys."""
         try:
             seen = self._signature()
             if seen == self._seen:

@@ -113,7 +113,7 @@ class Clients:
             await self._pools.pop(key).close()
 
     def _forget(self, service: str) -> None:
-        """Have handles look up the service's pool again."""
+        """Make handles look up the service's pool again."""
         for (name, _), pool in self._pools.items():
             if name == service:
                 pool.closed = True

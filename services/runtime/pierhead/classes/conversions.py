@@ -45,7 +45,7 @@ def converted(hint: Any) -> Converted | None:
 
 
 def literal(values: tuple[Any, ...]) -> Converted | None:
-    """`Literal[...]` of values of one type, which travel as they are; None for others, enums' members too."""
+    """`Literal[...]` of values of one type, which travel unchanged; None for others, enums' members too."""
     kind = type(values[0])
     if kind not in SCALARS or any(type(value) is not kind for value in values):
         return None

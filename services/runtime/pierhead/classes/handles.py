@@ -168,7 +168,7 @@ class _StreamItems(AsyncIterator[Any]):
         return [] if ready is None else [self._result(reply) for reply in ready()]
 
     def deliver(self, sink: Callable[[list[Any]], bool]) -> None:
-        """Have `sink(items)` called in the turn in which items arrive, as a call through generated stubs does."""
+        """Call `sink(items)` in the turn in which items arrive, as a call through generated stubs does."""
         deliver, result = getattr(self._replies, "deliver", None), self._result
         if deliver is not None:
             deliver(lambda replies: sink([result(reply) for reply in replies]))

@@ -154,7 +154,7 @@ def hints_of(owner: Any, path: str, names: Mapping[str, Any] | None = None) -> d
 
 
 def spell(hint: Any) -> str:
-    """A hint as it is written."""
+    """A hint as its author wrote it."""
     return hint.__name__ if isinstance(hint, type) and get_origin(hint) is None else str(hint).replace("typing.", "")
 
 

@@ -116,7 +116,7 @@ def _made(make: Callable[..., Any], values: Mapping[str, Any]) -> Any:
 
 
 def items_codec(items: Sequence[FieldCodec]) -> MessageCodec:
-    """Of a tuple of so many items."""
+    """Of a tuple of a fixed length."""
 
     def write(message: Any, value: Any) -> None:
         if not isinstance(value, tuple) or len(value) != len(items):

@@ -43,7 +43,7 @@ def with_service(app: AsgiApp, service: object) -> AsgiApp:
 
 
 def read_again(route: Any, first: Any, **changed: Any) -> None:
-    """Have FastAPI read a route's function again, whose first parameter depends on `first`; `changed`: its options."""
+    """Make FastAPI read a route's function again, whose first parameter depends on `first`; `changed`: its options."""
     signature = inspect.signature(route.endpoint)
     own, *others = signature.parameters.values()
     # Keywords, which is how FastAPI passes everything: so a default may stand before what has none.

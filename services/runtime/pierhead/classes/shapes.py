@@ -116,7 +116,7 @@ class Struct:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A tuple of so many items, each of its own type."""
+    """A tuple of a fixed length, each item of its own type."""
 
     name: str
     fields: tuple[MessageField, ...]

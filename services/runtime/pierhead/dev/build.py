@@ -31,7 +31,7 @@ _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 """Text that YAML takes for itself without quotes, but for `_WORDS`."""
 _WORDS = frozenset(("true", "false", "yes", "no", "on", "off", "y", "n", "null"))
 _NO_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-"""What JSON writes as it is and YAML does not take."""
+"""Characters that JSON leaves unescaped and YAML refuses."""
 
 
 def add(commands: Any) -> None:

@@ -40,7 +40,7 @@ class FolderFiles:
         return (file for file in files_below(self.root) if file.suffix == ".py")
 
     def forget(self) -> dict[str, ModuleType]:
-        """Have the next import read the project's files again. Returns the modules, for `put_back`."""
+        """Make the next import read the project's files again. Returns the modules, for `put_back`."""
         forgotten = self.modules()
         for name, module in forgotten.items():
             del sys.modules[name]

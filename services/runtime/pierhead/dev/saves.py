@@ -51,7 +51,7 @@ def named(files: Iterable[Path]) -> str:
 
 
 async def saved(look: Callable[[], Stamps], seen: Stamps) -> Stamps:
-    """Return what `look` sees once that differs from `seen` and stays as it is for a moment."""
+    """Return what `look` sees once that differs from `seen` and has not changed for a moment."""
     began = time.monotonic()
     while (now := look()) == seen:
         await asyncio.sleep(max(LOOK_S, LOOKS_SHARE * (time.monotonic() - began)))

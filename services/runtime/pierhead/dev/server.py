@@ -156,14 +156,14 @@ class DevServer:
     # ---- files
 
     def _look(self) -> Stamps:
-        """The files whose change matters, as they are."""
+        """The files whose change matters, in their present state."""
         files = self._serving.files() if self._serving is not None else set()
         if self._failed or self._serving is None:  # the file that is missing was not imported
             files.update(self._source.project.all_files())
         return stamps({*files, *self._source.compose_files})
 
     async def _changed(self, seen: dict[Path, tuple[int, int]]) -> None:
-        """Return once a file has changed, and stays as it is for a moment."""
+        """Return once a file has changed, and then not for a moment."""
         now = await saved(lambda: self._again(seen), seen)
         self._say(f"{named(difference(seen, now))} changed\n")
 

@@ -43,7 +43,7 @@ class Version(Protocol):
         ...
 
     def stop(self, *, at_once: bool) -> None:
-        """Have it end; while it starts, at once."""
+        """End it; while it starts, at once."""
         ...
 
     async def ended(self) -> None:

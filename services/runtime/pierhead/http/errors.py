@@ -3,7 +3,7 @@ route, a body that is too large) and for the exceptions of its handlers.
 
     app[ERROR_BODY] = lambda status, code, message, request_id: json.dumps({"detail": message}).encode()
 
-Status and headers stay as they are; the content type is JSON. A handler adds headers to the runtime's answer for it, as
+Status and headers do not change; the content type is JSON. A handler adds headers to the runtime's answer for it, as
 when it raises or its deadline passes:
 
     request[ERROR_HEADERS] = {"x-ratelimit-remaining-requests": "9"}

@@ -5,7 +5,7 @@ the next call of the line, a health probe. When nearly all of these requests are
 refusals, and accepted work advances by one step per turn. So little is finished then that the next turn refuses even
 more (receive livelock: Mogul and Ramakrishnan, "Eliminating Receive Livelock in an
 Interrupt-driven Kernel", 1997). While there are refusals, turns are therefore kept short, and further requests wait in
-order of arrival. Without refusals no request is held: long turns make for full packets.
+order of arrival. Without refusals no request is held: long turns give full packets.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def dtype_name(dtype: DType) -> str:
 
 
 def check_size(field: str, dtype: DType, shape: Sequence[int], nbytes: int) -> None:
-    """Raise BadRequest naming `field` unless so many bytes are such a tensor."""
+    """Raise BadRequest naming `field` unless such a tensor has this many bytes."""
     item = ITEM_BYTES.get(dtype)
     if item is None:
         names = ", ".join(dtype_name(known) for known in ITEM_BYTES)

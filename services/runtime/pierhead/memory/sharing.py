@@ -114,7 +114,7 @@ class Sharing:
         return message
 
     def _move(self, shared: SharedContent) -> SharedContent | bytes | None:
-        """How content gets to the other side: None = as it is, else by a copy in another region, or as bytes."""
+        """How content gets to the other side: None = unchanged, else by a copy in another region, or as bytes."""
         memory, link = self._memory, self._link
         content = memory.content(shared)
         with memory.lock:

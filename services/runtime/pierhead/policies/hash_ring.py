@@ -13,7 +13,7 @@ from hashlib import blake2b
 BITS = 64
 
 POINTS = 100
-"""Points of each name. With so many, the shares of names vary by about a tenth (1 / sqrt(POINTS))."""
+"""Points of each name. With this number, the shares of names vary by about a tenth (1 / sqrt(POINTS))."""
 
 
 def position(key: str) -> int:

@@ -30,7 +30,7 @@ class AggregationFunction(str, Enum):  # noqa: UP042 - its str() is that of Ray 
 
 
 def number_of(value: Any, kind: str) -> Any:
-    """A number that was written as text, or 2.0 for 2, as pydantic reads it; anything else as it is.
+    """A number that was written as text, or 2.0 for 2, as pydantic reads it; anything else unchanged.
 
     `kind`: the field's annotation.
     """

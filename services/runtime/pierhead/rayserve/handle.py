@@ -189,7 +189,7 @@ class DeploymentResponse(_Response[R]):
 
     async def _wait(self) -> R:
         try:
-            # A wait that is cancelled (a timeout) leaves the call as it is.
+            # A wait that is cancelled (a timeout) does not change the call.
             result: R = await asyncio.shield(self._here())
         except asyncio.CancelledError:
             task = asyncio.current_task()

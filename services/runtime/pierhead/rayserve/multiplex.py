@@ -67,7 +67,7 @@ async def close_models(replica: ReplicaContext) -> None:
 
 
 def multiplexed(func: Callable[..., Any] | None = None, max_num_models_per_replica: int = 3) -> Any:
-    """Keep the models that `async def load(self, model_id: str)` returns, at most so many; -1 = any number.
+    """Keep the models that `async def load(self, model_id: str)` returns, at most this many; -1 = any number.
 
     Raises TypeError and ValueError for a function or a number that cannot work.
     """

@@ -167,7 +167,7 @@ async def answer(
     *,
     listens: bool = False,
 ) -> None:
-    """Have `serve` answer a request within a time, None = any; returns once that has ended.
+    """Make `serve` answer a request within a time, None = any; returns once that has ended.
 
     `listens`: notice that the client leaves; else what stands before does it, and cancels this. Raises what user code
     raises before there is an answer.

@@ -19,7 +19,7 @@ def frozen_app(app: Any, cls: type[Any]) -> Any:
     """The application that the replicas of a class serve.
 
     Of a FastAPI application or router it is a copy, in which the routes of the class's methods know their `self`: later
-    changes of `app`, and other classes that share it, do not matter to it. Any other application is served as it is.
+    changes of `app`, and other classes that share it, do not matter to it. Any other application is served unchanged.
     """
     fastapi = sys.modules.get("fastapi")
     if fastapi is None or not isinstance(app, fastapi.FastAPI | fastapi.APIRouter):

@@ -41,7 +41,7 @@ Adapt = Callable[[str, Settings], Settings]
 
 
 class LoopReplica:
-    """One replica. It starts as it is made."""
+    """One replica. Its constructor starts it."""
 
     def __init__(self, bound: Bound, settings: Settings, told: Callable[[], object]) -> None:
         """`told`: called whenever it publishes other numbers."""
@@ -131,7 +131,7 @@ class LoopService:
         return route_of(self.name, self.words, self.settings, ends)
 
     def place(self) -> None:
-        """Have this loop's calls go to its replicas; where there is none yet, they wait."""
+        """Send this loop's calls to its replicas; where there is none yet, they wait."""
         Clients.current().place(self.name, self._placed())
 
     async def stop(self, *, at_once: bool) -> None:
@@ -175,7 +175,7 @@ class LoopService:
         return replica
 
     async def _keep(self, replica: LoopReplica) -> None:
-        """Have another replica in its place whenever it is ill."""
+        """Replace it by another replica whenever it is unhealthy."""
         while True:
             await replica.ill()
             logger.error("%s is replaced: it is unhealthy, or has ended by itself", replica.name)
@@ -249,7 +249,7 @@ class LoopRunner:
         return self._offer()
 
     async def start_each(self) -> Mapping[str, BaseException]:
-        """As `start`, each service by itself, without gRPC; returns what keeps services from it: calls of them fail."""
+        """As `start`, each service alone, without gRPC; returns what keeps services from it: calls of them fail."""
         self.place()
         return {name: why for name, why in await asyncio.gather(*map(_started_alone, self.services.values())) if why}
 

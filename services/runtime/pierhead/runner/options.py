@@ -16,7 +16,7 @@ from pierhead.serve_block import DRAIN_MARGIN_S, XServe, variable_text, variable
 from pierhead.settings import Settings
 
 Options: TypeAlias = "Mapping[str, Any]"
-"""An `x-serve` block as it is written."""
+"""An `x-serve` block as the file has it."""
 
 _EXPECTED: Final = {
     int: "an integer",

@@ -186,7 +186,7 @@ class ProcessService:
         return process
 
     async def _keep(self, process: ServiceProcess, changed: Callable[[], object]) -> None:
-        """Have another replica in its place whenever it is ill."""
+        """Replace it by another replica whenever it is unhealthy."""
         while True:
             await process.ill()
             logger.error("%s is replaced: it is unhealthy, or has ended by itself", process.name)

@@ -36,7 +36,7 @@ PARAMETER_FIELDS = {bool: "bool_param", int: "int64_param", float: "double_param
 """By type; a bool is also an int."""
 
 ALIGNED = 64
-"""In memory, tensors begin at multiples of so many bytes."""
+"""In memory, tensors begin at multiples of this many bytes."""
 
 
 def infer_request(

@@ -138,12 +138,12 @@ class TritonRegions:
         return region
 
     def unregister(self, name: str) -> None:
-        """Have the server let go of a region, as soon as it reads it no more."""
+        """Make the server release a region, as soon as it no longer reads it."""
         if not self._closed:
             self._run(self._unregister(name))
 
     async def close(self) -> None:
-        """Have the server let go of everything, within CLOSE_TIMEOUT_S; what it reads for longer stays."""
+        """Make the server release everything, within CLOSE_TIMEOUT_S; what it reads for longer stays."""
         self.lost()
         self._closed = True
         await end_tasks(*self._tasks)  # it is asked again for all, also those that were about to be registered

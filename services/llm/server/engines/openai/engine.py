@@ -384,7 +384,7 @@ class OpenAIEngine(LLMEngine):
 
 
 def _ask_for_usage(body: dict[str, Any]) -> bool:
-    """Have a stream end with its usage; whether the client did not ask for it."""
+    """Make a stream end with its usage. Returns whether the client did not ask for it."""
     options = body.get("stream_options") or {}
     if not isinstance(options, dict) or options.get("include_usage"):
         return False

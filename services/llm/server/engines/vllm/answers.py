@@ -21,7 +21,7 @@ _DONE = "data: [DONE]\n\n"
 
 
 async def streamed(events: AsyncGenerator[str, None], tally: TokenTally) -> AsyncIterator[LLMReply]:
-    """vLLM's events as they are. An error before the first token is a reply with its status, a later one is raised."""
+    """vLLM's events, unchanged. An error before the first token is a reply with its status, a later one is raised."""
     status = 200
     async with contextlib.aclosing(events):
         async for event in events:
@@ -63,7 +63,7 @@ def as_openai(status: int, body: bytes) -> LLMReply:
     """An error that vLLM has written already."""
     try:
         return _error(ErrorResponse.model_validate_json(body))
-    except ValidationError:  # not one of its own: as it is
+    except ValidationError:  # not one of its own: unchanged
         return LLMReply(data=body, status=status)
 
 

@@ -223,7 +223,7 @@ class VLLMEngine(LLMEngine):
             await asyncio.to_thread(running.engine.shutdown)
 
     async def load_adapter(self, adapter: str, path: str) -> None:
-        """See LLMEngine.load_adapter. One that is loaded already stays as it is."""
+        """See LLMEngine.load_adapter. One that is loaded already does not change."""
         self._needs(self._running.settings.enable_lora, "LoRA adapters", "the service's `lora` block")
         name = self._adapter_name(adapter)
         if name in self._running.adapters.lora_requests:
