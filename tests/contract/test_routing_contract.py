@@ -279,7 +279,7 @@ async def test_requests_of_before_a_reload_still_count(world: World, router: HAP
     async def nothing_left() -> bool:
         return (await server(router, "echo-1")).sessions == 0
 
-    await until(nothing_left, "the worker of before the reload is done with echo-1")
+    await until(nothing_left, "the former worker is done with echo-1")
 
 
 async def test_a_configuration_that_is_refused_leaves_everything_as_it_was(

@@ -77,7 +77,7 @@ def kept(stack: SwarmStack) -> dict[str, tuple[str, str]]:
         found = client.secrets({"label": f"{PROJECT_LABEL}={stack.project}"})
     specs = [one["Spec"] for one in found if OWN_LABEL in one["Spec"]["Labels"]]
     keys = [one["Labels"][OWN_LABEL] for one in specs]
-    assert sorted(keys) == sorted({*keys}), "those of before are removed"
+    assert sorted(keys) == sorted({*keys}), "the former ones are removed"
     return {key: (one["Name"], one["Labels"].get(CERTIFICATE_LABEL, "")) for key, one in zip(keys, specs, strict=True)}
 
 

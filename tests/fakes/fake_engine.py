@@ -348,7 +348,7 @@ class FakeEngine:
         self._end(self.by_name(name), 137, oom=True)
 
     def lose_child(self, name: str) -> None:
-        """The kernel kills a process of it that is not its first, for want of memory; it lives on."""
+        """The kernel kills a process of it that is not its first, because memory has run out; the container stays."""
         self._emit("oom", self.by_name(name))
 
     def hang(self, name: str) -> None:

@@ -114,7 +114,7 @@ class Edge:
     def __init__(self, run_dir: Path, container: HAProxyContainer) -> None:
         self.run_dir, self.container, self.router = run_dir, container, HAProxyRouter(run_dir)
         self.url = f"http://{container.ip}:8000"
-        # A connection for each request: one that is kept open gets its next answer from the worker of before.
+        # A connection for each request: one that is kept open gets its next answer from the former worker.
         self.http = ClientSession(self.url, connector=TCPConnector(force_close=True))
         self.replicas: list[Replica] = []
         self.specs: dict[str, ServiceSpec] = {}

@@ -17,6 +17,9 @@ PLAINER = {
     r"\bwhoever\b": "the user, the caller",
     r"\b(is|are|was|were) (had|told) (by|of)\b": "look up, say, report",
     r"\bto be had\b": "available",
+    r"\bso (long|many|often) at most\b": "at most this long, at most this many",
+    r"\b(he (tries|has|gets|may)|his|him)\b": "the attacker, the user, they",
+    r"\bof before\b": "former",
 }
 """Patterns, each with the words to use instead."""
 

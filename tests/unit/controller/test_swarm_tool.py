@@ -122,7 +122,7 @@ def test_status_says_where_files_were_edited_after_they_were_stored(
     programs = Programs()
     became(programs, "deploy")
     digest = programs.stored().files_digest
-    assert words not in told(), "a stack of before, without labels"
+    assert words not in told(), "a former stack, without labels"
     labels = {"config inspect": f"{digest} {FILES}\n"}
     monkeypatch.setenv("COMPOSE_FILE", "compose/compose.yaml")
     assert words not in told(**labels), "what is stored counts"
