@@ -49,15 +49,16 @@ class ServiceProcesses:
 
     async def _start(self) -> Any:
         from pierhead.calls.clients import Clients
-        from pierhead.rayserve.handle import DeploymentHandle, register_dispatcher
+        from pierhead.rayserve.handle import DeploymentHandle, register_dispatchers
         from pierhead.settings import Settings
 
         self._changed(await self._runner.start())
         await self._front.listen("127.0.0.1", self._http_port)
         Clients.use(Settings(discovery=self._runner.discovery))
         graph = self._bound.cls.__application__
-        for deployment, dispatcher in graph.dispatchers().items():
-            register_dispatcher(deployment, dispatcher)
+        dispatchers = graph.dispatchers()
+        register_dispatchers(dispatchers)
+        for deployment in dispatchers:
             pool = Clients.current().pool(graph.services[deployment.name].name, "lane")
             while not pool.replicas() or not all(replica.callable for replica in pool.replicas()):
                 await pool.changed()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from pierhead.http.asgi_edge import AsgiApp
 
-_KEY: Final = "pierhead.service"
+SERVICE_KEY: Final = "pierhead.service"
 """Where a request's scope has the object whose method is called."""
 
 
@@ -28,7 +28,7 @@ def adopt_routes(app: AsgiApp, cls: type) -> frozenset[Any]:
         endpoint = getattr(route, "endpoint", None)
         if id(endpoint) in own:
             found.add(endpoint)
-            read_again(route, _dependency(), dependency_overrides_provider=app)
+            read_again(route, service_of_request(), dependency_overrides_provider=app)
     return frozenset(found)
 
 
@@ -36,7 +36,7 @@ def with_service(app: AsgiApp, service: object) -> AsgiApp:
     """The application, whose adopted routes are called with `service` as their `self`."""
 
     async def served(scope: Any, receive: Any, send: Any) -> None:
-        scope[_KEY] = service  # in place: the edge reads the route's name from the scope afterwards
+        scope[SERVICE_KEY] = service  # in place: the edge reads the route's name from the scope afterwards
         await app(scope, receive, send)
 
     return served
@@ -59,13 +59,13 @@ def read_again(route: Any, first: Any, **changed: Any) -> None:
 
 
 @cache
-def _dependency() -> Any:
+def service_of_request() -> Any:
     """FastAPI calls it for each request, with what its hint asks for."""
     from fastapi import Depends
     from starlette.requests import HTTPConnection
 
     async def service(connection: Any) -> Any:
-        return connection.scope[_KEY]
+        return connection.scope[SERVICE_KEY]
 
     service.__annotations__["connection"] = HTTPConnection
     return Depends(service)

@@ -64,15 +64,16 @@ class Dispatcher(Protocol):
 _DISPATCHERS: Final[dict[DeploymentID, Dispatcher]] = {}
 
 
-def register_dispatcher(deployment: DeploymentID, dispatcher: Dispatcher) -> None:
-    """Send this process's calls of a deployment by `dispatcher` from now on."""
-    _DISPATCHERS[deployment] = dispatcher
+def register_dispatchers(dispatchers: Mapping[DeploymentID, Dispatcher]) -> None:
+    """Send this process's calls of deployments by these from now on."""
+    _DISPATCHERS.update(dispatchers)
 
 
-def forget_dispatcher(deployment: DeploymentID, dispatcher: Dispatcher) -> None:
-    """Undo `register_dispatcher`, unless another one was registered since."""
-    if _DISPATCHERS.get(deployment) is dispatcher:
-        del _DISPATCHERS[deployment]
+def forget_dispatchers(dispatchers: Mapping[DeploymentID, Dispatcher]) -> None:
+    """Undo `register_dispatchers`, unless others were registered since."""
+    for deployment, dispatcher in dispatchers.items():
+        if _DISPATCHERS.get(deployment) is dispatcher:
+            del _DISPATCHERS[deployment]
 
 
 def dispatcher_of(deployment: DeploymentID) -> Dispatcher:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from pierhead.classes.routes import SERVICE_KEY
 from pierhead.errors import SettingsError
 from pierhead.http.asgi_exchange import DisconnectListener, Message, Receive, Scope, Send
 from pierhead.raised import is_answerable
@@ -198,6 +199,7 @@ async def serve_request(
 
     async def serve() -> None:
         if deployed.app is not None:
+            scope[SERVICE_KEY] = deployed.context.servable_object  # the `self` of its routes
             await deployed.app(scope, receive, send)
         else:
             await _serve_plain(deployed, scope, receive, send)

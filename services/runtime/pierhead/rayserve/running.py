@@ -26,7 +26,7 @@ from pierhead.rayserve.context import DeploymentID, _RequestContext
 from pierhead.rayserve.deployed_object import DeployedObject
 from pierhead.rayserve.deployment import Application, BuiltApplication
 from pierhead.rayserve.exceptions import BackPressureError
-from pierhead.rayserve.handle import DeploymentHandle, forget_dispatcher, register_dispatcher
+from pierhead.rayserve.handle import DeploymentHandle, forget_dispatchers, register_dispatchers
 from pierhead.rayserve.request_router import tell_routers
 from pierhead.rayserve.responses import warm
 from pierhead.rayserve.schema import (
@@ -94,8 +94,7 @@ class RunningApplication:
         """Take calls, also those of `former` that no replica has had. They wait until the application has started."""
         self._runner.place()
         if self._is_known:
-            for deployment, dispatcher in self._dispatchers.items():
-                register_dispatcher(deployment, dispatcher)
+            register_dispatchers(self._dispatchers)
         if former is not None:
             former.successor = self
             former._graph.successors = self._dispatchers
@@ -123,8 +122,7 @@ class RunningApplication:
             await end_tasks(self._starting)
         await self._runner.stop(in_turn=in_turn)
         if self._is_known:
-            for deployment, dispatcher in self._dispatchers.items():
-                forget_dispatcher(deployment, dispatcher)
+            forget_dispatchers(self._dispatchers)
 
     # ---- requests
 

@@ -17,6 +17,7 @@ from contextlib import aclosing
 from typing import Any, ClassVar, Final, cast
 
 from pierhead.classes.handles import each_replica, handle_to, options
+from pierhead.classes.routes import SERVICE_KEY
 from pierhead.classes.service import Bound, Service, name_of
 from pierhead.edge.edge import Reports
 from pierhead.errors import Backpressure, DeadlineExceeded, NoReplica, PierheadError
@@ -38,7 +39,7 @@ from pierhead.rayserve.exceptions import (
     RayServeException,
     RequestCancelledError,
 )
-from pierhead.rayserve.handle import DeploymentHandle, forget_dispatcher, register_dispatcher, resolved
+from pierhead.rayserve.handle import DeploymentHandle, forget_dispatchers, register_dispatchers, resolved
 from pierhead.rayserve.options import DeploymentOptions
 from pierhead.rayserve.pickles import ALLOW, SECRET, PickledError, copied, dumps, failure_of, loads, seal
 from pierhead.rayserve.request_router import tell_routers
@@ -93,8 +94,7 @@ class RayDeployment(Service):
         self._dispatchers = graph.dispatchers()
         own_name = "" if graph.in_process else os.environ.get("PIERHEAD_REPLICA", "")
         if not graph.in_process:
-            for deployment, dispatcher in self._dispatchers.items():
-                register_dispatcher(deployment, dispatcher)  # for threads that do not know their replica
+            register_dispatchers(self._dispatchers)  # for threads that do not know their replica
         self._rank = _rank_of(own_name, self.__ranks__)
         self.__ranks__.add(self._rank)
         name = own_name or uuid.uuid4().hex[:8]
@@ -131,8 +131,7 @@ class RayDeployment(Service):
     async def aclose(self) -> None:
         """End the object."""
         self.__ranks__.discard(self._rank)
-        for deployment, dispatcher in self._dispatchers.items():
-            forget_dispatcher(deployment, dispatcher)
+        forget_dispatchers(self._dispatchers)
         if self._reporting is not None:
             self._reporting.cancel()
         if self._started is None:
@@ -233,13 +232,9 @@ class RayDeployment(Service):
 
 async def _enter(scope: Any, receive: Any, send: Any) -> None:
     """The ASGI application of every ingress: the service itself stands in the scope (`classes.routes`)."""
-    if scope["type"] == "lifespan":  # the object's start runs that of its application
-        while True:
-            message = await receive()
-            await send({"type": f"{message['type']}.complete"})
-            if message["type"] == "lifespan.shutdown":
-                return
-    await scope["pierhead.service"]._http(scope, receive, send)
+    if scope["type"] == "lifespan":
+        raise NotImplementedError("the object's start runs the lifespan of its application")
+    await scope[SERVICE_KEY]._http(scope, receive, send)
 
 
 class RemoteDeployment:

@@ -7,8 +7,7 @@ import inspect
 import sys
 from typing import Any, Final
 
-from pierhead.classes.routes import read_again
-from pierhead.rayserve.context import get_replica_context
+from pierhead.classes.routes import read_again, service_of_request
 from pierhead.rayserve.exceptions import RayServeException
 
 _OWNER: Final = "_rayserve_owner"
@@ -92,19 +91,9 @@ def _with_self(route: Any, cls: type[Any], app: Any) -> Any:
     if not inspect.signature(route.endpoint).parameters:
         raise RayServeException("Methods in FastAPI class-based view must have ``self`` as their first argument.")
     made = copy.copy(route)
-    read_again(made, _dependency(), **({} if app is None else {"dependency_overrides_provider": app}))
+    read_again(made, service_of_request(), **({} if app is None else {"dependency_overrides_provider": app}))
     setattr(made.endpoint, _OWNER, cls)
     return made
-
-
-def _dependency() -> Any:
-    from fastapi import Depends
-
-    return Depends(_instance)
-
-
-async def _instance() -> Any:
-    return get_replica_context().servable_object
 
 
 def _renew_documents(app: Any, router: Any) -> None:
