@@ -27,7 +27,7 @@ from controller.model.desired import Desired
 from controller.model.plan import Plan
 from controller.model.spec import AutoscaleSpec, PrometheusPolicy, ServiceSpec, Spec
 from controller.plan import plan as make_plan
-from controller.plan.failures import forgiven
+from controller.plan.failures import obsolete_failures
 from controller.storage.events import EventLog
 from controller.storage.file import StateFile
 from controller.storage.store import StateStore
@@ -212,7 +212,7 @@ class _Simulation:
         plan = make_plan(desired, observed, now)
         for step in plan.steps:
             self._world.perform(step.action, now)
-        for service in forgiven(desired, observed, now):
+        for service in obsolete_failures(desired, observed, now):
             self._store.failures.drop(service)
         self._note(targets, now)
         return self._pause_s(plan, now)

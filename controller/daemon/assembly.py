@@ -24,7 +24,7 @@ from ..observe.router_silence import RouterWatch
 from ..observe.snapshot import Observer, engine_watch
 from ..outlive import Background, Spawn, outlive
 from ..plan import plan
-from ..plan.failures import forgiven
+from ..plan.failures import obsolete_failures
 from ..status.discovery import DiscoveryState
 from ..status.publisher import Publisher
 from ..status.view import View
@@ -147,7 +147,7 @@ def assemble(
 
     remaining = RemainingServices(store.revisions, deployer.state, discovery_state.callers)
     routing_hash, silence_s = at.router.routing_hash, world.router_silence_s
-    desirer = Desirer(store, events, scaler, deployer, remaining, routing_hash, forgiven, silence_s)
+    desirer = Desirer(store, events, scaler, deployer, remaining, routing_hash, obsolete_failures, silence_s)
     performer = Performer(at.engine, at.router, store, events, world.project, world.give, prober.learn, at.acts, clock)
 
     async def may_act() -> bool:

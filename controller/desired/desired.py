@@ -20,7 +20,7 @@ from .targets import switched_off, targets_of
 
 RoutingHash = Callable[[Collection[ServiceSpec]], str]
 """Hash of HAProxy's configuration for these services. Raises RoutingError."""
-Forgiven = Callable[[Desired, Observed, float], Iterable[FailureKey]]
+ObsoleteFailures = Callable[[Desired, Observed, float], Iterable[FailureKey]]
 """The failure records that no longer apply, from the desired and the observed state."""
 
 
@@ -34,7 +34,7 @@ class Desirer:
     _deployer: Deployer
     _remaining: RemainingServices
     _routing_hash: RoutingHash
-    _forgiven: Forgiven
+    _obsolete_failures: ObsoleteFailures
     _router_silence_s: float
 
     def desire(
@@ -68,7 +68,7 @@ class Desirer:
             routing_hash=self._routing_hash(services.values()),
             router_silence_s=self._router_silence_s,
         )
-        for key in self._forgiven(desired, observed, now):
+        for key in self._obsolete_failures(desired, observed, now):
             self._store.failures.drop(key)
         return desired
 

@@ -45,7 +45,7 @@ def _failure(draft: Draft, service: str, version: str) -> FailureRecord | None:
 STEADY_S = 60.0
 
 
-def forgiven(desired: Desired, observed: Observed, now: float) -> frozenset[FailureKey]:
+def obsolete_failures(desired: Desired, observed: Observed, now: float) -> frozenset[FailureKey]:
     """Return failure records of versions that work again, or that no service wants any more."""
     wanted = {
         (name, version)

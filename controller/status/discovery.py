@@ -1,7 +1,7 @@
 """Discovery: sends callers the replicas of each service that they watch, and again at each change.
 
-    Board     the numbered state of each service, and the watchers
-    Watcher   the services whose state has changed since it was sent to one caller
+    DiscoveryState  the numbered state of each service, and the watchers
+    Watcher         the services whose state has changed since it was sent to one caller
 
 The numbers that replicas publish for policies (`ReplicaEndpoint.stats`) change constantly. A change of these numbers
 alone is sent STATS_PERIOD_S after the last state of that service, or earlier together with another change.

@@ -1,4 +1,4 @@
-"""What the API, Discovery and Prometheus are shown of a snapshot, the events of its changes, and forgiven failures."""
+"""What the API, Discovery and Prometheus are shown of a snapshot, the events of its changes, and obsolete failures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from controller.model.world import (
     Server,
     ServerState,
 )
-from controller.plan.failures import STEADY_S, forgiven
+from controller.plan.failures import STEADY_S, obsolete_failures
 from controller.status.endpoints import endpoints, scrape_targets
 from controller.status.records.answers import Target
 from controller.status.records.services import GpuSlotUse, Service
@@ -350,7 +350,7 @@ def test_each_change_is_one_event() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ready_since", "failed_at", "wanted", "is_forgiven"),
+    ("ready_since", "failed_at", "wanted", "is_obsolete"),
     [
         pytest.param([NOW - STEADY_S], NOW - 70, 1, True, id="its replacement is steady"),
         pytest.param([NOW - STEADY_S + 1], NOW - 70, 1, False, id="its replacement is new"),
@@ -360,14 +360,14 @@ def test_each_change_is_one_event() -> None:
         pytest.param([NOW - 500], NOW - 59, 1, False, id="it failed a moment ago"),
     ],
 )
-def test_forgiven_failures(ready_since: list[float | None], failed_at: float, wanted: int, is_forgiven: bool) -> None:
+def test_obsolete_failures(ready_since: list[float | None], failed_at: float, wanted: int, is_obsolete: bool) -> None:
     containers = [
         replica(WEB, n, health=ReplicaHealth.READY if at else ReplicaHealth.UNKNOWN, ready_since=at)
         for n, at in enumerate(ready_since, 1)
     ]
     key = ("web", version(WEB))
     world = observed(*containers, failures={key: FailureRecord(2, failed_at, "code 1")})
-    assert forgiven(desired(WEB, web=wanted), world, NOW) == ({key} if is_forgiven else set())
+    assert obsolete_failures(desired(WEB, web=wanted), world, NOW) == ({key} if is_obsolete else set())
 
 
 def test_addresses_are_those_the_replicas_were_made_for() -> None:
