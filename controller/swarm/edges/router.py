@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 RUNTIME_PORT, MASTER_PORT = 9999, 9998
 """Of the frontends in haproxy.cfg.j2."""
 ANSWER_S = 1.0
-"""An edge that takes longer to answer is away until it has answered once."""
+"""An edge that takes longer counts as not answering until it has answered once."""
 KEEP_SHARE_S = 5.0
 """An edge that has been away for longer has lost its shares to the others."""
 ODD_S = 3.0
@@ -68,12 +68,12 @@ class _Edge:
     address: str
     process: HAProxyProcess
     state: RoutingState | None = None
-    """Its last answer; None = it is away."""
+    """Its last answer; None = it does not answer."""
     shares_seen: Mapping[str, int] | None = None
-    """By backend, its last known share: an edge that is away may use it."""
+    """By backend, its last known share: an edge that does not answer may use it."""
     looking: asyncio.Task[RoutingState] | None = None
     problem: RoutingError = field(default_factory=lambda: RoutingUnreachable("it has not been asked yet"))
-    """Why it is away."""
+    """Why it does not answer."""
     away_since: float = 0.0
     is_new: bool = True
     has_answered_late: bool = False

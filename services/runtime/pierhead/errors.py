@@ -150,7 +150,7 @@ class Draining(Unavailable):
 
 
 class StoreUnavailable(Unavailable):
-    """The shared store cannot be read or written now: the controller is away, or a bound of the store is reached."""
+    """The shared store cannot be read or written now: the controller is down, or a bound of the store is reached."""
 
     kind = "store_unavailable"
 

@@ -9,7 +9,7 @@ It is in the controller's memory and reached through Discovery (PIERHEAD_DISCOVE
 memory of this process. It is empty after a restart of the controller, and each key ends after its `ttl_s`: keep nothing
 here that cannot be missing.
 
-Every function raises StoreUnavailable when the controller is away or does not answer within 0.1 s (and then at once
+Every function raises StoreUnavailable when the controller is down or does not answer within 0.1 s (and then at once
 for a second), when the store is full (100,000 keys, 32 MiB), and when this process has 256 requests in flight. Raises
 ValueError for a key of more than 256 bytes, a value of more than 4 KiB, more than 512 keys or 128 KiB at once, and a
 `ttl_s` of more than a day. All services share the keys: begin them with a name of your own.

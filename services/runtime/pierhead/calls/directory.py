@@ -1,7 +1,7 @@
 """Finds the replicas of a service: from the controller, else from a fixed list, else from Docker's DNS.
 
 One Directory serves a whole process (more exactly, one event loop). With a controller configured, DNS is used until
-the first answer, and for services that the controller does not know. While the controller is away, its last list stays
+the first answer, and for services that the controller does not know. While the controller is down, its last list stays
 in force.
 
 A call to a service that is set to 0 replicas fails at once with an error that says so. So does a call to a service

@@ -1,7 +1,7 @@
 """The gRPC side of the store that replicas and callers share (`pierhead.shared_store`); it serves nothing else.
 
 The controller serves it, and so does the runner of an application's processes. It is not on the way of requests: a
-policy that uses it gets an error while the controller is away, and decides without it.
+policy that uses it gets an error while the controller is down, and decides without it.
 """
 
 from __future__ import annotations
