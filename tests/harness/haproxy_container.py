@@ -104,8 +104,11 @@ class HAProxyContainer(DockerContainer):
 
 
 def _answers(path: Path) -> bool:
+    """It connects and answers: the master replaces its socket once, right after its start."""
     with socket.socket(socket.AF_UNIX) as client, contextlib.suppress(OSError):  # not there yet: the caller looks again
         client.settimeout(1)
         client.connect(str(path))
-        return True
+        client.sendall(b"help\n")
+        client.shutdown(socket.SHUT_WR)
+        return bool(client.recv(1))
     return False
