@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
@@ -44,10 +44,10 @@ def holdable(error: BaseException) -> BaseException:
     return made
 
 
-async def as_holdable(running: Awaitable[T]) -> T:
+async def as_holdable(function: Callable[..., Awaitable[T]], *args: Any) -> T:
     """What user code returns or raises, for a task that other code waits for."""
     try:
-        return await running
+        return await function(*args)
     except GeneratorExit as error:
         if not is_answerable(error):
             raise

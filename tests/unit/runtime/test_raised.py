@@ -34,6 +34,7 @@ from pierhead.calls.clients import Clients
 from pierhead.classes.handles import handle_on
 from pierhead.metrics import RuntimeMetrics
 from pierhead.policies.policy import RoutedCall
+from pierhead.raised import as_holdable
 
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, address, until
@@ -318,6 +319,16 @@ async def test_hooks_make_the_replica_ill_and_do_not_end_it(cluster: Cluster, ma
     await until(lambda: server.state == "starting", "it is ill")
     hooks.raises = False
     await until(lambda: server.state == "ready", "it is well again")
+
+
+async def test_user_code_that_is_cancelled_before_it_begins_is_not_called() -> None:
+    async def check() -> None:
+        raise AssertionError("it was called")
+
+    task = asyncio.create_task(as_holdable(check))
+    task.cancel()
+    assert await asyncio.wait([task]) == ({task}, set())
+    assert task.cancelled()
 
 
 class Ends(Pipes):

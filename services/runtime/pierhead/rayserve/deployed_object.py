@@ -302,7 +302,7 @@ class DeployedObject:
 
     async def _coroutine(self, function: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> Any:
         try:
-            return await as_holdable(function(*args))
+            return await as_holdable(function, *args)
         except SystemExit as error:
             if not self._shares_process:
                 raise

@@ -290,7 +290,7 @@ class ReplicaServer:
         if self._user is not None:
             await self._user.run(function, *args)
         else:  # in a task of its own, whose end releases its models
-            await asyncio.ensure_future(as_holdable(function(*args)))
+            await asyncio.ensure_future(as_holdable(function, *args))
 
     async def _once_ready(self, work: Callable[[], Awaitable[None]]) -> None:
         await self.ready.wait()
