@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from pierhead import handle, has_replica
 from pierhead.errors import PierheadError
 from pierhead.llm.v1.llm_pb2 import DescribeRequest, ModelCard
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
-
-from services.llm.gateway.keys.limits import Clock
 
 logger = logging.getLogger("pierhead.llm.gateway")
 
@@ -28,7 +26,7 @@ MAX_AGE_S = 600.0
 class ModelCards:
     """The last card of each service. `refresh` fetches them."""
 
-    def __init__(self, services: Collection[str], refresh_s: float, clock: Clock) -> None:
+    def __init__(self, services: Collection[str], refresh_s: float, clock: Callable[[], float]) -> None:
         # These calls do not wait for a replica: a waiting call would wake up a service that is scaled to zero.
         self._stubs = {
             service: handle(LLMServerStub, service, timeout_s=TIMEOUT_S, max_queued_requests=0) for service in services
