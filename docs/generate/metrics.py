@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from pierhead.llm.gateway.metrics import GatewayMetrics
 from pierhead.metrics import RuntimeMetrics
 from prometheus_client.core import Metric
 
 from controller.status.metrics import ControllerMetrics
 from docs.generate.markdown import cell
-from services.llm.gateway.metrics import GatewayMetrics
 
 ABOUT = """\
 # Metrics

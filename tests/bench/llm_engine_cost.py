@@ -57,7 +57,7 @@ async def measure(case: Case) -> str:
         "PIERHEAD_HOST": "127.0.0.1", "PIERHEAD_MAX_ONGOING_REQUESTS": "1000",
     }  # fmt: skip
     process = subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-m", "services.llm.server"], env=environ, stderr=subprocess.PIPE
+        [sys.executable, "-m", "pierhead.llm.server"], env=environ, stderr=subprocess.PIPE
     )
     try:
         return await _load(case, port, psutil.Process(process.pid))

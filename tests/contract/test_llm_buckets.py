@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pierhead.llm.server.errors import LLMStartError, SourceNotFoundError
+from pierhead.llm.server.models import buckets
+from pierhead.llm.server.models.loading import fetch
 
-from services.llm.server.errors import LLMStartError, SourceNotFoundError
-from services.llm.server.models import buckets
-from services.llm.server.models.loading import fetch
 from tests.harness.bucket_stores import S3, GoogleStorage, Memory, Store, google_emulator, moto
 from tests.harness.fetching import STEP_BYTES
 from tests.harness.http_answers import sends, serving

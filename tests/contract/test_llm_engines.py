@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from pierhead.llm.server.engine import LLMEngine, Replies
+from pierhead.llm.server.errors import LLMRequestError
+from pierhead.llm.server.registry import ENGINES as REGISTRY
+from pierhead.llm.server.registry import engine_class
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 from pierhead.llm_config import LLMConfig, Lora, ModelLoading
 
-from services.llm.server.engine import LLMEngine, Replies
-from services.llm.server.errors import LLMRequestError
-from services.llm.server.registry import ENGINES as REGISTRY
-from services.llm.server.registry import engine_class
 from tests.harness.openai_server import handler_of, serving
 from tests.harness.waiting import until
 

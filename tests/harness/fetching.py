@@ -10,9 +10,9 @@ import json
 import sys
 from pathlib import Path
 
-from services.llm.server.errors import LLMStartError
-from services.llm.server.models import buckets, cache
-from services.llm.server.models.loading import fetch
+from pierhead.llm.server.errors import LLMStartError
+from pierhead.llm.server.models import buckets, cache
+from pierhead.llm.server.models.loading import fetch
 
 STEP_BYTES = 1024 * 1024
 

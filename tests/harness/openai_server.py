@@ -6,11 +6,10 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
+from pierhead.llm.server.answers import reply_to
+from pierhead.llm.server.engine import LLMEngine, Replies
+from pierhead.llm.server.errors import LLMRequestError
 from pierhead.llm.v1.llm_pb2 import LLMRequest
-
-from services.llm.server.answers import reply_to
-from services.llm.server.engine import LLMEngine, Replies
-from services.llm.server.errors import LLMRequestError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -12,15 +12,15 @@ import pytest
 from openai import AsyncOpenAI
 from pierhead import Settings, close_handles
 from pierhead.calls.clients import Clients
+from pierhead.llm.gateway.app import make_app
+from pierhead.llm.gateway.metrics import GatewayMetrics
+from pierhead.llm.gateway.models.model_map import VARIABLE, read_models
+from pierhead.llm.gateway.settings import GatewaySettings
+from pierhead.llm.mock.engine import MockEngine
+from pierhead.llm.server.engine import LLMEngine
+from pierhead.llm.server.service import LLMServer
 from pierhead.llm_config import LLMConfig, ModelLoading
 
-from services.llm.gateway.app import make_app
-from services.llm.gateway.metrics import GatewayMetrics
-from services.llm.gateway.models.model_map import VARIABLE, read_models
-from services.llm.gateway.settings import GatewaySettings
-from services.llm.mock.engine import MockEngine
-from services.llm.server.engine import LLMEngine
-from services.llm.server.service import LLMServer
 from tests.unit.runtime.harness import Cluster, address, until
 
 MODELS = {"qwen": "llm-qwen", "default": {"alias_of": "qwen"}, "slow": "llm-slow", "away": "llm-away"}

@@ -181,14 +181,14 @@ def starting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Process
             loading = ModelLoading(model_id=model, model_source=f"{STATE}/models/{model}")
             config = LLMConfig(model_loading=loading, engine_kwargs=engine_kwargs)
             server = process(
-                "services.llm.server", f"{STATE}/vllm/bin/python", logs / f"{service}.log", PIERHEAD_HOST="127.0.0.1",
+                "pierhead.llm.server", f"{STATE}/vllm/bin/python", logs / f"{service}.log", PIERHEAD_HOST="127.0.0.1",
                 PIERHEAD_PORT=str(lanes[service]), PIERHEAD_ADMIN_PORT=str(admins[service]),
                 **{VARIABLE: config.to_json()},
             )  # fmt: skip
             started[service] = stack.enter_context(server)
         where = {f"PIERHEAD_STATIC_{name.upper().replace('-', '_')}": f"127.0.0.1:{lanes[name]}" for name in engines}
         gateway = process(
-            "services.llm.gateway", sys.executable, logs / "gateway.log", PIERHEAD_PORT=str(lanes["gateway"]),
+            "pierhead.llm.gateway", sys.executable, logs / "gateway.log", PIERHEAD_PORT=str(lanes["gateway"]),
             PIERHEAD_ADMIN_PORT=str(admins["gateway"]), PIERHEAD_LLM_MODELS=json.dumps(MODELS), **where,
         )  # fmt: skip
         started["gateway"] = stack.enter_context(gateway)

@@ -14,11 +14,11 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 from pierhead import Service, close_handles, endpoint, override_handle
+from pierhead.llm.gateway.app import make_app
+from pierhead.llm.gateway.models.model_map import VARIABLE, read_models
+from pierhead.llm.gateway.settings import GatewaySettings
 
 from controller.daemon.api import Gatekeeper
-from services.llm.gateway.app import make_app
-from services.llm.gateway.models.model_map import VARIABLE, read_models
-from services.llm.gateway.settings import GatewaySettings
 from tests.unit.controller.control import Control
 from tests.unit.controller.worlds import service
 from tests.unit.runtime.conftest import make_unknown

@@ -1,4 +1,4 @@
-"""The rooms of services/llm: which may import which. Late imports count as any other."""
+"""The rooms of pierhead.llm: which may import which. Late imports count as any other."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ import pytest
 
 from tests.harness.imports import ROOT, circle, graph_of, imported, modules_of, within
 
-MODULES = {
-    name: path
-    for name, path in modules_of(ROOT / "services" / "llm", "services.llm").items()
-    if "requirements" not in path.parts
-}
+MODULES = modules_of(ROOT / "services" / "runtime" / "pierhead" / "llm", "pierhead.llm")
 GRAPH = graph_of(MODULES, types=True)
 
 FLOORS = {
@@ -37,10 +33,10 @@ FLOORS = {
 }
 """From the top: folders and modules, each of which may import itself and what stands on lower floors."""
 
-SHARED = "services.llm.openai_error"
+SHARED = "pierhead.llm.openai_error"
 """What gateway and server both import; it imports nothing of them."""
 
-SEAM = {f"services.llm.server.{module}" for module in ("answers", "bodies", "engine", "errors")}
+SEAM = {f"pierhead.llm.server.{module}" for module in ("answers", "bodies", "engine", "errors")}
 """What engines elsewhere import of the server, as those of users do."""
 
 PRIVATE = {
@@ -53,7 +49,7 @@ PRIVATE = {
 
 def place_of(module: str) -> tuple[str, str]:
     """gateway, server or mock, and the folder or module of FLOORS."""
-    part, *rest = module.removeprefix("services.llm.").split(".")
+    part, *rest = module.removeprefix("pierhead.llm.").split(".")
     if rest[0] == "engines":
         return part, ".".join(rest[:2])
     return part, rest[0]

@@ -80,7 +80,7 @@ class Site:
         port, admin = free_ports(2)
         hosts = [next(self.hosts) for _ in range(count)]
         env = {**variables, "PIERHEAD_LLM_CONFIG": json.dumps(config)}
-        command = [str(python), "-m", "services.llm.server"]
+        command = [str(python), "-m", "pierhead.llm.server"]
         kept = [
             self.keep("replica", command, {**env, **_env(SERVICE, host, port, admin)}, f"replica-{host}")
             for host in hosts
@@ -105,7 +105,7 @@ class Site:
             "PIERHEAD_DISCOVERY": f"127.0.0.1:{discovery_port}",
             "PIERHEAD_LLM_MODELS": json.dumps({model: SERVICE}),
         }
-        gateway = self.keep("gateway", [str(self.work.python), "-m", "services.llm.gateway"], env, f"gateway-{host}")
+        gateway = self.keep("gateway", [str(self.work.python), "-m", "pierhead.llm.gateway"], env, f"gateway-{host}")
         kept = [gateway, discovery]
         _wait_until_ready(f"{host}:{admin}", kept)
         wait_for(lambda: model.encode() in get(f"http://{host}:{port}/v1/models")[1], "the gateway", START_S, kept)
@@ -249,7 +249,7 @@ def both_vllms(work: Workplace) -> Iterator[dict[str, Running]]:
 
 def vllm_serve(vllm: VLLM, port: int) -> list[str]:
     """Its command, with the arguments that our service has."""
-    from services.llm.server.engines.vllm.start import arguments
+    from pierhead.llm.server.engines.vllm.start import arguments
 
     command = [str(vllm.python), "-m", "vllm.entrypoints.cli.main", "serve", str(vllm.model), "--host", "127.0.0.1"]
     return [*command, "--port", str(port), "--served-model-name", VLLM_MODEL, *arguments(VLLM_ENGINE.items())]

@@ -10,11 +10,10 @@ import os
 from collections.abc import AsyncIterator
 from typing import Any
 
+from pierhead.llm.mock.engine import MockEngine
 from pierhead.llm.v1.llm_pb2 import LLMRequest
 from pierhead.llm_config import LLMConfig as OurConfig
 from ray.llm._internal.serve.core.engine.protocol import LLMEngine
-
-from services.llm.mock.engine import MockEngine
 
 
 class MockedEngine(LLMEngine):  # type: ignore[misc]  # its types are only where the peer is

@@ -14,13 +14,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from pierhead import Unavailable
+from pierhead.llm.server.service import LLMServer
 from pierhead.llm.v1.llm_pb2 import LLMRequest, Operation, OperationDone
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerServicer
 from pierhead.llm_config import LLMConfig, ModelLoading
 
 from controller.status.records.services import ReplicaStatus
 from controller.tool.llm_replicas import ReplicaAnswer, operate
-from services.llm.server.service import LLMServer
 from tests.harness.ports import free_port
 from tests.unit.controller.cli_documents import answered, replica, row
 from tests.unit.controller.test_cli import Command

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pierhead.llm.gateway.metrics import GatewayMetrics
+from pierhead.llm.mock.engine import MockEngine
+from pierhead.llm.server.engine import EngineStats
+from pierhead.llm.server.exposition import show
 from pierhead.llm_config import LLMConfig, ModelLoading
 from pierhead.metrics import RuntimeMetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from controller.status.metrics import ControllerMetrics
-from services.llm.gateway.metrics import GatewayMetrics
-from services.llm.mock.engine import MockEngine
-from services.llm.server.engine import EngineStats
-from services.llm.server.exposition import show
 from tests.unit.dashboards.promql import exported_names
 
 VLLM_PAGE = Path(__file__).parent / "vllm-0.32.0.txt"

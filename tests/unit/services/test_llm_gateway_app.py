@@ -18,14 +18,14 @@ import pytest
 from google.protobuf.message import DecodeError
 from pierhead import Settings, handle, override_handle
 from pierhead.calls.clients import Clients
+from pierhead.llm.gateway.app import make_app
+from pierhead.llm.gateway.body.multipart import form_fields
+from pierhead.llm.gateway.metrics import GatewayMetrics
+from pierhead.llm.gateway.models.cards import ModelCards
+from pierhead.llm.gateway.models.model_map import VARIABLE, read_models
+from pierhead.llm.gateway.settings import GatewaySettings
 from pierhead.llm.v1.llm_pb2 import ModelCard
 
-from services.llm.gateway.app import make_app
-from services.llm.gateway.body.multipart import form_fields
-from services.llm.gateway.metrics import GatewayMetrics
-from services.llm.gateway.models.cards import ModelCards
-from services.llm.gateway.models.model_map import VARIABLE, read_models
-from services.llm.gateway.settings import GatewaySettings
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, pass_deadlines, until
 from tests.unit.services.fake_llm_server import FakeLLMServer, event
@@ -413,7 +413,7 @@ async def test_a_service_that_answers_nonsense_keeps_no_other_from_being_asked(
     def make(stub: Any, service: str, **options: Any) -> Any:
         return SimpleNamespace(Describe=nonsense) if service == "llm-big" else handle(stub, service, **options)
 
-    monkeypatch.setattr("services.llm.gateway.models.cards.handle", make)
+    monkeypatch.setattr("pierhead.llm.gateway.models.cards.handle", make)
     cards = ModelCards(("llm-big", "llm-qwen"), 0.01, lambda: stand.now)
     keeping = asyncio.create_task(cards.refresh())
     await until(lambda: cards.card("llm-qwen") is not None, "the other has answered")

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pierhead.llm.gateway.body.body import MAX_VALUES, MOST_TOKENS, read_body
+from pierhead.llm.gateway.body.prompt_text import MAX_CHARACTERS, MAX_PIECES, prompt_text
+from pierhead.llm.gateway.errors import ApiError
+from pierhead.llm.gateway.keys.limits import Limits
+from pierhead.llm.gateway.models.prefill import decode_overrides
 from pierhead.llm.v1.llm_pb2 import LLMRequest
-
-from services.llm.gateway.body.body import MAX_VALUES, MOST_TOKENS, read_body
-from services.llm.gateway.body.prompt_text import MAX_CHARACTERS, MAX_PIECES, prompt_text
-from services.llm.gateway.errors import ApiError
-from services.llm.gateway.keys.limits import Limits
-from services.llm.gateway.models.prefill import decode_overrides
 
 KIND = "application/json"
 JSON = st.recursive(

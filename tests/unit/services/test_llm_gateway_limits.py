@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from services.llm.gateway.keys.limits import Limits, Refused, duration
-from services.llm.gateway.keys.token_bucket import TokenBucket
+from pierhead.llm.gateway.keys.limits import Limits, Refused, duration
+from pierhead.llm.gateway.keys.token_bucket import TokenBucket
 
 RATES = st.floats(0.5, 1e6)
 STEPS = st.lists(st.tuples(st.floats(0, 100), st.integers(0, 10_000)), max_size=60)

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 from pierhead.errors import SettingsError
-
-from services.llm.gateway.keys.api_keys import parse_keys
-from services.llm.gateway.keys.key_file import KeyFile
-from services.llm.gateway.models.model_map import VARIABLE, ModelRoute, read_models
-from services.llm.gateway.settings import GatewaySettings
+from pierhead.llm.gateway.keys.api_keys import parse_keys
+from pierhead.llm.gateway.keys.key_file import KeyFile
+from pierhead.llm.gateway.models.model_map import VARIABLE, ModelRoute, read_models
+from pierhead.llm.gateway.settings import GatewaySettings
 
 HASH = hashlib.sha256(b"one").hexdigest()
 

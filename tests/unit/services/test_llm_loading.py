@@ -17,9 +17,8 @@ from typing import Any
 
 import fsspec
 import pytest
-
-from services.llm.server.errors import LLMStartError
-from services.llm.server.models.loading import fetch
+from pierhead.llm.server.errors import LLMStartError
+from pierhead.llm.server.models.loading import fetch
 
 SOURCE = "memory://bucket/qwen"
 WEIGHTS = bytes(range(256)) * 400

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pierhead.llm.mock.arguments import MockArguments
+from pierhead.llm.mock.cache import BlockCache, chain_of
+from pierhead.llm.mock.engine import MockEngine
+from pierhead.llm.mock.schedule import Schedule, Sequence
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 from pierhead.llm_config import LLMConfig, ModelLoading
-
-from services.llm.mock.arguments import MockArguments
-from services.llm.mock.cache import BlockCache, chain_of
-from services.llm.mock.engine import MockEngine
-from services.llm.mock.schedule import Schedule, Sequence
 
 pytestmark = pytest.mark.virtual_time
 

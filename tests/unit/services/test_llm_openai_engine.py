@@ -14,14 +14,14 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as some
 from pierhead import Unavailable
+from pierhead.llm.mock.engine import MockEngine
+from pierhead.llm.server.engines.openai import engine as openai_engine
+from pierhead.llm.server.engines.openai.engine import OpenAIEngine
+from pierhead.llm.server.engines.openai.events import Splitter
+from pierhead.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, UpstreamError
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 from pierhead.llm_config import LLMConfig, ModelLoading
 
-from services.llm.mock.engine import MockEngine
-from services.llm.server.engines.openai import engine as openai_engine
-from services.llm.server.engines.openai.engine import OpenAIEngine
-from services.llm.server.engines.openai.events import Splitter
-from services.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, UpstreamError
 from tests.harness.openai_server import Handler, handler_of, serving
 
 CHAT = "/v1/chat/completions"

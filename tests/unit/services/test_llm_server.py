@@ -13,17 +13,17 @@ from typing import Any
 import aiohttp
 import pytest
 from pierhead import BadRequest, Unavailable, UserCodeError, handle
+from pierhead.llm.mock.engine import MockEngine
+from pierhead.llm.server import service
+from pierhead.llm.server.engine import LLMEngine
+from pierhead.llm.server.errors import EngineDiedError, LLMStartError, SourceNotFoundError
+from pierhead.llm.server.service import LLMServer
 from pierhead.llm.v1.llm_pb2 import DescribeRequest, LLMReply, LLMRequest, Operation
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 from pierhead.llm_config import LLMConfig, Lora, ModelLoading
 from pierhead.metrics import RuntimeMetrics
 from pierhead.replica.server import ReplicaServer
 
-from services.llm.mock.engine import MockEngine
-from services.llm.server import service
-from services.llm.server.engine import LLMEngine
-from services.llm.server.errors import EngineDiedError, LLMStartError, SourceNotFoundError
-from services.llm.server.service import LLMServer
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import Cluster, know, until
 

@@ -12,19 +12,18 @@ from typing import Any
 
 import pytest
 from pierhead.errors import Backpressure, SettingsError
+from pierhead.llm.mock.engine import MockEngine
+from pierhead.llm.server import bodies
+from pierhead.llm.server.engine import EngineStats
+from pierhead.llm.server.errors import EngineStalledError, LLMRequestError, LLMStartError, SourceNotFoundError
+from pierhead.llm.server.models.adapters import Adapters
+from pierhead.llm.server.registry import ENGINES, engine_class
+from pierhead.llm.server.settings import ServerSettings
+from pierhead.llm.server.watchdog import TokenWatchdog
 from pierhead.llm.v1.llm_pb2 import LLMRequest
 from pierhead.llm_config import ENGINE_EXPECTED, ENGINE_NAMES, LLMConfig, Lora, ModelLoading
 from pierhead.metrics import RuntimeMetrics
 from pydantic import ValidationError
-
-from services.llm.mock.engine import MockEngine
-from services.llm.server import bodies
-from services.llm.server.engine import EngineStats
-from services.llm.server.errors import EngineStalledError, LLMRequestError, LLMStartError, SourceNotFoundError
-from services.llm.server.models.adapters import Adapters
-from services.llm.server.registry import ENGINES, engine_class
-from services.llm.server.settings import ServerSettings
-from services.llm.server.watchdog import TokenWatchdog
 
 # ------------------------------------------------------------------------------------------------------------ engines
 
@@ -219,7 +218,7 @@ async def process(config: Any, *command: str) -> asyncio.subprocess.Process:
 
 async def test_a_start_that_fails_ends_with_its_reason() -> None:
     failing = CONFIG | {"engine_kwargs": {"fail_start": "no such path: /models/nothing; mount it"}}
-    made = await process(failing, "-m", "services.llm.server")
+    made = await process(failing, "-m", "pierhead.llm.server")
     async with asyncio.timeout(30):
         _, log = await made.communicate()
     assert made.returncode == 1
@@ -231,9 +230,9 @@ HANGS = """
 import sys, time
 from pathlib import Path
 from pierhead import serve
-from services.llm.mock.engine import MockEngine
-from services.llm.server.service import LLMServer
-from services.llm.server.settings import ServerSettings
+from pierhead.llm.mock.engine import MockEngine
+from pierhead.llm.server.service import LLMServer
+from pierhead.llm.server.settings import ServerSettings
 
 class Reader(MockEngine):
     needs_files = True

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-
-from services.llm.server.engines.vllm.errors import MOST_CHARACTERS, openai_error, reason
+from pierhead.llm.server.engines.vllm.errors import MOST_CHARACTERS, openai_error, reason
 
 INVALID = "invalid_request_error"
 

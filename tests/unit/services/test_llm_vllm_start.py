@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from services.llm.server.engines.vllm.start import arguments, explanation, stage_of
+from pierhead.llm.server.engines.vllm.start import arguments, explanation, stage_of
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,45 @@
+"""The gateway's HTTP application: its routes and their handlers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from pierhead import http_errors
+from pierhead.llm.gateway.endpoints import POSTS, RequestKind
+from pierhead.llm.gateway.errors import runtime_error_body
+from pierhead.llm.gateway.exchange import ClientExchange
+from pierhead.llm.gateway.gateway import Gateway
+from pierhead.llm.gateway.keys.limits import Clock
+from pierhead.llm.gateway.metrics import GatewayMetrics
+from pierhead.llm.gateway.settings import GatewaySettings
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_app(
+    settings: GatewaySettings, metrics: GatewayMetrics | None = None, clock: Clock = time.monotonic
+) -> web.Application:
+    """The application. Raises SettingsError for a key file that cannot be used."""
+    gateway = Gateway(settings, metrics or GatewayMetrics(), clock)
+    app = web.Application(client_max_size=settings.max_body_bytes)
+    app[http_errors.ERROR_BODY] = runtime_error_body
+    app.router.add_get("/health", gateway.health_handler)
+    app.router.add_get("/ping", gateway.health_handler)
+    app.router.add_post("/ping", gateway.health_handler)
+    app.router.add_get("/version", gateway.version_handler)
+    app.router.add_get("/load", gateway.load_handler)
+    app.router.add_get("/v1/models", gateway.models_handler)
+    app.router.add_get("/v1/models/{id:.+}", gateway.model_handler)
+    for path, endpoint in POSTS.items():
+        app.router.add_post(path, _handler(gateway, endpoint))
+    app.cleanup_ctx.append(gateway.live)
+    return app
+
+
+def _handler(gateway: Gateway, endpoint: RequestKind) -> Handler:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return await ClientExchange(gateway, request, endpoint).answer()
+
+    return handle

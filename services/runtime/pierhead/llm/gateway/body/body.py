@@ -1,0 +1,158 @@
+"""Reads the parts of a request's body that the gateway needs; the engine reads the rest. Pure.
+
+Bodies are JSON, or forms (audio/transcriptions), of which the fields `model` and `stream` are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pierhead.json_data import not_json
+from pierhead.llm.gateway.body.multipart import FormField, form_fields
+from pierhead.llm.gateway.body.prompt_text import PromptText, prompt_text, prompts
+from pierhead.llm.gateway.errors import ApiError, wrong
+
+FORM = "multipart/form-data"
+
+MAX_VALUES = 2**20
+"""Most values in a body, counted by its commas and brackets: enough for a prompt of a million token ids. A body of
+brackets alone would take half a minute to parse, and would block all other requests during it.
+"""
+
+MOST = 2**31 - 1
+"""Of what is counted."""
+
+MOST_TOKENS = 10**9
+"""Of an estimate: limits count in floating point."""
+
+_TRUE = ("true", "1", "on", "yes", "t", "y")
+"""The words for true in forms, as vLLM takes them."""
+
+OPERATORS = frozenset({"kv_transfer_params", "ec_transfer_params", "priority"})
+"""Members of vLLM's API for operators only, removed from every client's body. The first two make an engine connect to
+the address that they name and read other clients' blocks; `priority` overtakes other clients.
+"""
+
+_REMOVED = OPERATORS | {"model"}
+
+ENGINE_ARGUMENTS = "vllm_xargs"
+"""An object that vLLM merges into its own arguments: the same members are removed there."""
+
+_AT_ONCE = 2**20
+"""Bytes of a body that are looked at before its size is judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestParts:
+    """The parts of a request that the gateway needs."""
+
+    model: str
+    stream: bool
+    prompt: PromptText
+    max_tokens: int
+    """Tokens of each choice; 0 = not set in the request."""
+    choices: int
+    """Answers in all: `n` to each prompt."""
+    members: frozenset[str]
+    """Names of the body's members; empty for a form."""
+    field: FormField | None = None
+    """Of a form: the field with the model's name."""
+    cleaned: bytes | None = None
+    """The body without the operator's members; None if it has none of them."""
+
+    @property
+    def tokens(self) -> int:
+        """An estimate of the tokens that it will use, for limits."""
+        return min(self.prompt.tokens + self.max_tokens * self.choices, MOST_TOKENS)
+
+    def body_for(self, body: bytes, model: str) -> bytes:
+        """The body for the service. In a form the model's name is replaced; JSON has LLMRequest.model for it."""
+        if self.cleaned is not None:
+            return self.cleaned
+        field = self.field
+        if field is None or body[field.begin : field.end] == model.encode():
+            return body
+        return b"".join((body[: field.begin], model.encode(), body[field.end :]))
+
+
+def read_body(body: bytes, content_type: str, *, messages: bool = False) -> RequestParts:
+    """Read a body. `messages`: it must have them. Raises ApiError for the first problem: 400, or 413."""
+    if content_type.partition(";")[0].strip().lower() == FORM:
+        return _read_form(body, content_type)
+    if problem := not_json(content_type):
+        raise ApiError(400, problem, code="invalid_content_type")
+    found = _parse(body)
+    model, stream = _model(found.get("model")), found.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise wrong("stream", "a boolean", stream)
+    if messages and not isinstance(found.get("messages"), list):
+        raise wrong("messages", "a list of messages", found.get("messages"))
+    limits = [_count(found, name, 0) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
+    choices = _count(found, "n", 1) * prompts(found)
+    kept = _for_clients(found)
+    cleaned = None if kept == found else json.dumps(kept).encode()
+    return RequestParts(
+        model, bool(stream), prompt_text(found, len(body)), max(limits), choices, frozenset(kept), None, cleaned
+    )
+
+
+def _for_clients(found: Mapping[str, object]) -> Mapping[str, object]:
+    """The members that a client may set. Some servers behind the engine `openai` ignore the case of names: for them
+    `Model` would be another model than the one that the client's key was checked for.
+    """
+    kept = {name: value for name, value in found.items() if name == "model" or name.casefold() not in _REMOVED}
+    extra = found.get(ENGINE_ARGUMENTS)
+    if isinstance(extra, dict) and OPERATORS & extra.keys():
+        kept[ENGINE_ARGUMENTS] = {name: value for name, value in extra.items() if name not in OPERATORS}
+    return kept
+
+
+def _parse(body: bytes) -> Mapping[str, object]:
+    values = 0
+    for begin in range(0, len(body), _AT_ONCE):
+        values += sum(body.count(mark, begin, begin + _AT_ONCE) for mark in (b",", b"[", b"{"))
+        if values > MAX_VALUES:
+            message = f"the request body holds more than the {MAX_VALUES} values that this gateway takes; send less"
+            raise ApiError(413, message, code="payload_too_large")
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        message = f"We could not parse the JSON body of your request: {error}. Send an object with a member `model`."
+        raise ApiError(400, message, code="invalid_json") from None
+    if not isinstance(found, dict):
+        raise ApiError(400, "the body: expected a JSON object with a member `model`", code="invalid_json")
+    return found
+
+
+def _model(model: object) -> str:
+    if model is None or model == "":
+        message = "you must provide a model parameter; GET /v1/models lists what there is"
+        raise ApiError(400, message, code="missing_required_parameter", param="model")
+    if not isinstance(model, str):
+        raise wrong("model", "a string", model)
+    return model
+
+
+def _count(found: Mapping[str, object], name: str, least: int) -> int:
+    """An integer member; `least` if it is absent."""
+    value = found.get(name)
+    if value is None:
+        return least
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise wrong(name, f"an integer >= {least}", value)
+    if not least <= value <= MOST:
+        raise wrong(name, f"an integer from {least} to {MOST}", value, "invalid_value")
+    return value
+
+
+def _read_form(body: bytes, content_type: str) -> RequestParts:
+    fields = form_fields(body, content_type, ("model", "stream", ENGINE_ARGUMENTS))
+    if ENGINE_ARGUMENTS in fields:
+        message = f"the field {ENGINE_ARGUMENTS} is not for clients of this gateway; leave it out"
+        raise ApiError(400, message, code="invalid_form", param=ENGINE_ARGUMENTS)
+    field, stream = fields.get("model"), fields.get("stream")
+    model = _model(None if field is None else field.text)
+    streams = stream is not None and stream.text.lower() in _TRUE
+    return RequestParts(model, streams, PromptText("", 0), 0, 1, frozenset(), field)

@@ -1,0 +1,282 @@
+"""One request from its arrival to the end of its answer.
+
+key -> body -> model -> limits -> [prefill] -> service -> answer: whole, or events as they come
+                                                             `--> accounts, however it ended
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import hdrs, web
+from pierhead import has_replica, http_errors, on_request_end, set_model_id, sse
+from pierhead.errors import Backpressure, NoReplica, PierheadError, Unavailable
+from pierhead.llm.gateway.body.body import RequestParts, read_body
+from pierhead.llm.gateway.endpoints import RequestKind, is_path
+from pierhead.llm.gateway.errors import JSON, ApiError, answer_error, error_event, unknown_model, unknown_path
+from pierhead.llm.gateway.keys.limits import duration
+from pierhead.llm.gateway.meter import Meter
+from pierhead.llm.gateway.models.model_map import ModelRoute
+from pierhead.llm.gateway.models.prefill import decode_overrides, prefill_overrides
+from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
+
+if TYPE_CHECKING:
+    from pierhead.llm.gateway.gateway import Gateway
+    from pierhead.llm.gateway.keys.key_file import KeyHolder
+
+EVENTS = "text/event-stream"
+
+GAVE_UP = ("499", "504")
+"""Statuses of requests that the client ended: it left, or its deadline passed."""
+
+
+class ClientExchange:
+    """One request of a client."""
+
+    __slots__ = ("_asked", "_endpoint", "_gateway", "_headers", "_holder", "_meter", "_request", "_room", "_route")
+
+    def __init__(self, gateway: Gateway, request: web.Request, endpoint: RequestKind) -> None:
+        self._gateway = gateway
+        self._request = request
+        self._endpoint = endpoint
+        self._meter = Meter(time.monotonic())
+        self._holder: KeyHolder | None = None
+        self._asked: RequestParts | None = None
+        """Set once the request was admitted."""
+        self._route: ModelRoute | None = None
+        self._headers: dict[str, str] = {}
+        """Of every answer."""
+        self._room = 0
+        """Bytes of `Gateway.body_bytes` that this request has taken."""
+
+    async def answer(self) -> web.StreamResponse:
+        """The response. Raises the errors that the runtime handles: its own, and the client's leaving."""
+        on_request_end(self._request, self._account)
+        self._gateway.ongoing += 1
+        try:
+            return await self._run()
+        except ApiError as error:
+            return answer_error(error, self._headers)
+        finally:
+            self._gateway.ongoing -= 1
+            self._free_room()
+
+    # ---- before the service
+
+    async def _run(self) -> web.StreamResponse:
+        gateway, request, endpoint = self._gateway, self._request, self._endpoint
+        self._holder = gateway.identify(request)
+        if not endpoint.path and not is_path(request.path):
+            raise unknown_path(request.path)
+        content_type = request.headers.get(hdrs.CONTENT_TYPE, "")
+        body = await self._read()
+        asked = read_body(body, content_type, messages=endpoint.messages)
+        route = self._find(asked.model)
+        self._admit(asked)
+        # Replicas are chosen by the adapter, so the client's own header must not count.
+        set_model_id(route.adapter or None)
+        message = LLMRequest(
+            body=asked.body_for(body, route.model),
+            path=endpoint.path or request.path,
+            model=route.model,
+            content_type="" if asked.members else content_type,
+            routing_text=asked.prompt.beginning,
+        )
+        if route.prefill is not None and endpoint.generates:
+            refused = await self._prefill(message, route.prefill, asked, route)
+            if refused is not None:
+                return refused
+        call = self._call(route.service, message)
+        del body, message  # frees their memory as soon as the call no longer needs them
+        try:
+            return await self._relay(call, asked)
+        finally:
+            call.cancel()
+
+    async def _read(self) -> bytes:
+        """The body. Raises ApiError; Backpressure if the bodies of all requests leave no room for it.
+
+        Admission bounds the requests, and a setting the size of each; the product exceeds any machine's memory. Room is
+        taken as bytes arrive: a request that announces a large body and sends nothing takes none.
+        """
+        limit = self._gateway.settings.max_body_bytes
+        if (self._request.content_length or 0) > limit:
+            raise _too_large(limit)
+        body = bytearray()
+        try:
+            while piece := await self._request.content.readany():
+                if len(body) + len(piece) > limit:
+                    raise _too_large(limit)
+                self._take_room(len(piece))
+                body += piece
+        except web.RequestPayloadError as error:
+            why = str(error).removeprefix("400, message:").strip()
+            raise ApiError(400, f"the request body cannot be read: {why}", code="invalid_body") from None
+        return bytes(body)
+
+    def _take_room(self, size: int) -> None:
+        limit = self._gateway.settings.max_bodies_bytes
+        if self._gateway.body_bytes + size > limit:
+            raise Backpressure(
+                f"the bodies of all requests that wait for an answer have the {limit} bytes that this gateway "
+                "keeps for them; ask again in a moment"
+            )
+        self._gateway.body_bytes += size
+        self._room += size
+
+    def _free_room(self) -> None:
+        self._gateway.body_bytes -= self._room
+        self._room = 0
+
+    def _find(self, name: str) -> ModelRoute:
+        """The model's route, if this client may use it."""
+        route = self._gateway.models.find(name)
+        if route is None:
+            raise unknown_model(name)
+        self._route = route
+        holder = self._holder
+        if holder is not None and not holder.key.may_use((name, route.model)):
+            message = f"The API key {holder.key.name} does not have access to the model `{name}`; its scope is another."
+            raise ApiError(403, message, code="model_not_allowed", param="model")
+        return route
+
+    def _admit(self, asked: RequestParts) -> None:
+        """Count the request against the limits of its key."""
+        if self._holder is None:
+            self._asked = asked
+            return
+        key, limits = self._holder
+        now = self._gateway.clock()
+        refused = limits.admit(asked.tokens, now)
+        self._request[http_errors.ERROR_HEADERS] = self._headers = limits.headers(now)
+        if refused is None:
+            self._asked = asked
+            return
+        message = (
+            f"Rate limit reached for {refused.what} per min of the API key {key.name}: limit {refused.limit:.0f}. "
+            f"Please try again in {duration(refused.wait_s)}."
+        )
+        if refused.at_a_time:
+            message = (
+                f"The API key {key.name} has {refused.limit:.0f} requests in progress, its max_concurrent at this "
+                "gateway. Please try again when one of them has ended."
+            )
+        wait = {"Retry-After": str(math.ceil(refused.wait_s))}
+        raise ApiError(429, message, kind=refused.what, code="rate_limit_exceeded", headers=wait)
+
+    def _call(self, service: str, message: LLMRequest) -> Any:
+        return getattr(self._gateway.stubs[service], self._endpoint.rpc)(message)
+
+    async def _prefill(
+        self, message: LLMRequest, service: str, asked: RequestParts, route: ModelRoute
+    ) -> web.StreamResponse | None:
+        """Let `service` read the prompt, and add the result to `message`. Returns the service's answer on an error."""
+        outcome = "error"
+        try:
+            if asked.choices > 1:  # the transferred state is that of one sequence
+                outcome = "several_choices"
+                return None
+            if not has_replica(service) and self._gateway.settings.prefill_fallback:
+                outcome = "no_replica"
+                return None
+            message.overrides = prefill_overrides(asked.members)
+            replies = [reply async for reply in self._call(service, message)]
+            status, body = _status_of(replies[:1]), b"".join(reply.data for reply in replies)
+            if status >= 400:
+                return self._whole(status, body, replies[0].content_type)
+            message.overrides = decode_overrides(body)
+            outcome = "done" if message.overrides else "nothing_to_hand_over"
+        except Unavailable as error:  # also a replica that died: the client has received nothing yet
+            if not self._gateway.settings.prefill_fallback:
+                raise
+            message.overrides = ""
+            outcome = "no_replica" if isinstance(error, NoReplica) else "unavailable"
+        except ValueError as error:
+            text = f"{service}: the prefill service did not answer with JSON: {error}; look at its log"
+            raise PierheadError(text) from error
+        finally:
+            self._gateway.metrics.prefill.inc((route.base, route.service, outcome))
+        return None
+
+    # ---- the answer
+
+    async def _relay(self, call: Any, asked: RequestParts) -> web.StreamResponse:
+        """Pass on the service's answer."""
+        first: LLMReply | None = await anext(call, None)
+        self._free_room()
+        if first is None:
+            raise Unavailable(f"{self._request.path}: the service's answer is empty; look at its log")
+        status = _status_of([first])
+        self._meter.begun = status < 400
+        if status < 400 and _is_stream(first, asked.stream):
+            self._meter.streamed = True
+            return await sse(
+                self._request,
+                _Begun(first, call),
+                self._noted,
+                status=status,
+                headers={**self._headers, hdrs.CONTENT_TYPE: first.content_type or EVENTS},
+                on_error=lambda error, _: error_event(error.kind, error.message),
+            )
+        pieces = [self._noted(first), *[self._noted(reply) async for reply in call]]
+        return self._whole(status, b"".join(pieces), first.content_type)
+
+    def _noted(self, reply: LLMReply) -> bytes:
+        """The bytes of a reply, once it is counted."""
+        self._meter.note(reply, time.monotonic())
+        return reply.data
+
+    def _whole(self, status: int, body: bytes, content_type: str) -> web.Response:
+        return web.Response(
+            status=status, body=body, headers={**self._headers, hdrs.CONTENT_TYPE: content_type or JSON}
+        )
+
+    def _account(self, code: str) -> None:
+        """Count the request, which has ended. `code`: the HTTP status that it ended with."""
+        gateway, asked, holder = self._gateway, self._asked, self._holder
+        used = self._meter.used(asked, gave_up=code in GAVE_UP)
+        if holder is not None and asked is not None:
+            holder.limits.correct(asked.tokens, used.prompt + used.completion, gateway.clock())
+        key = "" if holder is None else holder.key.name
+        self._meter.count(gateway.metrics, self._route, key, code, used, time.monotonic())
+
+
+class _Begun:
+    """A call whose first reply was read already, as a source for `sse`."""
+
+    def __init__(self, first: LLMReply, call: Any) -> None:
+        self._first = first
+        self._call = call
+        self.read_ready = call.read_ready
+        self.deliver = call.deliver
+        self.cancel = call.cancel
+
+    async def __aiter__(self) -> AsyncIterator[LLMReply]:
+        yield self._first
+        async for reply in self._call:
+            yield reply
+
+
+def _too_large(limit: int) -> ApiError:
+    message = f"the request body is larger than the {limit} bytes that this gateway takes; send less at a time"
+    return ApiError(413, message, code="payload_too_large")
+
+
+def _status_of(replies: list[LLMReply]) -> int:
+    """The status of the first reply. Raises Unavailable if there is no reply, PierheadError for an invalid status."""
+    if not replies:
+        raise Unavailable("the service's answer is empty; look at its log")
+    status = replies[0].status or 200
+    if not 200 <= status <= 599:
+        raise PierheadError(f"the engine answered with the invalid status {status}; look at the service's log")
+    return status
+
+
+def _is_stream(first: LLMReply, asked: bool) -> bool:
+    """Whether an answer is streamed: events, and anything but JSON, such as sound."""
+    if first.content_type:
+        return not first.content_type.startswith(JSON)
+    return asked and not first.data.startswith(b"{")  # such as embeddings, which are never events

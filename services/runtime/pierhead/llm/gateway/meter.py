@@ -1,0 +1,76 @@
+"""Measures one request: the tokens used and the time taken, read from its replies and counted at its end. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pierhead.llm.gateway.body.body import RequestParts
+from pierhead.llm.gateway.metrics import GatewayMetrics, finish_label
+from pierhead.llm.gateway.models.model_map import ModelRoute
+from pierhead.llm.v1.llm_pb2 import LLMReply
+
+
+class Used(NamedTuple):
+    """Tokens."""
+
+    prompt: int
+    completion: int
+    cached: int = 0
+    """Of the prompt."""
+
+
+class Meter:
+    """One request's accounts."""
+
+    __slots__ = ("_counted", "_first_at", "_first_tokens", "_last", "_last_at", "_started", "begun", "streamed")
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self.begun = False
+        """Whether a service has begun to answer, not with an error."""
+        self.streamed = False
+        self._counted = 0
+        self._first_tokens = 0
+        self._first_at = 0.0
+        self._last_at = 0.0
+        self._last: LLMReply | None = None
+
+    def note(self, reply: LLMReply, now: float) -> None:
+        """A reply came."""
+        self._last = reply
+        tokens = reply.tokens
+        if tokens:
+            if not self._counted:
+                self._first_at, self._first_tokens = now, tokens
+            self._counted += tokens
+            self._last_at = now
+
+    def used(self, asked: RequestParts | None, *, gave_up: bool = False) -> Used:
+        """The tokens used: the engine's count, else an estimate. `gave_up`: the client left before the end. Its prompt
+        counts nevertheless: else clients that leave at once would use nothing of their limits.
+        """
+        last = self._last
+        if last is not None and last.HasField("usage"):
+            usage = last.usage
+            return Used(usage.prompt_tokens, usage.completion_tokens or self._counted, usage.cached_tokens)
+        return Used(0 if asked is None or not (self.begun or gave_up) else asked.prompt.tokens, self._counted)
+
+    def count(
+        self, metrics: GatewayMetrics, route: ModelRoute | None, key: str, code: str, used: Used, now: float
+    ) -> None:
+        """Count the request. `code`: the HTTP status that it ended with."""
+        reason = finish_label("" if self._last is None else self._last.usage.finish_reason)
+        if route is None:
+            metrics.requests.inc(("", "", key, code, reason))
+            return
+        labels = (metrics.model_label(route.model, route.base, known=self.begun), route.service)
+        metrics.requests.inc((*labels, key, code, reason))
+        metrics.request.observe(labels, now - self._started)
+        for kind, tokens in used._asdict().items():
+            if tokens:
+                metrics.tokens.inc((*labels, kind, key), tokens)
+        if self.streamed and self._counted:
+            metrics.first_token.observe(labels, self._first_at - self._started)
+            after = self._counted - self._first_tokens
+            if after > 0:
+                metrics.per_token.observe(labels, (self._last_at - self._first_at) / after)

@@ -1,0 +1,132 @@
+"""Server-sent events of an OpenAI-compatible server: whole ones, their tokens, and what the last ones say. Pure.
+
+Events are searched, not parsed, but for the few at the end of a stream that hold a reason or the usage.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pierhead.llm.server.errors import UpstreamError
+from pierhead.llm.v1.llm_pb2 import Usage
+
+DONE = b"[DONE]"
+LARGEST_EVENT = 16 * 1024 * 1024
+"""Bytes of one event: far more than any token or image takes."""
+
+_END = re.compile(rb"\r?\n\r?\n")
+_END_BYTES = 4
+"""Of the longest one."""
+_TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments|refusal)"\s*:\s*"[^"]')
+_REASON = re.compile(rb'"finish_reason"\s*:\s*"')
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_ERROR = re.compile(rb'(?:event: *error\r?\n)?data: *\{\s*"(?:error"|object"\s*:\s*"error")')
+
+
+class Splitter:
+    """Bytes as they come, as whole events with the blank line at their ends."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The events that these bytes complete. Raises UpstreamError for one without an end.
+
+        A large event, an image say, comes in hundreds of pieces: each is looked at once, not with all before it.
+        """
+        text: bytes | bytearray = data
+        sought = begin = 0
+        if self._rest:
+            sought = max(0, len(self._rest) - _END_BYTES + 1)
+            self._rest += data
+            text = self._rest
+        for end in _END.finditer(text, sought):
+            yield bytes(text[begin : end.end()])
+            begin = end.end()
+        if begin or text is data:
+            self._rest = bytearray(text[begin:])
+        if len(self._rest) > LARGEST_EVENT:
+            raise UpstreamError(f"an event of its stream has more than {LARGEST_EVENT} bytes")
+
+    @property
+    def rest(self) -> bytes:
+        """The beginning of an event that has not ended."""
+        return bytes(self._rest)
+
+
+class Account:
+    """Tokens, usage and end of one answer, as far as it was read."""
+
+    __slots__ = ("_hide_usage", "_taken", "done", "tokens", "usage")
+
+    def __init__(self, *, hide_usage: bool) -> None:
+        self._hide_usage = hide_usage
+        self._taken = 0
+        self.tokens = 0
+        """Made so far. While it streams each event with text counts as one; the usage at the end says it exactly."""
+        self.usage = Usage()
+        self.done = False
+
+    def take(self) -> int:
+        """Tokens made since the last call."""
+        new = max(self.tokens - self._taken, 0)
+        self._taken += new
+        return new
+
+    def note(self, event: bytes) -> bool:
+        """Count an event; False: the client has not asked for it. Raises UpstreamError for an error event."""
+        if _TEXT.search(event):
+            self.tokens += 1
+        if _ERROR.match(event):
+            raise UpstreamError(f"it failed while it answered: {_error_text(event)}")
+        if DONE in event and event.lstrip().removeprefix(b"data:").strip() == DONE:
+            self.done = True
+        elif _REASON.search(event) or _USAGE.search(event):
+            return self._read(event)
+        return True
+
+    def _read(self, event: bytes) -> bool:
+        body = _data(event)
+        self.note_body(body)
+        return not (self._hide_usage and body.get("choices") == [])
+
+    def note_body(self, body: dict[str, Any]) -> None:
+        """Take reason and usage from a whole answer, or from one of the last events."""
+        choices = body.get("choices")
+        for choice in choices if isinstance(choices, list) else []:
+            if isinstance(choice, dict) and choice.get("finish_reason") and choice.get("index", 0) == 0:
+                self.usage.finish_reason = str(choice["finish_reason"])
+        usage = body.get("usage")
+        if not isinstance(usage, dict):
+            return
+        details = usage.get("prompt_tokens_details")
+        self.usage.prompt_tokens = _count(usage, "prompt_tokens")
+        self.usage.completion_tokens = _count(usage, "completion_tokens")
+        self.usage.cached_tokens = _count(details, "cached_tokens") if isinstance(details, dict) else 0
+        self.tokens = self.usage.completion_tokens
+
+
+def _count(members: dict[str, Any], name: str) -> int:
+    found = members.get(name)
+    return found if isinstance(found, int) and 0 <= found < 2**32 else 0
+
+
+def _data(event: bytes) -> dict[str, Any]:
+    lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
+    try:
+        found = json.loads(b"\n".join(lines))
+    except ValueError:
+        raise UpstreamError(f"an event of its stream is not JSON: {event[:200]!r}") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _error_text(event: bytes) -> str:
+    try:
+        found = _data(event)
+    except UpstreamError:
+        return event[:200].decode(errors="replace")
+    error = found.get("error", found)
+    return str(error.get("message", error) if isinstance(error, dict) else error)[:1000]

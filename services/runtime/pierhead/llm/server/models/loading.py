@@ -1,0 +1,42 @@
+"""Fetches models and adapters from a directory, the Hugging Face hub, or a bucket (s3://, gs://).
+
+    fetch(source) --> a local directory, complete
+
+Fetched files are kept in a cache directory that replicas share, usually a volume: one replica fetches, the others wait.
+An interrupted fetch is resumed, even in the middle of a file. Blocks: call it in a thread.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pierhead.llm.server.engine import Report
+from pierhead.llm.server.errors import LLMStartError
+from pierhead.llm.server.models.buckets import from_bucket
+from pierhead.llm.server.models.cache import cannot_keep
+from pierhead.llm.server.models.hub import from_hub
+
+
+def fetch(source: str, cache: Path, report: Report) -> Path:
+    """A local directory with everything of `source`, which has one of LLMConfig's forms.
+
+    Raises LLMStartError whose message says what to do, without the key that names the source; SourceNotFoundError if a
+    bucket has nothing of that name.
+    """
+    if source.startswith("/"):
+        return _local(Path(source))
+    try:
+        return from_bucket(source, cache, report) if "://" in source else from_hub(source, cache, report)
+    except OSError as error:
+        raise cannot_keep(source, cache, error) from error
+
+
+def _local(directory: Path) -> Path:
+    if not directory.exists():
+        raise LLMStartError(
+            f"{directory} does not exist inside the container; mount it (volumes: in the compose "
+            "file) or correct the path"
+        )
+    if directory.is_dir() and not any(directory.iterdir()):
+        raise LLMStartError(f"{directory} is empty; put the model's files there, or mount another one")
+    return directory

@@ -1,0 +1,46 @@
+"""The LLM server's own settings from the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pierhead.environment import Environment
+from pierhead.errors import SettingsError
+from pierhead.llm.server.models.cache import CACHE_VARIABLE
+from pierhead.llm_config import VARIABLE, LLMConfig
+from pydantic import ValidationError
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """| variable | meaning |
+    |---|---|
+    | PIERHEAD_LLM_CONFIG | what is served: an LLMConfig as JSON; the controller sets it from x-serve.llm |
+    | PIERHEAD_LLM_CACHE | where models and adapters from elsewhere are kept; default /cache |
+    """
+
+    config: LLMConfig
+    cache: Path
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> ServerSettings:
+        """Read the environment. Raises SettingsError naming what cannot be used."""
+        env = Environment(environ)
+        raw = env.text(VARIABLE)
+        if not raw:
+            raise SettingsError(
+                f"{VARIABLE}: expected what to serve, as JSON, found nothing; the controller sets it for services with "
+                'x-serve.llm; by hand: {"engine": "mock", "model_loading": {"model_id": "demo"}}'
+            )
+        try:
+            config = LLMConfig.model_validate_json(raw)
+        except ValidationError as error:
+            problems = [_problem(each["loc"], each["msg"]) for each in error.errors(include_url=False)]
+            raise SettingsError("\n".join(problems)) from None
+        return cls(config, Path(env.text(CACHE_VARIABLE, "/cache")))
+
+
+def _problem(place: tuple[int | str, ...], message: str) -> str:
+    return f"{'.'.join((VARIABLE, *map(str, place)))}: {message[0].lower()}{message[1:]}"
