@@ -30,10 +30,11 @@ from pierhead.rayserve.handle import DeploymentHandle
 from pierhead.rayserve.metrics import Counter
 from pierhead.rayserve.options import DeploymentOptions
 from pierhead.rayserve.pickles import GOOD_S, Seal, copied, failure_of, seal, write_secret
-from pierhead.rayserve.responses import warm
+from pierhead.rayserve.responses import answer, warm
 from pierhead.rayserve.running import RunningApplication
 from pierhead.rayserve.schema import ReplicaRank, ReplicaState
 from pierhead.rayserve.services import bound_of
+from pierhead.request import CURRENT, RequestContext
 from pierhead.testing import local
 
 from tests.harness.waiting import until
@@ -568,3 +569,24 @@ def test_tags_that_prometheus_does_not_take_leave_the_metric_of_the_name_as_it_w
     with pytest.raises(ValueError, match="Reserved label"):
         Counter("kept_by_its_name", tag_keys=("__own",))
     assert "kept_by_its_name_total{" in PROCESS.expose().decode()
+
+
+@pytest.mark.parametrize(("deadline", "statuses"), [(0.0, [408]), (float("inf"), [])])
+async def test_a_time_of_the_requests_own_is_answered_whichever_timer_is_first(
+    deadline: float, statuses: list[int]
+) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def request() -> None:
+        CURRENT.set(RequestContext("slow", deadline))
+        await answer("slow", AsyncMock(), send, lambda *_: asyncio.sleep(60), 30.0)
+
+    task = asyncio.create_task(request())
+    await asyncio.sleep(0)
+    task.cancel()  # as the replica does at the deadline, and when the client leaves
+    await asyncio.wait([task])
+    assert [each["status"] for each in sent if "status" in each] == statuses
+    assert task.cancelled() == (not statuses)

@@ -176,7 +176,12 @@ async def answer(
     exchange = _Exchange(receive, send, listens=listens)
     work = exchange.work = asyncio.create_task(serve(exchange.receive, exchange.send), name=f"request {request_id}")
     try:
-        await asyncio.wait([work], timeout=timeout_s)
+        try:
+            await asyncio.wait([work], timeout=timeout_s)
+        except asyncio.CancelledError:
+            # The replica's own deadline for this request is the same moment, and may come first: one answer to both.
+            if timeout_s is None or not _is_late():
+                raise
         if not (work.done() or exchange.started):
             exchange.closed = True
             await reply(send, f"Request {request_id} timed out after {timeout_s}s.", 408)
@@ -190,6 +195,12 @@ async def answer(
         logger.warning("Request %s failed", request_id, exc_info=error)
         if not exchange.started:
             raise error
+
+
+def _is_late() -> bool:
+    """Whether the replica's deadline for the current request has passed; False where none is set."""
+    request = current_request()
+    return request is not None and request.remaining_s() == 0
 
 
 async def serve_request(
