@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pierhead.llm_config import LLMConfig
+from pierhead.llm_config import DATA_PARALLEL, LLMConfig
 from pierhead.serve_block import ServeBlock
 
 from ..model.spec import GpuRequest
@@ -52,7 +52,8 @@ def llm_gpus(path: str, llm: LLMConfig, gpu: GpuRequest | None, problems: Proble
     A model on one device needs no reservation: it may be meant for the CPU.
     """
     here = at(path, "llm")
-    spread = f"tensor_parallel_size x pipeline_parallel_size = {llm.gpus}"
+    factors = ["tensor_parallel_size", "pipeline_parallel_size", *({DATA_PARALLEL} & llm.engine_kwargs.keys())]
+    spread = f"{' x '.join(factors)} = {llm.gpus}"
     if gpu is None and llm.gpus > 1:
         problems.add(
             here,

@@ -25,6 +25,9 @@ ENGINE_NAMES = ("vllm", "openai", "mock")
 """The engines of the server's registry; any other engine is an import path."""
 ENGINE_EXPECTED = f'{", ".join(map(json.dumps, ENGINE_NAMES))}, or an import path such as "my_package.engine:MyEngine"'
 
+DATA_PARALLEL = "data_parallel_size"
+"""In engine_kwargs: copies of the model in one replica, each on GPUs of its own."""
+
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -79,6 +82,9 @@ def _check_kwargs(arguments: dict[str, Any]) -> dict[str, Any]:
         wrong = True
     if wrong:
         raise _expected("what JSON can hold: text, finite numbers, true, false, null, lists and mappings")
+    copies = arguments.get(DATA_PARALLEL, 1)
+    if not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
+        raise _expected(f"{DATA_PARALLEL} as an integer of at least 1")
     text = json.dumps(arguments)
     if len(text) > LARGEST_CONFIG // 2:
         raise _expected(f"at most {LARGEST_CONFIG // 2} bytes as JSON (these are {len(text)})")
@@ -143,7 +149,8 @@ class LLMConfig(_Block):
     @property
     def gpus(self) -> int:
         """GPUs of one replica, if it uses GPUs."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        copies: int = self.engine_kwargs.get(DATA_PARALLEL, 1)
+        return self.tensor_parallel_size * self.pipeline_parallel_size * copies
 
     def to_json(self) -> str:
         """The text for PIERHEAD_LLM_CONFIG: equal configs have equal texts."""

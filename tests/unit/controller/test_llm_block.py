@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pierhead.llm_app import llm_service
 from pierhead.llm_config import LLMConfig, Lora, ModelLoading
 
 from controller.model.observed import Observed
@@ -53,6 +54,32 @@ def test_a_model_over_several_gpus_gets_as_many_and_of_its_kind() -> None:
     assert other.definition_hash != spec.definition_hash
 
 
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "kwargs", "gpus"),
+    [
+        (1, 1, {"data_parallel_size": 2}, 2),
+        (2, 1, {"data_parallel_size": 2, "enable_expert_parallel": True}, 4),
+        (2, 3, {"data_parallel_size": 4}, 24),
+        (4, 1, {"enable_expert_parallel": True}, 4),
+    ],
+)
+def test_every_kind_of_parallel_engine_gets_its_gpus(
+    tensor: int, pipeline: int, kwargs: dict[str, Any], gpus: int
+) -> None:
+    """Experts are spread over the GPUs that tensor and data parallelism have."""
+    block = {**MODEL, "tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "engine_kwargs": kwargs}
+    request = ranker({"llm": block}, deploy=nvidia(gpus)).gpu
+    assert request == GpuRequest(gpus)
+    written = llm_service(LLMConfig.model_validate(block))
+    assert written["deploy"] == {
+        "resources": {"reservations": {"devices": [{"driver": "nvidia", "count": gpus, "capabilities": ["gpu"]}]}}
+    }
+    machine = GpuBudget.of(Observed(gpus=(Gpu("GPU-1"),)), 0.0)
+    shortage = machine.take("llm", request, ())
+    assert isinstance(shortage, Shortage)
+    assert shortage.reason.startswith(f"it asks for {gpus} GPUs and 1 of 1 are free")
+
+
 A_SOURCE = 'model_loading.model_source: expected a directory inside the container ("/models/qwen"), a Hugging Face id'
 AN_ENGINE = 'engine: expected "vllm", "openai", "mock", or an import path such as "my_package.engine:MyEngine", found '
 NO_SERVER = "engine_kwargs.base_url: expected the address of the server that the engine openai asks, such as "
@@ -88,6 +115,14 @@ def test_engines_that_may_be(more: dict[str, Any]) -> None:
         ({"tensor_parallel_size": 0}, ".tensor_parallel_size: expected an integer from 1 to 64, found 0"),
         ({"engine_kwargs": {"a": "x" * 40_000}}, ".engine_kwargs: expected at most 32768 bytes as JSON (these are 4"),
         ({"engine_kwargs": {"a": {3: "b"}}}, ".engine_kwargs: expected what JSON can hold: text, finite numbers"),
+        (
+            {"engine_kwargs": {"data_parallel_size": "2"}},
+            ".engine_kwargs: expected data_parallel_size as an integer of at",
+        ),
+        (
+            {"engine_kwargs": {"data_parallel_size": 0}},
+            ".engine_kwargs: expected data_parallel_size as an integer of at",
+        ),
         ({"engine_kwargs": {"a": [float("nan")]}}, ".engine_kwargs: expected what JSON can hold: text, finite"),
         (
             {"lora": {**ADAPTERS, "adapters": ["fr", "de", "fr"]}},
@@ -128,6 +163,11 @@ def test_wrong_keys_and_values(more: dict[str, Any], problem: str) -> None:
             {"llm": MODEL},
             {"deploy": nvidia(2)},
             "llm: is spread over 1 GPU (tensor_parallel_size x pipeline_parallel_size = 1) and each replica asks for 2",
+        ),
+        (
+            {"llm": {**MODEL, "engine_kwargs": {"data_parallel_size": 4}}},
+            {"deploy": nvidia(1)},
+            "llm: is spread over 4 GPUs (tensor_parallel_size x pipeline_parallel_size x data_parallel_size = 4) and ",
         ),
         (
             {"llm": {**MODEL, "accelerator_type": "H100"}},

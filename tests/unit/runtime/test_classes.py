@@ -35,6 +35,7 @@ from pierhead.calls.clients import Clients
 from pierhead.classes.handles import handle_on, handle_to
 from pierhead.classes.parts import made
 from pierhead.classes.service import name_of
+from pierhead.classes.target import NoService, service_at
 from pierhead.classes.threads import in_thread
 from pierhead.errors import SettingsError
 from pierhead.metrics import RuntimeMetrics
@@ -426,3 +427,43 @@ class TestApplications:
             with pytest.raises(SystemExit):
                 main(["proto", target])
             assert "expected module:name of a Service" in capsys.readouterr().err
+
+
+FRAMEWORKS = """
+import asyncio
+from aiohttp import web
+from fastapi import FastAPI
+from pierhead import asgi
+from pierhead.echo.v1.echo_pb2_grpc import EchoServicer
+
+async def plain(scope, receive, send): ...
+
+app, marked, aiohttp_app, servicer = FastAPI(), asgi(lambda *_: None), web.Application(), EchoServicer()
+text = "a text"
+"""
+PROGRAM = "; call serve(app) (`from pierhead import serve`) in a program of its own"
+AS_CLASS = ', or write it as a service: class Web(Service, route="/", asgi=app)'
+
+
+@pytest.mark.parametrize(
+    ("name", "todo"),
+    [
+        ("app", PROGRAM + AS_CLASS),
+        ("marked", PROGRAM + AS_CLASS),
+        ("plain", PROGRAM + AS_CLASS),
+        ("aiohttp_app", PROGRAM),
+        ("servicer", PROGRAM),
+        ("text", "found 'a text'"),
+    ],
+)
+def test_what_a_program_of_its_own_serves_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, todo: str
+) -> None:
+    (tmp_path / "frameworks_shown.py").write_text(FRAMEWORKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(NoService) as told:
+        service_at(f"frameworks_shown:{name}")
+    assert str(told.value).startswith(
+        f"frameworks_shown:{name}: expected module:name of a Service, or of what its bind()"
+    )
+    assert str(told.value).endswith(todo)

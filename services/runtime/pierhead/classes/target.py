@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, cast, get_type_hints
 
 from pierhead.classes.service import Bound, Service
+from pierhead.edge.methods import is_servicer
 
 TARGET: Final = "app:app"
 """What the commands take where none is named: what `pierhead new` writes."""
@@ -40,7 +41,20 @@ def service_at(target: str) -> type[Service] | Bound:
     found = application_of(imported(target))
     if isinstance(found, Bound) or (isinstance(found, type) and issubclass(found, Service)):
         return found
-    raise NoService(f"{target}: {_EXPECTED}, found {found!r}")
+    raise NoService(f"{target}: {_EXPECTED}, found {found!r}{_how_it_is_served(found)}")
+
+
+def _how_it_is_served(found: object) -> str:
+    """What to do with what a program of its own serves; "" for everything else."""
+    from aiohttp import web
+
+    from pierhead.http.asgi_edge import asgi, is_asgi
+
+    is_asgi_app = isinstance(found, asgi) or is_asgi(found)
+    if not (is_asgi_app or isinstance(found, web.Application) or is_servicer(found)):
+        return ""
+    as_class = ', or write it as a service: class Web(Service, route="/", asgi=app)' if is_asgi_app else ""
+    return f"; call serve(app) (`from pierhead import serve`) in a program of its own{as_class}"
 
 
 def application_of(found: object) -> object:
