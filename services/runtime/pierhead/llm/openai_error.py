@@ -1,4 +1,4 @@
-"""OpenAI's error object, and how its messages show a wrong value, for both the gateway and the server.
+"""OpenAI's error object, a refused request, and how messages show a wrong value, for both the gateway and the server.
 
 Imports neither of them.
 """
@@ -6,6 +6,26 @@ Imports neither of them.
 from __future__ import annotations
 
 import json
+
+from pierhead.errors import BadRequest
+
+
+class LLMRequestError(BadRequest):
+    """A request that an engine or a server refuses: the client gets OpenAI's error object."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str | int | None = None,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.http_status = status
+        self.error_code = code
+        self.param = param
+        """The member of the body that is wrong."""
 
 
 def error_body(message: str, *, kind: str, code: str | int | None = None, param: str | None = None) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pierhead.errors import BadRequest, Broken, PierheadError
+from pierhead.llm.openai_error import LLMRequestError as LLMRequestError
 
 
 class LLMStartError(PierheadError):
@@ -25,24 +26,6 @@ class UpstreamError(PierheadError):
     """The server behind an engine sent an invalid answer."""
 
     http_status = 502
-
-
-class LLMRequestError(BadRequest):
-    """A request that this engine refuses. `answers.reply_to` makes OpenAI's error object of it."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 400,
-        code: str | int | None = None,
-        param: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.http_status = status
-        self.error_code = code
-        self.param = param
-        """The member of the body that is wrong."""
 
 
 class NotSupported(BadRequest):
