@@ -31,7 +31,7 @@ def test_a_name_is_there_exactly_where_the_page_says_so() -> None:
     assert [name for name, word, _ in ROWS if _is_there(name) is (word == "no")] == []
 
 
-@pytest.mark.parametrize("module", ["autoscaling_policy", "gang", "llm", "task_consumer"])
+@pytest.mark.parametrize("module", ["autoscaling_policy", "gang", "task_consumer"])
 def test_a_module_that_is_missing_says_what_stands_in_its_place(module: str) -> None:
     with pytest.raises(ImportError, match=rf"^pierhead\.rayserve\.{module}: \w"):
         importlib.import_module(f"pierhead.rayserve.{module}")

@@ -10,6 +10,7 @@ from tests.harness.imports import ROOT, modules_of
 TWICE = {
     "HAProxyProcess": "the process, and its record in the API",
     "JsonFormatter": "log lines of the controller, and those of a replica",
+    "LLMConfig": "x-serve.llm, and Ray Serve LLM's object for it",
     "Mark": "the operator's mark of a GPU, and its record in the API",
     "NotYet": "the controller's error, and what the command makes of it",
     "Service": "the public base of classes, and the API's record",

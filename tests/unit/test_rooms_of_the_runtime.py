@@ -6,16 +6,15 @@ import ast
 
 import pytest
 
-from tests.harness.imports import ROOT, circle, graph_of, modules_of
+from tests.harness.imports import ROOT, circle, graph_of, imported, modules_of, within
 
 FOLDER = ROOT / "services" / "runtime" / "pierhead"
-ON_TOP = "pierhead.llm."
-"""An annex: it stands on the runtime as users' services do, and has rooms of its own (test_rooms_of_llm.py)."""
-MODULES = {
-    name: path
-    for name, path in modules_of(FOLDER, "pierhead").items()
-    if path.parent.name != "v1" and not name.startswith(ON_TOP)
-}
+ON_TOP = ("pierhead.llm", "pierhead.rayserve.llm")
+"""Annexes: they stand on the runtime as users' services do. The first has rooms of its own (test_rooms_of_llm.py); the
+second has Ray Serve's names for it, and alone imports it.
+"""
+ALL = {name: path for name, path in modules_of(FOLDER, "pierhead").items() if path.parent.name != "v1"}
+MODULES = {name: path for name, path in ALL.items() if not within({name}, *ON_TOP)}
 """The package's modules by name, without the generated stubs."""
 IMPORTS = graph_of(MODULES)
 
@@ -97,6 +96,12 @@ def test_a_room_imports_only_what_is_below_it(module: str) -> None:
 @pytest.mark.parametrize("module", sorted(FOR_EVERY_ROOM))
 def test_the_ground_floor_imports_no_room(module: str) -> None:
     assert IMPORTS[module] <= FOR_EVERY_ROOM
+
+
+def test_nothing_below_imports_what_stands_on_top() -> None:
+    llm, names = ON_TOP
+    assert {module for module in MODULES if within(imported(module, MODULES[module]), llm, names)} == set()
+    assert {module for module in ALL if within({module}, llm) and within(imported(module, ALL[module]), names)} == set()
 
 
 def test_imports_are_absolute_and_form_no_circle() -> None:
