@@ -74,14 +74,20 @@ def test_every_application_answers_as_services(name: str, tmp_path: Path) -> Non
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_ray_serve_answers_as_recorded(tmp_path: Path) -> None:
-    """With PIERHEAD_RECORD=1 the answers are written down in place of being compared."""
+    """With PIERHEAD_RECORD=1 the answers are written down in place of being compared.
+
+    What differs is asked once more: Ray Serve has races of its own (a deployment that is removed while its application
+    is deployed again, how requests spread over replicas).
+    """
     python = rays_python()
     if python is None:
         pytest.skip("Ray Serve is not installed; `python -m tests.environments.ray_serve` installs it")
     found = answers("ray", python, APPS, tmp_path / "ray.json")
     if os.environ.get("PIERHEAD_RECORD"):
         Path(__file__).with_name("recorded.json").write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-    assert found == recorded()
+    differ = [name for name in APPS if found[name] != recorded()[name]]
+    again = answers("ray", python, differ, tmp_path / "again.json") if differ else {}
+    assert again == {name: recorded()[name] for name in differ}
 
 
 def test_there_are_answers_of_every_application_and_of_no_other() -> None:
