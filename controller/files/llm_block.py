@@ -20,9 +20,9 @@ def check_llm(path: str, block: ServeBlock, problems: Problems) -> None:
     if not block.is_managed:
         problems.add(
             at(path, "llm"),
-            "needs an image that is built on Pierhead's runtime (managed: true), such as pierhead/llm; an unmodified "
-            "server image gets its model from its own command, and a service with engine: openai connects it to the "
-            "gateway",
+            "needs an image that is built on Pierhead's runtime (managed: true), such as pierhead/llm-cuda; an "
+            "unmodified server image gets its model from its own command, and a service with engine: openai connects "
+            "it to the gateway",
         )
     if block.own_protocol != "grpc":
         problems.add(

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.long, pytest.mark.stack, pytest.mark.timeout(900)]
 
 APP = EVIDENCE / "pierhead-test-llm-swarm.yaml"
 MOCK = {
-    "pierhead/llm:": "pierhead/llm-mock:",
+    "pierhead/llm-cpu:": "pierhead/llm-mock:",
     ", model_source: /models/smollm2}": "}\n        engine: mock",
     "max_model_len: 2048, enforce": "max_model_len: 2048, request_tokens_per_s: 25} # enforce",
 }

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pierhead.llm.v1.llm_pb2 import Operation
     from pierhead.llm_config import LLMConfig
 
+    from ..project.project import Project
+
 
 APPS = Path("compose/apps")
 """Where `make up APPS=...` finds an app's file, from the clone's root."""
@@ -96,20 +98,21 @@ def build(
     from pierhead.files import replace_file
     from pierhead.llm_app import WITHOUT_VLLM, llm_app, llm_service
 
-    place = _place(file) if file else None
+    project = _project()
+    place = _place(file, project) if file else None
     if file is not None and file.exists() and not force:
         raise BadInput(f"--file: {file} is there already; name another one, or write over it with --force")
     gpus = gpus if gpus is not None else int(engine not in WITHOUT_VLLM)
     config = _config(_fields(model, name, engine, gpus, accelerator, engine_arg or [], lora))
     service = service or _service_name(config.model_loading.model_id)
     autoscale = {"min": replicas, "max": max_replicas, "target_ongoing_requests": 64} if max_replicas else None
-    part = llm_service(config, gpus=gpus > 0, replicas=replicas, autoscale=autoscale, policy=policy)
+    tag = _tag(project)
+    part = llm_service(config, gpus=gpus > 0, replicas=replicas, autoscale=autoscale, policy=policy, tag=tag)
     try:
-        document = llm_app({service: part})
+        document = llm_app({service: part}, tag=tag)
     except ValueError as error:
         raise BadInput(f"--service: {error}; nothing was written") from None
     _check(document)
-    _find_the_stack(document)
     text = HEADER + yaml.safe_dump(document, sort_keys=False, width=120)
     if file is None or place is None:
         out.say(text.rstrip("\n"))
@@ -120,7 +123,9 @@ def build(
         raise BadInput(
             f"--file: {file} cannot be written: {error.strerror}; or leave --file out, and end it with > {file}"
         ) from None
-    out.say(f"{file}: service {service} serves {config.model_loading.model_id}. Start it: {_how_to_start(place)}")
+    out.say(
+        f"{file}: service {service} serves {config.model_loading.model_id}. Start it: {_how_to_start(place, project)}"
+    )
 
 
 def _fields(
@@ -194,44 +199,49 @@ def _check(document: dict[str, Any]) -> None:
         raise BadInput("\n".join([*error.problems, "nothing was written"])) from None
 
 
-def _find_the_stack(document: dict[str, Any]) -> None:
-    """Let images be built from the stack's files where a project has them; otherwise the file is for the clone."""
-    if not _is_in_project():
-        return
-    for service in document["services"].values():
-        build = service["build"]
-        build["context"] = ".pierhead"
-        if "additional_contexts" in build:
-            build["additional_contexts"] = {"wheels": "${PIERHEAD_WHEELS:-.pierhead/compose/wheels}"}
+def _project() -> Project | None:
+    """The clone or project that the command is typed in; None in a directory that is to become one."""
+    from ..project.project import Project
+
+    directory = os.environ.get("PIERHEAD_PROJECT_DIR")
+    return Project(Path(directory)) if directory else None
 
 
-def _is_in_project() -> bool:
-    project = os.environ.get("PIERHEAD_PROJECT_DIR")
-    return bool(project) and (Path(str(project)) / ".pierhead").is_dir()
+def _tag(project: Project | None) -> str:
+    """The tag of the stack's images, as a compose file there names it."""
+    from pierhead.llm_app import TAG
+
+    from ..project import stack_files
+
+    return TAG if project and project.is_clone else f"${{PIERHEAD_TAG:-{stack_files.tag()}}}"
 
 
-def _place(file: Path) -> Path:
-    """Return FILE relative to the clone's root, as in COMPOSE_FILE; unchanged where the clone is not known.
+def _place(file: Path, project: Project | None) -> Path:
+    """Return FILE relative to the project's root, as in COMPOSE_FILE.
 
-    Raises BadInput for a file outside of the clone: the controller would not find it.
+    Raises BadInput for a file outside of it: the controller would not find it.
     """
-    project = os.environ.get("PIERHEAD_PROJECT_DIR")
-    if not project:
+    if project is None:
         return file
     try:
-        return file.resolve().relative_to(Path(project).resolve())
+        return file.resolve().relative_to(project.root.resolve())
     except ValueError:
-        inside = Path(project) / ("" if _is_in_project() else APPS) / file.name
+        inside = project.root / (APPS if project.is_clone else "") / file.name
         raise BadInput(
-            f"--file: {file} is outside of {project}, and the controller sees only that; name {inside}, or leave "
+            f"--file: {file} is outside of {project.root}, and the controller sees only that; name {inside}, or leave "
             f"--file out, and end the command with > {file}"
         ) from None
 
 
-def _how_to_start(place: Path) -> str:
-    if place.suffix == ".yaml" and (place.parent == APPS or (place.is_absolute() and place.parent.name == APPS.name)):
+def _how_to_start(place: Path, project: Project | None) -> str:
+    from pierhead.compose_names import DEFAULT_NAMES
+
+    is_clone = project is not None and project.is_clone
+    if is_clone and place.suffix == ".yaml" and place.parent == APPS:
         return f"make up APPS={place.stem}"
-    return f"add {place} to COMPOSE_FILE in .env, then {'pierhead up' if _is_in_project() else 'make up'}"
+    if not is_clone and str(place) in DEFAULT_NAMES:
+        return "pierhead up"
+    return f"add {place} to COMPOSE_FILE in .env, then {'make' if is_clone else 'pierhead'} up"
 
 
 def sleep(service: OneService, level: Level = 1, timeout: Patience = OPERATE_S, output: Output = "text") -> None:

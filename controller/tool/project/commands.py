@@ -106,10 +106,11 @@ def init() -> str:
     if project.is_clone:
         return "This is Pierhead's own repository: `docker compose up` works as it is."
     _prepare(project)
-    images = f"docker compose -f {stack_files.DIRECTORY}/compose/images.yaml build"
+    images = f"docker compose -f {stack_files.DIRECTORY}/compose/images.yaml build NAME"
     return (
         f"{project.root / stack_files.DIRECTORY} is of {stack_files.tag()} now. `pierhead up` starts everything; so "
-        f"does `docker compose up`, after `{images}` where a Dockerfile begins with pierhead/python."
+        f"does `docker compose up`, after `{images}` for each pierhead/NAME that a Dockerfile begins with or "
+        "a service runs."
     )
 
 

@@ -59,27 +59,29 @@ def with_inputs(compose: Compose) -> Compose:
 
 def build(compose: Compose) -> None:
     """Build what the compose files have a `build` for. Raises InvalidRequest, NotBuilt."""
-    _build_base_of_users(compose)
+    _build_images_of_the_stack(compose)
     if not compose.step("Building the images", "--progress", "plain", "build"):
         raise NotBuilt(
             "an image could not be built; the lines above say which and why. Running services are not affected."
         )
 
 
-def _build_base_of_users(compose: Compose) -> None:
-    """Compose builds in no order, so pierhead/python has to be there before."""
-    stack, tag = compose.stack, compose.stack.image_tag
-    for named in resolved.bases(compose.every_service()):
-        if named == f"pierhead/python:{tag}" or "$" in named:
-            files = ("--file", f"{stack.own_directory}/images.yaml")
-            own = compose.having(PIERHEAD_TAG=tag)
-            if not own.step(f"Building pierhead/python:{tag}", *files, "--progress", "plain", "build"):
-                raise NotBuilt(
-                    f"pierhead/python:{tag} could not be built; the lines above say why. Running services are not "
-                    "touched."
-                )
+def _build_images_of_the_stack(compose: Compose) -> None:
+    """Compose builds in no order, so those that Dockerfiles begin with have to be there before."""
+    stack, tag, services = compose.stack, compose.stack.image_tag, set[str]()
+    for named in resolved.images_of_the_stack(compose.every_service()):
+        image = f"{named.partition(':')[0]}:{tag}"
+        if named == image or "$" in named:
+            services.add(image.partition("/")[2].partition(":")[0])
         elif stack.programs.read("docker", "image", "inspect", named).status != 0:
             raise InvalidRequest(
-                f"a Dockerfile of this project begins with {named}. That is not on this machine, and this tool makes\n"
-                f"pierhead/python:{tag}. Change that line, or install the tool of that version. Nothing was started."
+                f"a Dockerfile of this project begins with {named}, or a service runs it. That is not on this machine, "
+                f"and this tool makes\n{image}. "
+                "Change that line, or install the tool of that version. Nothing was started."
             )
+    if not services:
+        return
+    images = ", ".join(f"pierhead/{name}:{tag}" for name in sorted(services))
+    words = ("--file", f"{stack.own_directory}/images.yaml", "--progress", "plain", "build", *sorted(services))
+    if not compose.having(PIERHEAD_TAG=tag).step(f"Building {images}", *words):
+        raise NotBuilt(f"{images}: could not be built; the lines above say why. Running services are not affected.")

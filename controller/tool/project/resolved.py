@@ -15,9 +15,10 @@ _HERE = ("", "0.0.0.0", "127.0.0.1", "::")
 """Addresses that a connection to 127.0.0.1 reaches."""
 _GATEWAY = "PIERHEAD_LLM_MODELS"
 """Any service is a gateway that has a variable whose name begins so, whatever its image."""
+_OF_THE_STACK = r"pierhead/(?:python|llm-(?:gateway|none|cpu|cuda))(?::\S*)?"
+"""The names of the images of compose/images.yaml."""
 _BASE = re.compile(
-    r"^[^\S\n]*(?:FROM|from|ARG|arg)[^\S\n](?:.*[^\S\n]|.*=)?(?P<base>pierhead/python(?::\S*)?)(?:[^\S\n].*)?$",
-    re.MULTILINE,
+    rf"^[^\S\n]*(?:FROM|from|ARG|arg)[^\S\n](?:.*[^\S\n]|.*=)?(?P<base>{_OF_THE_STACK})(?:[^\S\n].*)?$", re.MULTILINE
 )
 _FIRST_REQUESTS = {
     ("echo", "/echo"): "/echo?message=hi",
@@ -71,10 +72,12 @@ def with_gpus(services: Services) -> list[str]:
     return [name for name, one in services.items() if one.get("gpus") or _block(one).get("gpu") or _devices(one)]
 
 
-def bases(services: Services) -> list[str]:
-    """The names of pierhead/python that their Dockerfiles begin with."""
+def images_of_the_stack(services: Services) -> list[str]:
+    """The images of compose/images.yaml that their Dockerfiles begin with, or that they run and do not build."""
     builds = [one["build"] for one in services.values() if one.get("build")]
-    return sorted({_tagged(found["base"]) for build in builds for found in _BASE.finditer(_dockerfile(build))})
+    bases = [found["base"] for build in builds for found in _BASE.finditer(_dockerfile(build))]
+    named = [str(one.get("image")) for one in services.values() if not one.get("build")]
+    return sorted({_tagged(name) for name in (*bases, *(name for name in named if re.fullmatch(_OF_THE_STACK, name)))})
 
 
 def _tagged(base: str) -> str:

@@ -27,6 +27,9 @@ replica."""
 REQUEST_TIMEOUT_S = 600.0
 """Time for a long answer of a slow model; the default of Ray Serve LLM's clients, too."""
 
+TAG = "${PIERHEAD_TAG:-latest}"
+"""Of the images, as the clone names them."""
+
 Document = dict[str, Any]
 
 
@@ -38,18 +41,20 @@ def llm_service(
     autoscale: Mapping[str, Any] | None = None,
     policy: str = "prefix",
     image: str | None = None,
+    tag: str = TAG,
 ) -> Document:
     """One model's service.
 
     - gpus: whether each replica reserves the GPUs that the model is spread over; False for CPUs and mocks.
     - replicas, autoscale: how many; `autoscale` (x-serve.autoscale's keys) wins.
     - policy: how the gateway chooses a replica for a request; see x-serve.router.
-    - image: an existing image; None = built from the clone that the file is used in.
+    - image: an existing image; None = Pierhead's own for the engine and the device, with this tag, which `pierhead up`
+      builds. All models with the same engine and device share it.
     """
     how_many: Document = {"autoscale": dict(autoscale)} if autoscale is not None else {"replicas": replicas}
     device = "none" if config.engine in WITHOUT_VLLM else "cuda" if gpus else "cpu"
     service: Document = {
-        **_image(image, "server", {"PIERHEAD_LLM_DEVICE": device}),
+        "image": image or f"pierhead/llm-{device}:{tag}",
         "scale": 0,
         "environment": {"HF_TOKEN": "${HF_TOKEN:-}"},
         "volumes": [f"{CACHE}:/cache"],
@@ -70,10 +75,11 @@ def llm_service(
 
 
 def llm_gateway(
-    models: Mapping[str, str | Mapping[str, str]], *, replicas: int = 1, image: str | None = None
+    models: Mapping[str, str | Mapping[str, str]], *, replicas: int = 1, image: str | None = None, tag: str = TAG
 ) -> Document:
-    """The gateway's service. `models` maps models to services; see its PIERHEAD_LLM_MODELS. Each service's models have
-    a variable of their own: Compose merges the gateways of several files into one with all models.
+    """The gateway's service; `image` and `tag` as for `llm_service`. `models` maps models to services; see its
+    PIERHEAD_LLM_MODELS. Each service's models have a variable of their own: Compose merges the gateways of several
+    files into one with all models.
     """
     variables: dict[str, dict[str, str | Mapping[str, str]]] = {}
     for model, entry in models.items():
@@ -81,7 +87,7 @@ def llm_gateway(
         suffix = f"_OF_{re.sub('[^A-Za-z0-9]', '_', service).upper()}" if service else ""
         variables.setdefault(f"PIERHEAD_LLM_MODELS{suffix}", {})[model] = entry
     return {
-        **_image(image, "gateway", {}),
+        "image": image or f"pierhead/llm-gateway:{tag}",
         "scale": 0,
         # Keys' limits hold for all gateways together: each gateway grants its share.
         "environment": {
@@ -97,7 +103,9 @@ def llm_gateway(
     }
 
 
-def llm_app(services: Mapping[str, Document], *, gateway: str = "llm-gateway", gateways: int = 1) -> Document:
+def llm_app(
+    services: Mapping[str, Document], *, gateway: str = "llm-gateway", gateways: int = 1, tag: str = TAG
+) -> Document:
     """A compose document: these services by name, and a gateway for all of their models.
 
     Raises ValueError when two of them serve a model of the same name, or one has the gateway's name.
@@ -113,7 +121,7 @@ def llm_app(services: Mapping[str, Document], *, gateway: str = "llm-gateway", g
                 "give one of them another model_id, or raise replicas of the other"
             )
         models[model_id] = name
-    return {"services": {gateway: llm_gateway(models, replicas=gateways), **services}, "volumes": {CACHE: {}}}
+    return {"services": {gateway: llm_gateway(models, replicas=gateways, tag=tag), **services}, "volumes": {CACHE: {}}}
 
 
 def _as_it_is(value: Any) -> Any:
@@ -123,19 +131,3 @@ def _as_it_is(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _as_it_is(inner) for key, inner in value.items()}
     return [_as_it_is(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _image(image: str | None, part: str, arguments: Mapping[str, str]) -> Document:
-    """An image by name, or how to build it. Paths start at compose/, the folder of the first file. Compose names a
-    built image after its service, so a service never takes another service's image for its own new version."""
-    if image is not None:
-        return {"image": image}
-    build: Document = {
-        "context": "..",
-        "dockerfile": f"services/llm/{part}/Dockerfile",
-        "network": "host",
-        "secrets": ["ca"],
-    }
-    if arguments:
-        build |= {"args": dict(arguments), "additional_contexts": {"wheels": "${PIERHEAD_WHEELS:-./wheels}"}}
-    return {"build": build}

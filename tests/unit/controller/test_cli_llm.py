@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from controller.tool.project import project, stack_files
 from tests.harness import commands
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -81,8 +83,9 @@ def test_what_compose_would_take_for_a_variable_arrives_as_it_is() -> None:
 def test_a_file_is_written_where_the_controller_finds_it_and_over_another_only_with_force(tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     apps, mine = clone / "compose" / "apps", clone / "mine" / "apps"
-    for directory in (apps, mine):
+    for directory in (apps, mine, clone / "compose" / "machine"):
         directory.mkdir(parents=True)
+    (clone / "compose" / "machine" / "engine.sh").touch()
     (apps / "away.yaml").symlink_to(tmp_path / "away.yaml")
     said = run("--model", "/m/q", "--file", "q.yaml", cwd=apps, project=clone)
     assert said == "q.yaml: service llm-q serves q. Start it: make up APPS=q\n"
@@ -93,16 +96,55 @@ def test_a_file_is_written_where_the_controller_finds_it_and_over_another_only_w
     assert "/m/r" in (apps / "q.yaml").read_text()
     said = run("--model", "/m/q", "--file", str(mine / "q.yaml"), project=clone)
     assert said.endswith("Start it: add mine/apps/q.yaml to COMPOSE_FILE in .env, then make up\n")
-    shop = tmp_path / "shop"
-    (shop / ".pierhead").mkdir(parents=True)
-    said = run("--model", "/m/q", "--file", str(shop / "q.yaml"), project=shop)
-    assert said.endswith("Start it: add q.yaml to COMPOSE_FILE in .env, then pierhead up\n")
-    services = yaml.safe_load((shop / "q.yaml").read_text())["services"].values()
-    assert {service["build"]["context"] for service in services} == {".pierhead"}, "a project of the user's own"
     for outside in (tmp_path / "q.yaml", apps / "away.yaml"):
         said = run("--model", "/m/q", "--file", str(outside), code=2, project=clone)
         assert f"--file: {outside} is outside of {clone}, and the controller sees only that" in said
         assert not outside.exists()
+
+
+@pytest.mark.parametrize("is_project", [False, True], ids=["empty", "project"])
+def test_in_any_directory_it_is_a_project_that_pierhead_up_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_project: bool
+) -> None:
+    """No file of the clone, and none of `.pierhead`, is named: the images are, and `pierhead up` builds them."""
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    known = shop if is_project else None
+    said = run("--model", "/m/q", "--file", "compose.yaml", cwd=shop, project=known)
+    assert said.endswith("Start it: pierhead up\n")
+    said = run("--model", "/m/r", "--file", "r.yaml", cwd=shop, project=known)
+    assert said.endswith("Start it: add r.yaml to COMPOSE_FILE in .env, then pierhead up\n")
+    for file in ("compose.yaml", "r.yaml"):
+        document = yaml.safe_load((shop / file).read_text())
+        assert document.keys() == {"services", "volumes"}
+        assert not [name for name, service in document["services"].items() if "build" in service]
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = project.find(shop, {})
+    files = ["compose.yaml", "r.yaml"]
+    project.check(found, files, {})
+    project.settle(found, files, {}, lambda _: None)
+    assert project.validate(shop, {"COMPOSE_FILE": ":".join(files)}) == ()
+    assert project.validate(shop, {"COMPOSE_FILE": ":".join([*files, ".pierhead/stack.yaml"])}) == ()
+
+
+def test_models_of_one_kind_share_an_image() -> None:
+    def image(*options: str, project: Path | None = ROOT) -> set[str]:
+        services = yaml.safe_load(run("--model", "/m/q", *options, project=project))["services"]
+        return {service["image"] for service in services.values()}
+
+    gateway = "pierhead/llm-gateway:${PIERHEAD_TAG:-latest}"
+    assert image() == {gateway, "pierhead/llm-cuda:${PIERHEAD_TAG:-latest}"}
+    assert image("--gpus", "0") == {gateway, "pierhead/llm-cpu:${PIERHEAD_TAG:-latest}"}
+    assert image("--engine", "mock") == {gateway, "pierhead/llm-none:${PIERHEAD_TAG:-latest}"}
+    tag = f"${{PIERHEAD_TAG:-{stack_files.tag()}}}"
+    assert image(project=None) == {f"pierhead/llm-gateway:{tag}", f"pierhead/llm-cuda:{tag}"}
+    listed = yaml.safe_load((ROOT / "compose" / "images.yaml").read_text())["services"]
+    assert {name: service["image"] for name, service in listed.items()} == {
+        name: f"pierhead/{name}:${{PIERHEAD_TAG:-latest}}"
+        for name in ("python", "llm-gateway", "llm-none", "llm-cpu", "llm-cuda")
+    }
+    for device in ("none", "cpu", "cuda"):
+        assert listed[f"llm-{device}"]["build"]["args"] == {"PIERHEAD_LLM_DEVICE": device}
 
 
 @pytest.mark.parametrize(

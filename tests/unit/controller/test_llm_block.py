@@ -152,7 +152,7 @@ def test_wrong_keys_and_values(more: dict[str, Any], problem: str) -> None:
         (
             {"llm": MODEL, "managed": False, "health": {"probe": {"path": "/ready", "port": 80}}},
             {},
-            "llm: needs an image that is built on Pierhead's runtime (managed: true), such as pierhead/llm; an unmod",
+            "llm: needs an image that is built on Pierhead's runtime (managed: true), such as pierhead/llm-cuda; an",
         ),
         (
             {"llm": {**MODEL, "tensor_parallel_size": 2}},

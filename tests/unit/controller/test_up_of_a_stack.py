@@ -38,7 +38,7 @@ SERVICES: dict[str, Any] = {
     "a": {"image": "mine/a", "x-serve": {"route": "/a"}},
     "controller": {"environment": {"COMPOSE_FILE": "a.yaml", "PIERHEAD_DEPLOY": "auto"}},
     "echo": {"image": "pierhead/echo", "x-serve": {"route": "/echo"}},
-    "gate": llm_gateway({"qwen": "llm-qwen"}),
+    "gate": llm_gateway({"qwen": "llm-qwen"}, image="mine/gate"),
     "grpc-only": {"x-serve": {"grpc_services": ["a.B"], "route": None}},
     "haproxy": {"environment": {"PIERHEAD_LLM_MODELS": "of no gateway"}},
     "recsys": {"x-serve": {"route": "/mine"}},
@@ -403,13 +403,37 @@ def test_the_base_of_users_images_is_built_where_a_dockerfile_begins_with_it(
         assert "Change that line, or install the tool of that version. Nothing was started." in user.is_refused()
     else:
         user.types_up()
-    base = ["docker compose --file .pierhead/compose/images.yaml --progress plain build"] if builds else []
+    base = ["docker compose --file .pierhead/compose/images.yaml --progress plain build python"] if builds else []
     rest = [] if refuses else ["docker compose --progress plain build"]
-    assert user.calls("docker compose.* build$") == base + rest
+    assert user.calls("docker compose.* build( python)?$") == base + rest
     if builds:
         assert (
             user.programs.variables[user.programs.steps.index("Building pierhead/python:1") + 2]["PIERHEAD_TAG"] == "1"
         )
+
+
+def test_the_stacks_images_that_services_run_are_built_once_for_all_of_them() -> None:
+    of_another = {"image": "registry.example/pierhead/llm-cpu:0.0.1"}
+    services = {
+        **SERVICES,
+        "llm-gateway": {"image": "pierhead/llm-gateway:1"},
+        "smollm2": {"image": "pierhead/llm-cpu:1"},
+        "tiny": {"image": "pierhead/llm-cpu:1"},
+        "own": {"build": {"context": "/x", "dockerfile_inline": "FROM pierhead/llm-none:1\nCOPY own own\n"}},
+        "built": {"image": "pierhead/llm-cuda:1", "build": {"context": "/x", "dockerfile_inline": "FROM debian"}},
+        "other": of_another,
+    }
+    user = User(variables={"PIERHEAD_TAG": "1"}, services=services)
+    user.types_up()
+    named = "llm-cpu llm-gateway llm-none"
+    assert user.calls("docker compose.* build")[:2] == [
+        f"docker compose --file compose/images.yaml --progress plain build {named}",
+        "docker compose --progress plain build",
+    ]
+    assert "Building pierhead/llm-cpu:1, pierhead/llm-gateway:1, pierhead/llm-none:1" in user.programs.steps
+    services = {**SERVICES, "smollm2": {"image": "pierhead/llm-cpu:0.0.1"}, "other": of_another}
+    user = User({"image inspect": Done(1)}, {"PIERHEAD_TAG": "1"}, services=services)
+    assert "begins with pierhead/llm-cpu:0.0.1, or a service runs it. That is not on" in user.is_refused()
 
 
 @pytest.mark.parametrize(

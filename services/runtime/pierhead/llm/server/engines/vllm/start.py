@@ -42,8 +42,7 @@ _KNOWN = {
     ),
     r"Failed to infer device type|No CUDA GPUs are available|Found no NVIDIA driver": (
         "this image's vLLM is built for GPUs, and sees no GPU. Give the service one "
-        "(deploy.resources.reservations.devices), or have the image built for CPUs (build.args "
-        "PIERHEAD_LLM_DEVICE: cpu)"
+        "(deploy.resources.reservations.devices), or take the image for CPUs, pierhead/llm-cpu"
     ),
     r"Sleep mode is not supported on current platform": (
         "it has a sleep mode on GPUs only. Leave engine_kwargs enable_sleep_mode out"
