@@ -7,6 +7,10 @@ Status and headers do not change; the content type is JSON. A handler adds heade
 when it raises or its deadline passes:
 
     request[ERROR_HEADERS] = {"x-ratelimit-remaining-requests": "9"}
+
+and another form for it, where a path has clients of its own:
+
+    request[ERROR_BODY_HERE] = another_error_body
 """
 
 from __future__ import annotations
@@ -19,5 +23,7 @@ from aiohttp import web
 from pierhead.http.answers import ErrorBody
 
 ERROR_BODY: Final[web.AppKey[ErrorBody]] = web.AppKey("pierhead_error_body")
+
+ERROR_BODY_HERE: Final[web.RequestKey[ErrorBody]] = web.RequestKey("pierhead_error_body_here")
 
 ERROR_HEADERS: Final[web.RequestKey[Mapping[str, str]]] = web.RequestKey("pierhead_error_headers")

@@ -23,7 +23,7 @@ from pierhead.edge.edge import UNMATCHED, Edge
 from pierhead.errors import Backpressure, BadRequest, BodyTimeout, Draining
 from pierhead.http.answers import Answer, ErrorBody, error_answer, plain_answer
 from pierhead.http.constants import CLIENT_LEFT, INTERNAL_ERROR, SERVICE_RESTART
-from pierhead.http.errors import ERROR_BODY, ERROR_HEADERS
+from pierhead.http.errors import ERROR_BODY, ERROR_BODY_HERE, ERROR_HEADERS
 from pierhead.http.visit import Visit
 from pierhead.json_data import not_json
 from pierhead.request import REQUEST_ID_KEY
@@ -209,7 +209,8 @@ class Gate:
             raise ConnectionResetError(known.message) from error
         if isinstance(known, Backpressure):
             self.refused()
-        response = response_of(error_answer(known, visit.request_id, self._edge.settings, self._error_body))
+        error_body = request.get(ERROR_BODY_HERE, self._error_body)
+        response = response_of(error_answer(known, visit.request_id, self._edge.settings, error_body))
         response.headers.update(request.get(ERROR_HEADERS, {}))
         return response
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from pierhead import http_errors
-from pierhead.llm.gateway.endpoints import POSTS, RequestKind
-from pierhead.llm.gateway.errors import runtime_error_body
+from pierhead.llm.gateway.endpoints import ABSENT, KNOWN, OTHER, POSTS, RequestKind
+from pierhead.llm.gateway.errors import answer_error, runtime_error_body, unknown_path
 from pierhead.llm.gateway.exchange import ClientExchange
 from pierhead.llm.gateway.gateway import Gateway
 from pierhead.llm.gateway.keys.limits import Clock
@@ -34,6 +35,12 @@ def make_app(
     app.router.add_get("/v1/models/{id:.+}", gateway.model_handler)
     for path, endpoint in POSTS.items():
         app.router.add_post(path, _handler(gateway, endpoint))
+    for prefix in ("/v1/", "/"):
+        known = "|".join(re.escape(path.removeprefix(prefix)) for path in KNOWN if path.startswith(prefix))
+        app.router.add_route(hdrs.METH_ANY, f"{prefix}{{path:(?:{known})}}/", _without_slash)
+    app.router.add_route(hdrs.METH_ANY, ABSENT, _absent)
+    app.router.add_post("/v1/{path:.+}", _handler(gateway, OTHER))
+    app.router.add_route(hdrs.METH_ANY, "/v1/{path:.+}", _absent)
     app.cleanup_ctx.append(gateway.live)
     return app
 
@@ -43,3 +50,15 @@ def _handler(gateway: Gateway, endpoint: RequestKind) -> Handler:
         return await ClientExchange(gateway, request, endpoint).answer()
 
     return handle
+
+
+async def _without_slash(request: web.Request) -> web.StreamResponse:
+    """Sends the client to a known path without the slash at its end, as vLLM does."""
+    place = request.rel_url.with_path(request.path.rstrip("/"), keep_query=True)
+    return web.Response(status=307, headers={hdrs.LOCATION: str(place)})
+
+
+async def _absent(request: web.Request) -> web.StreamResponse:
+    if request.path in POSTS:
+        raise web.HTTPMethodNotAllowed(request.method, [hdrs.METH_POST])
+    return answer_error(unknown_path(request.path), {})

@@ -1,8 +1,9 @@
-"""The paths of OpenAI's API, and the LLMServer method for each."""
+"""The paths of OpenAI's API and of Anthropic's, as vLLM's server has them, and the LLMServer method for each."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,24 +20,66 @@ class RequestKind:
     """Whether its body must have `messages`."""
     generates: bool = False
     """Whether it generates tokens after a prompt, which a prefill service may read."""
+    anthropic: bool = False
+    """Whether it belongs to Anthropic's API, whose errors have another form."""
 
 
+def _passed(path: str) -> RequestKind:
+    return RequestKind("PassThrough", path)
+
+
+CHAT: Final = RequestKind("Chat", "/v1/chat/completions", messages=True, generates=True)
+COMPLETIONS: Final = RequestKind("Completions", "/v1/completions", generates=True)
+EMBEDDINGS: Final = RequestKind("Embeddings", "/v1/embeddings")
 SCORE: Final = RequestKind("Score", "/v1/score")
 TOKENIZE: Final = RequestKind("Tokenize", "/tokenize")
 DETOKENIZE: Final = RequestKind("Detokenize", "/detokenize")
+RERANK: Final = _passed("/v1/rerank")
+CLASSIFY: Final = _passed("/classify")
+POOLING: Final = _passed("/pooling")
+MESSAGES: Final = RequestKind("PassThrough", "/v1/messages", messages=True, anthropic=True)
+COUNT_TOKENS: Final = RequestKind("PassThrough", "/v1/messages/count_tokens", messages=True, anthropic=True)
+INVOCATION: Final = _passed("/invocations")
+OTHER: Final = _passed("")
 
 POSTS: Final = {
-    "/v1/chat/completions": RequestKind("Chat", "/v1/chat/completions", messages=True, generates=True),
-    "/v1/completions": RequestKind("Completions", "/v1/completions", generates=True),
-    "/v1/embeddings": RequestKind("Embeddings", "/v1/embeddings"),
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+    "/v1/embeddings": EMBEDDINGS,
+    "/v1/responses": _passed("/v1/responses"),
+    "/v1/messages": MESSAGES,
+    "/v1/messages/count_tokens": COUNT_TOKENS,
+    "/invocations": INVOCATION,
+    "/rerank": RERANK,
+    "/v1/rerank": RERANK,
+    "/v2/rerank": RERANK,
+    "/classify": CLASSIFY,
+    "/v1/classify": CLASSIFY,
+    "/pooling": POOLING,
+    "/v1/pooling": POOLING,
     "/v1/score": SCORE,
     "/score": SCORE,
     "/tokenize": TOKENIZE,
     "/v1/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
     "/v1/detokenize": DETOKENIZE,
-    "/v1/{path:.+}": RequestKind("PassThrough", ""),
 }
+"""The others below /v1 are `OTHER`."""
+
+KNOWN: Final = (*POSTS, "/v1/models", "/health", "/ping", "/version", "/load")
+
+ABSENT: Final = "/v1/{path:(?:files|batches)(?:/.*)?}"
+"""What OpenAI stores for an account: no engine has it, and no model is named there."""
+
+_INVOKED: Final = {
+    "messages": CHAT, "prompt": COMPLETIONS, "input": EMBEDDINGS, "text_1": SCORE, "queries": SCORE, "query": RERANK,
+}  # fmt: skip
+
+
+def invoked(members: Collection[str]) -> RequestKind | None:
+    """The kind of a request to SageMaker's one path, by the members of its body; None = of no kind."""
+    return next((kind for member, kind in _INVOKED.items() if member in members), None)
+
 
 _PATH = re.compile(r"/v1(/[A-Za-z0-9_~:@-][A-Za-z0-9._~:@-]*)+")
 

@@ -15,8 +15,18 @@ from aiohttp import hdrs, web
 from pierhead import has_replica, http_errors, on_request_end, set_model_id, sse
 from pierhead.errors import Backpressure, NoReplica, PierheadError, Unavailable
 from pierhead.llm.gateway.body.body import RequestParts, read_body
-from pierhead.llm.gateway.endpoints import RequestKind, is_path
-from pierhead.llm.gateway.errors import JSON, ApiError, answer_error, error_event, unknown_model, unknown_path
+from pierhead.llm.gateway.endpoints import INVOCATION, RequestKind, invoked, is_path
+from pierhead.llm.gateway.errors import (
+    JSON,
+    ApiError,
+    answer_error,
+    anthropic_body,
+    anthropic_runtime_error_body,
+    error_event,
+    no_model,
+    unknown_model,
+    unknown_path,
+)
 from pierhead.llm.gateway.keys.limits import duration
 from pierhead.llm.gateway.meter import Meter
 from pierhead.llm.gateway.models.model_map import ModelRoute
@@ -55,11 +65,13 @@ class ClientExchange:
     async def answer(self) -> web.StreamResponse:
         """The response. Raises the errors that the runtime handles: its own, and the client's leaving."""
         on_request_end(self._request, self._account)
+        if self._endpoint.anthropic:
+            self._request[http_errors.ERROR_BODY_HERE] = anthropic_runtime_error_body
         self._gateway.ongoing += 1
         try:
             return await self._run()
         except ApiError as error:
-            return answer_error(error, self._headers)
+            return answer_error(error, self._headers, anthropic=self._endpoint.anthropic)
         finally:
             self._gateway.ongoing -= 1
             self._free_room()
@@ -67,13 +79,16 @@ class ClientExchange:
     # ---- before the service
 
     async def _run(self) -> web.StreamResponse:
-        gateway, request, endpoint = self._gateway, self._request, self._endpoint
-        self._holder = gateway.identify(request)
-        if not endpoint.path and not is_path(request.path):
+        request = self._request
+        self._holder = self._gateway.identify(request)
+        if not self._endpoint.path and not is_path(request.path):
             raise unknown_path(request.path)
         content_type = request.headers.get(hdrs.CONTENT_TYPE, "")
         body = await self._read()
-        asked = read_body(body, content_type, messages=endpoint.messages)
+        asked = read_body(body, content_type, messages=self._endpoint.messages)
+        if self._endpoint is INVOCATION:
+            self._endpoint = self._invoked(asked)
+        endpoint = self._endpoint
         route = self._find(asked.model)
         self._admit(asked)
         # Replicas are chosen by the adapter, so the client's own header must not count.
@@ -131,8 +146,20 @@ class ClientExchange:
         self._gateway.body_bytes -= self._room
         self._room = 0
 
+    def _invoked(self, asked: RequestParts) -> RequestKind:
+        kind = invoked(asked.members)
+        if kind is None:
+            message = "the body: expected messages, a prompt, an input, text_1 and text_2, or a query and documents"
+            raise ApiError(400, message, code="missing_required_parameter")
+        return kind
+
     def _find(self, name: str) -> ModelRoute:
-        """The model's route, if this client may use it."""
+        """The model's route, if this client may use it; "" = the only model that it may use."""
+        if not name:
+            models = self._gateway.names_for(self._holder)
+            if len(models) != 1:
+                raise no_model(models)
+            name = models[0]
         route = self._gateway.models.find(name)
         if route is None:
             raise unknown_model(name)
@@ -219,7 +246,9 @@ class ClientExchange:
                 self._noted,
                 status=status,
                 headers={**self._headers, hdrs.CONTENT_TYPE: first.content_type or EVENTS},
-                on_error=lambda error, _: error_event(error.kind, error.message),
+                on_error=lambda error, _: error_event(
+                    error.http_status, error.kind, error.message, anthropic=self._endpoint.anthropic
+                ),
             )
         pieces = [self._noted(first), *[self._noted(reply) async for reply in call]]
         return self._whole(status, b"".join(pieces), first.content_type)
@@ -230,6 +259,8 @@ class ClientExchange:
         return reply.data
 
     def _whole(self, status: int, body: bytes, content_type: str) -> web.Response:
+        if status >= 400 and self._endpoint.anthropic:
+            body = anthropic_body(status, body)
         return web.Response(
             status=status, body=body, headers={**self._headers, hdrs.CONTENT_TYPE: content_type or JSON}
         )

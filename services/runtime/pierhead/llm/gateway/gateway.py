@@ -53,8 +53,12 @@ class Gateway:
         """The holder of the request's key; None where there are no keys. Raises ApiError 401."""
         if self._keys is None:
             return None
-        scheme, _, presented = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-        presented = presented.strip() if scheme.lower() == "bearer" else ""
+        sent = request.headers.get(hdrs.AUTHORIZATION)
+        if sent is None:  # as Anthropic's clients send it
+            presented = request.headers.get("x-api-key", "")
+        else:
+            scheme, _, presented = sent.partition(" ")
+            presented = presented.strip() if scheme.lower() == "bearer" else ""
         holder = self._keys.find(presented) if presented else None
         if holder is None:
             why = "Incorrect API key provided" if presented else "You didn't provide an API key"
@@ -89,6 +93,12 @@ class Gateway:
             return found[0]
 
         return self._document(request, find)
+
+    def names_for(self, holder: KeyHolder | None) -> list[str]:
+        """The models that a client may use, without aliases and adapters."""
+        routes = self.models.routes.items()
+        names = [name for name, route in routes if name == route.model]
+        return names if holder is None else [name for name in names if holder.key.may_use((name,))]
 
     def _models_of(self, holder: KeyHolder | None) -> list[dict[str, object]]:
         return [entry for names, entry in self._list.entries() if holder is None or holder.key.may_use(names)]

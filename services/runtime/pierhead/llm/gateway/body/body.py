@@ -6,6 +6,7 @@ Bodies are JSON, or forms (audio/transcriptions), of which the fields `model` an
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -35,6 +36,8 @@ OPERATORS = frozenset({"kv_transfer_params", "ec_transfer_params", "priority"})
 the address that they name and read other clients' blocks; `priority` overtakes other clients.
 """
 
+_NUMBER = re.compile(r"\s*[+-]?[0-9]{1,15}(?:\.0*)?\s*")
+
 _REMOVED = OPERATORS | {"model"}
 
 ENGINE_ARGUMENTS = "vllm_xargs"
@@ -49,6 +52,7 @@ class RequestParts:
     """The parts of a request that the gateway needs."""
 
     model: str
+    """"" = none is named."""
     stream: bool
     prompt: PromptText
     max_tokens: int
@@ -127,21 +131,22 @@ def _parse(body: bytes) -> Mapping[str, object]:
 
 
 def _model(model: object) -> str:
-    if model is None or model == "":
-        message = "you must provide a model parameter; GET /v1/models lists what there is"
-        raise ApiError(400, message, code="missing_required_parameter", param="model")
-    if not isinstance(model, str):
+    if model is not None and not isinstance(model, str):
         raise wrong("model", "a string", model)
-    return model
+    return model or ""
 
 
 def _count(found: Mapping[str, object], name: str, least: int) -> int:
-    """An integer member; `least` if it is absent."""
-    value = found.get(name)
+    """An integer member; `least` if it is absent. Engines take a number in a string, and 5.0, as an integer."""
+    given = value = found.get(name)
     if value is None:
         return least
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = float(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise wrong(name, f"an integer >= {least}", value)
+        raise wrong(name, f"an integer >= {least}", given)
     if not least <= value <= MOST:
         raise wrong(name, f"an integer from {least} to {MOST}", value, "invalid_value")
     return value

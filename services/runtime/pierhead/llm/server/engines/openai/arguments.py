@@ -30,7 +30,9 @@ Path = Annotated[str, AfterValidator(_check_path)]
 
 PATHS = frozenset(
     (
+        "/classify",
         "/detokenize",
+        "/pooling",
         "/tokenize",
         "/v1/audio/speech",
         "/v1/audio/transcriptions",

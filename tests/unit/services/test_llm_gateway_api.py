@@ -1,0 +1,202 @@
+"""What a client sees of the gateway is what it sees of a bare `vllm serve`: one table of requests and answers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pierhead import Settings
+from pierhead.calls.clients import Clients
+from pierhead.llm.gateway.models.model_map import VARIABLE, read_models
+
+from tests.unit.services.gateway_stand import CHAT, Stand, bearer, chat, error_of, keys_file
+
+MESSAGES = "/v1/messages"
+ASKED: list[Any] = [{"role": "user", "content": "hi"}]
+JSON = {"Content-Type": "application/json"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A request, and what its answer is like."""
+
+    path: str
+    body: dict[str, Any] | bytes = field(default_factory=dict)
+    status: int = 200
+    code: str | None = None
+    """Of an error."""
+    rpc: str = ""
+    """The call that the service got."""
+    at: str = ""
+    """LLMRequest.path of it."""
+    method: str = "POST"
+    headers: dict[str, str] = field(default_factory=lambda: JSON)
+    location: str = ""
+
+
+def passed(path: str, body: dict[str, Any], at: str, rpc: str = "PassThrough") -> Row:
+    return Row(path, {"model": "qwen", **body}, rpc=rpc, at=at)
+
+
+ROWS = {
+    "max_tokens as text": Row(CHAT, chat(max_tokens="5"), rpc="Chat", at=CHAT),
+    "max_tokens as a float": Row(CHAT, chat(max_tokens=5.0), rpc="Chat", at=CHAT),
+    "n as text": Row(CHAT, chat(n=" 2 "), rpc="Chat", at=CHAT),
+    "max_tokens as half": Row(CHAT, chat(max_tokens=5.5), 400, "invalid_type"),
+    "max_tokens as a word": Row(CHAT, chat(max_tokens="five"), 400, "invalid_type"),
+    "max_tokens below none as text": Row(CHAT, chat(max_tokens="-1"), 400, "invalid_value"),
+    "no model": Row(CHAT, {"messages": ASKED}, 400, "missing_required_parameter"),
+    "model null": Row(CHAT, chat(model=None), 400, "missing_required_parameter"),
+    "model empty": Row(CHAT, chat(model=""), 400, "missing_required_parameter"),
+    "a form without a model": Row(
+        "/v1/audio/transcriptions",
+        b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\nx\r\n--b--\r\n',
+        400,
+        "missing_required_parameter",
+        headers={"Content-Type": "multipart/form-data; boundary=b"},
+    ),
+    "JSON as text": Row(CHAT, chat(), 400, "invalid_content_type", headers={"Content-Type": "text/plain"}),
+    "JSON without a type": Row(CHAT, chat(), 400, "invalid_content_type", headers={}),
+    "a slash at the end": Row(f"{CHAT}/?a=b", chat(), 307, location=f"{CHAT}?a=b"),
+    "a slash behind a plain path": Row("/tokenize/", chat(), 307, location="/tokenize"),
+    "a slash behind a list": Row("/v1/models/", status=307, location="/v1/models", method="GET"),
+    "a slash behind nothing": Row("/v1/x/", chat(), 404, "not_found"),
+    "files": Row("/v1/files", status=404, code="not_found", method="GET"),
+    "files of two": Row("/v1/files/f-1/content", status=404, code="not_found", method="GET"),
+    "a file sent": Row("/v1/files", b"x", 404, "not_found"),
+    "batches": Row("/v1/batches", status=404, code="not_found", method="GET"),
+    "a batch sent": Row("/v1/batches", {"input_file_id": "f"}, 404, "not_found"),
+    "no such path": Row("/v1/nothing", status=404, code="not_found", method="GET"),
+    "a path deleted": Row("/v1/nothing", status=404, code="not_found", method="DELETE"),
+    "another method": Row(CHAT, status=405, code="method_not_allowed", method="GET"),
+    "another method of what is passed on": Row("/v1/rerank", status=405, code="method_not_allowed", method="GET"),
+    "unknown members": Row(CHAT, chat(nonsense={"a": [1]}), rpc="Chat", at=CHAT),
+    **{
+        path: passed(path, {"query": "a", "documents": ["b"]}, "/v1/rerank")
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+    },
+    **{
+        path: passed(path, {"input": "a"}, f"/{path.rpartition('/')[2]}")
+        for path in ("/classify", "/v1/classify", "/pooling", "/v1/pooling")
+    },
+    "score": passed("/score", {"text_1": "a", "text_2": "b"}, "/v1/score", "Score"),
+    "tokens": passed("/v1/tokenize", {"prompt": "a"}, "/tokenize", "Tokenize"),
+    "text of tokens": passed("/detokenize", {"tokens": [1]}, "/detokenize", "Detokenize"),
+    "invoked with messages": passed("/invocations", {"messages": ASKED}, CHAT, "Chat"),
+    "invoked with a prompt": passed("/invocations", {"prompt": "a"}, "/v1/completions", "Completions"),
+    "invoked with inputs": passed("/invocations", {"input": "a"}, "/v1/embeddings", "Embeddings"),
+    "invoked with texts": passed("/invocations", {"text_1": "a", "text_2": "b"}, "/v1/score", "Score"),
+    "invoked with documents": passed("/invocations", {"query": "a", "documents": ["b"]}, "/v1/rerank"),
+    "invoked with nothing": Row("/invocations", {"model": "qwen"}, 400, "missing_required_parameter"),
+    "Anthropic's": passed(MESSAGES, {"messages": ASKED, "max_tokens": 5}, MESSAGES),
+    "Anthropic's count": passed(f"{MESSAGES}/count_tokens", {"messages": ASKED}, f"{MESSAGES}/count_tokens"),
+}
+
+
+async def ask(gateway: Stand, row: Row) -> tuple[int, bytes, Any]:
+    data = row.body if isinstance(row.body, bytes) else json.dumps(row.body).encode()
+    sent: dict[str, Any] = {"data": data, "skip_auto_headers": ("Content-Type",)} if row.method == "POST" else {}
+    asked = gateway.client.request(
+        row.method, gateway.base + row.path, headers=row.headers, allow_redirects=False, **sent
+    )
+    async with asked as answer:
+        return answer.status, await answer.read(), answer.headers
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+async def test_a_request_is_answered_as_by_vllm_itself(gateway: Stand, row: Row) -> None:
+    status, body, headers = await ask(gateway, row)
+    assert (status, headers.get("Location", "")) == (row.status, row.location), body
+    if status >= 400:
+        assert error_of(body)["code"] == row.code
+    assert [(rpc, asked.path) for rpc, asked in gateway.qwen.asked] == ([(row.rpc, row.at)] if row.rpc else [])
+
+
+async def test_where_one_model_is_served_none_has_to_be_named(stand: Stand) -> None:
+    models = read_models({VARIABLE: json.dumps({"qwen": "llm-qwen", "default": {"alias_of": "qwen"}})})
+    stand.settings = replace(stand.settings, models=models)
+    await stand.start()
+    for body in ({"messages": ASKED}, chat(model=None), chat(model="")):
+        assert (await stand.post(CHAT, body))[0] == 200
+        assert stand.qwen.asked[-1][1].model == "qwen"
+
+
+async def test_where_several_are_served_the_error_names_those_of_the_key(stand: Stand, tmp_path: Path) -> None:
+    await stand.start()
+    _, body, _ = await stand.post(CHAT, {"messages": ASKED})
+    assert error_of(body)["message"] == (
+        "you must provide a model parameter: qwen, big, away; GET /v1/models lists what there is"
+    )
+    file = keys_file(tmp_path / "keys.json", {"key": "one", "name": "a", "models": ["qwen"]})
+    stand.settings = replace(stand.settings, keys_file=file)
+    await stand.start()
+    assert (await stand.post(CHAT, {"messages": ASKED}, headers=bearer("one")))[0] == 200
+    assert stand.qwen.asked[-1][1].model == "qwen"
+
+
+async def test_a_compressed_body_counts_as_what_it_becomes(stand: Stand) -> None:
+    stand.settings = replace(stand.settings, max_body_bytes=8192, max_bodies_bytes=8192)
+    await stand.start()
+    packed = {"Content-Encoding": "gzip"}
+    body = json.dumps(chat(padding="x" * 4000)).encode()
+    assert (await stand.post(CHAT, gzip.compress(body), headers=packed))[0] == 200
+    assert stand.qwen.asked[-1][1].body == body
+    bomb = gzip.compress(b" " * 100_000_000)
+    assert len(bomb) > 8192
+    for data in (bomb, gzip.compress(b" " * 5_000_000)):
+        status, answer, _ = await stand.post(CHAT, data, headers=packed)
+        assert (status, error_of(answer)["code"]) == (413, "payload_too_large")
+    assert stand.metrics.bodies.read() == 0
+
+
+# ---- Anthropic's API
+
+
+def anthropic_error(body: bytes) -> tuple[str, str]:
+    found = json.loads(body)
+    assert (set(found), found["type"], set(found["error"])) == ({"type", "error"}, "error", {"type", "message"})
+    return found["error"]["type"], found["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind"),
+    [
+        (b"{", 400, "invalid_request_error"),
+        ({"model": "qwen"}, 400, "invalid_request_error"),
+        (chat(model="claude-9"), 404, "not_found_error"),
+        (chat(fake="refuse"), 400, "invalid_request_error"),
+        (chat(fake="raise"), 500, "api_error"),
+        (chat(fake="full"), 503, "overloaded_error"),
+        (chat(model="away"), 503, "overloaded_error"),
+        (b" " * 9000, 413, "request_too_large"),
+    ],
+)
+@pytest.mark.parametrize("path", [MESSAGES, f"{MESSAGES}/count_tokens"])
+async def test_errors_of_its_paths_are_anthropics(
+    stand: Stand, path: str, body: object, status: int, kind: str
+) -> None:
+    Clients.use(Settings(max_queued_requests=0))  # a call without a replica is refused at once
+    stand.settings = replace(stand.settings, max_body_bytes=8192)
+    await stand.start()
+    told, answer, _ = await stand.post(path, body)
+    assert (told, anthropic_error(answer)[0]) == (status, kind)
+
+
+async def test_a_stream_of_messages_ends_with_anthropics_error(gateway: Stand) -> None:
+    status, body, _ = await gateway.post(MESSAGES, chat(stream=True, fake="raise"))
+    last = body.split(b"\n\n")[-2]
+    assert (status, last.partition(b"\n")[0]) == (200, b"event: error")
+    assert anthropic_error(last.partition(b"data: ")[2])[0] == "api_error"
+
+
+async def test_a_key_as_anthropics_clients_send_it(stand: Stand, tmp_path: Path) -> None:
+    await stand.start_with_keys(tmp_path)
+    for path in (MESSAGES, CHAT):
+        assert (await stand.post(path, chat(), headers={"x-api-key": "one"}))[0] == 200
+    status, body, _ = await stand.post(MESSAGES, chat(), headers={"x-api-key": "two"})
+    assert (status, anthropic_error(body)[0]) == (401, "authentication_error")
+    assert (await stand.post(CHAT, chat(), headers={"x-api-key": "one", **bearer("two")}))[0] == 401
