@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
-from pierhead.llm.server.answers import reply_to
-from pierhead.llm.server.engine import LLMEngine, Replies
-from pierhead.llm.server.errors import LLMRequestError
-from pierhead.llm.v1.llm_pb2 import LLMRequest
+from pierhead.llm import objects
+from pierhead.llm.objects import OpenAIRequest
+from pierhead.llm.openai_error import LLMRequestError
+from pierhead.llm.server.engine import LLMEngine
+from pierhead.llm.server.service import replies_of
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -30,35 +32,28 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
 
 def handler_of(engine: LLMEngine) -> Handler:
     """What answers as `vllm serve` does, with this engine."""
-    card = engine.describe()
+    model, length = engine.config.model_loading.model_id, engine.describe().max_model_len
     adapters: dict[str, str] = {}
-    ways = {
-        "/v1/chat/completions": engine.chat,
-        "/v1/completions": engine.completions,
-        "/v1/embeddings": engine.embeddings,
-        "/v1/score": engine.score,
-        "/tokenize": engine.tokenize,
-        "/detokenize": engine.detokenize,
+    ways: dict[str, tuple[type[OpenAIRequest], Any]] = {
+        "/v1/chat/completions": (objects.ChatCompletionRequest, engine.chat),
+        "/v1/completions": (objects.CompletionRequest, engine.completions),
+        "/v1/embeddings": (objects.EmbeddingRequest, engine.embeddings),
+        "/v1/score": (objects.ScoreRequest, engine.score),
+        "/tokenize": (objects.TokenizeRequest, engine.tokenize),
+        "/detokenize": (objects.DetokenizeRequest, engine.detokenize),
     }
 
     async def handle(request: web.Request) -> web.StreamResponse:
         if request.path == "/v1/models":
-            told = {"id": card.model_id, "object": "model", "max_model_len": card.max_model_len}
-            loaded = [
-                {"id": name, "object": "model", "root": path, "parent": card.model_id}
-                for name, path in adapters.items()
-            ]
+            told = {"id": model, "object": "model", "max_model_len": length}
+            loaded = [{"id": name, "object": "model", "root": path, "parent": model} for name, path in adapters.items()]
             return web.json_response({"object": "list", "data": [told, *loaded]})
         if request.path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
             return await _change(engine, adapters, request)
         if request.path == "/metrics":
             return web.Response(body=b"# TYPE mock_up gauge\nmock_up 1\n# TYPE process_x gauge\nprocess_x 1\n")
-        asked = LLMRequest(body=await request.read(), path=request.path)
-        try:
-            return await _answer(request, ways.get(request.path, engine.pass_through)(asked))
-        except LLMRequestError as error:
-            reply = reply_to(error)
-            return web.Response(body=reply.data, status=reply.status, content_type="application/json")
+        kind, way = ways.get(request.path, (OpenAIRequest, engine.pass_through))
+        return await _answer(request, way(kind.from_bytes(await request.read()).sent_to(request.path)))
 
     return handle
 
@@ -88,9 +83,9 @@ def _refusal(status: int, message: str) -> web.Response:
     return web.json_response({"error": error}, status=status)
 
 
-async def _answer(request: web.Request, replies: Replies) -> web.StreamResponse:
+async def _answer(request: web.Request, answers: AsyncIterator[Any]) -> web.StreamResponse:
     response: web.StreamResponse | None = None
-    async with contextlib.aclosing(replies) as told:  # type: ignore[type-var]
+    async with contextlib.aclosing(replies_of(answers)) as told:
         async for reply in told:
             if response is None:
                 kind = "text/event-stream" if reply.data.startswith(b"data:") else "application/json"

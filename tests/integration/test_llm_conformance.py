@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from pierhead.llm.gateway.models.model_map import VARIABLE, read_models
 from pierhead.llm.gateway.settings import GatewaySettings
 from pierhead.llm.mock.engine import MockEngine
 from pierhead.llm.server.engine import LLMEngine
-from pierhead.llm.server.service import LLMServer
+from pierhead.llm.server.llm_server import LLMServer
+from pierhead.llm.server.service import LLMService
 from pierhead.llm_config import LLMConfig, ModelLoading
 
 from tests.unit.runtime.harness import Cluster, address, until
@@ -45,7 +47,7 @@ TOOL: Any = {
 }
 
 
-def llm(model_id: str, tmp_path: Path, engines: list[LLMEngine], **engine_kwargs: Any) -> LLMServer:
+def llm(model_id: str, tmp_path: Path, engines: list[MockEngine], **engine_kwargs: Any) -> LLMService:
     def make(config: LLMConfig) -> LLMEngine:
         engines.append(MockEngine(config))
         return engines[-1]
@@ -55,7 +57,7 @@ def llm(model_id: str, tmp_path: Path, engines: list[LLMEngine], **engine_kwargs
         model_loading=ModelLoading(model_id=model_id),
         engine_kwargs={"tokens_per_s": 1e6, "max_model_len": 2048, "script": SCRIPT} | engine_kwargs,
     )
-    return LLMServer(config, tmp_path, make_engine=make)
+    return LLMService(config, make_server=partial(LLMServer, engine_cls=make, cache=tmp_path))
 
 
 class Stack:
@@ -71,7 +73,7 @@ class Stack:
 @pytest.fixture
 async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
     cluster = Cluster()
-    engines: list[LLMEngine] = []
+    engines: list[MockEngine] = []
     replicas = {}
     for model, kwargs in {"qwen": {}, "slow": SLOW}.items():
         server = llm(model, tmp_path, engines, **kwargs)

@@ -22,11 +22,11 @@ FLOORS = {
     "server": (
         {"__main__"},
         {"service"},
+        {"llm_server"},
         {"engines.openai", "engines.vllm", "registry", "settings"},
         {"models"},
-        {"background", "bodies", "exposition", "watchdog"},
+        {"background", "bodies", "events", "exposition", "watchdog"},
         {"engine"},
-        {"answers"},
         {"errors"},
     ),
     "mock": ({"engine"}, {"answer", "schedule"}, {"cache", "text"}, {"arguments"}),
@@ -36,7 +36,7 @@ FLOORS = {
 SHARED = {"pierhead.llm.objects", "pierhead.llm.openai_error"}
 """What gateway and server both import; it imports nothing of them."""
 
-SEAM = {f"pierhead.llm.server.{module}" for module in ("answers", "bodies", "engine", "errors")}
+SEAM = {f"pierhead.llm.server.{module}" for module in ("bodies", "engine", "errors")}
 """What engines elsewhere import of the server, as those of users do."""
 
 PRIVATE = {

@@ -28,6 +28,8 @@ ENGINE_EXPECTED = f'{", ".join(map(json.dumps, ENGINE_NAMES))}, or an import pat
 DATA_PARALLEL = "data_parallel_size"
 """In engine_kwargs: copies of the model in one replica, each on GPUs of its own."""
 
+SERVER_EXPECTED = 'an import path such as "my_package.server:MyServer"'
+
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -73,6 +75,12 @@ def _check_engine(engine: str) -> str:
     if engine not in ENGINE_NAMES and not _IMPORT_PATH.fullmatch(engine):
         raise _expected(ENGINE_EXPECTED)
     return engine
+
+
+def _check_server(server: str) -> str:
+    if not _IMPORT_PATH.fullmatch(server):
+        raise _expected(SERVER_EXPECTED)
+    return server
 
 
 def _check_kwargs(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -131,6 +139,7 @@ class LLMConfig(_Block):
     """One model's service."""
 
     engine: Annotated[str, AfterValidator(_check_engine)] = "vllm"
+    server_cls: Annotated[str, AfterValidator(_check_server)] | None = None
     model_loading: ModelLoading
     accelerator_type: Annotated[str, Field(min_length=1, max_length=100)] | None = None
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
@@ -155,3 +164,9 @@ class LLMConfig(_Block):
     def to_json(self) -> str:
         """The text for PIERHEAD_LLM_CONFIG: equal configs have equal texts."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+
+def config_of(config: Any) -> LLMConfig:
+    """What x-serve.llm says of a config of this or of Ray Serve LLM's kind."""
+    found: LLMConfig = config if isinstance(config, LLMConfig) else config.get_engine_config()
+    return found

@@ -5,13 +5,12 @@ Ray Serve LLM takes it from RAYLLM_VLLM_ENGINE_CLS. Events come ready from the e
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import AsyncIterator
 from typing import Any
 
 from pierhead.llm.mock.engine import MockEngine
-from pierhead.llm.v1.llm_pb2 import LLMRequest
+from pierhead.llm.objects import ChatCompletionRequest
 from pierhead.llm_config import LLMConfig as OurConfig
 from ray.llm._internal.serve.core.engine.protocol import LLMEngine
 
@@ -25,7 +24,7 @@ class MockedEngine(LLMEngine):  # type: ignore[misc]  # its types are only where
         self._engine = MockEngine(config)
 
     async def start(self) -> None:
-        await self._engine.start("none", lambda *_: None)
+        await self._engine.start()
 
     async def build_asgi_app(self) -> Any:
         """What direct streaming serves: vLLM's own HTTP application, its chats answered by `create_chat_completion`."""
@@ -50,8 +49,8 @@ class MockedEngine(LLMEngine):  # type: ignore[misc]  # its types are only where
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[str]:
         messages = [{"role": message["role"], "content": message["content"]} for message in request.messages]
         body = {"model": self._model, "messages": messages, "stream": True, "max_tokens": request.max_tokens}
-        async for reply in self._engine.chat(LLMRequest(body=json.dumps(body).encode(), model=self._model)):
-            yield reply.data.decode()
+        async for events in self._engine.chat(ChatCompletionRequest(**body)):
+            yield str(events)
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncIterator[str]:
         raise NotImplementedError

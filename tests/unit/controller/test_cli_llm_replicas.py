@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,7 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from pierhead import Unavailable
-from pierhead.llm.server.service import LLMServer
+from pierhead.llm.server.service import LLMService
 from pierhead.llm.v1.llm_pb2 import LLMRequest, Operation, OperationDone
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerServicer
 from pierhead.llm_config import LLMConfig, ModelLoading
@@ -95,8 +94,8 @@ async def test_every_ready_replica_is_asked(cluster: Cluster) -> None:
     assert [each.WhichOneof("what") for each in one.asked[1:]] == ["wake", "reset_prefix_cache"]
 
 
-async def test_a_replica_of_a_language_model_sleeps_and_wakes(cluster: Cluster, tmp_path: Path) -> None:
-    server = LLMServer(LLMConfig(engine="mock", model_loading=ModelLoading(model_id="qwen")), tmp_path)
+async def test_a_replica_of_a_language_model_sleeps_and_wakes(cluster: Cluster) -> None:
+    server = LLMService(LLMConfig(engine="mock", model_loading=ModelLoading(model_id="qwen")))
     replicas = [("p-llm-1", address_of(await cluster.start(server)))]
     ask = LLMRequest(body=b'{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}', model="qwen")
     (answer,) = await asyncio.to_thread(operate, replicas, Operation(sleep=Operation.Sleep(level=1)), 20.0)

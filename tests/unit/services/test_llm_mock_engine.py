@@ -13,7 +13,9 @@ from pierhead.llm.mock.arguments import MockArguments
 from pierhead.llm.mock.cache import BlockCache, chain_of
 from pierhead.llm.mock.engine import MockEngine
 from pierhead.llm.mock.schedule import Schedule, Sequence
-from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
+from pierhead.llm.objects import ChatCompletionRequest
+from pierhead.llm.server.service import replies_of
+from pierhead.llm.v1.llm_pb2 import LLMReply
 from pierhead.llm_config import LLMConfig, ModelLoading
 
 pytestmark = pytest.mark.virtual_time
@@ -104,13 +106,14 @@ def test_blocks_are_never_lost(steps: list[tuple[str, int, bool]]) -> None:
 async def started(**engine_kwargs: Any) -> MockEngine:
     config = LLMConfig(engine="mock", model_loading=ModelLoading(model_id="m"), engine_kwargs=engine_kwargs)
     engine = MockEngine(config)
-    await engine.start("", lambda *_: None)
+    engine.report = lambda *_: None
+    await engine.start()
     return engine
 
 
 async def chat(engine: MockEngine, messages: list[dict[str, str]], **body: Any) -> LLMReply:
     raw = json.dumps({"messages": messages, "max_tokens": 16} | body).encode()
-    replies = [reply async for reply in engine.chat(LLMRequest(body=raw, model="m"))]
+    replies = [reply async for reply in replies_of(engine.chat(ChatCompletionRequest.from_bytes(raw, model="m")))]
     return replies[-1]
 
 

@@ -15,31 +15,33 @@ from hypothesis import given
 from hypothesis import strategies as some
 from pierhead import Unavailable
 from pierhead.llm.mock.engine import MockEngine
+from pierhead.llm.objects import ChatCompletionRequest, OpenAIRequest
 from pierhead.llm.server.engines.openai import engine as openai_engine
 from pierhead.llm.server.engines.openai.engine import OpenAIEngine
-from pierhead.llm.server.engines.openai.events import Splitter
 from pierhead.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, UpstreamError
-from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
+from pierhead.llm.server.events import Splitter
+from pierhead.llm.server.service import replies_of
+from pierhead.llm.v1.llm_pb2 import LLMReply
 from pierhead.llm_config import LLMConfig, ModelLoading
 
 from tests.harness.openai_server import Handler, handler_of, serving
-
-CHAT = "/v1/chat/completions"
 
 
 def engine_at(url: str, stall_timeout_s: float = 60.0, **engine_kwargs: Any) -> OpenAIEngine:
     arguments = {"base_url": url, "metrics_path": None, **engine_kwargs}
     loading = ModelLoading(model_id="m")
-    return OpenAIEngine(
+    engine = OpenAIEngine(
         LLMConfig(engine="openai", model_loading=loading, engine_kwargs=arguments, stall_timeout_s=stall_timeout_s)
     )
+    engine.report = lambda *_: None
+    return engine
 
 
 @contextlib.asynccontextmanager
 async def started(handler: Handler, stall_timeout_s: float = 60.0, **engine_kwargs: Any) -> AsyncIterator[OpenAIEngine]:
     async with serving(handler) as url:
         engine = engine_at(url, stall_timeout_s, **engine_kwargs)
-        await engine.start("m", lambda *_: None)
+        await engine.start()
         try:
             yield engine
         finally:
@@ -73,16 +75,18 @@ def saying(*parts: bytes, kind: str = "text/event-stream", status: int = 200, cu
     return with_models(handle)
 
 
-def ask(**body: Any) -> LLMRequest:
+def ask(**body: Any) -> ChatCompletionRequest:
     members = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **body}
-    return LLMRequest(body=json.dumps(members).encode(), path=CHAT, model="m")
+    return ChatCompletionRequest.from_bytes(json.dumps(members).encode())
 
 
-async def all_of(engine: OpenAIEngine, request: LLMRequest, found: list[LLMReply] | None = None) -> list[LLMReply]:
+async def all_of(
+    engine: OpenAIEngine, request: ChatCompletionRequest, found: list[LLMReply] | None = None
+) -> list[LLMReply]:
     """The replies; `found` has them also where it fails."""
     found = [] if found is None else found
     async with asyncio.timeout(20):
-        async for reply in engine.chat(request):
+        async for reply in replies_of(engine.chat(request)):
             found.append(reply)
     return found
 
@@ -137,12 +141,13 @@ async def test_a_client_that_leaves_ends_the_request_there() -> None:
     mock = MockEngine(
         LLMConfig(engine="mock", model_loading=ModelLoading(model_id="m"), engine_kwargs={"tokens_per_s": 50.0})
     )
-    await mock.start("m", lambda *_: None)
+    mock.report = lambda *_: None
+    await mock.start()
     async with started(handler_of(mock)) as engine, asyncio.timeout(20):
         replies = engine.chat(ask(stream=True, max_tokens=10_000))
         await anext(replies)
         assert mock.load().running == 1
-        await replies.aclose()  # type: ignore[attr-defined]
+        await replies.aclose()
         while mock.load().running:  # noqa: ASYNC110 - an engine's state has no event
             await asyncio.sleep(0.005)
         assert engine.load().running == 0
@@ -209,7 +214,7 @@ async def test_errors_keep_their_status_in_openais_form() -> None:
 async def test_a_server_that_is_gone_is_unavailable() -> None:
     async with serving(saying(DONE)) as url:
         engine = engine_at(url)
-        await engine.start("m", lambda *_: None)
+        await engine.start()
     with pytest.raises(Unavailable, match=url):
         await all_of(engine, ask())
     with pytest.raises(Unavailable, match=url):
@@ -251,7 +256,8 @@ async def test_it_waits_for_the_server_and_says_so() -> None:
     async with serving(handle) as url:
         engine = engine_at(url)
         async with asyncio.timeout(20):
-            await engine.start("m", report)
+            engine.report = report
+            await engine.start()
         assert states == [f"waiting for {url}"] * 2
         assert engine.describe().max_model_len == 4096
         await engine.shutdown()
@@ -277,14 +283,14 @@ async def test_a_start_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> N
     async with serving(with_models(saying(), "other")) as url:
         engine = engine_at(f"{url}/v1")
         with pytest.raises(LLMStartError, match='does not serve "m" but other'):
-            await engine.start("m", lambda *_: None)
+            await engine.start()
         await engine.shutdown()
         monkeypatch.delenv("NO_SUCH_KEY", raising=False)
         with pytest.raises(LLMStartError, match="NO_SUCH_KEY"):
-            await engine_at(url, api_key_env="NO_SUCH_KEY").start("m", lambda *_: None)
+            await engine_at(url, api_key_env="NO_SUCH_KEY").start()
     engine = engine_at(url, start_timeout_s=0.05)
     with pytest.raises(LLMStartError, match="start_timeout_s"):
-        await engine.start("m", lambda *_: None)
+        await engine.start()
     await engine.shutdown()
 
 
@@ -301,7 +307,8 @@ class WithAdapters:
     async def start_anew(self) -> None:
         """As after a crash: what was loaded is not."""
         self.engine = MockEngine(self.engine.config)
-        await self.engine.start("m", lambda *_: None)
+        self.engine.report = lambda *_: None
+        await self.engine.start()
         self.handler = handler_of(self.engine)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -318,7 +325,7 @@ async def with_adapters() -> AsyncIterator[WithAdapters]:
     await server.engine.shutdown()
 
 
-def ask_french(**body: Any) -> LLMRequest:
+def ask_french(**body: Any) -> ChatCompletionRequest:
     request = ask(max_tokens=2, **body)
     request.model = "m:french"
     return request
@@ -347,9 +354,8 @@ async def test_a_path_that_the_server_does_not_have_is_no_lost_adapter(
     async with started(with_adapters.answer) as engine:
         await engine.load_adapter("french", "/adapters/french")
         with_adapters.asked.clear()
-        request = ask_french()
-        request.path = "/v1/rerank"
-        replies = [reply.status async for reply in engine.pass_through(request)]
+        answers = engine.pass_through(ask_french().sent_to("/v1/rerank"))
+        replies = [reply.status async for reply in replies_of(answers)]
     assert replies == [404]
     assert with_adapters.asked == []
     assert not caplog.records
@@ -458,7 +464,8 @@ async def test_only_known_paths_are_passed_on_with_the_operators_key() -> None:
     async with started(with_models(handle), api_key="operators", more_paths=["/v1/own"]) as engine:
 
         async def status(path: str, body: bytes = b'{"model": "m"}') -> int:
-            (reply,) = [each async for each in engine.pass_through(LLMRequest(body=body, path=path, model="m"))]
+            answers = engine.pass_through(OpenAIRequest.from_bytes(body, model="m").sent_to(path))
+            (reply,) = [each async for each in replies_of(answers)]
             return reply.status
 
         for path in ("/v1/files", "/v1/fine_tuning/jobs", "/v1/responses/resp_1", "/v1/own/x"):

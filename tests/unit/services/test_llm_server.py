@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,12 @@ import aiohttp
 import pytest
 from pierhead import BadRequest, Unavailable, UserCodeError, handle
 from pierhead.llm.mock.engine import MockEngine
-from pierhead.llm.server import service
+from pierhead.llm.objects import OpenAIRequest, RawAnswer
+from pierhead.llm.server import llm_server, service
 from pierhead.llm.server.engine import LLMEngine
 from pierhead.llm.server.errors import EngineDiedError, LLMStartError, SourceNotFoundError
-from pierhead.llm.server.service import LLMServer
+from pierhead.llm.server.llm_server import LLMServer
+from pierhead.llm.server.service import LLMService
 from pierhead.llm.v1.llm_pb2 import DescribeRequest, LLMReply, LLMRequest, Operation
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 from pierhead.llm_config import LLMConfig, Lora, ModelLoading
@@ -41,7 +44,7 @@ def config(lora: Lora | None = None, stall_timeout_s: float = 60.0, **engine_kwa
 class Served:
     """One replica, its caller, and what only a test can see: the engine."""
 
-    def __init__(self, server: LLMServer, replica: ReplicaServer, engines: list[MockEngine]) -> None:
+    def __init__(self, server: LLMService, replica: ReplicaServer, engines: list[MockEngine]) -> None:
         self.server = server
         self.replica = replica
         self.engine = engines[0]
@@ -65,7 +68,11 @@ async def start(cluster: Cluster, what: LLMConfig, **settings: Any) -> Served:
         return engines[0]
 
     metrics = RuntimeMetrics()
-    server = LLMServer(what, Path("/nowhere"), make_engine=make, metrics=metrics, report=lambda *_: None)
+    server = LLMService(
+        what,
+        make_server=partial(LLMServer, engine_cls=make, metrics=metrics, report=lambda *_: None),
+        metrics=metrics,
+    )
     replica = await cluster.start(server, metrics=metrics, **settings)
     return Served(server, replica, engines)
 
@@ -80,8 +87,8 @@ async def served(cluster: Cluster) -> Served:
 
 async def test_the_start_reports_its_progress_and_ends_with_a_token(cluster: Cluster) -> None:
     told: list[tuple[str, float | None, float]] = []
-    server = LLMServer(config(), Path("/nowhere"), metrics=RuntimeMetrics(), report=lambda *report: told.append(report))
-    await cluster.start(server)
+    make = partial(LLMServer, report=lambda *report: told.append(report))
+    await cluster.start(LLMService(config(), make_server=make, metrics=RuntimeMetrics()))
     stages = list(dict.fromkeys(doing for doing, _, _ in told))
     assert stages == ["importing the engine mock", "loading the mock model's weights", "generating a first token"]
     assert ("loading the mock model's weights", 0, 1) in told
@@ -110,7 +117,7 @@ async def test_a_stream_is_whole_however_fast_its_caller_reads(cluster: Cluster,
         ("another", {}, 404, "model_not_found"),
         ("mock:french", {}, 404, "model_not_found"),
         ("", {"model": "other"}, 404, "model_not_found"),
-        ("", {}, 400, "invalid_type"),
+        ("", {"model": 7}, 400, "invalid_type"),
         ("mock", {"messages": 7}, 400, "invalid_type"),
     ],
 )
@@ -149,14 +156,14 @@ async def test_an_answer_that_is_closed_is_aborted_by_then(served: Served, metho
     """The runtime closes it when the caller has left; the abort must not wait for the garbage collection."""
     aborted: list[str] = []
 
-    async def endless(request: LLMRequest) -> AsyncIterator[LLMReply]:
+    async def endless(request: OpenAIRequest) -> AsyncIterator[RawAnswer]:
         try:
             while True:
-                yield LLMReply(data=b"{}", status=200)
+                yield RawAnswer(b"{}")
         finally:
             aborted.append(request.path)
 
-    served.engine.completions = served.engine.pass_through = endless  # type: ignore[method-assign]
+    served.engine.completions = served.engine.pass_through = endless  # type: ignore
     answer = getattr(served.server, method)(LLMRequest(body=b"{}", path="/v1/x", model="mock"), None)
     await anext(answer)
     await answer.aclose()
@@ -329,7 +336,8 @@ async def test_adapters_are_operated(cluster: Cluster, loras: Path) -> None:
 
 
 async def failing_start(cluster: Cluster, what: LLMConfig, **more: Any) -> BaseException:
-    server = LLMServer(what, Path("/nowhere"), metrics=RuntimeMetrics(), report=lambda *_: None, **more)
+    make = partial(LLMServer, report=lambda *_: None, **more)
+    server = LLMService(what, make_server=make, metrics=RuntimeMetrics())
     with pytest.raises(Exception) as caught:  # noqa: PT011 - what it is, is for the test to say
         await cluster.start(server)
     return caught.value
@@ -353,8 +361,8 @@ class Reader(MockEngine):
     needs_files = True
     shut = 0
 
-    async def start(self, model_path: str, report: Any) -> None:
-        raise KeyError(model_path)
+    async def start(self) -> None:
+        raise KeyError(self.model_path)
 
     async def shutdown(self) -> None:
         type(self).shut += 1
@@ -363,7 +371,7 @@ class Reader(MockEngine):
 
 async def test_an_engine_that_fails_in_its_own_words_is_named(cluster: Cluster) -> None:
     Reader.shut = 0
-    error = await failing_start(cluster, config(), make_engine=Reader, fetch=lambda source, *_: Path("/cache") / source)
+    error = await failing_start(cluster, config(), engine_cls=Reader, fetch=lambda source, *_: Path("/cache") / source)
     assert isinstance(error, LLMStartError)
     assert "the engine mock could not be started with the model mock: KeyError: '/cache/mock'" in str(error)
     assert Reader.shut == 1, "what was begun is ended"
@@ -371,7 +379,7 @@ async def test_an_engine_that_fails_in_its_own_words_is_named(cluster: Cluster) 
     def nothing(*_: object) -> Path:
         raise SourceNotFoundError("nothing is stored there")
 
-    error = await failing_start(cluster, config(), make_engine=Reader, fetch=nothing)
+    error = await failing_start(cluster, config(), engine_cls=Reader, fetch=nothing)
     assert str(error) == "model_source: nothing is stored there"
 
 
@@ -411,7 +419,7 @@ async def test_without_requests_it_proves_now_and_then_that_it_can_generate(
 ) -> None:
     await served.server.check_health()
     assert served.engine.load().tokens == 1, "the first one, not one for each check"
-    monkeypatch.setattr(service, "IDLE_TOKEN_S", 0.0)
+    monkeypatch.setattr(llm_server, "IDLE_TOKEN_S", 0.0)
     await served.server.check_health()
     assert served.engine.load().tokens == 2
 
@@ -424,7 +432,7 @@ async def test_a_sleep_is_no_stall(cluster: Cluster, monkeypatch: pytest.MonkeyP
     await served.stub.Operate(Operation(sleep=Operation.Sleep()), timeout=PATIENCE_S)
     await served.server.check_health()
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600.0)
-    monkeypatch.setattr(service, "time", later)  # it sleeps for longer than the stall timeout
+    monkeypatch.setattr(llm_server, "time", later)  # it sleeps for longer than the stall timeout
     await served.server.check_health()
     await served.stub.Operate(Operation(wake=Operation.Wake()), timeout=PATIENCE_S)
     await served.server.check_health()

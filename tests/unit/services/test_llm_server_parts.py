@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from pierhead.errors import Backpressure, SettingsError
 from pierhead.llm.mock.engine import MockEngine
-from pierhead.llm.server import bodies
+from pierhead.llm.objects import ChatCompletionRequest
 from pierhead.llm.server.engine import EngineStats
 from pierhead.llm.server.errors import EngineStalledError, LLMRequestError, LLMStartError, SourceNotFoundError
 from pierhead.llm.server.models.adapters import Adapters
 from pierhead.llm.server.registry import ENGINES, engine_class
+from pierhead.llm.server.service import request_of
 from pierhead.llm.server.settings import ServerSettings
 from pierhead.llm.server.watchdog import TokenWatchdog
 from pierhead.llm.v1.llm_pb2 import LLMRequest
@@ -47,15 +48,17 @@ def test_an_engine_that_there_is_not_is_refused_in_the_words_of_the_files(name: 
 
 def test_overrides_and_model_take_the_place_of_members() -> None:
     request = LLMRequest(body=b'{"model": "a", "n": 1, "stream": true}', model="b", overrides='{"stream": false}')
-    assert bodies.read(request) == {"model": "b", "n": 1, "stream": False}
-    assert json.loads(bodies.written(request)) == bodies.read(request)
+    made = request_of(ChatCompletionRequest, request)
+    assert made.to_dict() == {"model": "b", "n": 1, "stream": False}
+    assert json.loads(made.to_bytes()) == made.to_dict()
 
 
 def test_a_body_that_stays_as_it_is_keeps_its_bytes() -> None:
     raw = b'{ "model":"a",   "n": 1}'
-    assert bodies.written(LLMRequest(body=raw, model="a")) == raw
-    assert bodies.written(LLMRequest(body=raw)) == raw
-    assert json.loads(bodies.written(LLMRequest(body=raw, model="b"))) == {"model": "b", "n": 1}
+    assert request_of(ChatCompletionRequest, LLMRequest(body=raw, model="a")).to_bytes() == raw
+    assert request_of(ChatCompletionRequest, LLMRequest(body=raw)).to_bytes() == raw
+    other = request_of(ChatCompletionRequest, LLMRequest(body=raw, model="b"))
+    assert json.loads(other.to_bytes()) == {"model": "b", "n": 1}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +74,7 @@ def test_a_body_that_stays_as_it_is_keeps_its_bytes() -> None:
 )
 def test_what_is_no_object_is_refused(raw: bytes, words: str) -> None:
     with pytest.raises(LLMRequestError, match=words) as caught:
-        bodies.read(LLMRequest(body=raw))
+        request_of(ChatCompletionRequest, LLMRequest(body=raw)).to_dict()
     assert caught.value.http_status == 400
 
 
@@ -112,7 +115,8 @@ async def some_adapters(
     path: Path | str, most: int, *always: str, fetch: Any = None, engine: MockEngine | None = None, **kwargs: Any
 ) -> Adapters:
     engine = engine or MockEngine(MOCK.model_copy(update={"engine_kwargs": kwargs}))
-    await engine.start("", lambda *_: None)
+    engine.report = lambda *_: None
+    await engine.start()
     lora = Lora(dynamic_lora_loading_path=str(path), max_num_adapters_per_replica=most, adapters=[*always])
     return Adapters(engine, lora, fetch=fetch, cache=Path("/cache"), report=lambda *_: None, metrics=RuntimeMetrics())
 
@@ -231,7 +235,9 @@ import sys, time
 from pathlib import Path
 from pierhead import serve
 from pierhead.llm.mock.engine import MockEngine
-from pierhead.llm.server.service import LLMServer
+from functools import partial
+from pierhead.llm.server.llm_server import LLMServer
+from pierhead.llm.server.service import LLMService
 from pierhead.llm.server.settings import ServerSettings
 
 class Reader(MockEngine):
@@ -241,7 +247,8 @@ def fetch(source, cache, report):
     print("downloads", flush=True)
     time.sleep(600)
 
-serve(LLMServer(ServerSettings.from_env().config, Path("/tmp"), make_engine=Reader, fetch=fetch))
+server = partial(LLMServer, engine_cls=Reader, fetch=fetch, cache=Path("/tmp"))
+serve(LLMService(ServerSettings.from_env().config, make_server=server))
 """
 
 

@@ -19,6 +19,8 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from email.parser import BytesParser
+from email.policy import HTTP
 from typing import Any, ClassVar, Self
 
 from pierhead.errors import PierheadError
@@ -55,8 +57,9 @@ class StreamEvents(str):
 
     def __new__(cls, text: str, tokens: int = 0, usage: Usage | None = None) -> Self:
         """Text of one or more whole events."""
-        made = super().__new__(cls, text)
-        made.tokens, made.usage = tokens, usage
+        made = str.__new__(cls, text)
+        made.tokens = tokens
+        made.usage = usage
         return made
 
     def __getnewargs__(self) -> tuple[str, int, Usage | None]:  # type: ignore[override]  # str's own has the text only
@@ -165,6 +168,10 @@ class OpenAIObject:
         if self._data is None:
             return json.dumps(self._members, default=_dumped).encode()
         return self._data
+
+    def to_dict(self) -> dict[str, Any]:
+        """The members that are set. The lists and objects in it are the request's own: they are not to be changed."""
+        return dict(self._read())
 
     def model_dump(self, *, exclude_none: bool = False, **_: Any) -> dict[str, Any]:
         """The members that are set, as plain JSON values; defaults are not among them."""
@@ -315,9 +322,17 @@ class OpenAIRequest(OpenAIObject):
         """Of the body; "" = application/json."""
         return self._content_type
 
+    @property
+    def has_body(self) -> bool:
+        """Whether it has one: a request without is a GET."""
+        return self._data != b""
+
     def sent_to(self, path: str, content_type: str = "") -> Self:
-        """This request, with another path than its class's, or with a body that is not JSON."""
-        self._path, self._content_type = path, content_type
+        """This request, with another path than its class's. A body that is not JSON, or that is empty, stays as it is,
+        whatever members take the place of its own."""
+        self._path, self._content_type = path or self._path, content_type
+        if not self._unread or content_type.partition(";")[0].strip() not in ("", "application/json"):
+            self._data = self._unread
         return self
 
     def _missing(self, name: str) -> AttributeError:
@@ -465,7 +480,7 @@ class DetokenizeRequest(OpenAIRequest):
 
 
 class TranscriptionRequest(OpenAIRequest):
-    """/v1/audio/transcriptions. From the wire it is a form, whose fields are members; `file` is then bytes."""
+    """/v1/audio/transcriptions. A form's fields are members; `file` is then bytes."""
 
     _path = "/v1/audio/transcriptions"
 
@@ -475,6 +490,22 @@ class TranscriptionRequest(OpenAIRequest):
     response_format: str = "json"
     temperature: float = 0.0
     stream: bool = False
+
+    def _parse(self, data: bytes) -> dict[str, Any]:
+        if not self.content_type.startswith("multipart/form-data"):
+            return super()._parse(data)
+        return _form_fields(data, self.content_type)
+
+
+def _form_fields(data: bytes, content_type: str) -> dict[str, Any]:
+    head = f"Content-Type: {content_type}\r\n\r\n".encode("latin-1", "replace")
+    fields: dict[str, Any] = {}
+    for part in BytesParser(policy=HTTP).parsebytes(head + data).iter_parts():
+        value = part.get_payload(decode=True)
+        name = part.get_param("name", header="content-disposition")
+        if isinstance(name, str) and isinstance(value, bytes):
+            fields[name] = value if part.get_filename() else value.decode(errors="replace")
+    return fields
 
 
 # -------------------------------------------------------------------------------------------------------------- answers

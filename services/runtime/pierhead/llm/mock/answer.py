@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 from pierhead.llm.mock import text
 from pierhead.llm.mock.arguments import MockArguments
+from pierhead.llm.objects import Usage
 from pierhead.llm.openai_error import shown
 from pierhead.llm.server import bodies
 from pierhead.llm.server.errors import LLMRequestError
-from pierhead.llm.v1.llm_pb2 import LLMReply, Usage
 from pierhead.request import new_request_id
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -79,8 +79,8 @@ class MockAnswer:
         self._templates: list[tuple[bytes, bytes, bytes, list[bytes]]] = []
         """Of each choice: what stands before, between and behind tokens, and these as JSON; of streams only."""
 
-    def events(self, given: Iterable[int]) -> LLMReply:
-        """The events of the new tokens. `given`: how many tokens each choice has now."""
+    def events(self, given: Iterable[int]) -> tuple[str, int]:
+        """The events of the new tokens, and how many these are. `given`: how many tokens each choice has now."""
         if not self._templates:
             self._templates = [self._template(number, choice) for number, choice in enumerate(self.choices)]
         data, count = b"", 0
@@ -95,12 +95,12 @@ class MockAnswer:
             choice.sent = end
             if end == len(choice.tokens):
                 data += self._event(number, {"delta": {}} if self._chat else {"text": ""}, choice.finish)
-        return LLMReply(data=data, tokens=count)
+        return data.decode(), count
 
-    def end(self, usage: Usage) -> bytes:
-        """The last bytes of a stream."""
+    def end(self, usage: Usage) -> str:
+        """The end of a stream."""
         last = self._line({"choices": [], "usage": _usage(usage)}) if self._include_usage else b""
-        return last + b"data: [DONE]\n\n"
+        return last.decode() + "data: [DONE]\n\n"
 
     def whole(self, usage: Usage) -> dict[str, Any]:
         """The body of an answer that is not streamed."""

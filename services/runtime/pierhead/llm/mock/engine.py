@@ -4,7 +4,7 @@ and a prefix cache that counts as a real one does. It is in images without vLLM 
     answer    all of an answer, as OpenAI's JSON       schedule  which token is due when
     text      tokens of four characters                cache     blocks that requests share
 
-One timer serves all requests. The tokens of a request that are due in one step go out as one reply of several events.
+One timer serves all requests. The tokens of a request that are due in one step go out together.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import math
 import operator
 import random
 import struct
-import time
 from base64 import b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,12 +26,27 @@ from pierhead.llm.mock import schedule, text
 from pierhead.llm.mock.answer import MockAnswer, check_length
 from pierhead.llm.mock.arguments import read_arguments
 from pierhead.llm.mock.cache import BlockCache, chain_of
+from pierhead.llm.objects import (
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+    CompletionRequest,
+    CompletionResponse,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    OpenAIAnswer,
+    OpenAIRequest,
+    ScoreRequest,
+    ScoreResponse,
+    StreamEvents,
+    TokenizeRequest,
+    TokenizeResponse,
+    Usage,
+)
 from pierhead.llm.server import bodies
-from pierhead.llm.server.answers import reply_to
-from pierhead.llm.server.engine import EngineStats, LLMEngine, Replies, Report
-from pierhead.llm.server.errors import LLMRequestError, LLMStartError, unknown_model
-from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest, ModelCard, Usage
-from pierhead.llm_config import LLMConfig
+from pierhead.llm.server.engine import Answers, EngineStats, LLMEngine, ModelDescription
+from pierhead.llm.server.errors import LLMStartError, unknown_model
 
 VECTOR_SIZE = 64
 
@@ -68,10 +82,9 @@ class _Job:
 class MockEngine(LLMEngine):
     """See MockArguments for its engine_kwargs. Raises LLMStartError for wrong ones."""
 
-    needs_files = False
-
-    def __init__(self, config: LLMConfig) -> None:
-        super().__init__(config)
+    def __init__(self, llm_config: Any) -> None:
+        super().__init__(llm_config)
+        config = self.config
         self._arguments = read_arguments(config.engine_kwargs)
         self._model = config.model_loading.model_id
         # It reads no files, but a directory that is named has to exist, as for an engine that reads it.
@@ -84,19 +97,17 @@ class MockEngine(LLMEngine):
         self._asleep = False
         self._jobs: set[_Job] = set()
         self._adapters: set[str] = set()
-        self._created = 0
         self._prompt_tokens = 0
         self._cached_tokens = 0
 
     # ---- its life
 
-    async def start(self, model_path: str, report: Report) -> None:
+    async def start(self) -> None:
         """Raises LLMStartError where engine_kwargs.fail_start says so."""
-        report("loading the mock model's weights", 0, 1)
+        self.report("loading the mock model's weights", 0, 1)
         if self._arguments.fail_start is not None:
             raise LLMStartError(self._arguments.fail_start)
         self._loop = asyncio.get_running_loop()
-        self._created = int(time.time())
 
     async def shutdown(self) -> None:
         """End what runs."""
@@ -107,15 +118,9 @@ class MockEngine(LLMEngine):
             job.fail(Unavailable("the engine was shut down while it worked on this request"))
         self._loop = None
 
-    def describe(self) -> ModelCard:
+    def describe(self) -> ModelDescription:
         """What is served."""
-        return ModelCard(
-            model_id=self._model,
-            max_model_len=self._arguments.max_model_len,
-            engine="mock",
-            adapters=sorted(self._adapters),
-            created=self._created,
-        )
+        return ModelDescription(max_model_len=self._arguments.max_model_len, adapters=tuple(sorted(self._adapters)))
 
     def load(self) -> EngineStats:
         """Counts each choice of a request."""
@@ -135,57 +140,53 @@ class MockEngine(LLMEngine):
 
     # ---- requests
 
-    def chat(self, request: LLMRequest) -> Replies:
+    def chat(self, request: ChatCompletionRequest) -> Answers:
         """/v1/chat/completions"""
-        return self._generate(request, chat=True)
+        return self._generate(request, ChatCompletionResponse)
 
-    def completions(self, request: LLMRequest) -> Replies:
+    def completions(self, request: CompletionRequest) -> Answers:
         """/v1/completions"""
-        return self._generate(request, chat=False)
+        return self._generate(request, CompletionResponse)
 
-    def embeddings(self, request: LLMRequest) -> Replies:
+    def embeddings(self, request: EmbeddingRequest) -> Answers:
         """/v1/embeddings"""
-        return self._answer(request, self._embed)
+        return self._answer(request, EmbeddingResponse, self._embed)
 
-    def score(self, request: LLMRequest) -> Replies:
+    def score(self, request: ScoreRequest) -> Answers:
         """/v1/score"""
-        return self._answer(request, self._score)
+        return self._answer(request, ScoreResponse, self._score)
 
-    def tokenize(self, request: LLMRequest) -> Replies:
+    def tokenize(self, request: TokenizeRequest) -> Answers:
         """/tokenize"""
-        return self._answer(request, self._tokenize)
+        return self._answer(request, TokenizeResponse, self._tokenize)
 
-    def detokenize(self, request: LLMRequest) -> Replies:
+    def detokenize(self, request: DetokenizeRequest) -> Answers:
         """/detokenize"""
-        return self._answer(request, self._detokenize)
+        return self._answer(request, DetokenizeResponse, self._detokenize)
 
-    async def _generate(self, request: LLMRequest, *, chat: bool) -> AsyncIterator[LLMReply]:
-        try:
-            body = self._read(request)
-            answer = MockAnswer(body, self._arguments, chat=chat)
-        except LLMRequestError as error:
-            yield reply_to(error)
-            return
+    async def _generate(self, request: OpenAIRequest, kind: type[OpenAIAnswer]) -> Answers:
+        body = self._read(request)
+        answer = MockAnswer(body, self._arguments, chat=kind is ChatCompletionResponse)
         job = _Job(whole=not answer.stream)
         sequences = [self._sequence(job, each.prompt, each.tokens, body["model"]) for each in answer.choices]
         with self._running(job, sequences):
-            status, left = 200, sum(sequence.total for sequence in sequences)
+            left = sum(sequence.total for sequence in sequences)
             while left:
                 given = await job.news()
                 most = self._arguments.fail_after_tokens
                 if most is not None and sum(given) >= most:
                     raise RuntimeError(f"engine_kwargs.fail_after_tokens = {most}: it fails as engine_kwargs say")
-                reply = answer.events(given) if answer.stream else LLMReply(tokens=sum(given))
-                left -= reply.tokens
-                if not left:
+                if not answer.stream:
                     usage = _usage(answer, sequences)
-                    reply.usage.CopyFrom(usage)
-                    if answer.stream:
-                        reply.data += answer.end(usage)
-                    else:
-                        reply.data = json.dumps(answer.whole(usage)).encode()
-                reply.status, status = status, 0
-                yield reply
+                    yield kind.from_bytes(json.dumps(answer.whole(usage)).encode()).counted(usage)
+                    return
+                events, tokens = answer.events(given)
+                left -= tokens
+                if left:
+                    yield StreamEvents(events, tokens)
+                else:
+                    usage = _usage(answer, sequences)
+                    yield StreamEvents(events + answer.end(usage), tokens, usage)
 
     def _sequence(self, job: _Job, prompt: list[str], tokens: list[str], salt: object) -> schedule.Sequence:
         size = self._arguments.block_size
@@ -193,11 +194,11 @@ class MockEngine(LLMEngine):
         full = len(prompt) // size
         return schedule.Sequence(job, len(prompt), chain[:full], max(len(tokens), 1), chain[full:])
 
-    def _read(self, request: LLMRequest) -> bodies.Body:
+    def _read(self, request: OpenAIRequest) -> bodies.Body:
         """The body, for a model that is here. Raises LLMRequestError."""
         if self._loop is None:
             raise Unavailable("the engine is not started, or was shut down")
-        body = bodies.read(request)
+        body = request.to_dict()
         model = body.get("model")
         if not isinstance(model, str):
             raise bodies.wrong("model", "a string", model)
@@ -207,16 +208,15 @@ class MockEngine(LLMEngine):
         return body
 
     async def _answer(
-        self, request: LLMRequest, make: Callable[[bodies.Body], Awaitable[dict[str, Any]]]
-    ) -> AsyncIterator[LLMReply]:
-        """One reply, of what `make` makes of the body."""
-        try:
-            answer = await make(self._read(request))
-        except LLMRequestError as error:
-            yield reply_to(error)
-            return
-        usage = Usage(prompt_tokens=answer["usage"]["prompt_tokens"]) if "usage" in answer else None
-        yield LLMReply(data=json.dumps(answer).encode(), status=200, usage=usage)
+        self,
+        request: OpenAIRequest,
+        kind: type[OpenAIAnswer],
+        make: Callable[[bodies.Body], Awaitable[dict[str, Any]]],
+    ) -> Answers:
+        """One answer, of what `make` makes of the body."""
+        answer = await make(self._read(request))
+        usage = Usage(prompt_tokens=answer.get("usage", {}).get("prompt_tokens", 0))
+        yield kind.from_bytes(json.dumps(answer).encode()).counted(usage)
 
     async def _embed(self, body: bodies.Body) -> dict[str, Any]:
         inputs = text.prompts(body, "input")

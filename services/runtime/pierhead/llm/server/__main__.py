@@ -10,7 +10,7 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
 from pierhead import serve  # noqa: E402
 from pierhead.errors import SettingsError  # noqa: E402
-from pierhead.llm.server.service import LLMServer  # noqa: E402
+from pierhead.llm.server.service import LLMService  # noqa: E402
 from pierhead.llm.server.settings import ServerSettings  # noqa: E402
 
 # Engines start processes that import this module again.
@@ -20,4 +20,4 @@ if __name__ == "__main__":
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(2) from None
-    serve(LLMServer(settings.config, settings.cache))
+    serve(LLMService(settings.config))

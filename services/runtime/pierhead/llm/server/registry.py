@@ -1,9 +1,10 @@
-"""Finds engines by name. An engine's module is imported on demand: vLLM's takes seconds and gigabytes."""
+"""Finds engines and servers by name. Their modules are imported on demand: vLLM's takes seconds and gigabytes."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+from typing import Any
 
 from pierhead.llm.server.engine import LLMEngine
 from pierhead.llm.server.errors import LLMStartError
@@ -19,16 +20,22 @@ ENGINES = {
 def engine_class(name: str) -> type[LLMEngine]:
     """The engine of a registry name, or of an import path `package.module:Engine`. Raises LLMStartError."""
     path = ENGINES.get(name, name)
-    module_name, colon, class_name = path.partition(":")
-    if not colon:
+    if ":" not in path:
         raise LLMStartError(f'x-serve.llm.engine: there is no engine "{name}"; expected {ENGINE_EXPECTED}')
+    found: type[LLMEngine] = class_at(path, LLMEngine, f'x-serve.llm.engine: the engine "{name}"', "another engine")
+    return found
+
+
+def class_at(path: str, base: type, what: str, otherwise: str) -> Any:
+    """The subclass of `base` at an import path. Raises LLMStartError; `otherwise`: what may be named in its place."""
+    module_name, _, class_name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
         raise LLMStartError(
-            f'x-serve.llm.engine: the engine "{name}" cannot be imported from {path}: {error}; use an image that has '
-            "it installed, or another engine"
+            f"{what} cannot be imported from {path}: {error}; use an image that has it installed, or {otherwise}"
         ) from error
-    if not (inspect.isclass(found) and issubclass(found, LLMEngine)):
-        raise LLMStartError(f"x-serve.llm.engine: {path} is not a subclass of pierhead.llm.server.engine.LLMEngine")
+    if not (inspect.isclass(found) and issubclass(found, base)):
+        key = what.partition(":")[0]
+        raise LLMStartError(f"{key}: {path} is not a subclass of {base.__module__}.{base.__name__}")
     return found

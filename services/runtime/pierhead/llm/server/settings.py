@@ -39,7 +39,12 @@ class ServerSettings:
         except ValidationError as error:
             problems = [_problem(each["loc"], each["msg"]) for each in error.errors(include_url=False)]
             raise SettingsError("\n".join(problems)) from None
-        return cls(config, Path(env.text(CACHE_VARIABLE, "/cache")))
+        return cls(config, cache_directory(environ))
+
+
+def cache_directory(environ: Mapping[str, str] | None = None) -> Path:
+    """Where models and adapters from elsewhere are kept."""
+    return Path(Environment(environ).text(CACHE_VARIABLE, "/cache"))
 
 
 def _problem(place: tuple[int | str, ...], message: str) -> str:

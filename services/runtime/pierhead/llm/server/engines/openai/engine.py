@@ -13,20 +13,36 @@ import json
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 from pierhead import Unavailable
-from pierhead.llm.server import bodies
-from pierhead.llm.server.answers import not_supported, only, reply_to
-from pierhead.llm.server.engine import EngineStats, LLMEngine, Replies, Report, checked_kwargs
+from pierhead.llm.objects import (
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+    CompletionRequest,
+    CompletionResponse,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    ErrorResponse,
+    OpenAIAnswer,
+    OpenAIRequest,
+    ScoreRequest,
+    ScoreResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    TranscriptionRequest,
+    TranscriptionResponse,
+)
+from pierhead.llm.openai_error import LLMRequestError
+from pierhead.llm.server.engine import Answers, EngineStats, LLMEngine, ModelDescription, checked_kwargs, not_supported
+from pierhead.llm.server.engines.openai.answers import answers_of, cards_of, message_of, read_body, short, without_ours
 from pierhead.llm.server.engines.openai.arguments import PATHS, OpenAIArguments
-from pierhead.llm.server.engines.openai.events import Account
-from pierhead.llm.server.engines.openai.replies import cards_of, message_of, read_body, replies_of, short, without_ours
-from pierhead.llm.server.errors import LLMRequestError, LLMStartError, NotSupported, UpstreamError, unknown_model
-from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest, ModelCard
-from pierhead.llm_config import LLMConfig
+from pierhead.llm.server.errors import LLMStartError, NotSupported, UpstreamError, unknown_model
+from pierhead.llm.server.events import Account
 from pierhead.tasks import end_tasks
 
 log = logging.getLogger(__name__)
@@ -54,16 +70,13 @@ class OpenAIEngine(LLMEngine):
     replica. An adapter that the server has lost through a restart is loaded again on demand.
     """
 
-    needs_files = False
-
-    def __init__(self, config: LLMConfig) -> None:
-        super().__init__(config)
-        self._arguments = checked_kwargs(OpenAIArguments, "openai", config.engine_kwargs)
-        self._model = self._arguments.model or config.model_loading.model_id
+    def __init__(self, llm_config: Any) -> None:
+        super().__init__(llm_config)
+        self._arguments = checked_kwargs(OpenAIArguments, "openai", self.config.engine_kwargs)
+        self._model = self._arguments.model or self.config.model_loading.model_id
         self._session: aiohttp.ClientSession | None = None
         self._watch: asyncio.Task[None] | None = None
         self._max_model_len = self._arguments.max_model_len or 0
-        self._created = 0
         self._running = 0
         self._tokens = 0
         self._metrics, self._metrics_at = b"", 0.0
@@ -72,17 +85,16 @@ class OpenAIEngine(LLMEngine):
 
     # ---- its life
 
-    async def start(self, model_path: str, report: Report) -> None:
-        """Wait for the server, and check that it serves the model. `model_path` is not used."""
+    async def start(self) -> None:
+        """Wait for the server, and check that it serves the model."""
         arguments = self._arguments
         self._session = aiohttp.ClientSession(
             headers={"Accept-Encoding": "identity", **self._authorization()},
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S),  # the replica bounds its requests
             timeout=aiohttp.ClientTimeout(sock_connect=arguments.connect_timeout_s, sock_read=arguments.read_timeout_s),
         )
-        await self._wait_for_it(report)
+        await self._wait_for_it()
         await self._look_at_models()
-        self._created = int(time.time())
         self._watch = asyncio.create_task(self._keep_watch(), name=f"watches {arguments.base_url}")
 
     def _authorization(self) -> dict[str, str]:
@@ -96,11 +108,11 @@ class OpenAIEngine(LLMEngine):
                 )
         return {"Authorization": f"Bearer {key}"} if key else {}
 
-    async def _wait_for_it(self, report: Report) -> None:
+    async def _wait_for_it(self) -> None:
         loop = asyncio.get_running_loop()
         last = loop.time() + self._arguments.start_timeout_s
         while True:
-            report(f"waiting for {self._arguments.base_url}", None, 1.0)
+            self.report(f"waiting for {self._arguments.base_url}", None, 1.0)
             try:
                 await self.check_health()
             except Unavailable as error:
@@ -160,88 +172,106 @@ class OpenAIEngine(LLMEngine):
     async def generate_one_token(self) -> None:
         """See LLMEngine.generate_one_token: one request as clients send them."""
         path, body = _ONE_TOKEN[self._arguments.one_token]
-        replies = self._ask(path, json.dumps({"model": self._model, **body}).encode(), _JSON, Account(hide_usage=False))
-        async with contextlib.aclosing(replies):
-            async for reply in replies:
-                if reply.status not in (0, 200):
+        wire = json.dumps({"model": self._model, **body}).encode()
+        answers = self._ask(path, wire, _JSON, Account(hide_usage=False), OpenAIAnswer)
+        async with contextlib.aclosing(answers):
+            async for answer in answers:
+                if isinstance(answer, ErrorResponse):
                     raise UpstreamError(
-                        f"{self._arguments.base_url}{path} answers a request for one token with {reply.status}: "
-                        f"{short(reply.data)}; engine_kwargs.one_token says what it is asked for"
+                        f"{self._arguments.base_url}{path} answers a request for one token with {answer.status}: "
+                        f"{short(answer.to_bytes())}; engine_kwargs.one_token says what it is asked for"
                     )
         self._tokens += 1  # also where the server does not count tokens: it is alive
 
     # ---- requests
 
-    def chat(self, request: LLMRequest) -> Replies:
+    def chat(self, request: ChatCompletionRequest) -> Answers:
         """See LLMEngine.chat."""
-        return self._generate(request, "/v1/chat/completions")
+        return self._generate(request, "/v1/chat/completions", ChatCompletionResponse)
 
-    def completions(self, request: LLMRequest) -> Replies:
+    def completions(self, request: CompletionRequest) -> Answers:
         """See LLMEngine.completions."""
-        return self._generate(request, "/v1/completions")
+        return self._generate(request, "/v1/completions", CompletionResponse)
 
-    def _generate(self, request: LLMRequest, path: str) -> Replies:
-        try:
-            body, changed = self._body(request)
-        except LLMRequestError as error:
-            return only(reply_to(error))
-        hide = body.get("stream") is True and _ask_for_usage(body)
-        wire = json.dumps(body).encode() if changed or hide else request.body
+    def embeddings(self, request: EmbeddingRequest) -> Answers:
+        """See LLMEngine.embeddings."""
+        return self._pass(request, EmbeddingResponse)
 
-        def ask() -> AsyncGenerator[LLMReply, None]:
-            return self._ask(path, wire, _JSON, Account(hide_usage=hide), ends=True)
+    def score(self, request: ScoreRequest) -> Answers:
+        """See LLMEngine.score."""
+        return self._pass(request, ScoreResponse)
 
-        return self._with_adapter(body["model"], ask)
+    def tokenize(self, request: TokenizeRequest) -> Answers:
+        """See LLMEngine.tokenize."""
+        return self._pass(request, TokenizeResponse)
 
-    def pass_through(self, request: LLMRequest) -> Replies:
+    def detokenize(self, request: DetokenizeRequest) -> Answers:
+        """See LLMEngine.detokenize."""
+        return self._pass(request, DetokenizeResponse)
+
+    def transcriptions(self, request: TranscriptionRequest) -> Answers:
+        """See LLMEngine.transcriptions."""
+        return self._pass(request, TranscriptionResponse)
+
+    def pass_through(self, request: OpenAIRequest) -> Answers:
         """The paths of `PATHS` and engine_kwargs.more_paths."""
-        if request.path not in PATHS.union(self._arguments.more_paths) or not request.body:
-            return only(not_supported(request.path))
-        wire, content_type, model = request.body, request.content_type or _JSON, ""
-        try:
-            if content_type.partition(";")[0].strip() == _JSON:
-                body, changed = self._body(request)
-                wire, model = json.dumps(body).encode() if changed else wire, body["model"]
-        except LLMRequestError as error:
-            return only(reply_to(error))
+        return self._pass(request, OpenAIAnswer)
 
-        def ask() -> AsyncGenerator[LLMReply, None]:
-            return self._ask(request.path, wire, content_type, Account(hide_usage=False))
+    def _generate(self, request: OpenAIRequest, path: str, kind: type[OpenAIAnswer]) -> Answers:
+        def ask(asked: OpenAIRequest) -> Answers:
+            hide = asked.stream is True and _ask_for_usage(asked)
+            return self._ask(path, asked.to_bytes(), _JSON, Account(hide_usage=hide), kind, ends=True)
 
-        return self._with_adapter(model, ask)
+        return self._with_adapter(request, ask)
 
-    async def _with_adapter(
-        self, model: str, ask: Callable[[], AsyncGenerator[LLMReply, None]]
-    ) -> AsyncGenerator[LLMReply, None]:
-        """The answer of `ask`; if the server lacks the model, and it is a loaded adapter, reload it and ask again."""
-        adapter = model.removeprefix(self._model).removeprefix(":")
+    async def _pass(self, request: OpenAIRequest, kind: type[OpenAIAnswer]) -> Answers:
+        """The server's answer to the request, unchanged."""
+        path, content_type = request.path, request.content_type or _JSON
+        if path not in PATHS.union(self._arguments.more_paths) or not request.has_body:
+            yield not_supported(path)
+            return
+
+        def ask(asked: OpenAIRequest) -> Answers:
+            return self._ask(path, asked.to_bytes(), content_type, Account(hide_usage=False), kind)
+
+        is_json = content_type.partition(";")[0].strip() == _JSON
+        answers = self._with_adapter(request, ask) if is_json else ask(request)
+        async with contextlib.aclosing(answers):
+            async for answer in answers:
+                yield answer
+
+    async def _with_adapter(self, request: OpenAIRequest, ask: Callable[[OpenAIRequest], Answers]) -> Answers:
+        """The answer of `ask` to the request by the server's name of the model; if the server lacks that, and it is a
+        loaded adapter, reload it and ask again. Raises LLMRequestError."""
+        asked = self._own(request)
+        adapter = str(asked.model).removeprefix(self._model).removeprefix(":")
         path = self._adapters.get(adapter)
-        async with contextlib.aclosing(ask()) as replies:
-            async for reply in replies:
-                if reply.status == 404 and path is not None and self._adapter_name(adapter) not in await self._cards():
+        async with contextlib.aclosing(ask(asked)) as answers:
+            async for answer in answers:
+                is_lost = path is not None and isinstance(answer, ErrorResponse) and answer.status == 404
+                if is_lost and self._adapter_name(adapter) not in await self._cards():
                     break  # else the server has the adapter, and the 404 is about something else
-                yield reply
+                yield answer
             else:
                 return
         log.warning("%s has lost the adapter %s; it is loaded again", self._arguments.base_url, adapter)
         await self._put(adapter, path or "")
-        async with contextlib.aclosing(ask()) as replies:
-            async for reply in replies:
-                yield reply
+        async with contextlib.aclosing(ask(asked)) as answers:
+            async for answer in answers:
+                yield answer
 
-    def _body(self, request: LLMRequest) -> tuple[dict[str, Any], bool]:
-        """The body for the server, and whether it differs from the client's. Raises LLMRequestError."""
-        body = bodies.read(request)
-        asked, own = str(body.get("model", "")), self.config.model_loading.model_id
+    def _own(self, request: OpenAIRequest) -> OpenAIRequest:
+        """The request as the server is asked it. Raises LLMRequestError."""
+        asked, own = str(request.model or ""), self.config.model_loading.model_id
         base, colon, adapter = asked.partition(":")
         if base != own:
             raise unknown_model(asked, own)
-        body["model"] = self._model + colon + adapter
-        return body, bool(request.overrides) or json.loads(request.body).get("model") != body["model"]
+        return request.model_copy(update={"model": self._model + colon + adapter})
 
     async def _ask(
-        self, path: str, wire: bytes, content_type: str, account: Account, *, ends: bool = False
-    ) -> AsyncGenerator[LLMReply, None]:
+        self, path: str, wire: bytes, content_type: str, account: Account, kind: type[OpenAIAnswer], *,
+        ends: bool = False,
+    ) -> Answers:  # fmt: skip
         """One request. `ends`: a stream of it is whole only with its [DONE]. Raises Unavailable, UpstreamError."""
         where = f"{self._arguments.base_url}{path}"
         before = 0
@@ -255,11 +285,10 @@ class OpenAIEngine(LLMEngine):
                 allow_redirects=False,
             ) as response:
                 try:
-                    async for reply in replies_of(response, account, ends=ends):
-                        reply.tokens = account.take()
+                    async for answer in answers_of(response, account, kind, ends=ends):
                         self._tokens += account.tokens - before
                         before = account.tokens
-                        yield reply
+                        yield answer
                 finally:
                     if not response.content.at_eof():
                         response.close()
@@ -337,15 +366,9 @@ class OpenAIEngine(LLMEngine):
 
     # ---- its numbers
 
-    def describe(self) -> ModelCard:
+    def describe(self) -> ModelDescription:
         """See LLMEngine.describe."""
-        return ModelCard(
-            model_id=self.config.model_loading.model_id,
-            max_model_len=self._max_model_len,
-            engine="openai",
-            adapters=sorted(self._adapters),
-            created=self._created,
-        )
+        return ModelDescription(max_model_len=self._max_model_len, adapters=tuple(sorted(self._adapters)))
 
     def load(self) -> EngineStats:
         """This replica's own requests; other load of the server is unknown."""
@@ -382,10 +405,10 @@ class OpenAIEngine(LLMEngine):
             self._metrics, self._metrics_at = without_ours(text), time.monotonic()
 
 
-def _ask_for_usage(body: dict[str, Any]) -> bool:
+def _ask_for_usage(request: OpenAIRequest) -> bool:
     """Make a stream end with its usage. Returns whether the client did not ask for it."""
-    options = body.get("stream_options") or {}
+    options = request.to_dict().get("stream_options") or {}
     if not isinstance(options, dict) or options.get("include_usage"):
         return False
-    body["stream_options"] = {**options, "include_usage": True}
+    request.stream_options = {**options, "include_usage": True}
     return True

@@ -1,74 +1,74 @@
-"""vLLM's answers as replies: events, whole bodies, and errors in OpenAI's form."""
+"""vLLM's answers as ours: events, whole bodies, and errors in OpenAI's form."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
-from pierhead.llm.server.answers import error_reply
+from pierhead.llm.objects import ErrorResponse, OpenAIAnswer, StreamEvents
+from pierhead.llm.openai_error import LLMRequestError
+from pierhead.llm.server.engine import Answers
 from pierhead.llm.server.engines.vllm.counting import TokenTally
 from pierhead.llm.server.engines.vllm.errors import openai_error, reason
-from pierhead.llm.server.errors import LLMRequestError
-from pierhead.llm.v1.llm_pb2 import LLMReply
 from pydantic import ValidationError
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.engine import protocol
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
 _DONE = "data: [DONE]\n\n"
 
 
-async def streamed(events: AsyncGenerator[str, None], tally: TokenTally) -> AsyncIterator[LLMReply]:
-    """vLLM's events, unchanged. An error before the first token is a reply with its status, a later one is raised."""
-    status = 200
+async def streamed(events: AsyncGenerator[str, None], tally: TokenTally) -> Answers:
+    """vLLM's events, unchanged. An error before the first token is an ErrorResponse, a later one is raised."""
+    begun = False
     async with contextlib.aclosing(events):
         async for event in events:
             if tally.failure is not None:
-                if status:
+                if not begun:
                     yield refusal(tally.failure)
                     return
                 raise tally.failure
             if event == _DONE:
-                yield LLMReply(data=_DONE.encode(), status=status, tokens=tally.take(), usage=tally.usage())
+                yield StreamEvents(event, tally.take(), tally.usage())
             else:
                 if '"finish_reason":"tool_calls"' in event:
                     tally.finish_reason = "tool_calls"
-                yield LLMReply(data=event.encode(), status=status, tokens=tally.take())
-            status = 0
+                yield StreamEvents(event, tally.take())
+            begun = True
 
 
-def whole(answer: Any, tally: TokenTally) -> LLMReply:
-    """One reply of a request that does not stream."""
-    if isinstance(answer, ErrorResponse):
+def whole(answer: Any, tally: TokenTally, kind: type[OpenAIAnswer]) -> OpenAIAnswer:
+    """The answer to a request that does not stream."""
+    if isinstance(answer, protocol.ErrorResponse):
         return _error(answer)
     usage = tally.usage()
     if answer.choices and answer.choices[0].finish_reason:
         usage.finish_reason = answer.choices[0].finish_reason
-    return LLMReply(data=answer.model_dump_json().encode(), status=200, tokens=tally.take(), usage=usage)
+    return kind.from_bytes(answer.model_dump_json().encode()).counted(usage)
 
 
-def refusal(error: Exception) -> LLMReply:
-    """The reply for an error of vLLM's own, with its status."""
+def refusal(error: Exception) -> ErrorResponse:
+    """The answer for an error of vLLM's own, with its status."""
     return _error(create_error_response(error))
 
 
-def _error(answer: ErrorResponse) -> LLMReply:
+def _error(answer: protocol.ErrorResponse) -> ErrorResponse:
     error = openai_error(answer.error.code, answer.error.message, answer.error.param)
-    return error_reply(answer.error.code, error.message, kind=error.kind, code=error.code, param=error.param)
+    return ErrorResponse.of(answer.error.code, error.message, kind=error.kind, code=error.code, param=error.param)
 
 
-def as_openai(status: int, body: bytes) -> LLMReply:
+def as_openai(status: int, body: bytes) -> ErrorResponse:
     """An error that vLLM has written already."""
     try:
-        return _error(ErrorResponse.model_validate_json(body))
+        return _error(protocol.ErrorResponse.model_validate_json(body))
     except ValidationError:  # not one of its own: unchanged
-        return LLMReply(data=body, status=status)
+        return ErrorResponse.from_bytes(body).with_status(status)
 
 
-def check(answer: ErrorResponse | str, what: str) -> None:
+def check(answer: protocol.ErrorResponse | str, what: str) -> None:
     """Raises LLMRequestError, `what` in front, where vLLM answered with an error."""
-    if isinstance(answer, ErrorResponse):
+    if isinstance(answer, protocol.ErrorResponse):
         raise LLMRequestError(what + reason(answer.error.message))
 
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
 
+from pierhead.llm.objects import Usage
 from pierhead.llm.server.engines.vllm.figures import Figures
-from pierhead.llm.v1.llm_pb2 import Usage
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.pooling_params import PoolingParams

@@ -21,26 +21,25 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from fastapi.exceptions import RequestValidationError
-from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest, ModelCard
-from pierhead.llm_config import LLMConfig
 from pierhead.tasks import end_tasks
 from prometheus_client import CollectorRegistry, generate_latest
 from pydantic import BaseModel, ValidationError
 
 os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # before vLLM: gRPC's threads do not survive a fork
 
-from pierhead.llm.server import bodies
-from pierhead.llm.server.answers import error_reply, reply_to
+from pierhead.llm import objects
+from pierhead.llm.objects import ErrorResponse, OpenAIAnswer, OpenAIRequest
+from pierhead.llm.openai_error import LLMRequestError
 from pierhead.llm.server.background import in_background
-from pierhead.llm.server.engine import EngineStats, LLMEngine, Replies, Report
+from pierhead.llm.server.engine import Answers, EngineStats, LLMEngine, ModelDescription
 from pierhead.llm.server.engines.vllm.answers import as_openai, check, refusal, streamed, whole
 from pierhead.llm.server.engines.vllm.counting import TokenTally, counted, make_engine
 from pierhead.llm.server.engines.vllm.figures import Figures, OwnMetrics
 from pierhead.llm.server.engines.vllm.log import StartLog
 from pierhead.llm.server.engines.vllm.settings import check_path, read_settings
 from pierhead.llm.server.engines.vllm.start import explanation
-from pierhead.llm.server.engines.vllm.web import WebRequest, is_json
-from pierhead.llm.server.errors import EngineDiedError, LLMRequestError, LLMStartError, NotSupported
+from pierhead.llm.server.engines.vllm.web import WebRequest
+from pierhead.llm.server.errors import EngineDiedError, LLMStartError, NotSupported
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -58,18 +57,20 @@ class VLLMEngine(LLMEngine):
     """engine_kwargs: any argument of `vllm serve`, with underscores (vLLM's documentation lists them), but for those
     that LLMConfig has itself."""
 
-    def __init__(self, config: LLMConfig) -> None:
-        super().__init__(config)
+    needs_files = True
+
+    def __init__(self, llm_config: Any) -> None:
+        super().__init__(llm_config)
         self._figures = Figures()
-        self._created = 0
         self._runs: _Running | None = None
 
-    async def start(self, model_path: str, report: Report) -> None:
+    async def start(self) -> None:
         """See LLMEngine.start. The progress is read from vLLM's own log."""
+        model_path = self.model_path
         await asyncio.to_thread(check_path, model_path)
         with tempfile.TemporaryDirectory(prefix="vllm-log-") as place:
             log = StartLog(Path(place))
-            watch = asyncio.create_task(log.report_stages(report))
+            watch = asyncio.create_task(log.report_stages(self.report))
             try:
                 self._runs = await self._start(model_path)
             except LLMStartError:
@@ -80,7 +81,6 @@ class VLLMEngine(LLMEngine):
             finally:
                 await end_tasks(watch)
                 log.close()
-        self._created = int(time.time())
 
     async def _start(self, model_path: str) -> _Running:
         settings = read_settings(self.config, model_path)
@@ -96,45 +96,50 @@ class VLLMEngine(LLMEngine):
             raise
         return _Running(engine, app, tasks, settings)
 
-    def chat(self, request: LLMRequest) -> Replies:
+    def chat(self, request: objects.ChatCompletionRequest) -> Answers:
         """See LLMEngine.chat."""
         serving = getattr(self._running.app.state, "openai_serving_chat", None)
+        kind = objects.ChatCompletionResponse
         if serving is None:
-            return self.pass_through(request)
-        return self._generate(request, ChatCompletionRequest, serving.create_chat_completion)
+            return self._web(request, kind)
+        return self._generate(request, ChatCompletionRequest, serving.create_chat_completion, kind)
 
-    def completions(self, request: LLMRequest) -> Replies:
+    def completions(self, request: objects.CompletionRequest) -> Answers:
         """See LLMEngine.completions."""
         serving = getattr(self._running.app.state, "openai_serving_completion", None)
+        kind = objects.CompletionResponse
         if serving is None:
-            return self.pass_through(request)
-        return self._generate(request, CompletionRequest, serving.create_completion)
+            return self._web(request, kind)
+        return self._generate(request, CompletionRequest, serving.create_completion, kind)
 
     async def _generate(
-        self, request: LLMRequest, kind: type[BaseModel], create: Callable[[Any], Awaitable[Any]]
-    ) -> AsyncIterator[LLMReply]:
-        """One request, from its body to its last reply."""
+        self,
+        request: OpenAIRequest,
+        parsed_as: type[BaseModel],
+        create: Callable[[Any], Awaitable[Any]],
+        kind: type[OpenAIAnswer],
+    ) -> Answers:
+        """One request, from its body to its last answer."""
         tally = TokenTally()
-        parsed = await self._parsed(request, kind)
-        if isinstance(parsed, LLMReply):
+        parsed = await self._parsed(request, parsed_as)
+        if isinstance(parsed, ErrorResponse):
             yield parsed
             return
         try:
             answer = await counted(tally, create, parsed)
             if isinstance(answer, AsyncGenerator):
-                async for reply in streamed(answer, tally):
-                    yield reply
+                async for events in streamed(answer, tally):
+                    yield events
             else:
-                yield whole(answer, tally)
+                yield whole(answer, tally, kind)
         finally:
             await tally.close()
 
-    async def _parsed(self, request: LLMRequest, kind: type[BaseModel]) -> BaseModel | LLMReply:
-        """The request as vLLM's own type, or the answer of `vllm serve` to a wrong one."""
+    async def _parsed(self, request: OpenAIRequest, kind: type[BaseModel]) -> BaseModel | ErrorResponse:
+        """The request as vLLM's own type, or the answer of `vllm serve` to a wrong one. Raises LLMRequestError."""
+        body = request.to_dict()
         try:
-            return kind.model_validate(bodies.read(request))
-        except LLMRequestError as error:
-            return reply_to(error)
+            return kind.model_validate(body)
         except ValidationError as error:
             found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
             answer = await validation_exception_handler(cast(Any, self._web_request()), RequestValidationError(found))
@@ -145,40 +150,65 @@ class VLLMEngine(LLMEngine):
     def _web_request(self) -> SimpleNamespace:
         return SimpleNamespace(app=self._running.app, state=SimpleNamespace())
 
-    async def pass_through(self, request: LLMRequest) -> AsyncIterator[LLMReply]:
-        """Any path of `vllm serve`: embeddings, scores, tokens, responses, rerank, transcriptions, ... A request
-        without a body is a GET."""
+    def embeddings(self, request: objects.EmbeddingRequest) -> Answers:
+        """See LLMEngine.embeddings."""
+        return self._web(request, objects.EmbeddingResponse)
+
+    def score(self, request: objects.ScoreRequest) -> Answers:
+        """See LLMEngine.score."""
+        return self._web(request, objects.ScoreResponse)
+
+    def tokenize(self, request: objects.TokenizeRequest) -> Answers:
+        """See LLMEngine.tokenize."""
+        return self._web(request, objects.TokenizeResponse)
+
+    def detokenize(self, request: objects.DetokenizeRequest) -> Answers:
+        """See LLMEngine.detokenize."""
+        return self._web(request, objects.DetokenizeResponse)
+
+    def transcriptions(self, request: objects.TranscriptionRequest) -> Answers:
+        """See LLMEngine.transcriptions."""
+        return self._web(request, objects.TranscriptionResponse)
+
+    def pass_through(self, request: OpenAIRequest) -> Answers:
+        """Any other path of `vllm serve`: responses, rerank, ... A request without a body is a GET."""
+        return self._web(request, OpenAIAnswer)
+
+    async def _web(self, request: OpenAIRequest, kind: type[OpenAIAnswer]) -> Answers:
+        """What vLLM's web application answers. Raises LLMRequestError."""
         tally = TokenTally()
+        asked = WebRequest(self._running.app, request, tally)
         try:
-            body = bodies.written(request) if is_json(request) else request.body
-        except LLMRequestError as error:
-            yield reply_to(error)
-            return
-        asked = WebRequest(self._running.app, request, body, tally)
-        try:
-            async for reply in asked.replies():
-                if reply.status >= 400 and reply.data.startswith(b'{"detail"'):  # its framework's own: no such path
-                    reply = error_reply(
-                        reply.status,
-                        f"vLLM does not serve {request.path} for this model: {reply.data.decode()}",
+            async for part in asked.parts():
+                if part.status >= 400 and part.data.startswith(b'{"detail"'):  # its framework's own: no such path
+                    yield ErrorResponse.of(
+                        part.status,
+                        f"vLLM does not serve {request.path} for this model: {part.data.decode()}",
                         kind="invalid_request_error",
                         code="not_found",
                     )
-                elif reply.status >= 400:
-                    reply = as_openai(reply.status, reply.data)
-                yield reply
+                elif part.status >= 400:
+                    yield as_openai(part.status, part.data)
+                elif part.usage is not None and part.content_type.startswith("application/json"):  # it is all of it
+                    yield kind.from_bytes(part.data).counted(part.usage)
+                else:
+                    yield part
         finally:
             await asked.close()
             await tally.close()
 
-    def describe(self) -> ModelCard:
+    async def collective_rpc(
+        self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> list[Any]:
+        """Call a method of each of vLLM's workers. Returns what they return."""
+        found: list[Any] = await self._running.engine.collective_rpc(method, timeout, args, kwargs)
+        return found
+
+    def describe(self) -> ModelDescription:
         """See LLMEngine.describe. Adapters: the loaded ones."""
-        return ModelCard(
-            model_id=self.config.model_loading.model_id,
+        return ModelDescription(
             max_model_len=self._running.engine.model_config.max_model_len,
-            engine="vllm",
-            adapters=[name.partition(":")[2] for name in self._running.adapters.lora_requests],
-            created=self._created,
+            adapters=tuple(name.partition(":")[2] for name in self._running.adapters.lora_requests),
         )
 
     def load(self) -> EngineStats:

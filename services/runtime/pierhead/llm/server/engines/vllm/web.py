@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+from pierhead.llm.objects import OpenAIRequest, RawAnswer
 from pierhead.llm.server.engines.vllm.counting import TALLY, TokenTally
-from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 
 _MOST_CHUNKS = 16
 """Pieces of an answer that wait for a slow reader."""
@@ -17,14 +17,15 @@ _MOST_CHUNKS = 16
 class WebRequest:
     """One request to vLLM's web application, in this process: it is called as a web server would call it (ASGI)."""
 
-    def __init__(self, app: Any, request: LLMRequest, body: bytes, tally: TokenTally) -> None:
+    def __init__(self, app: Any, request: OpenAIRequest, tally: TokenTally) -> None:
+        """Raises LLMRequestError where the body cannot be written."""
         self._tally = tally
-        self._body: bytes | None = body
+        self._body: bytes | None = request.to_bytes()
         self._said: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_MOST_CHUNKS)
         self._gone = asyncio.Event()
         token = TALLY.set(tally)
         try:
-            self._task = asyncio.create_task(self._run(app, _scope(request, bool(body))))
+            self._task = asyncio.create_task(self._run(app, _scope(request, bool(self._body))))
         finally:
             TALLY.reset(token)
 
@@ -42,9 +43,9 @@ class WebRequest:
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
-    async def replies(self) -> AsyncIterator[LLMReply]:
-        """The answer, in the pieces that vLLM sends."""
-        status, content_type = 0, ""
+    async def parts(self) -> AsyncIterator[RawAnswer]:
+        """The answer, in the pieces that vLLM sends; the last one has the usage."""
+        status, content_type = 200, ""
         while True:
             said = await self._said.get()
             if said["type"] == "http.response.start":
@@ -54,14 +55,11 @@ class WebRequest:
             if said["type"] == "end":
                 await self._task  # raises what it raised
                 return
-            reply = LLMReply(data=said.get("body", b""), status=status, content_type=content_type)
-            reply.tokens = self._tally.take()
-            last = not said.get("more_body", False)
-            if last:
-                reply.usage.CopyFrom(self._tally.usage())
-            if reply.data or last:
-                yield reply
-                status, content_type = 0, ""
+            data, last = said.get("body", b""), not said.get("more_body", False)
+            if data or last:
+                usage = self._tally.usage() if last else None
+                yield RawAnswer(data, content_type, status, self._tally.take(), usage)
+                content_type = ""
             if last:
                 return
 
@@ -73,12 +71,7 @@ class WebRequest:
             await self._task
 
 
-def is_json(request: LLMRequest) -> bool:
-    """Whether the request has a body of JSON."""
-    return bool(request.body) and request.content_type.partition(";")[0].strip() in ("", "application/json")
-
-
-def _scope(request: LLMRequest, has_body: bool) -> dict[str, Any]:
+def _scope(request: OpenAIRequest, has_body: bool) -> dict[str, Any]:
     path, _, query = request.path.partition("?")
     content_type = request.content_type or "application/json"
     return {

@@ -1,4 +1,5 @@
-"""Server-sent events of an OpenAI-compatible server: whole ones, their tokens, and what the last ones say. Pure.
+"""Server-sent events of an OpenAI-compatible server, or of a user's engine: whole ones, their tokens, and what the last
+ones say. Pure.
 
 Events are searched, not parsed, but for the few at the end of a stream that hold a reason or the usage.
 """
@@ -10,8 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from pierhead.llm.objects import Usage
 from pierhead.llm.server.errors import UpstreamError
-from pierhead.llm.v1.llm_pb2 import Usage
 
 DONE = b"[DONE]"
 LARGEST_EVENT = 16 * 1024 * 1024

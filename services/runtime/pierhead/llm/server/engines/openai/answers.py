@@ -1,16 +1,15 @@
-"""A server's HTTP answers as replies: events, whole bodies, and errors in OpenAI's form; and its page of metrics."""
+"""A server's HTTP answers as ours: events, whole bodies, and errors in OpenAI's form; and its page of metrics."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
-from pierhead.llm.server.answers import error_reply
-from pierhead.llm.server.engines.openai.events import Account, Splitter
+from pierhead.llm.objects import ErrorResponse, OpenAIAnswer, RawAnswer, StreamEvents
+from pierhead.llm.server.engine import Answers
 from pierhead.llm.server.errors import UpstreamError
-from pierhead.llm.v1.llm_pb2 import LLMReply
+from pierhead.llm.server.events import Account, Splitter
 
 LARGEST_ANSWER = 60 * 1024 * 1024
 """Bytes of an answer that does not stream: a little less than the largest message between services."""
@@ -20,43 +19,43 @@ _OURS = (b"process_", b"python_", b"pierhead_")
 """Families of metrics that the replica has itself."""
 
 
-async def replies_of(response: aiohttp.ClientResponse, account: Account, *, ends: bool) -> AsyncIterator[LLMReply]:
-    """An answer as replies. Raises UpstreamError, aiohttp's errors."""
+async def answers_of(
+    response: aiohttp.ClientResponse, account: Account, kind: type[OpenAIAnswer], *, ends: bool
+) -> Answers:
+    """An answer of this kind, as far as it is known. Raises UpstreamError, aiohttp's errors."""
     if response.status in (401, 403):
         raise UpstreamError(f"it refuses the key of this replica ({response.status}); set engine_kwargs.api_key_env")
     if response.status != 200:
         yield _failure(response.status, await read_body(response, LARGEST_ANSWER), response.url.path)
     elif response.content_type == _EVENTS:
-        async for reply in _events(response, account, ends=ends):
-            yield reply
+        async for events in _events(response, account, ends=ends):
+            yield events
     elif response.content_type == _JSON or ends:
-        yield _whole(await read_body(response, LARGEST_ANSWER), account)
+        yield _whole(await read_body(response, LARGEST_ANSWER), account, kind)
     else:
-        kind = response.headers.get("Content-Type", "")
-        data, status = b"", 200
+        content_type = response.headers.get("Content-Type", "")
+        data = b""
         async for following in response.content.iter_any():
             if data:
-                yield LLMReply(data=data, status=status, content_type=kind if status else "")
-                status = 0
+                yield RawAnswer(data, content_type)
             data = following
-        yield LLMReply(data=data, status=status, content_type=kind if status else "", usage=account.usage)
+        yield RawAnswer(data, content_type, usage=account.usage)
 
 
-async def _events(response: aiohttp.ClientResponse, account: Account, *, ends: bool) -> AsyncIterator[LLMReply]:
+async def _events(response: aiohttp.ClientResponse, account: Account, *, ends: bool) -> Answers:
     """A stream's events, as many together as came together."""
-    splitter, status = Splitter(), 200
+    splitter = Splitter()
     async for data in response.content.iter_any():
         whole = b"".join([event for event in splitter.feed(data) if account.note(event)])
         if whole:
-            yield LLMReply(data=whole, status=status, usage=account.usage if account.done else None)
-            status = 0
+            yield StreamEvents.from_bytes(whole, account.take(), account.usage if account.done else None)
     if splitter.rest.strip() or (ends and not account.done):
         raise UpstreamError("its stream ended in the middle")
     if not account.done:
-        yield LLMReply(status=status, usage=account.usage)
+        yield StreamEvents("", account.take(), account.usage)
 
 
-def _whole(data: bytes, account: Account) -> LLMReply:
+def _whole(data: bytes, account: Account, kind: type[OpenAIAnswer]) -> OpenAIAnswer:
     try:
         body = json.loads(data)
     except ValueError:
@@ -64,10 +63,10 @@ def _whole(data: bytes, account: Account) -> LLMReply:
     if not isinstance(body, dict):
         raise UpstreamError(f"its answer is not a JSON object: {short(data)}")
     account.note_body(body)
-    return LLMReply(data=data, status=200, usage=account.usage)
+    return kind.from_bytes(data).counted(account.usage)
 
 
-def _failure(status: int, data: bytes, path: str) -> LLMReply:
+def _failure(status: int, data: bytes, path: str) -> ErrorResponse:
     """The server's own error, where it is one as OpenAI has them; else made into one."""
     try:
         body = json.loads(data)
@@ -76,14 +75,14 @@ def _failure(status: int, data: bytes, path: str) -> LLMReply:
     error = body.get("error") if isinstance(body, dict) else None
     if isinstance(error, dict) and isinstance(error.get("message"), str):
         if {"type", "param", "code"} <= set(error):
-            return LLMReply(data=data, status=status)
+            return ErrorResponse.from_bytes(data).with_status(status)
         kind = error.get("type") or _kind(status)
-        return error_reply(status, error["message"], kind=kind, code=error.get("code"), param=error.get("param"))
+        return ErrorResponse.of(status, error["message"], kind=kind, code=error.get("code"), param=error.get("param"))
     if not 400 <= status < 600:
         raise UpstreamError(f"it answers with status {status}: {short(data)}")
     code = "not_found" if status == 404 else None
     message = error if isinstance(error, str) else short(data)
-    return error_reply(
+    return ErrorResponse.of(
         status, f"the server behind this model answers {path} with {status}: {message}", kind=_kind(status), code=code
     )
 
