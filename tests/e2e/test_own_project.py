@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,8 @@ from typing import Any, TextIO
 
 import docker
 import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletionUserMessageParam
 from pierhead.testing import Stack
 
 from tests.harness.load import Load
@@ -270,6 +273,40 @@ def test_a_save_is_served_within_seconds(shop: User, tmp_path: Path) -> None:
     before = shop.containers()
     shop.does("pierhead", "up")
     assert shop.containers() == before, "nothing is hidden: the images say it all"
+
+
+def test_a_new_language_model_answers_the_openai_client(programs: Path, tmp_path: Path) -> None:
+    """`new --llm`, `up`, the example client, the project's own test in a stack of its own; then a second model."""
+    begins = User(programs, tmp_path / "models")
+    begins.directory.mkdir()
+    assert "pierhead up" in begins.does("pierhead", "new", "--llm", "--engine", "mock", "own chat test")
+    user, began = User(programs, begins.directory / "own chat test"), time.monotonic()
+    (user.directory / ".env").write_text(own_ports())
+    with user.cleaned_up():
+        said = user.does("pierhead", "up")
+        client = OpenAI(base_url=f"http://127.0.0.1:{user.setting('PIERHEAD_HTTP_PORT')}/v1", api_key="none")
+        asked: ChatCompletionUserMessageParam = {"role": "user", "content": "What is the capital of France?"}
+
+        def answers(model: str) -> bool:
+            whole = client.chat.completions.create(model=model, messages=[asked], max_tokens=8)
+            return bool(whole.choices[0].message.content)
+
+        assert answers("mock")
+        print(f"from nothing to an answer: {time.monotonic() - began:.0f} s\n{said}")
+        assert user.does(sys.executable, "chat.py", "What is the capital of France?").strip()
+        tested = user.does(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_chat.py")
+        assert "1 passed" in tested
+        before = user.containers()
+        build = ("pierhead", "llm", "build", "--engine", "mock", "--model", "second", "--file", "second.yaml")
+        assert "add second.yaml to COMPOSE_FILE in .env, then pierhead up" in user.does(*build)
+        env = user.directory / ".env"
+        env.write_text(env.read_text().replace("COMPOSE_FILE=compose.yaml:", "COMPOSE_FILE=compose.yaml:second.yaml:"))
+        user.does("pierhead", "validate")
+        user.does("pierhead", "up")
+        eventually(lambda: {model.id for model in client.models.list()} == {"mock", "second"}, "both are served")
+        assert answers("second")
+        replicas = {name for name in before if "-llm-" in name and "gateway" not in name}
+        assert replicas <= set(user.containers()), "the first model is not affected"
 
 
 def test_an_existing_compose_file_runs_with_it(shop: User, tmp_path: Path) -> None:

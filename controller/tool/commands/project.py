@@ -12,11 +12,16 @@ from typing import Annotated
 import typer
 
 from .. import output as out
-from ..errors import CommandError
+from ..errors import BadInput, CommandError
 
 Directory = Annotated[
-    Path, typer.Argument(metavar="DIRECTORY", help="directory to create; its name becomes the project's")
+    Path | None, typer.Argument(metavar="DIRECTORY", help="directory to create; its name becomes the project's")
 ]
+Llm = Annotated[bool, typer.Option("--llm", help="a language model behind OpenAI's API  [DIRECTORY: chat]")]
+Engine = Annotated[
+    str, typer.Option("--engine", metavar="NAME", help="with --llm: vllm, or mock, which needs no model")
+]
+OnGpu = Annotated[bool, typer.Option("--gpu", help="with --llm: a model for one GPU in place of a small one for CPUs")]
 Volumes = Annotated[bool, typer.Option("--volumes", help="remove its volumes too")]
 Force = Annotated[bool, typer.Option("--force", help="also the stack of another directory that has its name")]
 Images = Annotated[bool, typer.Option("--images", help="remove the images that were built only for this project")]
@@ -65,12 +70,20 @@ def pierhead(_: Version = False) -> None:
     """Shows what Pierhead's controller does and why, and asks it for changes."""
 
 
-def new(directory: Directory) -> None:
-    """Write a new project: two services, their compose file, a Dockerfile and a test."""
-    with _told():
-        from ..project.new import new as write
+def new(directory: Directory = None, llm: Llm = False, engine: Engine = "vllm", gpu: OnGpu = False) -> None:
+    """Write a new project: two services, their compose file, a Dockerfile and a test; with --llm, a language model.
 
-        out.say(write(directory))
+    Example: pierhead new --llm chat
+    """
+    if not llm and (gpu or engine != "vllm"):
+        raise BadInput("--engine and --gpu are for language models: add --llm")
+    if not llm and directory is None:
+        raise BadInput("DIRECTORY: name the directory to create. Example: pierhead new shop")
+    with _told():
+        from ..project.new import new as new_app
+        from ..project.new_llm import new_llm
+
+        out.say(new_llm(directory or Path("chat"), engine, gpu=gpu) if llm else new_app(directory or Path()))
 
 
 def init() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from pierhead.files import replace_file
@@ -70,7 +71,7 @@ _REQUIREMENTS = """\
 # numpy
 """
 
-_NOT_IN_GIT = """\
+NOT_IN_GIT = """\
 # The ports and secrets of this machine.
 .env
 .venv/
@@ -107,26 +108,35 @@ def new(directory: Path) -> str:
 
     Raises InvalidRequest.
     """
+    files = {
+        "app.py": _APP,
+        "compose.yaml": _COMPOSE,
+        "Dockerfile": _DOCKERFILE.format(tag=stack_files.tag()),
+        ".dockerignore": _IGNORED,
+        ".gitignore": NOT_IN_GIT,
+        "requirements.txt": _REQUIREMENTS,
+        "test_app.py": _TEST,
+    }
+    write(directory, files)
+    return _NEXT.format(name=directory, typed=typed(directory))
+
+
+def write(directory: Path, files: Mapping[str, str]) -> None:
+    """Write a new project's files. Raises InvalidRequest."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise InvalidRequest(f"{directory} is there already, and not empty. Nothing was changed.")
     if normal_name(directory.resolve().name) == "pierhead" and directory.resolve().name != "pierhead":
         raise InvalidRequest(
             f"{directory.name!r} has no letter or digit that a project's name may have. Try: pierhead new shop"
         )
-    files = {
-        "app.py": _APP,
-        "compose.yaml": _COMPOSE,
-        "Dockerfile": _DOCKERFILE.format(tag=stack_files.tag()),
-        ".dockerignore": _IGNORED,
-        ".gitignore": _NOT_IN_GIT,
-        "requirements.txt": _REQUIREMENTS,
-        "test_app.py": _TEST,
-    }
     try:
-        directory.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
             replace_file(directory / name, text.encode())
     except OSError as error:
         raise InvalidRequest(f"{directory}: cannot be written ({error.strerror})") from None
-    typed = f"./{directory}" if str(directory).startswith("-") else str(directory)
-    return _NEXT.format(name=directory, typed=shlex.quote(typed))
+
+
+def typed(directory: Path) -> str:
+    """As a user types it after `cd`."""
+    return shlex.quote(f"./{directory}" if str(directory).startswith("-") else str(directory))
