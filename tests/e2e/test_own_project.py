@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 import docker
 import pytest
-from openai import OpenAI
+from openai import OpenAI, PermissionDeniedError
 from openai.types.chat import ChatCompletionUserMessageParam
 from pierhead.testing import Stack
 
@@ -34,6 +34,12 @@ from tests.harness.wheel import build_wheel, environment
 
 pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(900)]
 
+PAGES_CLASSES = re.findall(
+    r'^```python title="(my_package/[\w.]+)"\n(.*?)^```',
+    (ROOT / "docs/how-to/language-models.md").read_text(),
+    re.DOTALL | re.MULTILINE,
+)
+"""Files and their text."""
 TAG = "own-project-test"
 COMMAND_S = 600.0
 UP_TO_DATE, FAILED = " s after the save of app.py.", "The next save tries it again."
@@ -307,6 +313,43 @@ def test_a_new_language_model_answers_the_openai_client(programs: Path, tmp_path
         assert answers("second")
         replicas = {name for name in before if "-llm-" in name and "gateway" not in name}
         assert replicas <= set(user.containers()), "the first model is not affected"
+
+
+def test_an_engine_and_a_server_of_the_page_serve_in_the_image_of_a_new_language_model(
+    programs: Path, tmp_path: Path
+) -> None:
+    """`up --watch` follows the saves: first of the compose file, then of the engine."""
+    begins = User(programs, tmp_path / "classes")
+    begins.directory.mkdir()
+    begins.does("pierhead", "new", "--llm", "--engine", "mock", "own classes test")
+    user, said = User(programs, begins.directory / "own classes test"), tmp_path / "watch.txt"
+    (user.directory / ".env").write_text(own_ports())
+    compose, engine = user.directory / "compose.yaml", user.directory / "my_package" / "engine.py"
+    for file, text in PAGES_CLASSES:
+        (user.directory / file).write_text(text)
+    with user.cleaned_up():
+        user.does("pierhead", "up")
+        client = OpenAI(base_url=f"http://127.0.0.1:{user.setting('PIERHEAD_HTTP_PORT')}/v1", api_key="none")
+
+        def answer(words: str) -> str:
+            asked: ChatCompletionUserMessageParam = {"role": "user", "content": words}
+            events = client.chat.completions.create(model="mock", messages=[asked], stream=True)
+            return "".join(event.choices[0].delta.content or "" for event in events)
+
+        with (
+            said.open("w") as output,
+            user.begins("pierhead", "up", "--watch", output=output) as watch,
+        ):
+            eventually(lambda: "Watching the files of llm." in said.read_text(), "it watches")
+            mine = "engine: my_package.engine:MyEngine\n        server_cls: my_package.server:MyServer"
+            compose.write_text(compose.read_text().replace("engine: mock", mine))
+            eventually(lambda: answer("how are you") == "HOW ARE YOU", "the engine of the page answers", within_s=120)
+            with pytest.raises(PermissionDeniedError, match="this is not talked about"):
+                answer("a secret")
+            engine.write_text(engine.read_text().replace("str.upper", "str.title"))
+            eventually(lambda: answer("how are you") == "How Are You", "the saved one answers", within_s=120)
+            os.killpg(watch.pid, signal.SIGINT)
+            assert watch.wait(COMMAND_S) == 0
 
 
 def test_an_existing_compose_file_runs_with_it(shop: User, tmp_path: Path) -> None:

@@ -25,24 +25,24 @@ COPY requirements.txt ./
 RUN pip install --no-cache-dir -r requirements.txt
 USER pierhead
 # Engines and servers of your own, which compose.yaml names by import path.
-COPY own own
+COPY my_package my_package
 """
 
 _IGNORED = """\
 # A save of anything else does not replace the replicas.
 *
-!own
+!my_package
 !requirements.txt
 **/__pycache__
 """
 
 _REQUIREMENTS = """\
-# What own/ imports beyond the image of the model.
+# What my_package/ imports beyond the image of the model.
 # httpx
 """
 
 _OWN = '''\
-"""Engines and servers of your own. `engine: own.engine:MyEngine` in compose.yaml names a class of own/engine.py."""
+"""Engines and servers of your own: `engine: my_package.engine:MyEngine` in compose.yaml names a class in engine.py."""
 '''
 
 _CHAT = '''\
@@ -111,15 +111,15 @@ Any OpenAI client talks to it: its base URL is `http://127.0.0.1:PORT/v1`, and `
   After a change: `pierhead up`.
 - A second model: `pierhead llm build --model Qwen/Qwen2.5-7B-Instruct --file qwen.yaml`, and `qwen.yaml` in
   COMPOSE_FILE of `.env`. Both are behind one URL.
-- `own/`: a Python package that the model's image contains. An engine of yours in `own/engine.py` serves with
-  `engine: own.engine:MyEngine` in compose.yaml. `requirements.txt`: what it imports beyond the image.
+- `my_package/`: a Python package that the model's image contains. An engine of yours in `my_package/engine.py` serves
+  with `engine: my_package.engine:MyEngine` in compose.yaml. `requirements.txt`: what it imports beyond the image.
   `pierhead up --watch` follows each save.
 
 `pierhead status` shows what runs, `pierhead why llm` why, `pierhead down` removes it.
 """
 
 _NEXT = """\
-{directory}: compose.yaml, Dockerfile, own/, chat.py, test_chat.py, README.md.
+{directory}: compose.yaml, Dockerfile, my_package/, chat.py, test_chat.py, README.md.
   cd {typed}
   pierhead up                # {takes}
   pip install openai
@@ -163,7 +163,7 @@ def new_llm(directory: Path, engine: str = "vllm", *, gpu: bool = False) -> str:
         ".dockerignore": _IGNORED,
         ".gitignore": NOT_IN_GIT,
         "README.md": _README.format(name=directory.resolve().name, model=model, takes=_TAKES[device]),
-        "own/__init__.py": _OWN,
+        "my_package/__init__.py": _OWN,
         "requirements.txt": _REQUIREMENTS,
         "chat.py": _CHAT,
         "test_chat.py": _TEST,

@@ -72,7 +72,10 @@ def test_only_a_save_of_ones_own_classes_replaces_the_replicas(tmp_path: Path) -
     chat = tmp_path / "chat"
     service = {"build": {"context": str(chat), "dockerfile": "Dockerfile"}, "x-serve": {}}
     [image] = images_of({"name": "chat", "services": {"llm": service}}, tmp_path / "chat" / ".pierhead")
-    assert {file.relative_to(chat).as_posix() for file in image.files()} == {"own/__init__.py", "requirements.txt"}
+    assert {file.relative_to(chat).as_posix() for file in image.files()} == {
+        "my_package/__init__.py",
+        "requirements.txt",
+    }
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/how-to/language-models.md", "docs/how-to/own-repository.md"])
@@ -114,7 +117,7 @@ def test_without_a_name_it_is_a_chat(tmp_path: Path) -> None:
     done = new(tmp_path, "--llm", "--engine", "mock")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("chat: compose.yaml, ")
-    assert (tmp_path / "chat" / "own" / "__init__.py").is_file()
+    assert (tmp_path / "chat" / "my_package" / "__init__.py").is_file()
 
 
 def new(directory: Path, *words: str) -> commands.Ended:
