@@ -83,5 +83,7 @@ def _build_images_of_the_stack(compose: Compose) -> None:
         return
     images = ", ".join(f"pierhead/{name}:{tag}" for name in sorted(services))
     words = ("--file", f"{stack.own_directory}/images.yaml", "--progress", "plain", "build", *sorted(services))
-    if not compose.having(PIERHEAD_TAG=tag).step(f"Building {images}", *words):
+    # Compose labels an image with the project's name, and with another label it is a new version for every project.
+    own = compose.having(PIERHEAD_TAG=tag, COMPOSE_PROJECT_NAME="pierhead-images")
+    if not own.step(f"Building {images}", *words):
         raise NotBuilt(f"{images}: could not be built; the lines above say why. Running services are not affected.")

@@ -430,7 +430,11 @@ def test_the_stacks_images_that_services_run_are_built_once_for_all_of_them() ->
         f"docker compose --file compose/images.yaml --progress plain build {named}",
         "docker compose --progress plain build",
     ]
-    assert "Building pierhead/llm-cpu:1, pierhead/llm-gateway:1, pierhead/llm-none:1" in user.programs.steps
+    step = user.programs.steps.index("Building pierhead/llm-cpu:1, pierhead/llm-gateway:1, pierhead/llm-none:1")
+    labelled = user.programs.variables[step + 2]["COMPOSE_PROJECT_NAME"]
+    assert labelled == "pierhead-images", (
+        "Compose labels what it builds: two projects that build one image get the same"
+    )
     services = {**SERVICES, "smollm2": {"image": "pierhead/llm-cpu:0.0.1"}, "other": of_another}
     user = User({"image inspect": Done(1)}, {"PIERHEAD_TAG": "1"}, services=services)
     assert "begins with pierhead/llm-cpu:0.0.1, or a service runs it. That is not on" in user.is_refused()
