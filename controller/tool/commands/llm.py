@@ -213,7 +213,7 @@ def _tag(project: Project | None) -> str:
 
     from ..project import stack_files
 
-    return TAG if project and project.is_clone else f"${{PIERHEAD_TAG:-{stack_files.tag()}}}"
+    return TAG if project and project.is_clone else stack_files.tag()
 
 
 def _place(file: Path, project: Project | None) -> Path:

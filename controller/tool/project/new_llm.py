@@ -178,5 +178,5 @@ def _compose(device: str) -> str:
 
     service = llm_service(LLMConfig.model_validate(_MODELS[device]), gpus=device == "cuda")
     del service["image"]
-    document = llm_app({"llm": {"build": ".", **service}}, tag=f"${{PIERHEAD_TAG:-{stack_files.tag()}}}")
+    document = llm_app({"llm": {"build": ".", **service}}, tag=stack_files.tag())
     return _HEADER + yaml.safe_dump(document, sort_keys=False, width=120)
