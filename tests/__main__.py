@@ -25,7 +25,7 @@ from tests.environments.made import NotMade
 from tests.harness.imports import ROOT
 
 APPS = "tests/e2e/apps/llm.yaml"
-"""Its images are of tests alone."""
+"""An app of tests alone."""
 PROJECTS = "pierhead-test"
 """What the names of the Compose projects that tests start begin with."""
 BUILDS = "./pierhead build-images && ./pierhead build-images --apps echo-proto"

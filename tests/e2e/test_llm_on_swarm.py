@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.long, pytest.mark.stack, pytest.mark.timeout(900)]
 
 APP = EVIDENCE / "pierhead-test-llm-swarm.yaml"
 MOCK = {
-    "pierhead/llm-cpu:": "pierhead/llm-mock:",
+    "pierhead/llm-cpu:": "pierhead/llm-none:",
     ", model_source: /models/smollm2}": "}\n        engine: mock",
     "max_model_len: 2048, enforce": "max_model_len: 2048, request_tokens_per_s: 25} # enforce",
 }
@@ -34,7 +34,7 @@ def test_a_language_model_behind_every_edge_grows_and_shrinks_under_streams() ->
     for real, mock in MOCK.items():
         text = text.replace(real, mock)
     APP.write_text(text)
-    images = [*IMAGES, *(f"pierhead/{name}:{TAG}" for name in ("llm-gateway", "llm-mock"))]
+    images = [*IMAGES, *(f"pierhead/{name}:{TAG}" for name in ("llm-gateway", "llm-none"))]
     with SwarmRig(nodes=3).running([], only_first=images) as rig:
         stack = SwarmStack(rig, APP.stem, f"compose/compose.yaml:{EVIDENCE.name}/{APP.name}")
         stack.make("up")
