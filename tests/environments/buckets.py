@@ -1,7 +1,7 @@
-"""`python -m tests.environments.buckets [check]`: what the tests of s3:// and gs:// run in, in .state/buckets.
+"""`python -m tests.environments.buckets [check]`: what the tests of model sources run in, in .state/buckets.
 
-The libraries with which the LLM server's images read buckets, in the same versions, and servers that speak the stores'
-protocols. Seconds and 140 MB the first time.
+The libraries with which the LLM server's images read buckets and the Hugging Face hub, in the same versions, and
+servers that speak the stores' protocols. Seconds and 230 MB the first time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def make() -> None:
     python = shutil.which("python3.11") or sys.executable
     with_uv(f"Making {BUCKETS.directory}", "uv", "venv", "--clear", "--python", python, str(BUCKETS.directory))
     pip = ("uv", "pip", "install", "--python", BUCKETS.python, "--no-deps", "--compile-bytecode")
-    with_uv("Installing s3fs, gcsfs and their servers", *pip, "--requirement", str(PINS))
+    with_uv("Installing s3fs, gcsfs, their servers and huggingface_hub", *pip, "--requirement", str(PINS))
 
 
 if __name__ == "__main__":

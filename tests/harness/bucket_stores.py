@@ -30,7 +30,7 @@ STARTED_WITHIN_S = 60.0
 class Memory:
     """fsspec's in-memory file system, which other tests of the loader use as a bucket."""
 
-    scheme: str = "memory"
+    prefix: str = "memory://"
 
     @property
     def variables(self) -> Mapping[str, str]:
@@ -62,7 +62,7 @@ class S3:
     """moto's server. It accepts any key outside `looking_at_keys`."""
 
     url: str
-    scheme: str = "s3"
+    prefix: str = "s3://"
 
     @property
     def variables(self) -> Mapping[str, str]:
@@ -102,7 +102,7 @@ class GoogleStorage:
     """gcp-storage-emulator. It asks for no credentials."""
 
     url: str
-    scheme: str = "gs"
+    prefix: str = "gs://"
 
     @property
     def variables(self) -> Mapping[str, str]:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from pierhead.llm.server.errors import LLMStartError
-from pierhead.llm.server.models import buckets, cache
+from pierhead.llm.server.models import buckets, cache, download
 from pierhead.llm.server.models.loading import fetch
 
 STEP_BYTES = 1024 * 1024
@@ -30,7 +30,11 @@ def main(source: str, directory: str, steps: str = "") -> None:
     """Fetch, and say how it ended."""
     cache.ASK_AGAIN_S = 0.02
     if steps:
-        buckets.CHUNK_BYTES, buckets.REPORT_S = STEP_BYTES, 0.0
+        buckets.CHUNK_BYTES, download.REPORT_S = STEP_BYTES, 0.0
+        if "://" not in source:
+            from huggingface_hub import constants
+
+            constants.DOWNLOAD_CHUNK_SIZE = STEP_BYTES
     try:
         found = fetch(source, Path(directory), _report_and_wait if steps else _report)
     except LLMStartError as error:

@@ -1,7 +1,7 @@
 """Model sources: what an interrupted fetch leaves, and the refusals that need a file system which fails.
 
 Buckets are fsspec's own in-memory file system: the interface that s3:// and gs:// are read through. What holds for
-every bucket is in tests/contract/test_llm_buckets.py.
+every source is in tests/contract/test_llm_sources.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import errno
 import io
 import shutil
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import fsspec
 import pytest
 from pierhead.llm.server.errors import LLMStartError
 from pierhead.llm.server.models.loading import fetch
+from pierhead.llm.server.models.source import in_a_line
 
 SOURCE = "memory://bucket/qwen"
 WEIGHTS = bytes(range(256)) * 400
@@ -130,18 +130,6 @@ def test_an_interrupted_fetch_of_another_content_is_not_continued(bucket: Any, b
     assert not list(tmp_path.rglob("*.pierhead-part"))
 
 
-@pytest.mark.usefixtures("bucket")
-def test_too_little_room_is_an_error_before_anything_is_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=1000))
-    told: list[object] = []
-    with pytest.raises(LLMStartError, match=r"needs 0\.0 GiB and .* has 0\.0 GiB free"):
-        fetch(SOURCE, tmp_path, lambda *line: told.append(line))
-    assert told == []
-
-
 def test_sources_of_like_names_have_directories_of_their_own(bucket: Any, tmp_path: Path) -> None:
     bucket.pipe("/bucket/team_a/weights", b"one")
     bucket.pipe("/bucket/team/a/weights", b"two")
@@ -150,66 +138,33 @@ def test_sources_of_like_names_have_directories_of_their_own(bucket: Any, tmp_pa
 
 
 @pytest.mark.usefixtures("bucket")
-def test_a_file_that_lost_its_content_is_fetched_again(tmp_path: Path) -> None:
-    """A machine that loses its power may keep a name and no content."""
-    weights = fetch(SOURCE, tmp_path, silent) / "weights" / "model.safetensors"
-    weights.write_bytes(b"")
-    fetch(SOURCE, tmp_path, silent)
-    assert weights.read_bytes() == WEIGHTS
-
-
-@pytest.mark.usefixtures("bucket")
 @pytest.mark.parametrize(
     ("source", "cache", "words"),
     [
         ("nonsense://bucket/other", "cache", "this image cannot read nonsense://"),
         (SOURCE, "file", "could not be fetched into"),
-        ("org/model", "cache", "the Hugging Face hub cannot be reached for org/model, and .* does not"),
+        ("org/model", "cache", "org/model: this image cannot read the Hugging Face hub: "),
     ],
     ids=["store", "cache", "hub"],
 )
-def test_a_source_that_cannot_be_had_says_why(hub: Any, tmp_path: Path, source: str, cache: str, words: str) -> None:
+def test_a_source_that_cannot_be_had_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, cache: str, words: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     (tmp_path / "file").write_text("")
     with pytest.raises(LLMStartError, match=words):
         fetch(source, tmp_path / cache, silent)
 
 
-# ------------------------------------------------------------------------------------------------- Hugging Face's hub
-
-
-class NoConnection(Exception):
-    """As the hub's HTTP library has it: no OSError."""
-
-
-class OfHub(Exception):
-    """Base of the hub's errors, with the names that are asked for."""
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The parts of the hub's library that are used, without a hub that answers."""
-    names = ("HfHubHTTPError", "GatedRepoError", "LocalEntryNotFoundError", "RepositoryNotFoundError")
-    errors = types.SimpleNamespace(**{name: type(name, (OfHub,), {}) for name in (*names, "RevisionNotFoundError")})
-
-    class Api:
-        def model_info(self, name: str, **_: Any) -> Any:
-            raise NoConnection("connection refused")
-
-    def snapshot_download(name: str, *, cache_dir: Path, **_: Any) -> str:
-        if not (cache_dir / name).is_dir():
-            raise errors.LocalEntryNotFoundError("and it is not in the cache")
-        return str(cache_dir / name)
-
-    library = types.ModuleType("huggingface_hub")
-    vars(library).update(HfApi=Api, snapshot_download=snapshot_download, errors=errors)
-    bars = types.ModuleType("tqdm.auto")
-    vars(bars).update(tqdm=object)
-    for name, module in {"huggingface_hub": library, "huggingface_hub.errors": errors, "tqdm.auto": bars}.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    return library
-
-
-@pytest.mark.usefixtures("hub")
-def test_without_the_hub_a_model_of_the_cache_is_served(tmp_path: Path) -> None:
-    (tmp_path / "hub" / "org" / "model").mkdir(parents=True)
-    assert fetch("org/model", tmp_path, silent) == tmp_path / "hub" / "org" / "model"
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("two\n  lines", "ValueError: two lines"),
+        ("no answer of http://me:secret@proxy:3128/", "ValueError: no answer of http://proxy:3128/"),
+        ("404 for 'https://cdn/a?Signature=secret&Key=1'.", "ValueError: 404 for 'https://cdn/a'."),
+        ("mail to me@example.com?", "ValueError: mail to me@example.com?"),
+    ],
+    ids=["lines", "password", "signature", "neither"],
+)
+def test_errors_of_libraries_are_told_in_a_line_without_secrets(error: str, told: str) -> None:
+    assert in_a_line(ValueError(error)) == told

@@ -50,7 +50,7 @@ def file_name(source: str) -> str:
 
 def cannot_keep(source: str, cache: Path, error: OSError) -> LLMStartError:
     """The error for a failure of the cache's file system, which says what to do."""
-    if error.errno == errno.ENOSPC:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return LLMStartError(
             f"no space left in {cache} for {source}; enlarge the cache volume, or remove models from it"
         )

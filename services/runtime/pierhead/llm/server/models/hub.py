@@ -1,14 +1,15 @@
-"""Models from the Hugging Face hub, in the hub's own cache layout."""
+"""Models of the Hugging Face hub, by its own library: `organisation/model`, `organisation/model@revision`."""
 
 from __future__ import annotations
 
-import io
-from pathlib import Path
+import os
+from fnmatch import fnmatch
+from functools import cached_property, partial
+from pathlib import PurePosixPath
 from typing import Any
 
-from pierhead.llm.server.engine import Report
-from pierhead.llm.server.errors import LLMStartError
-from pierhead.llm.server.models.cache import one_at_a_time
+from pierhead.llm.server.errors import LLMStartError, SourceNotFoundError
+from pierhead.llm.server.models.source import PartFile, SourceFile, in_a_line
 
 _WEIGHTS_BESIDE_SAFETENSORS = (
     "*.bin",
@@ -18,86 +19,135 @@ _WEIGHTS_BESIDE_SAFETENSORS = (
     "*.h5",
     "*.msgpack",
     "*.onnx",
-    "original/**",
-    "onnx/**",
+    "original/*",
+    "onnx/*",
 )
 """Other forms of the same weights, which are not needed where there are safetensors."""
+_LISTED_WITHIN_S = 30.0
 
 
-def from_hub(source: str, cache: Path, report: Report) -> Path:
-    """A snapshot in the hub's own cache layout, which its library resumes and shares by itself."""
-    import huggingface_hub
-    from huggingface_hub import errors
+class Hub:
+    """One model, at the commit that its revision names when it is first asked for."""
 
-    name, _, revision = source.partition("@")
-    try:
-        with one_at_a_time(cache, source, report):
-            folder = huggingface_hub.snapshot_download(
-                name,
-                revision=revision or None,
-                cache_dir=cache / "hub",
-                ignore_patterns=_not_needed(name, revision),
-                tqdm_class=_hub_progress(name, report),
-            )
-    except errors.GatedRepoError as error:
-        raise LLMStartError(
-            f"{name} is gated on the Hugging Face hub: accept its licence there, and set HF_TOKEN in the "
-            "service's environment"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise LLMStartError(f"{name} has no revision {revision} on the Hugging Face hub") from error
-    except errors.RepositoryNotFoundError as error:
-        raise LLMStartError(
-            f"{name} does not exist on the Hugging Face hub, or is private (then set HF_TOKEN); a "
-            'directory begins with "/"'
-        ) from error
-    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError) as error:
-        raise LLMStartError(
-            f"the Hugging Face hub cannot be reached for {name}, and {cache} does not have it: {error}; "
+    directory = "hub"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._model, _, self._revision = name.partition("@")
+
+    def files(self) -> list[SourceFile]:
+        """The files of the commit. Raises SourceNotFoundError, LLMStartError."""
+        try:
+            import huggingface_hub  # noqa: F401 - what is below needs it
+        except ImportError as error:
+            raise LLMStartError(f"{self.name}: this image cannot read the Hugging Face hub: {error}") from error
+        try:
+            found = [
+                SourceFile(each.rfilename, PurePosixPath(each.rfilename), each.size or 0, _tag(each))
+                for each in self._info.siblings or ()
+            ]
+        except Exception as error:  # the library's own, and those of its HTTP library
+            raise self._explained(error) from error
+        if any(file.path.endswith(".safetensors") for file in found):
+            return [file for file in found if not any(fnmatch(file.path, each) for each in _WEIGHTS_BESIDE_SAFETENSORS)]
+        return found
+
+    def copy(self, file: SourceFile, at: int, part: PartFile) -> None:
+        """Append a file's content from byte `at` on. The library continues by itself where a connection is cut.
+
+        Raises LLMStartError, and what the library raises.
+        """
+        import huggingface_hub
+        from huggingface_hub import errors
+        from huggingface_hub.file_download import http_get, is_xet_available, xet_get
+        from huggingface_hub.utils import build_hf_headers
+        from tqdm.auto import tqdm
+
+        url = huggingface_hub.hf_hub_url(self._model, file.path, revision=self._info.sha)
+        how = {"headers": build_hf_headers(), "expected_size": file.size}
+        try:
+            xet = huggingface_hub.get_hf_file_metadata(url).xet_file_data
+            if xet is None or at or not is_xet_available():
+                http_get(url, part, resume_size=at, tqdm_class=partial(tqdm, disable=True), **how)
+                return
+            # By many connections, which do not write in order: one that was interrupted begins again.
+            whole = part.path.with_name(f"xet-{part.path.name}")
+            xet_get(incomplete_path=whole, xet_file_data=xet, tqdm_class=_progress_of(part), **how)
+            whole.replace(part.path)
+        except errors.RepositoryNotFoundError as error:  # gated models are listed for everybody
+            raise self._explained(error) from error
+
+    @cached_property
+    def _info(self) -> Any:
+        """The model's commit and its files. Raises what the library raises."""
+        import huggingface_hub
+
+        return huggingface_hub.HfApi().model_info(
+            self._model, revision=self._revision or None, files_metadata=True, timeout=_LISTED_WITHIN_S
+        )
+
+    def _explained(self, error: Exception) -> LLMStartError:
+        """The error that says what to do."""
+        from huggingface_hub import errors
+
+        model, has_token = self._model, bool(os.environ.get("HF_TOKEN"))
+        status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
+        match error:
+            case errors.GatedRepoError() if has_token:
+                return LLMStartError(
+                    f"{model} is gated on the Hugging Face hub, and the account of HF_TOKEN has no access to it: "
+                    "accept its licence there with that account, or set another account's token"
+                )
+            case errors.GatedRepoError():
+                return LLMStartError(
+                    f"{model} is gated on the Hugging Face hub: accept its licence there, and set HF_TOKEN in the "
+                    "service's environment"
+                )
+            case errors.RevisionNotFoundError():
+                return SourceNotFoundError(
+                    f"{model} has no revision {self._revision} on the Hugging Face hub; correct what stands behind the "
+                    "@, a branch, a tag or a commit"
+                )
+            case errors.RepositoryNotFoundError():
+                private = "and the account of HF_TOKEN has no access to it" if has_token else "(then set HF_TOKEN)"
+                return SourceNotFoundError(
+                    f"{model} does not exist on the Hugging Face hub, or is private {private}; a "
+                    'directory begins with "/"'
+                )
+            case errors.HfHubHTTPError() if status in (401, 403):
+                return LLMStartError(
+                    f"the Hugging Face hub does not accept HF_TOKEN for {model}: {error.server_message or status}; set "
+                    "a valid one, or none for a public model"
+                )
+            case ValueError() if not status:
+                return LLMStartError(f'{model} is no model of the hub: {in_a_line(error)}; a directory begins with "/"')
+        return LLMStartError(
+            f"the Hugging Face hub cannot be reached for {model}, and the cache does not have it: {in_a_line(error)}; "
             "check the network of the container, or mount the model's directory and name that"
-        ) from error
-    return Path(folder)
+        )
 
 
-def _not_needed(name: str, revision: str) -> list[str] | None:
-    """Patterns of files that need not be fetched; None where the hub does not answer."""
-    import huggingface_hub
-
-    try:
-        info = huggingface_hub.HfApi().model_info(name, revision=revision or None)
-    except huggingface_hub.errors.HfHubHTTPError:
-        raise
-    except Exception:  # the hub's HTTP library's own errors: offline. The snapshot may be in the cache all the same
-        return None
-    names = [file.rfilename for file in info.siblings or ()]
-    return list(_WEIGHTS_BESIDE_SAFETENSORS) if any(name.endswith(".safetensors") for name in names) else None
+def _tag(sibling: Any) -> str:
+    """Git's name of the content."""
+    return f"{sibling.size} {sibling.lfs.sha256 if sibling.lfs else sibling.blob_id}"
 
 
-def _hub_progress(name: str, report: Report) -> type[Any]:
-    """A tqdm class that calls `report` instead of writing to a terminal. One bar of the hub counts bytes."""
+def _progress_of(part: PartFile) -> type[Any]:
+    """What the library takes for a class of progress bars: the bytes that it counts are those of the part."""
     from tqdm.auto import tqdm
 
     class HubProgress(tqdm):  # type: ignore[misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            kwargs.pop("name", None)
-            kwargs["disable"] = False
-            kwargs["file"] = _NOWHERE
-            super().__init__(*args, **kwargs)
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**kwargs | {"disable": True})
 
-        def update(self, n: float | None = 1) -> bool | None:
-            shown: bool | None = super().update(n)
-            if self.unit == "B" and self.total:
-                report(f"downloading {name}", self.n, self.total)
-            return shown
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
+            part.advance(int(self.n))
+
+        def update_transfer(self, n: float | None = 1) -> None:
+            """Bytes on the network, which may be fewer than the file's."""
+
+        def set_transfer_postfix_str(self, postfix: str, refresh: bool = True) -> None:
+            """Their rate."""
 
     return HubProgress
-
-
-class _Nowhere(io.StringIO):
-    """A file that keeps nothing."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-
-_NOWHERE = _Nowhere()
