@@ -66,7 +66,7 @@ class Hub:
         url = huggingface_hub.hf_hub_url(self._model, file.path, revision=self._info.sha)
         how = {"headers": build_hf_headers(), "expected_size": file.size}
         try:
-            xet = huggingface_hub.get_hf_file_metadata(url).xet_file_data
+            xet = huggingface_hub.get_hf_file_metadata(url).xet_file_data if self._is_large(file) else None
             if xet is None or at or not is_xet_available():
                 http_get(url, part, resume_size=at, tqdm_class=partial(tqdm, disable=True), **how)
                 return
@@ -76,6 +76,10 @@ class Hub:
             whole.replace(part.path)
         except errors.RepositoryNotFoundError as error:  # gated models are listed for everybody
             raise self._explained(error) from error
+
+    def _is_large(self, file: SourceFile) -> bool:
+        """Whether the hub has it in Git LFS or Xet."""
+        return any(each.lfs for each in self._info.siblings if each.rfilename == file.path)
 
     @cached_property
     def _info(self) -> Any:
