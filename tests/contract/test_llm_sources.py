@@ -654,6 +654,21 @@ def test_a_file_that_is_listed_and_missing_is_named(origin: Origin, at_hub: HubS
 
 
 @on_hub
+def test_a_hub_that_breaks_down_during_a_download_is_an_error(
+    origin: Origin, at_hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "REPORT_S", 0.0)
+    with pytest.raises(
+        LLMStartError, match=r"tokenizer\.json of .* could not be fetched: HfHubHTTPError: .*503"
+    ) as caught:
+        fetch(origin.model, tmp_path, lambda *_: setattr(at_hub, "status", 503))
+    assert "\n" not in str(caught.value)
+    at_hub.works_again()
+    assert files_of(fetch(origin.model, tmp_path, silent)) == MODEL
+    assert not at_hub.bodies("config.json"), "it was there"
+
+
+@on_hub
 @pytest.mark.usefixtures("origin")
 def test_a_name_that_no_model_can_have_is_an_error(tmp_path: Path) -> None:
     assert refused("models--qwen", tmp_path).startswith("models--qwen is no model of the hub: HFValidationError: ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from fnmatch import fnmatch
 from functools import cached_property, partial
 from pathlib import PurePosixPath
@@ -92,9 +91,9 @@ class Hub:
 
     def _explained(self, error: Exception) -> LLMStartError:
         """The error that says what to do."""
-        from huggingface_hub import errors
+        from huggingface_hub import errors, get_token
 
-        model, has_token = self._model, bool(os.environ.get("HF_TOKEN"))
+        model, has_token = self._model, get_token() is not None
         status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 0
         match error:
             case errors.GatedRepoError() if has_token:
