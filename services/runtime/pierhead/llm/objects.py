@@ -143,8 +143,7 @@ class OpenAIObject:
         """The object in these bytes of JSON, which are not parsed yet. `instead`: members that take the place of its
         own. Bytes that are no JSON object raise where a member is read."""
         made = cls.__new__(cls)
-        made._members, made._unread = instead, data
-        made._data = None if instead else data
+        made.__dict__.update(_members=instead, _unread=data, _data=None if instead else data)
         return made
 
     @classmethod

@@ -39,7 +39,7 @@ from pierhead.llm.objects import (
     TokenizeRequest,
     TranscriptionRequest,
 )
-from pierhead.llm.server.errors import LLMStartError, NotSupported
+from pierhead.llm.server.errors import LLMStartError, NotSupported, unknown_path
 from pierhead.llm_config import LLMConfig, config_of
 from pydantic import BaseModel, ValidationError
 
@@ -141,7 +141,7 @@ class LLMEngine(ABC):
 
     async def pass_through(self, request: OpenAIRequest) -> AsyncIterator[Any]:
         """Any other path, which is `request.path`; 404 for a path that the engine does not serve."""
-        yield not_supported(request.path)
+        yield ErrorResponse.to(unknown_path(request.path))
 
     def describe(self) -> ModelDescription:
         """The model and its adapters."""
@@ -185,12 +185,6 @@ class LLMEngine(ABC):
 
     def _cannot(self, what: str) -> Exception:
         return NotSupported(f"the engine {self.config.engine} has no {what}")
-
-
-def not_supported(path: str) -> ErrorResponse:
-    """The answer for a path that the engine does not serve."""
-    message = f"this model's engine does not serve {path}"
-    return ErrorResponse.of(404, message, kind="invalid_request_error", code="not_found")
 
 
 def checked_kwargs(kind: type[Kwargs], engine: str, engine_kwargs: dict[str, Any]) -> Kwargs:

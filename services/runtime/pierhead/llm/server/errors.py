@@ -40,3 +40,8 @@ def unknown_model(model: str, served: str) -> LLMRequestError:
 def no_such_model(message: str) -> LLMRequestError:
     """OpenAI's answer for an unknown model."""
     return LLMRequestError(message, status=404, code="model_not_found", param="model")
+
+
+def unknown_path(path: str) -> LLMRequestError:
+    """The answer for a path that the engine does not serve."""
+    return LLMRequestError(f"this model's engine does not serve {path}", status=404, code="not_found")

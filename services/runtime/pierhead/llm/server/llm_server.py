@@ -22,7 +22,7 @@ import logging
 import time
 from abc import ABCMeta
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,8 +41,8 @@ from pierhead.llm.objects import (
 from pierhead.llm.openai_error import LLMRequestError
 from pierhead.llm.server import bodies
 from pierhead.llm.server.background import in_background
-from pierhead.llm.server.engine import EngineStats, LLMEngine, ModelDescription, Report, not_supported
-from pierhead.llm.server.errors import LLMStartError, NotSupported, unknown_model
+from pierhead.llm.server.engine import EngineStats, LLMEngine, ModelDescription, Report
+from pierhead.llm.server.errors import LLMStartError, NotSupported, unknown_model, unknown_path
 from pierhead.llm.server.models import loading
 from pierhead.llm.server.models.adapters import Adapters, Fetch, adapters_in, unknown_adapter
 from pierhead.llm.server.registry import engine_class
@@ -68,8 +68,22 @@ MAX_ONGOING_REQUESTS = 1000
 class AnswerStream(AsyncIterator[Any]):
     """The answers to one request: `async for answer in server.chat(request)`, or `in await server.chat(request)`."""
 
-    def __init__(self, generator: AsyncGenerator[Any, None]) -> None:
-        self._generator = generator
+    def __init__(self, answers: AbstractAsyncContextManager[AsyncIterator[Any]]) -> None:
+        self.answers = answers
+        """The engine's own iterator within the request. Who enters it iterates without a generator between."""
+        self._generator = self._each()
+
+    async def _each(self) -> AsyncGenerator[Any, None]:
+        begun = False
+        try:
+            async with self.answers as answers:
+                async for answer in answers:
+                    begun = True
+                    yield answer
+        except LLMRequestError as error:
+            if begun:
+                raise
+            yield ErrorResponse.to(error)
 
     def __aiter__(self) -> AsyncGenerator[Any, None]:
         return self._generator
@@ -88,10 +102,21 @@ class AnswerStream(AsyncIterator[Any]):
         return itself().__await__()
 
 
-async def iterated(answers: Any) -> AsyncIterator[Any]:
-    """What a method of an engine or of a server returned, as an iterator: it may be a coroutine that returns one."""
-    found: AsyncIterator[Any] = await answers if inspect.iscoroutine(answers) else answers
-    return found
+def opened(answers: Any) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
+    """What a method of an engine or of a server returned, to be iterated: it may be a coroutine that returns one. Left
+    before its end, the request is aborted."""
+    if isinstance(answers, AnswerStream):
+        return answers.answers
+    return aclosing(answers) if hasattr(answers, "aclose") else _opened_later(answers)
+
+
+@asynccontextmanager
+async def _opened_later(answers: Any) -> AsyncIterator[AsyncIterator[Any]]:
+    if not inspect.iscoroutine(answers):  # an iterator that cannot be closed
+        yield answers
+        return
+    async with opened(await answers) as found:
+        yield found
 
 
 class _AsyncConstructor(ABCMeta):
@@ -202,28 +227,17 @@ class LLMServer(metaclass=_AsyncConstructor):
         """Any other path for clients, which is `request.path`."""
         return AnswerStream(self._run("pass_through", request, raw_request))
 
-    async def _run(self, method: str, request: Any, raw_request: Any) -> AsyncGenerator[Any, None]:
+    @asynccontextmanager
+    async def _run(self, method: str, request: Any, raw_request: Any) -> AsyncIterator[AsyncIterator[Any]]:
+        """The engine's answers to a request. Raises LLMRequestError."""
         if method == "pass_through" and not bodies.is_for_clients(request.path):
-            yield not_supported(request.path[:200])
-            return
+            raise unknown_path(request.path[:200])
         await self._resumed.wait()
         call = getattr(self._running, method)
-        begun = False
         self._begin()
         try:
-            async with self._adapter_of(request):
-                answers = await iterated(_called(call, request, raw_request))
-                try:
-                    async for answer in answers:
-                        begun = True
-                        yield answer
-                finally:
-                    if aclose := getattr(answers, "aclose", None):
-                        await aclose()  # if the caller has gone, this aborts the request
-        except LLMRequestError as error:
-            if begun:
-                raise
-            yield ErrorResponse.to(error)
+            async with self._adapter_of(request), opened(_called(call, request, raw_request)) as answers:
+                yield answers
         except PierheadError:
             raise
         except Exception:  # check_health reports an engine that has died

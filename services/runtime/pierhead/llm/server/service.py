@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from pierhead import BadRequest, PierheadError, Unavailable
@@ -20,7 +19,7 @@ from pierhead.llm.server.background import in_background
 from pierhead.llm.server.engine import EngineStats
 from pierhead.llm.server.events import Account, Splitter
 from pierhead.llm.server.exposition import show
-from pierhead.llm.server.llm_server import LLMServer, iterated, wanted_adapters
+from pierhead.llm.server.llm_server import LLMServer, opened, wanted_adapters
 from pierhead.llm.server.registry import class_at
 from pierhead.llm.v1.llm_pb2 import DescribeRequest, LLMReply, LLMRequest, ModelCard, Operation, OperationDone
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerServicer
@@ -48,27 +47,39 @@ def request_of(kind: type[OpenAIRequest], request: LLMRequest) -> OpenAIRequest:
     return kind.from_bytes(request.body, **instead).sent_to(request.path, request.content_type)
 
 
-async def replies_of(answers: Any) -> AsyncGenerator[LLMReply, None]:
-    """What a server's or an engine's method returned, as replies of the wire."""
-    writer = _Writer()
-    try:
-        found = await iterated(answers)
+def _replying(find: Callable[[Any, Any], Any]) -> Callable[..., AsyncGenerator[LLMReply, None]]:
+    """A method of the service: it answers with what `find` finds for the request, a server's or an engine's answers.
+
+    It is the only generator between an engine and the wire, unless a user's server is between them: every reply passes
+    each of them twice.
+    """
+
+    async def answer(self: Any, request: Any, context: Any = None) -> AsyncGenerator[LLMReply, None]:
+        writer = _Writer()
         try:
-            async for answer in found:
-                if writer.has_begun and type(answer) is StreamEvents and answer.usage is None:
-                    # Nearly all of them; the rest is for the others.
-                    yield LLMReply(data=answer.encode("utf-8", "surrogateescape"), tokens=answer.tokens)
-                else:
-                    yield writer.reply_of(answer)
-        finally:
-            if aclose := getattr(found, "aclose", None):
-                await aclose()  # if the caller has gone, this aborts the request
-        if last := writer.end():
-            yield last
-    except LLMRequestError as error:
-        if writer.has_begun:
-            raise
-        yield writer.reply_of(ErrorResponse.to(error))
+            async with opened(find(self, request)) as answers:
+                async for answer in answers:
+                    if writer.has_begun and type(answer) is StreamEvents and answer.usage is None:
+                        # Nearly all of them; the rest is for the others.
+                        yield LLMReply(data=answer.encode("utf-8", "surrogateescape"), tokens=answer.tokens)
+                    else:
+                        yield writer.reply_of(answer)
+                if last := writer.end():
+                    yield last
+        except LLMRequestError as error:
+            if writer.has_begun:
+                raise
+            yield writer.reply_of(ErrorResponse.to(error))
+
+    return answer
+
+
+_written = _replying(lambda _, answers: answers)
+
+
+def replies_of(answers: Any) -> AsyncGenerator[LLMReply, None]:
+    """What a server's or an engine's method returned, as replies of the wire."""
+    return _written(None, answers)
 
 
 class _Writer:
@@ -180,13 +191,7 @@ def _add_usage(reply: LLMReply, usage: objects.Usage | None) -> None:
 
 def _method(name: str, kind: type[OpenAIRequest]) -> Any:
     """The method of the service that answers with the server's method of this name."""
-
-    async def answer(self: LLMService, request: LLMRequest, context: Any) -> AsyncIterator[LLMReply]:
-        async with aclosing(replies_of(self._asked(name, kind, request))) as replies:
-            async for reply in replies:
-                yield reply
-
-    return answer
+    return _replying(lambda service, request: service._asked(name, kind, request))
 
 
 class LLMService(LLMServerServicer):
@@ -219,10 +224,10 @@ class LLMService(LLMServerServicer):
     Detokenize = _method("detokenize", objects.DetokenizeRequest)
     PassThrough = _method("pass_through", OpenAIRequest)
 
-    async def _asked(self, name: str, kind: type[OpenAIRequest], request: LLMRequest) -> AsyncIterator[Any]:
+    def _asked(self, name: str, kind: type[OpenAIRequest], request: LLMRequest) -> Any:
         if request.path == TRANSCRIPTIONS:
             name, kind = "transcriptions", objects.TranscriptionRequest
-        return await iterated(getattr(self.server, name)(request_of(kind, request)))
+        return getattr(self.server, name)(request_of(kind, request))
 
     # ---- what is served, and what operators do to it
 

@@ -38,10 +38,10 @@ from pierhead.llm.objects import (
     TranscriptionResponse,
 )
 from pierhead.llm.openai_error import LLMRequestError
-from pierhead.llm.server.engine import Answers, EngineStats, LLMEngine, ModelDescription, checked_kwargs, not_supported
+from pierhead.llm.server.engine import Answers, EngineStats, LLMEngine, ModelDescription, checked_kwargs
 from pierhead.llm.server.engines.openai.answers import answers_of, cards_of, message_of, read_body, short, without_ours
 from pierhead.llm.server.engines.openai.arguments import PATHS, OpenAIArguments
-from pierhead.llm.server.errors import LLMStartError, NotSupported, UpstreamError, unknown_model
+from pierhead.llm.server.errors import LLMStartError, NotSupported, UpstreamError, unknown_model, unknown_path
 from pierhead.llm.server.events import Account
 from pierhead.tasks import end_tasks
 
@@ -228,8 +228,7 @@ class OpenAIEngine(LLMEngine):
         """The server's answer to the request, unchanged."""
         path, content_type = request.path, request.content_type or _JSON
         if path not in PATHS.union(self._arguments.more_paths) or not request.has_body:
-            yield not_supported(path)
-            return
+            raise unknown_path(path)
 
         def ask(asked: OpenAIRequest) -> Answers:
             return self._ask(path, asked.to_bytes(), content_type, Account(hide_usage=False), kind)
