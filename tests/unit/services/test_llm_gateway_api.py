@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pierhead import Settings
+from pierhead import Settings, override_handle
 from pierhead.calls.clients import Clients
 from pierhead.llm.gateway.models.model_map import VARIABLE, read_models
 
+from tests.unit.runtime.harness import until
+from tests.unit.services.fake_llm_server import FakeLLMServer
 from tests.unit.services.gateway_stand import CHAT, Stand, bearer, chat, error_of, keys_file
 
 MESSAGES = "/v1/messages"
@@ -200,3 +202,75 @@ async def test_a_key_as_anthropics_clients_send_it(stand: Stand, tmp_path: Path)
     status, body, _ = await stand.post(MESSAGES, chat(), headers={"x-api-key": "two"})
     assert (status, anthropic_error(body)[0]) == (401, "authentication_error")
     assert (await stand.post(CHAT, chat(), headers={"x-api-key": "one", **bearer("two")}))[0] == 401
+
+
+# ---- fallbacks, hosts and paths of models
+
+ROUTES = {
+    "qwen": "llm-qwen",
+    "default": {"alias_of": "qwen"},
+    "big": {"service": "llm-big", "host": "big.example.com", "path": "/big"},
+    "away": {"service": "llm-away", "fallback": "qwen"},
+    "gone": {"service": "llm-gone", "fallback": "away"},
+}
+
+
+@pytest.fixture
+async def routed(stand: Stand) -> Stand:
+    Clients.use(Settings(max_queued_requests=0))  # a call without a replica is refused at once
+    stand.settings = replace(stand.settings, models=read_models({VARIABLE: json.dumps(ROUTES)}))
+    await stand.start()
+    return stand
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"fake": "refuse"}, {"fake": "raise"}])
+async def test_a_model_without_a_replica_is_answered_for_by_its_fallback(routed: Stand, more: dict[str, Any]) -> None:
+    for model in ("away", "away:support"):
+        _, _, headers = await routed.post(CHAT, chat(model=model, **more))
+        assert headers["x-pierhead-fallback"] == routed.qwen.asked[-1][1].model == "qwen"
+    assert {labels[0] for labels in routed.counted()} == {"qwen"}, "it is counted as what has answered"
+    _, _, headers = await routed.post(CHAT, chat(**more))
+    assert "x-pierhead-fallback" not in headers
+
+
+async def test_the_model_that_fell_back_is_woken_and_then_answers_itself(stand: Stand) -> None:
+    stand.settings = replace(stand.settings, models=read_models({VARIABLE: json.dumps(ROUTES)}))
+    await stand.start()
+    waiting = Clients.current().pool("llm-away", Clients.current().settings.transport)
+    assert (await stand.post(CHAT, chat(model="away")))[0] == 200
+    await until(lambda: waiting.waiting == 1, "one call waits for a replica")
+    assert (await stand.post(CHAT, chat(model="away")))[0] == 200
+    assert waiting.waiting == 1
+    with override_handle("llm-away", FakeLLMServer("away")):
+        _, _, headers = await stand.post(CHAT, chat(model="away"))
+        assert "x-pierhead-fallback" not in headers
+
+
+async def test_without_a_replica_of_either_the_error_is_that_of_the_model_asked_for(routed: Stand) -> None:
+    status, body, headers = await routed.post(CHAT, chat(model="gone"))
+    assert (status, error_of(body)["code"], "x-pierhead-fallback" in headers) == (503, "no_replica", False)
+    assert "llm-gone" in error_of(body)["message"]
+
+
+@pytest.mark.parametrize(("prefix", "host"), [("/big", "any"), ("", "big.example.com"), ("", "BIG.example.com:8000")])
+async def test_a_host_and_a_path_of_its_own_are_a_server_of_one_model(routed: Stand, prefix: str, host: str) -> None:
+    at = {"Host": host}
+    for body in (chat(model="big"), {"messages": ASKED}):
+        assert (await routed.post(prefix + CHAT, body, headers=at))[0] == 200
+        assert routed.big.asked[-1][1].model == "big"
+    await routed.post(f"{prefix}/v1/audio/speech", chat(model="big"), headers=at)
+    assert routed.big.asked[-1][1].path == "/v1/audio/speech"
+    status, answer, _ = await routed.post(prefix + CHAT, chat(), headers=at)
+    assert (status, error_of(answer)["code"]) == (404, "model_not_found")
+    _, listed = await routed.get(f"{prefix}/v1/models", headers=at)
+    assert [card["id"] for card in listed["data"]] == ["big"]
+    assert (await routed.get(f"{prefix}/v1/models/qwen", headers=at))[0] == 404
+    status, _, headers = await ask(routed, Row(f"{prefix}{CHAT}/", chat(), headers=JSON | at))
+    assert (status, headers["Location"]) == (307, prefix + CHAT)
+    for path in ("/v1/nothing", "/v1/files"):
+        assert (await routed.get(prefix + path, headers=at))[0] == 404
+
+
+async def test_elsewhere_every_model_is_served(routed: Stand) -> None:
+    assert (await routed.post(CHAT, chat(model="big"), headers={"Host": "example.com"}))[0] == 200
+    assert (await routed.get("/small/v1/models"))[0] == 404

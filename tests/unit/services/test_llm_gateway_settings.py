@@ -90,10 +90,24 @@ def test_where_names_lead(name: str, route: ModelRoute | None) -> None:
         ("{}", "expected an object with at least one model"),
         ('["a"]', 'found an array'),
         ('{"a b": "x"}', '"a b": expected a model\'s name'),
-        ('{"a": 7}', "a: expected a service's name or an object of service, prefill, alias_of, found 7"),
+        ('{"a": 7}',
+         "a: expected a service's name or an object of service, prefill, alias_of, fallback, host, path, found 7"),
         ('{"a": ""}', 'a.service: expected a service\'s name, found ""'),
         ('{"a": {"prefill": "p"}}', "a: expected a service, or alias_of with the name of another model"),
-        ('{"a": {"service": "x", "perfill": "p"}}', "a.perfill: unknown; there are service, prefill, alias_of"),
+        ('{"a": {"service": "x", "perfill": "p"}}',
+         "a.perfill: unknown; there are service, prefill, alias_of, fallback, host, path"),
+        ('{"a": {"service": "x", "fallback": "a"}}',
+         'a.fallback: expected another of the names (none), found "a"'),
+        ('{"a": {"service": "x", "fallback": "c"}, "b": "y"}',
+         'a.fallback: expected another of the names (b), found "c"'),
+        ('{"a": {"service": "x", "host": "A.example:80"}}',
+         'a.host: expected a host\'s name in lower case, without a port, found "A.example:80"'),
+        ('{"a": {"service": "x", "path": "a"}}',
+         'a.path: expected a slash and one word, such as /qwen, found "a"'),
+        ('{"a": {"service": "x", "path": "/v1"}}', "a.path: /v1 is the gateway's own; choose another"),
+        ('{"a": {"service": "x", "path": "/health"}}', "a.path: /health is the gateway's own; choose another"),
+        ('{"a": {"service": "x", "host": "a.b"}, "b": {"service": "y", "host": "a.b"}}',
+         "b.host: a.b is another model's; choose another"),
         ('{"a": {"alias_of": "b"}}', 'a.alias_of: expected one of the models (none), found "b"'),
         ('{"a": "x", "b": {"alias_of": "a:"}}',
          'b.alias_of: expected the name of an adapter behind the colon, 128 characters at most, found "a:"'),
@@ -133,7 +147,10 @@ def test_wrong_maps_of_several_variables_are_all_named() -> None:
     form = '{"<model>": "<service>"} or {"<model>": {"service": ..., "prefill": ..., "alias_of": ...}}'
     assert str(raised.value).splitlines() == [
         "PIERHEAD_LLM_MODELS_OF_B: a: expected a model that PIERHEAD_LLM_MODELS_OF_A has not; leave one out",
-        "PIERHEAD_LLM_MODELS_OF_B: b: expected a service's name or an object of service, prefill, alias_of, found 7",
+        (
+            "PIERHEAD_LLM_MODELS_OF_B: b: expected a service's name or an object of "
+            "service, prefill, alias_of, fallback, host, path, found 7"
+        ),
         f"PIERHEAD_LLM_MODELS_OF_C: expected an object with at least one model, {form}, found an array",
     ]
 

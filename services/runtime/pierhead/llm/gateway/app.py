@@ -26,23 +26,36 @@ def make_app(
     gateway = Gateway(settings, metrics or GatewayMetrics(), clock)
     app = web.Application(client_max_size=settings.max_body_bytes)
     app[http_errors.ERROR_BODY] = runtime_error_body
-    app.router.add_get("/health", gateway.health_handler)
-    app.router.add_get("/ping", gateway.health_handler)
-    app.router.add_post("/ping", gateway.health_handler)
-    app.router.add_get("/version", gateway.version_handler)
-    app.router.add_get("/load", gateway.load_handler)
-    app.router.add_get("/v1/models", gateway.models_handler)
-    app.router.add_get("/v1/models/{id:.+}", gateway.model_handler)
-    for path, endpoint in POSTS.items():
-        app.router.add_post(path, _handler(gateway, endpoint))
-    for prefix in ("/v1/", "/"):
-        known = "|".join(re.escape(path.removeprefix(prefix)) for path in KNOWN if path.startswith(prefix))
-        app.router.add_route(hdrs.METH_ANY, f"{prefix}{{path:(?:{known})}}/", _without_slash)
-    app.router.add_route(hdrs.METH_ANY, ABSENT, _absent)
-    app.router.add_post("/v1/{path:.+}", _handler(gateway, OTHER))
-    app.router.add_route(hdrs.METH_ANY, "/v1/{path:.+}", _absent)
+    for prefix in ("", *gateway.models.paths):
+        _add_routes(app.router, gateway, prefix)
     app.cleanup_ctx.append(gateway.live)
     return app
+
+
+def _add_routes(router: web.UrlDispatcher, gateway: Gateway, prefix: str) -> None:
+    """All paths, below the prefix of one model's own."""
+    router.add_get(f"{prefix}/health", gateway.health_handler)
+    router.add_get(f"{prefix}/ping", gateway.health_handler)
+    router.add_post(f"{prefix}/ping", gateway.health_handler)
+    router.add_get(f"{prefix}/version", gateway.version_handler)
+    router.add_get(f"{prefix}/load", gateway.load_handler)
+    router.add_get(f"{prefix}/v1/models", gateway.models_handler)
+    router.add_get(f"{prefix}/v1/models/{{id:.+}}", gateway.model_handler)
+    for path, endpoint in POSTS.items():
+        router.add_post(prefix + path, _handler(gateway, endpoint))
+    for folder in ("/v1/", "/"):
+        known = "|".join(re.escape(path.removeprefix(folder)) for path in KNOWN if path.startswith(folder))
+        router.add_route(hdrs.METH_ANY, f"{prefix}{folder}{{path:(?:{known})}}/", _without_slash)
+
+    async def absent(request: web.Request) -> web.StreamResponse:
+        path = request.path.removeprefix(prefix)
+        if path in POSTS:
+            raise web.HTTPMethodNotAllowed(request.method, [hdrs.METH_POST])
+        return answer_error(unknown_path(path), {})
+
+    router.add_route(hdrs.METH_ANY, prefix + ABSENT, absent)
+    router.add_post(f"{prefix}/v1/{{path:.+}}", _handler(gateway, OTHER))
+    router.add_route(hdrs.METH_ANY, f"{prefix}/v1/{{path:.+}}", absent)
 
 
 def _handler(gateway: Gateway, endpoint: RequestKind) -> Handler:
@@ -56,9 +69,3 @@ async def _without_slash(request: web.Request) -> web.StreamResponse:
     """Sends the client to a known path without the slash at its end, as vLLM does."""
     place = request.rel_url.with_path(request.path.rstrip("/"), keep_query=True)
     return web.Response(status=307, headers={hdrs.LOCATION: str(place)})
-
-
-async def _absent(request: web.Request) -> web.StreamResponse:
-    if request.path in POSTS:
-        raise web.HTTPMethodNotAllowed(request.method, [hdrs.METH_POST])
-    return answer_error(unknown_path(request.path), {})

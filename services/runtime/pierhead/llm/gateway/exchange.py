@@ -29,7 +29,7 @@ from pierhead.llm.gateway.errors import (
 )
 from pierhead.llm.gateway.keys.limits import duration
 from pierhead.llm.gateway.meter import Meter
-from pierhead.llm.gateway.models.model_map import ModelRoute
+from pierhead.llm.gateway.models.model_map import ModelRoute, Site
 from pierhead.llm.gateway.models.prefill import decode_overrides, prefill_overrides
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from pierhead.llm.gateway.keys.key_file import KeyHolder
 
 EVENTS = "text/event-stream"
+
+FALLBACK = "x-pierhead-fallback"
+"""Header of answers: the model that has answered in place of the one that was asked for."""
 
 GAVE_UP = ("499", "504")
 """Statuses of requests that the client ended: it left, or its deadline passed."""
@@ -81,21 +84,24 @@ class ClientExchange:
     async def _run(self) -> web.StreamResponse:
         request = self._request
         self._holder = self._gateway.identify(request)
-        if not self._endpoint.path and not is_path(request.path):
-            raise unknown_path(request.path)
+        site = self._gateway.site(request)
+        path = request.path.removeprefix(site.prefix)
+        if not self._endpoint.path and not is_path(path):
+            raise unknown_path(path)
         content_type = request.headers.get(hdrs.CONTENT_TYPE, "")
         body = await self._read()
         asked = read_body(body, content_type, messages=self._endpoint.messages)
         if self._endpoint is INVOCATION:
             self._endpoint = self._invoked(asked)
         endpoint = self._endpoint
-        route = self._find(asked.model)
+        route = self._find(asked.model, site)
         self._admit(asked)
+        route = self._available(route)
         # Replicas are chosen by the adapter, so the client's own header must not count.
         set_model_id(route.adapter or None)
         message = LLMRequest(
             body=asked.body_for(body, route.model),
-            path=endpoint.path or request.path,
+            path=endpoint.path or path,
             model=route.model,
             content_type="" if asked.members else content_type,
             routing_text=asked.prompt.beginning,
@@ -153,15 +159,15 @@ class ClientExchange:
             raise ApiError(400, message, code="missing_required_parameter")
         return kind
 
-    def _find(self, name: str) -> ModelRoute:
-        """The model's route, if this client may use it; "" = the only model that it may use."""
+    def _find(self, name: str, site: Site) -> ModelRoute:
+        """The model's route, if this client may use it; "" = the only model that it may use there."""
         if not name:
-            models = self._gateway.names_for(self._holder)
+            models = self._gateway.names_for(self._holder, site)
             if len(models) != 1:
                 raise no_model(models)
             name = models[0]
         route = self._gateway.models.find(name)
-        if route is None:
+        if route is None or site.model not in ("", route.base):
             raise unknown_model(name)
         self._route = route
         holder = self._holder
@@ -169,6 +175,15 @@ class ClientExchange:
             message = f"The API key {holder.key.name} does not have access to the model `{name}`; its scope is another."
             raise ApiError(403, message, code="model_not_allowed", param="model")
         return route
+
+    def _available(self, route: ModelRoute) -> ModelRoute:
+        """The route that the request takes: the model's, or its fallback's, which the answer's head then names."""
+        taken = self._gateway.available(route)
+        if taken is not route:
+            self._route = taken
+            self._headers = {**self._headers, FALLBACK: taken.model}
+            self._request[http_errors.ERROR_HEADERS] = self._headers
+        return taken
 
     def _admit(self, asked: RequestParts) -> None:
         """Count the request against the limits of its key."""

@@ -15,6 +15,7 @@ from pierhead.llm.gateway.keys.limits import Clock
 from pierhead.llm.gateway.metrics import GatewayMetrics
 from pierhead.llm.gateway.models.cards import ModelCards
 from pierhead.llm.gateway.models.model_list import ModelList
+from pierhead.llm.gateway.models.model_map import ModelRoute, Site
 from pierhead.llm.gateway.settings import GatewaySettings
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 from pierhead.tasks import end_tasks
@@ -41,13 +42,15 @@ class Gateway:
 
     async def live(self, _: web.Application) -> AsyncIterator[None]:
         """Runs the background tasks from the application's start to its end."""
-        for service in self.models.prefill_services:
+        falling_back = [route.service for route in self.models.routes.values() if route.fallback is not None]
+        for service in (*self.models.prefill_services, *falling_back):
             has_replica(service)  # begins to watch the service now, not at the first request
         tasks = [asyncio.create_task(self._cards.refresh(), name="what services say they serve")]
         if self._keys is not None:
             tasks.append(asyncio.create_task(self._keys.watch(), name="the file of API keys"))
         yield
         await end_tasks(*tasks)
+        await self._cards.close()
 
     def identify(self, request: web.Request) -> KeyHolder | None:
         """The holder of the request's key; None where there are no keys. Raises ApiError 401."""
@@ -80,28 +83,47 @@ class Gateway:
 
     async def models_handler(self, request: web.Request) -> web.StreamResponse:
         """`GET /v1/models`: the models, aliases and known adapters that the client may use."""
-        return self._document(request, lambda holder: {"object": "list", "data": self._models_of(holder)})
+        return self._document(request, lambda holder: {"object": "list", "data": self._models_of(request, holder)})
 
     async def model_handler(self, request: web.Request) -> web.StreamResponse:
         """`GET /v1/models/{id}`: one of them."""
         asked = request.match_info["id"]
 
         def find(holder: KeyHolder | None) -> dict[str, object]:
-            found = [entry for entry in self._models_of(holder) if entry["id"] == asked]
+            found = [entry for entry in self._models_of(request, holder) if entry["id"] == asked]
             if not found:
                 raise unknown_model(asked)
             return found[0]
 
         return self._document(request, find)
 
-    def names_for(self, holder: KeyHolder | None) -> list[str]:
-        """The models that a client may use, without aliases and adapters."""
+    def site(self, request: web.Request) -> Site:
+        """Where a request came to."""
+        return self.models.site(request.host, request.path)
+
+    def available(self, route: ModelRoute) -> ModelRoute:
+        """The route, or its fallback's while the fallback alone has a replica. Wakes the one that was asked for."""
+        if route.fallback is None or has_replica(route.service):
+            return route
+        fallback = self.models.routes[route.fallback]
+        if not has_replica(fallback.service):
+            return route
+        self._cards.wake(route.service)
+        return fallback
+
+    def names_for(self, holder: KeyHolder | None, site: Site) -> list[str]:
+        """The models that a client may use there, without aliases and adapters."""
         routes = self.models.routes.items()
-        names = [name for name, route in routes if name == route.model]
+        names = [name for name, route in routes if name == route.model and site.model in ("", route.base)]
         return names if holder is None else [name for name in names if holder.key.may_use((name,))]
 
-    def _models_of(self, holder: KeyHolder | None) -> list[dict[str, object]]:
-        return [entry for names, entry in self._list.entries() if holder is None or holder.key.may_use(names)]
+    def _models_of(self, request: web.Request, holder: KeyHolder | None) -> list[dict[str, object]]:
+        only = self.site(request).model
+        return [
+            entry
+            for names, entry in self._list.entries()
+            if (holder is None or holder.key.may_use(names)) and only in ("", entry["parent"] or entry["root"])
+        ]
 
     def _document(
         self, request: web.Request, make: Callable[[KeyHolder | None], Mapping[str, object]]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from pierhead import handle, has_replica
 from pierhead.errors import PierheadError
 from pierhead.llm.v1.llm_pb2 import DescribeRequest, ModelCard
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
+from pierhead.tasks import end_tasks
 
 logger = logging.getLogger("pierhead.llm.gateway")
 
@@ -31,6 +33,8 @@ class ModelCards:
         self._stubs = {
             service: handle(LLMServerStub, service, timeout_s=TIMEOUT_S, max_queued_requests=0) for service in services
         }
+        self._waiting = {service: handle(LLMServerStub, service) for service in services}
+        self._waking: dict[str, asyncio.Task[None]] = {}
         self._refresh_s = refresh_s
         self._clock = clock
         self._cards: dict[str, tuple[float, ModelCard]] = {}
@@ -39,6 +43,16 @@ class ModelCards:
         """The service's last card, if it is at most MAX_AGE_S old."""
         at, card = self._cards.get(service, (0.0, None))
         return card if card is not None and self._clock() - at <= MAX_AGE_S else None
+
+    def wake(self, service: str) -> None:
+        """Wake a service without a replica: one call waits for its card, as requests for its model would."""
+        if service not in self._waking:
+            task = self._waking[service] = asyncio.create_task(self._fetch(self._waiting, service))
+            task.add_done_callback(lambda _: self._waking.pop(service, None))
+
+    async def close(self) -> None:
+        """End the calls that wait."""
+        await end_tasks(*self._waking.values())
 
     async def refresh(self) -> None:
         """Fetch the cards of all services again and again, until cancelled."""
@@ -50,10 +64,12 @@ class ModelCards:
             await asyncio.sleep(pause)
 
     async def _ask(self, service: str) -> None:
-        if not has_replica(service):
-            return
+        if has_replica(service):
+            await self._fetch(self._stubs, service)
+
+    async def _fetch(self, stubs: Mapping[str, Any], service: str) -> None:
         try:
-            card = await self._stubs[service].Describe(DescribeRequest())
+            card = await stubs[service].Describe(DescribeRequest())
         except PierheadError as error:  # such as a full or starting replica: the last card stays
             logger.debug("no model card from %s: %s", service, error)
         except Exception:  # such as an answer that is no card: it must not end the task

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from pierhead.llm.gateway.models.model_map import ModelMap, ModelRoute
@@ -35,7 +36,7 @@ class ModelList:
                     listed.add(model)
                     yield (
                         (model,),
-                        self._entry(model, ModelRoute(model, name, adapter, route.service, route.prefill), card),
+                        self._entry(model, replace(route, model=model, adapter=adapter), card),
                     )
 
     def _entry(self, name: str, route: ModelRoute, card: ModelCard | None) -> dict[str, Any]:
