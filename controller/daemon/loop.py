@@ -134,7 +134,7 @@ class Loop:
         )
         self._unseen = snapshot.unseen
         now, gate = self._clock(), self._executor.gate
-        desired = self._desirer.desire(snapshot, self._plan.pending, gate.refusals(), now)
+        desired = self._desirer.desire(snapshot, self._plan, gate.refusals(), now)
         snapshot = snapshot.without(desired.barred)
         # A world that was not seen gives no reason to act.
         is_acting = snapshot.complete and await self._may_act()

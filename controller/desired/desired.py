@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..model.desired import Desired
 from ..model.observed import Observed, WorldSnapshot
-from ..model.plan import PendingReplica, Refusal
+from ..model.plan import Plan, Refusal
 from ..model.spec import ServiceSpec, Spec
 from ..model.world import FailureKey
 from ..storage.events import EventLog
 from ..storage.store import Override, StateStore
+from .demands import Demands
 from .deployer import Deployer, or_later
 from .edge import edge_spec
 from .remaining import RemainingServices
 from .scaler import Scaler
-from .targets import switched_off, targets_of
+from .targets import switched_off, targets_of, together
 
 RoutingHash = Callable[[Collection[ServiceSpec]], str]
 """Hash of HAProxy's configuration for these services. Raises RoutingError."""
@@ -36,23 +37,24 @@ class Desirer:
     _routing_hash: RoutingHash
     _obsolete_failures: ObsoleteFailures
     _router_silence_s: float
+    _demands: Demands = field(default_factory=Demands)
 
-    def desire(
-        self, snapshot: WorldSnapshot, pending: Iterable[PendingReplica], refusals: tuple[Refusal, ...], now: float
-    ) -> Desired:
-        """Return the desired state.
-
-        `pending`: replicas that the previous plan could not start. `refusals`: failed actions in their backoff.
-        """
+    def desire(self, snapshot: WorldSnapshot, previous: Plan, refusals: tuple[Refusal, ...], now: float) -> Desired:
+        """Return the desired state. `previous`: the last plan. `refusals`: failed actions in their backoff."""
         remaining = self._remaining.look(snapshot.spec, snapshot.observed, now)
         spec, observed = remaining.with_files(snapshot.spec), remaining.with_images(snapshot.observed)
         self._drop_outdated_overrides(spec)
         overrides = {service: override.replicas for service, override in self._store.overrides.items()}
+        for name, why in previous.gives_way.items():
+            self._scaler.sleep(name, why)
         autoscaled = self._scaler.targets(spec.services, observed, now) if snapshot.complete else self._scaler.kept()
-        targets = targets_of(spec, overrides, autoscaled)
+        demands = (
+            self._demands.look(spec.services, overrides, observed, now) if snapshot.complete else self._demands.now
+        )
+        targets = together(spec.services, targets_of(spec, overrides, autoscaled), demands)
         directions = self._deployer.directions
         if snapshot.complete:
-            directions = self._deployer.look(spec, observed, targets, refusals, now, pending)
+            directions = self._deployer.look(spec, observed, targets, refusals, now, previous.pending)
         services = {
             name: edge_spec(directions.services.get(name, service), observed, directions.made.get(name, {}))
             for name, service in spec.services.items()
@@ -66,6 +68,7 @@ class Desirer:
             barred=directions.barred,
             remaining=remaining.callers,
             routing_hash=self._routing_hash(services.values()),
+            demands=demands,
             router_silence_s=self._router_silence_s,
         )
         for key in self._obsolete_failures(desired, observed, now):

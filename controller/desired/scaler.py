@@ -34,6 +34,8 @@ class Scaler:
         """By service: when its policy failed last. Policies that work are not in it."""
         self._histories: dict[str, LoadHistory] = {}
         self._decided: dict[str, Decided] = {}
+        self._asleep: dict[str, str] = {}
+        """By service without a replica: why it was set to 0, if its load was not the reason."""
         self.rows: Mapping[str, AutoscaleStatus] = {}
         """The rows for the status, by service."""
 
@@ -99,6 +101,17 @@ class Scaler:
         """The targets decided so far, for ticks without a complete observation."""
         return {**self._store.autoscaled, **{name: decided.target for name, decided in self._decided.items()}}
 
+    def sleep(self, name: str, why: str) -> None:
+        """Want no replica of a service until its next request."""
+        before = self._decided.get(name)
+        if before is None or not before.target:
+            return
+        message = f"{name}: {before.target} -> 0 replicas: {why}"
+        self._events.record("autoscale", message, service=name, outcome="ok")
+        self._asleep[name] = why
+        self._histories.pop(name, None)  # requests that it has finished are no reason to start it again
+        self._settle(name, Decided(0))
+
     def due_in_s(self, services: Mapping[str, ServiceSpec], now: float) -> float | None:
         """Seconds until the next decision that only time triggers; None when there is none."""
         dues = [
@@ -145,6 +158,8 @@ class Scaler:
 
     def _settle(self, name: str, decided: Decided) -> None:
         self._decided[name] = decided
+        if decided.target:
+            self._asleep.pop(name, None)
         self._store.autoscaled.put(name, decided.target)
 
     def _row(
@@ -159,6 +174,7 @@ class Scaler:
             spec.clamp(answer.wanted),
             paused=paused,
             basis="" if spec.policy is None else answer.because,
+            asleep=self._asleep.get(name, ""),
             problem=problem,
         )
 
@@ -167,5 +183,6 @@ class Scaler:
             del self._decided[name]
             self._histories.pop(name, None)
             self._failed_at.pop(name, None)
+            self._asleep.pop(name, None)
         for name in [name for name in self._store.autoscaled if name not in specs]:
             self._store.autoscaled.drop(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ..model.spec import ServiceSpec, Spec
 
@@ -16,6 +16,19 @@ def targets_of(
     """
     decided = autoscaled or {}
     return {name: overrides.get(name, decided.get(name, service.replicas)) for name, service in spec.services.items()}
+
+
+def together(
+    services: Mapping[str, ServiceSpec], targets: Mapping[str, int], yielding: Collection[str]
+) -> Mapping[str, int]:
+    """Return the targets in which each service of a group that gives way together has a replica while one of them has.
+
+    `yielding`: the services that give way.
+    """
+    groups = {name: services[name].yields for name in yielding if name in services}
+    wanted = {rule.group for name, rule in groups.items() if rule and rule.group and targets[name]}
+    raised = {name: max(targets[name], 1) for name, rule in groups.items() if rule and rule.group in wanted}
+    return {**targets, **raised}
 
 
 def switched_off(

@@ -47,6 +47,13 @@ def gpu_request(
     ]
     if len(found) > 1:
         problems.add(found[1][0], "expected one GPU reservation for each service, found another one; put them together")
+    if block and block.yields and not any(getattr(block, key) for key in _AMOUNTS):
+        if not found:
+            problems.add(
+                at(path, "x-serve.gpu.yields"),
+                "has no effect without GPUs: write count, memory or fraction here, or a device reservation",
+            )
+        block = None  # the reservation sets the amount
     if not found and block is None:
         return None
     before = len(problems.lines)

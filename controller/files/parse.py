@@ -28,6 +28,7 @@ from ..model.spec import (
     RolloutSpec,
     ServiceSpec,
     Spec,
+    YieldSpec,
 )
 from ..model.text import shown
 from .access_log import access_log, stack_access_log
@@ -87,6 +88,7 @@ def parse(project_name: str, config: object, dialects: Mapping[str, Dialect] = _
             blocks[source.name] = block
         if service is not None:
             services[service.name] = service
+    _check_turns(services, problems)
     _check_routes(blocks, problems)
     _check_grpc_services(blocks, problems)
     if problems.lines:
@@ -166,6 +168,7 @@ def _service(
     autoscale = _autoscale(at(path, _BLOCK), block, problems) if block else None
     most = 0 if block is None else autoscale.max if autoscale else block.replicas
     rollout = _rollout(at(path, _BLOCK), block, problems) if block else RolloutSpec()
+    yields = _yields(at(path, _BLOCK), block, autoscale, problems) if block else None
     gpu = gpu_request(path, source.definition, block.gpu if block else None, most, problems)
     if block and block.llm:
         gpu = llm_gpus(at(path, _BLOCK), block.llm, gpu, problems)
@@ -221,6 +224,7 @@ def _service(
         metrics_port=metrics_port,
         metrics_path=block.metrics.path,
         gpu=gpu,
+        yields=yields,
         managed=block.is_managed,
         has_build=source.definition.get("build") is not None,
         container=container,
@@ -272,6 +276,36 @@ def _autoscale(path: str, block: ServeBlock, problems: Problems) -> AutoscaleSpe
     if policy is not None and "target_ongoing_requests" not in bounds.written:
         fields["panic_threshold"] = None  # the load of one replica is not known, so no load is a burst
     return AutoscaleSpec(**fields)
+
+
+def _yields(path: str, block: ServeBlock, autoscale: AutoscaleSpec | None, problems: Problems) -> YieldSpec | None:
+    """When the service gives way on GPUs; None = it does not."""
+    rule = block.gpu.yields if block.gpu else None
+    if rule is None:
+        return None
+    if autoscale is None or autoscale.min:
+        problems.add(
+            at(path, "gpu.yields"),
+            "needs a service that scales to zero, as its replicas leave for others: write autoscale: {min: 0, max: 1} "
+            "in place of replicas, or remove yields, and no other service takes its GPUs",
+        )
+    return YieldSpec(**rule.values())
+
+
+def _check_turns(services: Mapping[str, ServiceSpec], problems: Problems) -> None:
+    """Check that no request times out before the first service that it waits for has given way."""
+    turns = {name: service for name, service in services.items() if service.yields}
+    for name, service in turns.items():
+        stay_s = service.yields.min_stay_s if service.yields else 0.0
+        others = [other for other in turns.values() if other is not service and other.request_timeout_s <= stay_s]
+        if others:
+            least = min(others, key=lambda other: other.request_timeout_s)
+            problems.expected(
+                at("services", f"{name}.{_BLOCK}.gpu.yields.min_stay_s"),
+                f"less than {least.request_timeout_s:g}, the request_timeout_s of {least.name}, whose requests may "
+                "have to wait so long",
+                stay_s,
+            )
 
 
 def _policy(path: str, bounds: AutoscaleBlock, problems: Problems) -> FunctionPolicy | PrometheusPolicy | None:

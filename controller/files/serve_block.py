@@ -214,6 +214,9 @@ _KINDS: Mapping[str, Any] = {
     ),
     "autoscale_policy": Annotated[Any, AfterValidator(_check_policy)],
     "gpu_memory": _size(_LEAST_MEMORY, 'a size from "1MiB" to "1TiB" such as "16GiB"'),
+    "group": _matching(
+        _APPLICATION, 'a word of up to 63 letters, digits and "-_.", which starts with a letter or digit'
+    ),
     "grpc_name": _matching(_GRPC_NAME, 'the full name of a gRPC service such as "pierhead.echo.v1.Echo"'),
     "llm": LLMConfig | None,
     "policy_kwargs": Annotated[dict[str, Any], BeforeValidator(_check_policy_kwargs)],

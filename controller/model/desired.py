@@ -29,6 +29,18 @@ class VersionGoal:
 
 
 @dataclass(frozen=True, slots=True)
+class Demand:
+    """The requests of a service that takes turns on GPUs."""
+
+    used_at: float
+    """When it last had one."""
+    waiting: int = 0
+    """How many wait while it has no replica."""
+    waiting_since: float | None = None
+    """Since when there have been such requests without a break."""
+
+
+@dataclass(frozen=True, slots=True)
 class Desired:
     """Spec plus scale overrides plus rollouts: how many replicas of which version each service should have now."""
 
@@ -49,6 +61,8 @@ class Desired:
     that of the version that serves, or was not compared yet."""
     remaining: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Services that the compose files no longer have and that stay: by name, the services whose replicas call each."""
+    demands: Mapping[str, Demand] = field(default_factory=dict)
+    """By service, for those that give way on GPUs (x-serve.gpu.yields); not while an operator has set a number."""
     router_silence_s: float = 10.0
     """How long HAProxy may hang before it is restarted; twice as long after each restart that did not help."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from .actions import Action
 
@@ -67,6 +68,8 @@ class Plan:
     pending: tuple[PendingReplica, ...] = ()
     next_look_s: float | None = None
     """Seconds until the next look is due at the latest, for example while a drain or a backoff lasts."""
+    gives_way: Mapping[str, str] = field(default_factory=dict)
+    """By name, services that leave their GPUs to others and are to have no replica until their next request; why."""
     awaits_gpu_memory: bool = False
     """Whether a start waits for GPU memory that is in use, or for a reading of it."""
 

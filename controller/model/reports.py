@@ -90,5 +90,7 @@ class AutoscaleStatus:
     """`pierhead scale` has set a number."""
     basis: str = ""
     """What a user's policy decides by, in words; "" = the load."""
+    asleep: str = ""
+    """Why it has no replica until its next request, if the load was not the reason; "" = it has, or the load was."""
     problem: str = ""
     """Why the policy gives no number, so that the target is held; "" when it gives one."""

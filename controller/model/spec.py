@@ -105,6 +105,18 @@ class GpuRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class YieldSpec:
+    """When a service gives its GPUs to one that waits for them (controller/plan/turns.py)."""
+
+    idle_s: float = 3.0
+    """It gives way at once when it has had no request for so long."""
+    min_stay_s: float = 30.0
+    """It stays so long after it was ready and, while it is in use, after another service began to wait."""
+    group: str | None = None
+    """Services with the same word start together and give way together."""
+
+
+@dataclass(frozen=True, slots=True)
 class BackpressureAnswer:
     """The answer to an HTTP client when the queue is full."""
 
@@ -255,6 +267,8 @@ class ServiceSpec:
     """Port of GET <metrics_path>; None = the replica exports no metrics."""
     metrics_path: str = "/metrics"
     gpu: GpuRequest | None = None
+    yields: YieldSpec | None = None
+    """None = no other service takes its GPUs."""
     managed: bool = True
     """True when the image is built on our runtime, which has an admin port and reads our environment."""
     has_build: bool = False

@@ -2,7 +2,7 @@
 
 Pure: no I/O, no clock, no randomness, no logging.
 
-Per service, in this order, each in a module of this room:
+First come those that take turns on GPUs (turns.py). Then per service, in this order, each in a module of this room:
 
     1. leave        replicas on their way out: drained -> SIGTERM; past the grace period -> SIGKILL; exited -> removed
     2. retire       failed replicas at once; outdated ones when enough others are ready; then surplus ones
@@ -30,6 +30,7 @@ from .retire import retire
 from .route import delete_ghost_servers, register, remove_strays, restart_router, set_waiting_rooms, write_routing
 from .start import mends, start_created, start_missing, start_rest, start_successors
 from .swaps import hold_for_next_try
+from .turns import take_turns
 from .user_config import configure
 
 
@@ -50,6 +51,7 @@ def plan(desired: Desired, observed: Observed, now: float) -> Plan:
         finish(draft, outlook)
     for outlook in outlooks:
         hold_for_next_try(draft, outlook)
+    take_turns(draft, outlooks)
     for outlook in outlooks:
         outlook.bounds = bounds_of(draft, outlook)
     # GPUs are assigned in this order: to successors of replicas that leave, to services whose version changes or whose
@@ -72,5 +74,6 @@ def plan(desired: Desired, observed: Observed, now: float) -> Plan:
         steps=tuple(draft.steps),
         pending=tuple(draft.pending),
         next_look_s=draft.next_look_s,
+        gives_way=draft.gives_way,
         awaits_gpu_memory=draft.gpus.awaits_memory,
     )

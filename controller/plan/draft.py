@@ -26,6 +26,7 @@ class Draft:
     machine: MachineBudget
     steps: list[Step] = field(default_factory=list)
     pending: list[PendingReplica] = field(default_factory=list)
+    gives_way: dict[str, str] = field(default_factory=dict)
     next_look_s: float | None = None
     routing_step: int | None = None
     """The step that gives HAProxy other routes."""

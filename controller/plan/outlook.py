@@ -91,6 +91,12 @@ class ServiceOutlook:
     """False if a replica of the new version would not fit even after all replicas that may leave have left."""
     held: dict[str | None, int] = field(default_factory=dict)
     """By version: replicas that cannot be created yet and for which this plan keeps a place."""
+    most: int | None = None
+    """How many replicas may be started, where services take turns on GPUs; None = any number."""
+    turn: str = ""
+    """Why not more, or who gives way to it when."""
+    room_comes: bool = False
+    """Whether somebody gives way to it."""
     numbers: Numbers | None = None
     """The numbers of new replicas; None = not computed yet."""
     _alive: tuple[int, list[ReplicaOutlook]] | None = None

@@ -175,6 +175,10 @@ class GpuBudget:
         self.awaits_memory |= isinstance(granted, Shortage) and not granted.blocked
         return granted
 
+    def why_not(self, request: GpuRequest) -> str:
+        """Why one more replica has no place, in words with numbers."""
+        return self._shortage(request, self._pool(request)).reason
+
     def room(self, service: str, request: GpuRequest, most: int) -> int:
         """How many more replicas would find a place, at most `most`. Takes nothing, and waits for no reading."""
         trial = self.trial()

@@ -21,14 +21,14 @@ def retire(draft: Draft, outlook: ServiceOutlook) -> None:
         if replica.phase is Phase.FAILED and replica.container.state.is_up and replica.may_change:
             if _serves_in_spite(replica) and not _has_gpu_elsewhere(draft, outlook):
                 continue
-            _begin_retirement(draft, outlook, replica, replica.detail, failed=True)
+            begin_retirement(draft, outlook, replica, replica.detail, failed=True)
     for replica, cause in _superfluous(draft, outlook):
         if not replica.may_change:
             continue
         if replica.phase is Phase.CREATED:
             remove(draft, outlook, replica, cause, failed=False)
         else:
-            _begin_retirement(draft, outlook, replica, cause, failed=False)
+            begin_retirement(draft, outlook, replica, cause, failed=False)
 
 
 def _serves_in_spite(replica: ReplicaOutlook) -> bool:
@@ -176,9 +176,10 @@ def _scale_cause(outlook: ServiceOutlook) -> str:
     return f"{len(outlook.alive())} replicas, {outlook.target} wanted"
 
 
-def _begin_retirement(
+def begin_retirement(
     draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook, cause: str, *, failed: bool
 ) -> None:
+    """Take a replica out of rotation; it is stopped once it has drained."""
     server = draft.server_of(outlook.name, replica.name)
     if server:
         wanted = ServerState.MAINT if failed else ServerState.DRAIN

@@ -43,7 +43,7 @@ def start_successors(draft: Draft, outlook: ServiceOutlook) -> None:
     going = outlook.going()
     followed = len(outlook.removal_steps) + len(going)
     start_missing(draft, outlook, followed - len(outlook.planned) - sum(outlook.held.values()))
-    if going:
+    if going and outlook.most is None:
         hold_for_successors(draft, outlook, going)
 
 
@@ -52,9 +52,11 @@ def start_missing(draft: Draft, outlook: ServiceOutlook, most: int) -> Shortage 
     spec = outlook.spec
     if spec is None or most <= 0:
         return None
+    if outlook.most is not None:
+        most = min(most, outlook.most - len(outlook.planned))
     most -= _restore_kept(draft, outlook, most)
     lacking = min(outlook.lacking() - outlook.held.get(outlook.version, 0), most)
-    if lacking <= 0 or _obstacle(draft, outlook, spec) is not None:
+    if lacking <= 0 or obstacle(draft, outlook, spec) is not None:
         return None
     cause = _start_cause(outlook, draft.observed.failures.get((outlook.name, outlook.version or "")))
     for _ in range(lacking):
@@ -75,15 +77,17 @@ def start_rest(draft: Draft, outlook: ServiceOutlook) -> None:
     missing = outlook.lacking()
     if not missing:
         return
-    obstacle = _obstacle(draft, outlook, spec)
+    reason = obstacle(draft, outlook, spec) or outlook.turn
     if shortage is None:
-        if obstacle is None:
+        if not reason:
             raise AssertionError("internal: a replica that could be started was not")
         to_be_built = outlook.version is None and spec.has_build
-        pending = PendingReplica(outlook.name, obstacle, blocked=to_be_built)
+        pending = PendingReplica(outlook.name, reason, blocked=to_be_built)
     else:
-        words = shortage.reason + _shortage_remedy(outlook) + _faults_words(draft)
-        pending = PendingReplica(outlook.name, words, shortage.blocked, has_no_place=not shortage.is_brief)
+        remedy = f"; {outlook.turn}" if outlook.turn else _shortage_remedy(outlook)
+        words = shortage.reason + remedy + _faults_words(draft)
+        is_blocked = shortage.blocked and not outlook.room_comes
+        pending = PendingReplica(outlook.name, words, is_blocked, has_no_place=not shortage.is_brief)
     draft.pending += _pending(outlook, pending, missing)
 
 
@@ -140,8 +144,8 @@ def _pull_image(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec) -> Non
         draft.add(PullImage(target=outlook.name, service=outlook.name, image=spec.image, spec=spec, cause=cause))
 
 
-def _obstacle(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec) -> str | None:
-    """Return why nothing of this service can be started now, or None."""
+def obstacle(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec) -> str | None:
+    """Return why nothing of this service can be started now, whatever place there is; None = it can be."""
     if outlook.version is None:
         if spec.has_build:
             return f"image {spec.image} is not on this machine: build it (`docker compose build {spec.name}`)"

@@ -162,7 +162,7 @@ def swap(
 def hold_for_next_try(draft: Draft, outlook: ServiceOutlook) -> None:
     """Keep the places of failed replicas that wait for their next try from other services."""
     goal, spec = outlook.goal, outlook.spec
-    if spec is None:
+    if spec is None or outlook.name in draft.desired.demands:
         return
     missing = outlook.target - outlook.total()
     begins = goal.keep is not None and goal.spec is not None and not outlook.made_as(goal.version)

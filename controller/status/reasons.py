@@ -54,6 +54,8 @@ def autoscale_words(name: str, autoscale: AutoscaleStatus) -> str:
         return _paused(name, autoscale)
     if autoscale.problem:
         return f"autoscaled, {bounds}: {_no_number(autoscale, f', so {autoscale.target} are held')}"
+    if autoscale.asleep:
+        return f"autoscaled, {bounds}: asleep until its next request, as it {autoscale.asleep}"
     found = f"autoscaled, {bounds}: {autoscale.basis or f'{autoscale.load:.1f} requests'}"
     if autoscale.wanted == autoscale.target:
         return found
@@ -127,6 +129,8 @@ def _what_it_finds(autoscale: AutoscaleStatus) -> str:
     """The basis of an autoscaler's number: the user's policy where there is one, else the load."""
     if autoscale.problem:
         return _no_number(autoscale)
+    if autoscale.asleep:
+        return f"asleep until its next request, as it {autoscale.asleep}"
     return autoscale.basis or (f"the load is {autoscale.load:.1f} requests, which need {autoscale.wanted} replicas")
 
 

@@ -27,6 +27,7 @@ HEADINGS = {
     "reference": ("Every service", "The block itself, and two keys of Compose around it."),
     "autoscaled": ("Autoscaling", "Keys of `autoscale`, in place of `replicas`."),
     "gpu-slots": ("GPUs", "Keys of `gpu`."),
+    "gpu-turns": ("GPUs by turns", "Keys of `gpu.yields`."),
     "large-tensors": ("Large tensors", "Keys of `shared_memory`."),
     "language-model": ("Language models", "Keys of `llm`."),
 }
@@ -52,11 +53,8 @@ class Key:
     path: tuple[str, ...]
     default: str
     comment: tuple[str, ...]
-
-    @property
-    def is_told_above(self) -> bool:
-        """Whether an earlier section has it: here it only begins the section of its own keys."""
-        return self.service != "reference" and len(self.path) == 1
+    is_told_above: bool
+    """Whether an earlier section has it: here it only begins the section of its own keys."""
 
 
 def page(root: Path) -> str:
@@ -76,6 +74,7 @@ def keys(reference: str) -> Iterator[Key]:
     """Yield the keys of every service that have a comment, in the file's order."""
     parents: list[tuple[int, str]] = []
     comment: list[str] = []
+    told: set[tuple[str, ...]] = set()
     for line in reference.splitlines():
         text = line.strip()
         if text.startswith("#"):
@@ -87,7 +86,9 @@ def keys(reference: str) -> Iterator[Key]:
             parents = [parent for parent in parents if parent[0] < indent]
             path = [name for _, name in parents] + [found[2]]
             if len(path) > 2 and path[0] == "services" and comment and path[-1] != BLOCK:
-                yield Key(path[1], tuple(name for name in path[2:] if name != BLOCK), found[3] or "", tuple(comment))
+                inside = tuple(name for name in path[2:] if name != BLOCK)
+                yield Key(path[1], inside, found[3] or "", tuple(comment), inside in told)
+                told.add(inside)
             parents.append((indent, found[2]))
         comment = []
 

@@ -276,13 +276,23 @@ class CanaryBlock(KeyBlock):
 
 
 @dataclass(frozen=True, kw_only=True)
+class YieldsBlock(KeyBlock):
+    """When the service gives its GPUs to another one that waits for them."""
+
+    idle_s: Delay = 3.0
+    min_stay_s: Delay = 30.0
+    group: Annotated[str, Syntax("group")] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class GpuBlock(KeyBlock):
-    """How much of the GPUs one replica gets: exactly one of count, memory and fraction is written."""
+    """How much of the GPUs one replica gets: one of count, memory and fraction is written, or a reservation says it."""
 
     count: Annotated[int, Between(1, 64), NewContainer()] | None = None
     memory: Annotated[str, Syntax("gpu_memory"), NewContainer()] | None = None
     fraction: Annotated[float, Between(0.0001, 1), NewContainer()] | None = None
     placement: Literal["pack", "spread"] = "pack"
+    yields: YieldsBlock | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from controller.model.spec import (
     GpuSlot,
     ProbeSpec,
     PrometheusPolicy,
+    YieldSpec,
 )
 from tests.unit.controller.compose_configs import config, problems, problems_of, ranker, read, service
 
@@ -249,6 +250,58 @@ def test_a_slot_needs_new_containers_when_it_changes_and_its_placement_does_not(
     elsewhere = {**half, "placement": "spread"}
     assert ranker({"gpu": half}).definition_hash == ranker({"gpu": elsewhere}).definition_hash
     assert ranker({"gpu": {"count": 1}}).definition_hash == ranker({}, deploy=nvidia(count=1)).definition_hash
+
+
+ASLEEP = {"min": 0, "max": 1}
+YIELDS = "x-serve.gpu.yields"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "deploy", "rule"),
+    [
+        ({"count": 1, "yields": {}}, None, YieldSpec(idle_s=3.0, min_stay_s=30.0)),
+        ({"yields": {"idle_s": 1, "min_stay_s": 5, "group": "chat"}}, nvidia(count=1), YieldSpec(1.0, 5.0, "chat")),
+        ({"count": 1, "yields": None}, None, None),
+    ],
+)
+def test_a_service_that_gives_way(gpu: dict[str, Any], deploy: dict[str, Any] | None, rule: YieldSpec | None) -> None:
+    spec = ranker({"gpu": gpu, "autoscale": ASLEEP}, deploy=deploy)
+    assert (spec.gpu, spec.yields) == (GpuRequest(1), rule)
+    assert spec.definition_hash == ranker({"gpu": {"count": 1}}).definition_hash
+
+
+@pytest.mark.parametrize(
+    ("block", "problem"),
+    [
+        ({"gpu": {"yields": {}}, "autoscale": ASLEEP}, f"{YIELDS}: has no effect without GPUs: write count, memory or"),
+        ({"gpu": {"count": 1, "yields": {}}}, f"{YIELDS}: needs a service that scales to zero, as its replicas leave"),
+        (
+            {"gpu": {"count": 1, "yields": {}}, "autoscale": {"min": 1, "max": 2}},
+            f"{YIELDS}: needs a service that scales to zero, as its replicas leave",
+        ),
+        (
+            {"gpu": {"count": 1, "yields": {"idle_s": -1}}, "autoscale": ASLEEP},
+            f"{YIELDS}.idle_s: expected a number of seconds from 0 to 86400, found -1",
+        ),
+        (
+            {"gpu": {"count": 1, "yields": {"group": "a b"}}, "autoscale": ASLEEP},
+            f'{YIELDS}.group: expected a word of up to 63 letters, digits and "-_.", which starts with a letter or',
+        ),
+    ],
+)
+def test_wrong_rules_of_giving_way(block: dict[str, Any], problem: str) -> None:
+    refused(problem, block)
+
+
+def test_no_request_times_out_before_the_service_it_waits_for_gives_way() -> None:
+    def one(**block: Any) -> dict[str, Any]:
+        return service({"gpu": {"count": 1, "yields": {"min_stay_s": 60}}, "autoscale": ASLEEP, **block})
+
+    (problem,) = problems_of(config(quick=one(), slow=one(request_timeout_s=300)))
+    assert problem == (
+        "services.slow.x-serve.gpu.yields.min_stay_s: expected less than 60, the request_timeout_s of quick, whose "
+        "requests may have to wait so long, found 60.0"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- autoscale

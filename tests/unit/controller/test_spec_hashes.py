@@ -66,6 +66,7 @@ def test_the_hash_of_a_block_stays(block: dict[str, Any], known: str) -> None:
 
 SAMPLES: dict[str, Any] = {
     "application": "x",
+    "group": "x",
     "grpc_name": "a.B",
     "route": "/b",
     "probe_path": "/b",
@@ -79,10 +80,12 @@ SAMPLES: dict[str, Any] = {
     "policy_kwargs": {"a": 1},
     "llm": LLM,
 }
+YIELDING = {"gpu": {"count": 1}, "autoscale": {"min": 0}}
 AROUND: dict[str, dict[str, Any]] = {
     "autoscale": {"autoscale": {"min": 1, "max": 9}},
     "autoscale.policy_kwargs": {"autoscale": {"policy": "a:b"}},
     "gpu.placement": {"gpu": {"fraction": 0.5}},
+    **{f"gpu.yields.{key}": YIELDING for key in ("idle_s", "min_stay_s", "group")},
     "strip_prefix": {"route": "/a"},
     "application": {"grpc_services": ["a.B"]},
     "router.replica_header": {"route": "/a"},

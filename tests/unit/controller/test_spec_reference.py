@@ -21,6 +21,7 @@ from pierhead.serve_block import (
     ServeBlock,
     SharedMemoryBlock,
     StartupBlock,
+    YieldsBlock,
     keys_of,
 )
 
@@ -60,11 +61,17 @@ def test_keys_and_values_are_those_of_the_model(
     assert json.dumps(block[key] if key else block) == json.dumps(values)
 
 
+def test_the_rule_of_giving_way_has_every_key_and_the_defaults(written: dict[str, Any]) -> None:
+    block = written["services"]["gpu-turns"]["x-serve"]["gpu"]
+    assert json.dumps(block) == json.dumps({"yields": YieldsBlock().values()})
+
+
 def test_the_reference_means_the_same_as_an_empty_block(written: dict[str, Any]) -> None:
     from_reference = parse("reference", written)
     written["services"]["reference"] |= {"x-serve": {}}
     written["services"]["autoscaled"]["x-serve"] |= {"autoscale": {}}
     written["services"]["gpu-slots"]["x-serve"] |= {"gpu": {"memory": "16GiB"}}
+    written["services"]["gpu-turns"]["x-serve"] |= {"gpu": {"yields": {}}}
     written["services"]["large-tensors"]["x-serve"] |= {"shared_memory": {}}
     written["services"]["language-model"]["x-serve"]["llm"] = {
         "model_loading": {"model_id": "qwen2.5-7b"},
@@ -91,10 +98,10 @@ def test_every_key_is_explained() -> None:
             assert lines[number - 1].lstrip().startswith("#"), f"line {number + 1}: {lines[number].strip()}"
 
 
-MODELS = (ServeBlock, AutoscaleBlock, PrometheusBlock, GpuBlock, BackpressureBlock, StartupBlock, HealthBlock)
+MODELS = (ServeBlock, AutoscaleBlock, PrometheusBlock, GpuBlock, YieldsBlock, BackpressureBlock, StartupBlock)
 
 
-@pytest.mark.parametrize("model", [*MODELS, MetricsBlock, LLMConfig, Lora])
+@pytest.mark.parametrize("model", [*MODELS, HealthBlock, MetricsBlock, LLMConfig, Lora])
 def test_bounds_are_in_the_reference(model: type[KeyBlock | LLMConfig | Lora]) -> None:
     text = REFERENCE.read_text()
     checked = model_of(model) if issubclass(model, KeyBlock) else model
