@@ -161,7 +161,7 @@ def test_what_cannot_be_imported_is_an_error_that_says_what_to_do(error: Excepti
 
 def test_applications_of_ray_itself_are_an_error() -> None:
     with pytest.raises(RayServeException, match=r"it is Ray's own; docs/how-to/from-ray-serve\.md says what"):
-        compose_of("applications: [{import_path: 'ray.serve.llm:build_openai_app'}]")
+        compose_of("applications: [{import_path: 'ray.serve.gradio_integrations:app'}]")
 
 
 def test_the_image_serves_what_a_function_builds_of_the_arguments() -> None:

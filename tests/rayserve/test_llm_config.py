@@ -133,7 +133,7 @@ def test_what_the_engine_gets(fields: dict[str, Any], block: dict[str, Any], cou
             {"autoscaling_config": {"min_replicas": 1, "max_replicas": 2}},
             {
                 "max_ongoing_requests": 256,
-                "autoscaling_config": {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 128},
+                "autoscaling_config": {"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 64},
             },
         ),
         (

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +16,14 @@ from tests.harness.imports import ROOT
 from tests.harness.rayserve_apps import rays_python
 
 PAGE = ROOT / "docs" / "reference" / "ray-serve.md"
-LISTED = (ROOT / "tests" / "rayserve" / "ray_serve_names.txt").read_text(encoding="utf-8").split()
+RECORDED = ROOT / "tests" / "rayserve"
+LISTED = (RECORDED / "ray_serve_names.txt").read_text(encoding="utf-8").split()
+LLM = (RECORDED / "ray_serve_llm_names.txt").read_text(encoding="utf-8").split()
 ROWS = re.findall(r"^\| `([^`]+)` \| (yes|differs|no) \| (.*?) ?\|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def test_the_page_has_every_name_once_and_no_other() -> None:
-    assert [f"ray.serve.{name}" for name, _, _ in ROWS] == LISTED
+    assert [f"ray.serve.{name}" for name, _, _ in ROWS] == LISTED + LLM
 
 
 def test_what_differs_and_what_is_missing_is_explained() -> None:
@@ -45,7 +48,7 @@ def _is_there(name: str) -> bool:
     at = "pierhead.rayserve"
     for part in path.split("."):
         at = f"{at}.{part}"
-        if inspect.isclass(found) and part in inspect.get_annotations(found):
+        if inspect.isclass(found) and any(part in inspect.get_annotations(base) for base in found.__mro__):
             return True
         if not hasattr(found, part):
             try:
@@ -75,3 +78,7 @@ def test_the_list_is_that_of_the_installed_ray_serve() -> None:
     script = ROOT / "tests" / "rayserve" / "list_names.py"
     found = subprocess.run([python, str(script)], capture_output=True, text=True, check=True)
     assert found.stdout.split() == LISTED
+    packages = Path(python).parents[1].glob("lib/python*/site-packages")
+    script = RECORDED / "list_llm_names.py"
+    found = subprocess.run([python, str(script), *packages], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == LLM

@@ -11,6 +11,7 @@ TWICE = {
     "HAProxyProcess": "the process, and its record in the API",
     "JsonFormatter": "log lines of the controller, and those of a replica",
     "LLMConfig": "x-serve.llm, and Ray Serve LLM's object for it",
+    "LLMServer": "the server, and the same as a deployment of Ray Serve's",
     "Mark": "the operator's mark of a GPU, and its record in the API",
     "NotYet": "the controller's error, and what the command makes of it",
     "Service": "the public base of classes, and the API's record",

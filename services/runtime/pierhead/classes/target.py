@@ -98,13 +98,19 @@ def arguments_of(target: str) -> dict[str, Any]:
 
 def built_by(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     """What a function that builds an application returns. Where it has one parameter, that is the mapping of all
-    arguments, or the pydantic model of them that it is annotated with.
+    arguments. A mapping for a parameter that is annotated with a pydantic model is read as one.
     """
     parameters = list(inspect.signature(function).parameters)
-    if len(parameters) != 1 or parameters[0] in arguments:
+    if len(parameters) == 1 and parameters[0] not in arguments:
+        arguments = {parameters[0]: dict(arguments)}
+    if not any(isinstance(value, Mapping) for value in arguments.values()):
         return function(**arguments)
-    kind: Any = get_type_hints(function).get(parameters[0])
-    return function(kind.model_validate(arguments) if hasattr(kind, "model_validate") else dict(arguments))
+    hints: Mapping[str, Any] = get_type_hints(function)
+    return function(**{name: _read_as(hints.get(name), value) for name, value in arguments.items()})
+
+
+def _read_as(kind: Any, value: Any) -> Any:
+    return kind.model_validate(value) if isinstance(value, Mapping) and hasattr(kind, "model_validate") else value
 
 
 def bound_at(target: str) -> Bound:

@@ -25,7 +25,7 @@ from pierhead.rayserve.context import (
     enter_replica,
 )
 from pierhead.rayserve.daemon_threads import DaemonThreads
-from pierhead.rayserve.deployment import ASGI, BUILD_ASGI, BuiltDeployment
+from pierhead.rayserve.deployment import ASGI, BUILD_ASGI, END_METHOD, BuiltDeployment
 from pierhead.rayserve.exceptions import RayError, RayServeException, RequestCancelledError
 from pierhead.rayserve.items import END, ItemQueue
 from pierhead.rayserve.lifespan import Lifespan
@@ -107,7 +107,7 @@ class DeployedObject:
             await self._lifespan.stop()
             if self._shares_process:
                 allow_more_threads(-self.built.options.max_ongoing_requests)
-        end = getattr(self._object, "__del__", None)
+        end = getattr(self._object, "__del__", None) or getattr(self._object, END_METHOD, None)
         if end is not None and not inspect.isfunction(self._object):
             try:
                 await _awaited(end())

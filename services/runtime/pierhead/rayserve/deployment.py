@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from pierhead.rayserve.exceptions import RayServeException
@@ -12,6 +13,14 @@ from pierhead.rayserve.pickles import dumps, loads
 
 ASGI: Final = "__rayserve_asgi__"
 """The attribute of a class that `ingress` was applied to: its ASGI application, a function that makes one, or None."""
+
+END_METHOD: Final = "__rayserve_end__"
+"""A method that is called at the replica's end in the place of `__del__`, which Python itself calls as well."""
+
+COMPOSE: Final = "__rayserve_compose__"
+"""A function of an application's first class, from its BuiltDeployments by name, and what names are to begin with, to
+the ComposeParts of services that take their place; None = none do. See `llm/compose.py`.
+"""
 
 BUILD_ASGI: Final = "__serve_build_asgi_app__"
 """The method that makes the application of a class, after its constructor."""
@@ -191,6 +200,20 @@ def is_ingress(func_or_class: Any) -> bool:
 
 
 # ---- applications as graphs
+
+
+@dataclass(frozen=True)
+class ComposePart:
+    """The service of one deployment in a compose file."""
+
+    service: str
+    is_first: bool
+    """Whether it has the application's route."""
+    options: DeploymentOptions
+    definition: Mapping[str, Any]
+    """What does not depend on the options."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """What changes nothing, and what stands in its place."""
 
 
 class BuiltDeployment:

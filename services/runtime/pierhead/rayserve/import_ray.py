@@ -17,7 +17,7 @@ from pierhead.classes.target import NoService, arguments_of, built_by, imported
 from pierhead.compose_names import own_image
 from pierhead.files import replace_file
 from pierhead.rayserve.context import DEFAULT_APPLICATION
-from pierhead.rayserve.deployment import Application
+from pierhead.rayserve.deployment import COMPOSE, Application, ComposePart
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.options import DEFAULT, DeploymentOptions
 from pierhead.rayserve.pickles import SECRET, write_secret
@@ -36,6 +36,7 @@ _APPLICATION: Final = {
     "name", "route_prefix", "import_path", "args", "runtime_env", "deployments", "logging_config", "host", "port",
     "autoscaling_policy", "external_scaler_enabled",
 }  # fmt: skip
+_RAY_LLM: Final = "ray.serve.llm"
 _HTTP: Final[Mapping[str, str]] = {
     "host": "HAProxy listens on every address of the machine",
     "root_path": "write x-serve.route",
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> None:
         sys.stdout.write(text)
     else:
         replace_file(arguments.output, text.encode())
-        if write_secret(arguments.output.with_name(".env")):
+        if SECRET in text and write_secret(arguments.output.with_name(".env")):
             sys.stderr.write(f"wrote {SECRET} into .env\n")
 
 
@@ -89,7 +90,11 @@ def compose_of(text: str, importing: Callable[[str], Any] | None = None) -> tupl
         raise RayServeException(f"this is not YAML: {error}") from None
     translation = _Translation(importing or imported)
     services = translation.services(config)
-    document = {"services": services}
+    document: dict[str, Any] = {"services": services}
+    volumes: dict[str, Any] = {
+        each.partition(":")[0]: {} for service in services.values() for each in service.get("volumes", ())
+    }
+    document |= {"volumes": volumes} if volumes else {}
     head = ["# Made of a Ray Serve configuration by `pierhead import ray`."]
     head += [f"# NOT TRANSLATED: {note}" for note in translation.notes]
     body = yaml.safe_dump(document, sort_keys=False, width=120)
@@ -155,32 +160,21 @@ class _Translation:
         path, name = config["import_path"], str(config.get("name", "default"))
         where = f"applications.{name}"
         target = path if ":" in path else ":".join(path.rsplit(".", 1))
+        if target.startswith(_RAY_LLM):
+            target = f"pierhead.rayserve.llm{target.removeprefix(_RAY_LLM)}"
         self._leave_out(where, config)
         environment = self._environment(where, config.get("runtime_env") or {})
         options = {each["name"]: each for each in config.get("deployments") or () if isinstance(each, Mapping)}
-        served, graph = self._graph(where, target, config.get("args") or {})
-        if name != DEFAULT_APPLICATION:
-            environment |= {APPLICATION: name}
-        if any(service in others for service, *_ in graph.values()):
-            environment |= {APPLICATION: name, PREFIXED: "true"}
-            graph = {each: (service_name(each, name), first, own) for each, (_, first, own) in graph.items()}
+        parts = self._parts(where, target, name, config.get("args") or {}, others)
         prefix = config.get("route_prefix", "/")
         found = {}
-        for deployment, (service, is_ingress, own) in graph.items():
-            block, compose = self._block(where, deployment, own, options.get(deployment, {}), config)
-            if is_ingress and prefix is not None:
+        for deployment, part in parts.items():
+            block, compose = self._block(where, deployment, part.options, options.get(deployment, {}), config)
+            if part.is_first and prefix is not None:
                 block |= {"route": prefix} if prefix == "/" else {"route": prefix, "strip_prefix": True}
-            found[service] = {
-                "image": own_image(name),
-                **({"build": "."} if is_ingress else {}),
-                "command": ["python", "-m", "pierhead", "serve", served.replace("$", "$$")],
-                "scale": 0,
-                "environment": {**RayDeployment.__environment__, **environment},
-                **compose,
-                "x-serve": block,
-            }
+            found[part.service] = _merged(part.definition, {"environment": environment, **compose, "x-serve": block})
         for deployment in options:
-            if deployment not in graph:
+            if deployment not in parts:
                 self._note(f"{where}.deployments.{deployment}", f"{target} has no such deployment")
         return found
 
@@ -199,16 +193,17 @@ class _Translation:
                 self._note(f"{where}.runtime_env.{key}", words)
         return {str(key): str(value).replace("$", "$$") for key, value in (runtime_env.get("env_vars") or {}).items()}
 
-    def _graph(
-        self, where: str, target: str, args: Mapping[str, Any]
-    ) -> tuple[str, dict[str, tuple[str, bool, DeploymentOptions]]]:
-        """What the image serves; of each deployment its service, whether it is the first, its options in the code.
+    def _parts(
+        self, where: str, target: str, name: str, args: Mapping[str, Any], others: Collection[str]
+    ) -> Mapping[str, ComposePart]:
+        """The services by the names of their deployments. Where one has a name that `others` have, all begin with the
+        application's name.
 
         Raises RayServeException for arguments that no target can have, and for a target that cannot be imported.
         """
-        for name, value in args.items():
-            _check_argument(where, name, value)
-        called = f"{target}({', '.join(f'{name}={value!r}' for name, value in args.items())})"
+        for each, value in args.items():
+            _check_argument(where, each, value)
+        called = f"{target}({', '.join(f'{each}={value!r}' for each, value in args.items())})"
         try:
             found = self._importing(target)
             if callable(found) and not isinstance(found, Application):
@@ -218,11 +213,16 @@ class _Translation:
         except Exception as error:
             raise RayServeException(f"{where}: {target} could not be imported: {_why(target, error)}") from error
         cls: Any = bound.cls
-        services: Mapping[str, Bound] = cls.__application__.services
-        built: Mapping[str, Any] = {each: child.cls for each, child in services.items()}
-        return target, {
-            each: (child.name, child is bound, built[each].__built__.options) for each, child in services.items()
-        }
+        of_stack = getattr(cls.__built__.deployment.func_or_class, COMPOSE, lambda *_: None)
+        built = {each: child.cls.__built__ for each, child in cls.__application__.services.items()}
+        for prefix in ("", name):
+            parts: Mapping[str, ComposePart] = of_stack(built, prefix) or _own_parts(bound, target, name, prefix)
+            if not any(part.service in others for part in parts.values()):
+                break
+        for part in parts.values():
+            for field, words in part.notes.items():
+                self._note(f"{where}.{field}", words)
+        return parts
 
     def _block(
         self, where: str, name: str, own: DeploymentOptions, written: Mapping[str, Any], config: Mapping[str, Any]
@@ -252,11 +252,45 @@ class _Translation:
         return block, _resources(options)
 
 
+def _own_parts(bound: Bound, target: str, name: str, prefix: str) -> dict[str, ComposePart]:
+    """A service for each deployment, of the image that has the application. `prefix`: their names begin with it."""
+    environment = {**RayDeployment.__environment__}
+    if name != DEFAULT_APPLICATION or prefix:
+        environment[APPLICATION] = name
+    if prefix:
+        environment[PREFIXED] = "true"
+    parts = {}
+    cls: Any = bound.cls
+    for each, child in cls.__application__.services.items():
+        definition = {
+            "image": own_image(name),
+            **({"build": "."} if child is bound else {}),
+            "command": ["python", "-m", "pierhead", "serve", target.replace("$", "$$")],
+            "scale": 0,
+            "environment": environment,
+        }
+        service = service_name(each, prefix) if prefix else child.name
+        parts[each] = ComposePart(service, child is bound, child.cls.__built__.options, definition)
+    return parts
+
+
+def _merged(definition: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """A service's definition with more keys: mappings within it are merged."""
+    found = dict(definition)
+    for key, value in more.items():
+        former = found.get(key)
+        found[key] = _merged(former, value) if isinstance(former, Mapping) and isinstance(value, Mapping) else value
+    return found
+
+
 def _why(target: str, error: Exception) -> str:
     """Why a target cannot be imported, and what to do."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if target.startswith("ray."):
         return "it is Ray's own; docs/how-to/from-ray-serve.md says what stands in its place"
+    of_fields = getattr(error, "errors", None)  # pydantic's
+    if of_fields is not None:
+        return "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in of_fields())
     if missing is None:
         return str(error) if isinstance(error, NoService) else f"{type(error).__name__}: {error}"
     return (

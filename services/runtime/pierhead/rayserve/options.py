@@ -57,8 +57,7 @@ _ROUTERS: Final = {
     "RoundRobinRouter": "round_robin",
     "RoundRobinRequestRouter": "round_robin",
     "ConsistentHashRouter": "consistent_hash",
-    "PrefixCacheAffinityRouter": "prefix",
-    "PrefixAwarePow2ReplicaRouter": "prefix",
+    "PrefixCacheAffinityRouter": "pierhead.rayserve.llm.request_router:PrefixCacheAffinityRouter",
 }
 """Ray Serve's request routers by the name of their class."""
 

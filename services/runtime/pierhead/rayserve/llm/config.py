@@ -16,6 +16,12 @@ from pierhead import llm_config as own
 from pierhead.llm_app import MAX_ONGOING_REQUESTS, WITHOUT_VLLM
 from pierhead.rayserve.options import DeploymentOptions
 
+GATEWAY_MAX_ONGOING_REQUESTS: Final = 4096
+"""Of the ingress: it waits for engines most of the time."""
+
+TARGET_ONGOING_REQUESTS: Final = 64
+"""Of a replica, as `pierhead llm build` writes it: Ray Serve LLM's default of 10^9 never adds one."""
+
 SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size")
 """Of engine_kwargs: keys of x-serve.llm here."""
 
@@ -166,6 +172,10 @@ class LLMConfig(_Fields):
     def get_engine_config(self) -> own.LLMConfig:
         """The same as x-serve.llm says it."""
         return parts_of(self).config
+
+    def get_deployment_options(self) -> dict[str, Any]:
+        """Options of `@serve.deployment`: deployment_config, and the GPUs of a replica."""
+        return parts_of(self).options
 
     def update_engine_kwargs(self, **kwargs: Any) -> None:
         """Set some of engine_kwargs."""
@@ -359,8 +369,8 @@ def _options_of(config: LLMConfig, gpus: float) -> dict[str, Any]:
     options: dict[str, Any] = {"max_ongoing_requests": MAX_ONGOING_REQUESTS, **config.deployment_config}
     scaling = options.get("autoscaling_config")
     if isinstance(scaling, Mapping):
-        target = {"target_ongoing_requests": options["max_ongoing_requests"] // 2 or 1}
-        options["autoscaling_config"] = target | dict(scaling)
+        target = min(TARGET_ONGOING_REQUESTS, options["max_ongoing_requests"] // 2) or 1
+        options["autoscaling_config"] = {"target_ongoing_requests": target, **scaling}
     actor = dict(options.get("ray_actor_options") or {})
     if gpus:
         actor["num_gpus"] = int(gpus) if gpus >= 1 else gpus

@@ -1,0 +1,71 @@
+"""The servers of Ray Serve LLM: Pierhead's own LLM server, with Ray Serve's options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pierhead.llm import objects
+from pierhead.llm.gateway.models.prefill import decode_overrides, prefill_overrides
+from pierhead.llm.server import llm_server
+from pierhead.rayserve.handle import DeploymentHandle
+from pierhead.rayserve.llm.compose import compose_parts
+from pierhead.rayserve.llm.config import LLMConfig, parts_of
+
+
+class LLMServer(llm_server.LLMServer):
+    """One model's engine. `await LLMServer(config)`, as a deployment, has started it."""
+
+    __rayserve_compose__ = staticmethod(compose_parts)
+
+    async def __init__(self, llm_config: LLMConfig, **more: Any) -> None:  # type: ignore[misc]
+        """The process gets the `env_vars` of `runtime_env`. Raises LLMStartError; see its base."""
+        os.environ.update(parts_of(llm_config).environment)
+        await super().__init__(llm_config, **more)
+
+    async def __rayserve_end__(self) -> None:
+        """The replica's end."""
+        await self.shutdown()
+
+
+class DPServer(LLMServer):
+    """An engine of several ranks, all of them in one replica."""
+
+
+class PDPrefillServer(LLMServer):
+    """Reads prompts for a PDDecodeServer."""
+
+
+class PDDecodeServer(LLMServer):
+    """Lets `prefill_server` read the prompt, and generates with what that has read."""
+
+    async def __init__(  # type: ignore[misc]
+        self, llm_config: LLMConfig, *, prefill_server: DeploymentHandle[Any], **more: Any
+    ) -> None:
+        self._prefill = prefill_server.options(stream=True)
+        await super().__init__(llm_config, **more)
+
+    async def chat(self, request: Any, raw_request: Any = None) -> AsyncIterator[Any]:
+        """See LLMServerProtocol."""
+        async for each in self._decode("chat", super().chat, request, raw_request):
+            yield each
+
+    async def completions(self, request: Any, raw_request: Any = None) -> AsyncIterator[Any]:
+        """See LLMServerProtocol."""
+        async for each in self._decode("completions", super().completions, request, raw_request):
+            yield each
+
+    async def _decode(self, method: str, decode: Any, request: Any, raw_request: Any) -> AsyncIterator[Any]:
+        """What the prefill server answers on an error, else what `decode` yields."""
+        if (request.n or 1) == 1:  # the transferred state is that of one sequence
+            ask = objects.json_object(prefill_overrides(request.model_fields_set), "prefill_overrides")
+            prefill = getattr(self._prefill, method).remote(request.model_copy(update=ask), raw_request)
+            [read] = [each async for each in prefill]
+            if isinstance(read, objects.ErrorResponse):
+                yield read
+                return
+            more = decode_overrides(read.to_bytes())
+            request = request.model_copy(update=objects.json_object(more, "decode_overrides")) if more else request
+        async for each in decode(request, raw_request):
+            yield each

@@ -1,0 +1,171 @@
+"""The examples of Ray Serve LLM's guide, and what its users build, by `serve.run`.
+
+There is no Ray Serve LLM to compare with here (it needs vLLM): they are those of its guide, with another import.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai import APIStatusError, BadRequestError, InternalServerError, NotFoundError, OpenAI
+from pierhead import rayserve as serve
+from pierhead.rayserve.llm import build_openai_app, build_pd_openai_app
+from pierhead.rayserve.llm.openai_api_models import ChatCompletionRequest
+
+from tests.harness.imports import ROOT
+from tests.harness.ports import free_ports
+
+FOLDER = ROOT / "tests" / "rayserve" / "llm_apps"
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    [found] = free_ports(1)
+    serve.start(http_options={"port": found})
+    yield found
+    serve.shutdown()
+
+
+def run(name: str) -> Any:
+    return serve.run(importlib.import_module(name).app)
+
+
+def client(port: int) -> OpenAI:
+    return OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+
+
+def say(text: str) -> Any:
+    return [{"role": "user", "content": text}]
+
+
+def asked(port: int, path: str, body: Any) -> urllib.request.Request:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"content-type": "application/json"})
+
+
+def post(port: int, path: str, body: Any) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(asked(port, path, body), timeout=60) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_an_engine_of_one_s_own_behind_openai_s_api(port: int) -> None:
+    run("custom_engine")
+    api = client(port)
+    assert [each.id for each in api.models.list()] == ["small", "large"]
+    assert api.models.retrieve("large").id == "large"
+    answer = api.chat.completions.create(model="large", messages=say("hello there"))
+    assert answer.choices[0].message.content == "large: hello there"
+    events = api.chat.completions.create(model="small", messages=say("one two three"), stream=True)
+    assert [each.choices[0].delta.content for each in events] == ["one", "two", "three"]
+    assert api.completions.create(model="small", prompt="up").choices[0].text == "UP"
+    assert api.embeddings.create(model="small", input="x", encoding_format="float").data[0].embedding == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "kind", "code", "words"),
+    [
+        ("none", "hello", NotFoundError, "model_not_found", "The model `none` does not exist"),
+        ("small:lora", "hello", NotFoundError, "model_not_found", "The model `small:lora` does not exist"),
+        ("small", "refuse it", BadRequestError, 400, "no such words"),
+        ("small", "fail now", InternalServerError, "internal", "Internal Server Error"),
+    ],
+)
+def test_errors_have_openai_s_form(
+    model: str, text: str, kind: type[APIStatusError], code: object, words: str, port: int
+) -> None:
+    run("custom_engine")
+    with pytest.raises(kind) as caught:
+        client(port).chat.completions.create(model=model, messages=say(text))
+    assert isinstance(caught.value.body, dict)
+    assert caught.value.body["code"] == code
+    assert words in caught.value.body["message"]
+
+
+def test_a_stream_that_fails_ends_with_an_error(port: int) -> None:
+    run("custom_engine")
+    body = {"model": "small", "messages": say("one break"), "stream": True}
+    with urllib.request.urlopen(asked(port, "/v1/chat/completions", body), timeout=60) as answer:
+        events = [json.loads(line.removeprefix("data: ")) for line in answer.read().decode().split("\n\n") if line]
+    assert [list(each)[-1] for each in events] == ["choices", "error"]
+    assert events[1]["error"]["code"] == "internal"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"{", 400, "could not parse the JSON body"),
+        ({"model": 5, "messages": []}, 400, "model: expected a string"),
+        ({"model": "small", "messages": "hello"}, 400, "messages: expected a list of messages"),
+        ({"messages": []}, 400, "you must provide a model parameter: small, large"),
+    ],
+)
+def test_what_is_no_request_of_openai_s_is_refused_as_the_gateway_does(
+    body: Any, status: int, words: str, port: int
+) -> None:
+    run("custom_engine")
+    found, answer = post(port, "/v1/chat/completions", body)
+    assert (found, answer["error"]["type"]) == (status, "invalid_request_error")
+    assert words in answer["error"]["message"]
+
+
+def test_pierhead_s_own_engines(port: int) -> None:
+    script = [{"when": "weather", "text": "Sunny."}]
+    mock = {"llm_engine": "mock", "engine_kwargs": {"script": script}}
+    serve.run(build_openai_app({"llm_configs": [{"model_loading_config": {"model_id": "mock"}, **mock}]}))
+    asked = {"model": "mock", "messages": say("the weather?")}
+    chat = client(port).chat.completions
+    assert chat.create(**asked).choices[0].message.content == "Sunny."
+    events = list(chat.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert "".join(each.choices[0].delta.content or "" for each in events if each.choices) == "Sunny."
+    assert events[-1].usage.completion_tokens > 0
+    assert post(port, "/v1/chat/completions", {"messages": say("the weather?")})[0] == 200  # there is one model
+
+
+def test_prefill_reads_the_prompt_of_the_decode_server(port: int) -> None:
+    transfer = {"kv_transfer_config": {"kv_connector": "NixlConnector"}}
+    config = {
+        "model_loading_config": {"model_id": "m"},
+        "llm_engine": "custom_engine:Transferring",
+        "engine_kwargs": transfer,
+    }
+    serve.run(build_pd_openai_app({"prefill_config": config, "decode_config": config}))
+    answer = client(port).chat.completions.create(model="m", messages=say("hello"))
+    assert answer.choices[0].message.content == "decoded with {'block': 7}"
+
+
+def test_a_server_of_one_s_own(port: int) -> None:
+    run("custom_server")
+    answer = client(port).chat.completions.create(model="small", messages=say("hello"))
+    assert answer.choices[0].message.content == "small: added words"
+
+
+def test_an_ingress_of_one_s_own(port: int) -> None:
+    run("custom_ingress")
+    assert post(port, "/custom/endpoint", {"text": "hello"}) == (200, {"answer": "small: hello"})
+
+
+@pytest.mark.parametrize(
+    ("name", "deployment", "model"),
+    [("builder", "LLMServer", "qwen-0.5b"), ("multimodal", "Multimodal:small", "small")],
+)
+def test_a_builder_of_one_s_own(name: str, deployment: str, model: str, port: int) -> None:
+    handle = run(name)
+    assert handle.deployment_name == deployment
+    request = ChatCompletionRequest(model=model, messages=say("hello"))
+    [answer] = handle.options(stream=True).chat.remote(request)
+    assert answer.choices[0].message.content == f"{model}: hello"
+    assert handle.llm_config.remote().result().model_id == model

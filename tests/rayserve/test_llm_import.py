@@ -1,0 +1,190 @@
+"""`pierhead import ray` of applications of language models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pierhead.rayserve.exceptions import RayServeException
+from pierhead.rayserve.import_ray import compose_of
+
+from controller.files.parse import parse
+from tests.harness.imports import ROOT
+
+SEED = """
+applications:
+- args:
+    llm_configs:
+    - model_loading_config:
+        model_id: qwen-0.5b
+        model_source: Qwen/Qwen2.5-0.5B-Instruct
+      accelerator_type: A10G
+      deployment_config:
+        autoscaling_config: {min_replicas: 1, max_replicas: 2}
+      runtime_env: {env_vars: {TOKEN: a$b}, pip: [x]}
+    - model_loading_config: {model_id: Large, model_source: {bucket_uri: "s3://models/large"}}
+      engine_kwargs: {tensor_parallel_size: 2, max_model_len: 8192}
+      lora_config: {dynamic_lora_loading_path: "s3://models/loras"}
+      deployment_config: {num_replicas: 3, max_ongoing_requests: 64}
+  import_path: ray.serve.llm:build_openai_app
+  name: llm_app
+  route_prefix: /
+"""
+BUILDER = """
+applications:
+- args:
+    llm_config:
+      model_loading_config:
+        model_id: qwen-0.5b
+        model_source: Qwen/Qwen2.5-0.5B-Instruct
+      accelerator_type: A10G
+      deployment_config:
+        autoscaling_config:
+          min_replicas: 1
+          max_replicas: 2
+  import_path: builder:my_build_function
+  name: custom_llm_deployment
+  route_prefix: /
+"""
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "rayserve" / "llm_apps"))
+
+
+def services(text: str) -> tuple[dict[str, Any], list[str]]:
+    """The services, which the controller can read, and what was left out."""
+    written, notes = compose_of(text)
+    document = yaml.safe_load(written)
+    checked = {name: {**each, "volumes": []} for name, each in document["services"].items()}
+    assert set(parse("app", {**document, "services": checked}).services) == set(checked)
+    return document["services"], notes
+
+
+def gpus(service: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = service["deploy"]["resources"]["reservations"]["devices"]
+    return found
+
+
+def test_the_seed_s_yaml_becomes_the_stack_s_own_services() -> None:
+    found, notes = services(SEED)
+    assert list(found) == ["llm-gateway", "llm-qwen-0-5b", "llm-large"]
+    gateway, qwen, large = found.values()
+    assert gateway["environment"] == {
+        "PIERHEAD_LLM_MODELS_OF_LLM_QWEN_0_5B": '{"qwen-0.5b": {"service": "llm-qwen-0-5b"}}',
+        "PIERHEAD_LLM_MODELS_OF_LLM_LARGE": '{"Large": {"service": "llm-large"}}',
+        "PIERHEAD_LLM_GATEWAYS": "1",
+    }
+    assert gateway["x-serve"] == {
+        "replicas": 1,
+        "route": "/",
+        "max_ongoing_requests": 4096,
+        "request_timeout_s": 600.0,
+    }
+    assert qwen["x-serve"] == {
+        "max_ongoing_requests": 256,
+        "request_timeout_s": 600.0,
+        "router": {"policy": "prefix"},
+        "autoscale": {"min": 1, "max": 2, "target_ongoing_requests": 64.0},
+        "llm": {
+            "model_loading": {"model_id": "qwen-0.5b", "model_source": "Qwen/Qwen2.5-0.5B-Instruct"},
+            "accelerator_type": "A10G",
+        },
+    }
+    assert qwen["environment"]["TOKEN"] == "a$$b"
+    assert gpus(qwen) == [{"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}]
+    assert (large["x-serve"]["replicas"], large["x-serve"]["max_ongoing_requests"]) == (3, 64)
+    assert large["x-serve"]["llm"] == {
+        "model_loading": {"model_id": "Large", "model_source": "s3://models/large"},
+        "tensor_parallel_size": 2,
+        "engine_kwargs": {"max_model_len": 8192},
+        "lora": {"dynamic_lora_loading_path": "s3://models/loras", "max_num_adapters_per_replica": 16},
+    }
+    assert gpus(large) == [{"driver": "nvidia", "count": 2, "capabilities": ["gpu"]}]
+    assert notes == ["applications.llm_app.qwen-0.5b.runtime_env.pip: write it into the Dockerfile"]
+
+
+def test_what_the_yaml_says_of_a_deployment_counts() -> None:
+    more = """
+  deployments:
+  - {name: "LLMServer:Large", num_replicas: 2, ray_actor_options: {num_cpus: 8}}
+  - {name: OpenAiIngress, num_replicas: 2}
+"""
+    found, _ = services(SEED + more)
+    assert (found["llm-large"]["x-serve"]["replicas"], found["llm-gateway"]["x-serve"]["replicas"]) == (2, 2)
+    assert found["llm-large"]["deploy"]["resources"]["limits"] == {"cpus": "8"}
+    assert gpus(found["llm-large"])[0]["count"] == 2
+
+
+def test_a_server_without_an_ingress_gets_the_gateway() -> None:
+    found, _ = services(BUILDER)
+    assert list(found) == ["llm-gateway", "llm-qwen-0-5b"]
+    assert found["llm-gateway"]["x-serve"]["route"] == "/"
+    assert "route" not in found["llm-qwen-0-5b"]["x-serve"]
+
+
+def test_prefill_and_decode_are_services_of_their_own() -> None:
+    config = """
+      model_loading_config: {model_id: qwen}
+      engine_kwargs: {kv_transfer_config: {kv_connector: NixlConnector, kv_role: kv_both}}
+"""
+    text = f"""
+applications:
+- name: llm
+  import_path: ray.serve.llm:build_pd_openai_app
+  args:
+    prefill_config: {config}
+    decode_config: {config}
+"""
+    found, _ = services(text)
+    assert list(found) == ["llm-gateway", "llm-prefill-qwen", "llm-decode-qwen"]
+    models = '{"qwen": {"service": "llm-decode-qwen", "prefill": "llm-prefill-qwen"}}'
+    assert found["llm-gateway"]["environment"]["PIERHEAD_LLM_MODELS_OF_LLM_DECODE_QWEN"] == models
+
+
+def test_a_share_of_a_gpu_is_a_slot() -> None:
+    config = "{model_loading_config: {model_id: q}, placement_group_config: {bundles: [{GPU: 0.4}]}}"
+    text = (
+        f"applications: [{{name: a, import_path: 'ray.serve.llm:build_dp_openai_app', args: {{llm_config: {config}}}}}]"
+    )
+    found, _ = services(text)
+    assert found["llm-q"]["x-serve"]["gpu"] == {"fraction": 0.4}
+    assert "deploy" not in found["llm-q"]
+
+
+def test_two_applications_have_a_gateway_each() -> None:
+    second = SEED.replace("llm_app", "Second App").replace("route_prefix: /", "route_prefix: /second")
+    found, _ = services(SEED + second.replace("applications:\n", "").lstrip("\n"))
+    assert list(found)[3:] == ["second-app-llm-gateway", "second-app-llm-qwen-0-5b", "second-app-llm-large"]
+    gateway = found["second-app-llm-gateway"]
+    assert (gateway["x-serve"]["route"], gateway["x-serve"]["strip_prefix"]) == ("/second", True)
+    assert '{"Large": {"service": "second-app-llm-large"}}' in gateway["environment"].values()
+
+
+@pytest.mark.parametrize("target", ["custom_engine:app", "custom_server:app", "multimodal:app"])
+def test_classes_of_a_user_s_own_are_in_the_user_s_own_image(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIERHEAD_PICKLE_SECRET", "x" * 32)
+    text, _ = compose_of(f"applications: [{{name: app, import_path: '{target}'}}]")
+    commands = [each["command"] for each in yaml.safe_load(text)["services"].values()]
+    assert commands == [["python", "-m", "pierhead", "serve", target]] * len(commands)
+
+
+def test_no_secret_is_written_where_nothing_is_pickled(tmp_path: Path) -> None:
+    source = tmp_path / "serve.yaml"
+    source.write_text(SEED)
+    from pierhead.__main__ import main
+
+    main(["import-ray", str(source), "-o", str(tmp_path / "compose.yaml")])
+    assert "llm-cache" in yaml.safe_load((tmp_path / "compose.yaml").read_text())["volumes"]
+    assert not (tmp_path / ".env").exists()
+
+
+def test_what_is_no_config_names_the_application() -> None:
+    with pytest.raises(RayServeException, match=r"applications\.a: .*llm_engine: there is no engine SGLang here"):
+        compose_of(
+            "applications: [{name: a, import_path: 'ray.serve.llm:build_openai_app', args: {llm_configs: "
+            "[{llm_engine: SGLang, model_loading_config: {model_id: q}}]}}]"
+        )
