@@ -211,12 +211,66 @@ async def test_errors_keep_their_status_in_openais_form() -> None:
             assert error["type"] == kind
 
 
+@pytest.mark.parametrize(
+    ("status", "error", "kind", "code"),
+    [
+        (400, {"code": 400, "message": "the request exceeds the available context size (512 tokens)",
+               "type": "exceed_context_size_error", "n_ctx": 512}, "invalid_request_error", "context_length_exceeded"),
+        (400, {"message": "This model's maximum context length is 9", "type": "BadRequestError", "param": None,
+               "code": 400}, "invalid_request_error", "context_length_exceeded"),
+        (404, {"message": "The model `x` does not exist.", "type": "NotFoundError", "param": "model", "code": 404},
+         "invalid_request_error", "model_not_found"),
+        (404, {"code": 404, "message": "File Not Found", "type": "not_found_error"},
+         "invalid_request_error", "not_found"),
+        (501, {"code": 501, "message": "no embeddings", "type": "not_supported_error"}, "server_error", None),
+        (429, {"message": "slow down", "type": "requests", "param": None, "code": "rate_limit_exceeded"},
+         "requests", "rate_limit_exceeded"),
+    ],
+)  # fmt: skip
+async def test_servers_errors_are_in_one_dialect(
+    status: int, error: dict[str, Any], kind: str, code: str | None
+) -> None:
+    raw = json.dumps({"error": error}).encode()
+    async with started(saying(raw, kind="application/json", status=status)) as engine:
+        (reply,) = await all_of(engine, ask())
+    told = json.loads(reply.data)["error"]
+    assert (reply.status, told) == (
+        status, {"message": error["message"], "type": kind, "param": error.get("param"), "code": code},
+    )  # fmt: skip
+
+
+async def test_answers_carry_the_model_that_the_client_asked_for() -> None:
+    said = '"a \\"model\\": \\"-\\""'
+    events = [f'data: {{"model": "-", "choices": [{{"delta": {{"content": {said}}}}}]}}\n\n'.encode(), event("b")]
+    async with started(saying(*events, DONE)) as engine:
+        replies = await all_of(engine, ask(stream=True))
+    first, _, _ = b"".join(reply.data for reply in replies).partition(b"\n\n")
+    assert json.loads(first.removeprefix(b"data: ")) == {
+        "model": "m", "choices": [{"delta": {"content": 'a "model": "-"'}}],
+    }  # fmt: skip
+    async with started(saying(b'{"model": "-", "choices": []}', kind="application/json")) as engine:
+        (reply,) = await all_of(engine, ask())
+    assert json.loads(reply.data) == {"model": "m", "choices": []}
+
+
+async def test_no_error_names_the_servers_address_or_path() -> None:
+    async with started(saying(b"no such page", status=404)) as engine:
+        (reply,) = await all_of(engine, ask())
+    told = json.loads(reply.data)["error"]
+    assert told["message"] == "the server behind this model answers with 404: no such page"
+    async with started(saying(b"[]", kind="application/json")) as engine:
+        with pytest.raises(UpstreamError) as raised:
+            await all_of(engine, ask())
+    assert raised.value.message == "the server behind this model: its answer is not a JSON object: []"
+
+
 async def test_a_server_that_is_gone_is_unavailable() -> None:
     async with serving(saying(DONE)) as url:
         engine = engine_at(url)
         await engine.start()
-    with pytest.raises(Unavailable, match=url):
+    with pytest.raises(Unavailable, match="the server behind this model cannot be asked") as told:
         await all_of(engine, ask())
+    assert "127.0.0.1" not in told.value.message, "clients read it"
     with pytest.raises(Unavailable, match=url):
         await engine.check_health()
     with pytest.raises(Unavailable):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from pierhead.llm.server.engines.vllm.errors import MOST_CHARACTERS, openai_error, reason
+from pierhead.llm.server.engines.vllm.errors import MOST_CHARACTERS, is_death, openai_error, reason
 
 INVALID = "invalid_request_error"
 
@@ -99,3 +99,8 @@ def test_whatever_it_says_is_one_line(status: int, message: str, param: str | No
         told = openai_error(status, text, param)
         assert "\n" not in told.message
         assert len(told.message) <= MOST_CHARACTERS
+
+
+def test_an_engine_that_died_is_no_fault_of_a_request() -> None:
+    assert is_death("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+    assert not is_death("CUDA error in one request")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import aiohttp
@@ -17,21 +18,32 @@ _JSON = "application/json"
 _EVENTS = "text/event-stream"
 _OURS = (b"process_", b"python_", b"pierhead_")
 """Families of metrics that the replica has itself."""
+_KINDS = ("invalid_request_error", "server_error", "requests", "tokens", "insufficient_quota")
+"""Types of OpenAI's errors. Others are the servers' own."""
+_CONTEXT = re.compile(
+    r"maximum context length|max_model_len|maximum model length|longer than the maximum|available context size",
+    re.IGNORECASE,
+)
+_NO_MODEL = re.compile(r"model\b.*(?:not found|does not exist)", re.IGNORECASE)
+_MODEL = re.compile(rb'"model"\s*:\s*"(?:[^"\\]|\\.)*"')
 
 
 async def answers_of(
-    response: aiohttp.ClientResponse, account: Account, kind: type[OpenAIAnswer], *, ends: bool
+    response: aiohttp.ClientResponse, account: Account, kind: type[OpenAIAnswer], *, ends: bool, model: str
 ) -> Answers:
-    """An answer of this kind, as far as it is known. Raises UpstreamError, aiohttp's errors."""
+    """An answer of this kind, as far as it is known. `model`: its name in the answer; "" = the server's.
+
+    Raises UpstreamError, aiohttp's errors.
+    """
     if response.status in (401, 403):
         raise UpstreamError(f"it refuses the key of this replica ({response.status}); set engine_kwargs.api_key_env")
     if response.status != 200:
-        yield _failure(response.status, await read_body(response, LARGEST_ANSWER), response.url.path)
+        yield _failure(response.status, await read_body(response, LARGEST_ANSWER))
     elif response.content_type == _EVENTS:
-        async for events in _events(response, account, ends=ends):
+        async for events in _events(response, account, ends=ends, model=model):
             yield events
     elif response.content_type == _JSON or ends:
-        yield _whole(await read_body(response, LARGEST_ANSWER), account, kind)
+        yield _whole(await read_body(response, LARGEST_ANSWER), account, kind, model)
     else:
         content_type = response.headers.get("Content-Type", "")
         data = b""
@@ -42,11 +54,13 @@ async def answers_of(
         yield RawAnswer(data, content_type, usage=account.usage)
 
 
-async def _events(response: aiohttp.ClientResponse, account: Account, *, ends: bool) -> Answers:
+async def _events(response: aiohttp.ClientResponse, account: Account, *, ends: bool, model: str) -> Answers:
     """A stream's events, as many together as came together."""
-    splitter = Splitter()
+    splitter, named = Splitter(), b'"model":' + json.dumps(model).encode()
     async for data in response.content.iter_any():
         whole = b"".join([event for event in splitter.feed(data) if account.note(event)])
+        if model:
+            whole = _MODEL.sub(lambda _: named, whole)
         if whole:
             yield StreamEvents.from_bytes(whole, account.take(), account.usage if account.done else None)
     if splitter.rest.strip() or (ends and not account.done):
@@ -55,7 +69,7 @@ async def _events(response: aiohttp.ClientResponse, account: Account, *, ends: b
         yield StreamEvents("", account.take(), account.usage)
 
 
-def _whole(data: bytes, account: Account, kind: type[OpenAIAnswer]) -> OpenAIAnswer:
+def _whole(data: bytes, account: Account, kind: type[OpenAIAnswer], model: str) -> OpenAIAnswer:
     try:
         body = json.loads(data)
     except ValueError:
@@ -63,32 +77,37 @@ def _whole(data: bytes, account: Account, kind: type[OpenAIAnswer]) -> OpenAIAns
     if not isinstance(body, dict):
         raise UpstreamError(f"its answer is not a JSON object: {short(data)}")
     account.note_body(body)
+    if model and body.get("model", model) != model:
+        data = json.dumps({**body, "model": model}).encode()
     return kind.from_bytes(data).counted(account.usage)
 
 
-def _failure(status: int, data: bytes, path: str) -> ErrorResponse:
-    """The server's own error, where it is one as OpenAI has them; else made into one."""
+def _failure(status: int, data: bytes) -> ErrorResponse:
+    """The server's own error in OpenAI's words: servers have types and codes of their own."""
+    if not 400 <= status < 600:
+        raise UpstreamError(f"it answers with status {status}: {short(data)}")
     try:
         body = json.loads(data)
     except ValueError:
         body = None
-    error = body.get("error") if isinstance(body, dict) else None
-    if isinstance(error, dict) and isinstance(error.get("message"), str):
-        if {"type", "param", "code"} <= set(error):
-            return ErrorResponse.from_bytes(data).with_status(status)
-        kind = error.get("type") or _kind(status)
-        return ErrorResponse.of(status, error["message"], kind=kind, code=error.get("code"), param=error.get("param"))
-    if not 400 <= status < 600:
-        raise UpstreamError(f"it answers with status {status}: {short(data)}")
-    code = "not_found" if status == 404 else None
-    message = error if isinstance(error, str) else short(data)
-    return ErrorResponse.of(
-        status, f"the server behind this model answers {path} with {status}: {message}", kind=_kind(status), code=code
-    )
+    error = body.get("error", body) if isinstance(body, dict) else body
+    info = error if isinstance(error, dict) else {"message": error}
+    message, kind, param = info.get("message"), info.get("type"), info.get("param")
+    if not isinstance(message, str):
+        message = f"the server behind this model answers with {status}: {short(data)}"
+    if kind not in _KINDS:
+        kind = "invalid_request_error" if status < 500 else "server_error"
+    param = param if isinstance(param, str) else None
+    return ErrorResponse.of(status, message, kind=kind, code=_code(status, info, message), param=param)
 
 
-def _kind(status: int) -> str:
-    return "invalid_request_error" if status < 500 else "server_error"
+def _code(status: int, info: dict[str, Any], message: str) -> str | None:
+    code = info.get("code")
+    if status < 500 and (_CONTEXT.search(message) or info.get("type") == "exceed_context_size_error"):
+        return "context_length_exceeded"
+    if isinstance(code, str) or status != 404:
+        return code if isinstance(code, str) else None
+    return "model_not_found" if info.get("param") == "model" or _NO_MODEL.search(message) else "not_found"
 
 
 async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:

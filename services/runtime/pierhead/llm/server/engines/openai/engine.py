@@ -220,7 +220,8 @@ class OpenAIEngine(LLMEngine):
     def _generate(self, request: OpenAIRequest, path: str, kind: type[OpenAIAnswer]) -> Answers:
         def ask(asked: OpenAIRequest) -> Answers:
             hide = asked.stream is True and _ask_for_usage(asked)
-            return self._ask(path, asked.to_bytes(), _JSON, Account(hide_usage=hide), kind, ends=True)
+            account, model = Account(hide_usage=hide), str(request.model)
+            return self._ask(path, asked.to_bytes(), _JSON, account, kind, ends=True, model=model)
 
         return self._with_adapter(request, ask)
 
@@ -231,7 +232,8 @@ class OpenAIEngine(LLMEngine):
             raise unknown_path(path)
 
         def ask(asked: OpenAIRequest) -> Answers:
-            return self._ask(path, asked.to_bytes(), content_type, Account(hide_usage=False), kind)
+            model = str(request.model) if is_json else ""
+            return self._ask(path, asked.to_bytes(), content_type, Account(hide_usage=False), kind, model=model)
 
         is_json = content_type.partition(";")[0].strip() == _JSON
         answers = self._with_adapter(request, ask) if is_json else ask(request)
@@ -269,9 +271,12 @@ class OpenAIEngine(LLMEngine):
 
     async def _ask(
         self, path: str, wire: bytes, content_type: str, account: Account, kind: type[OpenAIAnswer], *,
-        ends: bool = False,
+        ends: bool = False, model: str = "",
     ) -> Answers:  # fmt: skip
-        """One request. `ends`: a stream of it is whole only with its [DONE]. Raises Unavailable, UpstreamError."""
+        """One request. `ends`: a stream of it is whole only with its [DONE]; `model`: its name in the answer.
+
+        Raises Unavailable, UpstreamError. Clients read them: only the log has the server's address.
+        """
         where = f"{self._arguments.base_url}{path}"
         before = 0
         self._running += 1
@@ -284,7 +289,7 @@ class OpenAIEngine(LLMEngine):
                 allow_redirects=False,
             ) as response:
                 try:
-                    async for answer in answers_of(response, account, kind, ends=ends):
+                    async for answer in answers_of(response, account, kind, ends=ends, model=model):
                         self._tokens += account.tokens - before
                         before = account.tokens
                         yield answer
@@ -293,10 +298,12 @@ class OpenAIEngine(LLMEngine):
                         response.close()
             self._tokens += account.usage.prompt_tokens
         except UpstreamError as error:
-            raise UpstreamError(f"{where}: {error.message}") from error
+            log.warning("%s: %s", where, error.message)
+            raise UpstreamError(f"the server behind this model: {error.message}") from error
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
-            what = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise Unavailable(f"the server behind this engine, {where}, cannot be asked, or stopped: {what}") from error
+            what = type(error).__name__
+            log.warning("%s cannot be asked, or stopped: %s: %s", where, what, error)
+            raise Unavailable(f"the server behind this model cannot be asked, or stopped: {what}") from error
         finally:
             self._running -= 1
 

@@ -7,11 +7,12 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from pierhead import ReplicaDied, Unavailable, recheck
 from pierhead.llm.objects import ErrorResponse, OpenAIAnswer, StreamEvents
 from pierhead.llm.openai_error import LLMRequestError
 from pierhead.llm.server.engine import Answers
 from pierhead.llm.server.engines.vllm.counting import TokenTally
-from pierhead.llm.server.engines.vllm.errors import openai_error, reason
+from pierhead.llm.server.engines.vllm.errors import DIED, is_death, openai_error, reason
 from pydantic import ValidationError
 from vllm.entrypoints.serve.engine import protocol
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
@@ -28,7 +29,7 @@ async def streamed(events: AsyncGenerator[str, None], tally: TokenTally) -> Answ
                 if not begun:
                     yield refusal(tally.failure)
                     return
-                raise tally.failure
+                raise died_while_it_answered() if is_death(str(tally.failure)) else tally.failure
             if event == _DONE:
                 yield StreamEvents(event, tally.take(), tally.usage())
             else:
@@ -36,6 +37,12 @@ async def streamed(events: AsyncGenerator[str, None], tally: TokenTally) -> Answ
                     tally.finish_reason = "tool_calls"
                 yield StreamEvents(event, tally.take())
             begun = True
+
+
+def died_while_it_answered() -> ReplicaDied:
+    """The error of a stream that has begun; the health check then replaces the replica."""
+    recheck()
+    return ReplicaDied(DIED)
 
 
 def whole(answer: Any, tally: TokenTally, kind: type[OpenAIAnswer]) -> OpenAIAnswer:
@@ -54,6 +61,9 @@ def refusal(error: Exception) -> ErrorResponse:
 
 
 def _error(answer: protocol.ErrorResponse) -> ErrorResponse:
+    if is_death(answer.error.message):
+        recheck()
+        raise Unavailable(DIED)
     error = openai_error(answer.error.code, answer.error.message, answer.error.param)
     return ErrorResponse.of(answer.error.code, error.message, kind=error.kind, code=error.code, param=error.param)
 

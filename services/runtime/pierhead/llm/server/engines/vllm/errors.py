@@ -18,6 +18,11 @@ from typing import Any
 MOST_CHARACTERS = 800
 """Of a message."""
 
+DIED = "vLLM's engine has died; the replica is replaced, and its log says why"
+
+_DEATH = "EngineCore encountered an issue"
+"""How vLLM's EngineDeadError begins."""
+
 _CONTEXT = re.compile(
     r"maximum context length|max_model_len|maximum model length|longer than the maximum", re.IGNORECASE
 )
@@ -52,6 +57,11 @@ def openai_error(status: int, message: str, param: str | None = None) -> OpenAIE
     if _CONTEXT.search(text):
         return OpenAIError(text, "invalid_request_error", "context_length_exceeded", param)
     return OpenAIError(text, "invalid_request_error", "invalid_value", param)
+
+
+def is_death(message: str) -> bool:
+    """Whether an error of vLLM says that the whole engine has died: no request is at fault."""
+    return message.startswith(_DEATH)
 
 
 def reason(message: str) -> str:
