@@ -5,21 +5,31 @@ There is no Ray Serve LLM to compare with here (it needs vLLM): they are those o
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from openai import APIStatusError, BadRequestError, InternalServerError, NotFoundError, OpenAI
 from pierhead import rayserve as serve
+from pierhead.rayserve.config import RequestRouterConfig
+from pierhead.rayserve.context import DeploymentID, _RequestContext
 from pierhead.rayserve.llm import build_openai_app, build_pd_openai_app
 from pierhead.rayserve.llm.openai_api_models import ChatCompletionRequest
+from pierhead.rayserve.llm.request_router import PrefixCacheAffinityRouter
+from pierhead.rayserve.options import router_of
+from pierhead.rayserve.request_router import tell_routers
 
 from tests.harness.imports import ROOT
 from tests.harness.ports import free_ports
+from tests.harness.rayserve_apps import answers, own_python
 
 FOLDER = ROOT / "tests" / "rayserve" / "llm_apps"
 
@@ -135,6 +145,21 @@ def test_pierhead_s_own_engines(port: int) -> None:
     assert post(port, "/v1/chat/completions", {"messages": say("the weather?")})[0] == 200  # there is one model
 
 
+def test_adapters_are_models_of_their_own(port: int, tmp_path: Path) -> None:
+    for name in ("french", "german"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text("{}")
+    lora = {"dynamic_lora_loading_path": str(tmp_path), "max_num_adapters_per_replica": 2}
+    config = {"model_loading_config": {"model_id": "mock"}, "llm_engine": "mock", "lora_config": lora}
+    serve.run(build_openai_app({"llm_configs": [config]}))
+    api = client(port)
+    assert [each.id for each in api.models.list()] == ["mock", "mock:french", "mock:german"]
+    assert api.models.retrieve("mock:french").id == "mock:french"
+    assert api.chat.completions.create(model="mock:german", messages=say("hello")).model == "mock:german"
+    with pytest.raises(NotFoundError):
+        api.chat.completions.create(model="mock:none", messages=say("hello"))
+
+
 def test_prefill_reads_the_prompt_of_the_decode_server(port: int) -> None:
     transfer = {"kv_transfer_config": {"kv_connector": "NixlConnector"}}
     config = {
@@ -169,3 +194,66 @@ def test_a_builder_of_one_s_own(name: str, deployment: str, model: str, port: in
     [answer] = handle.options(stream=True).chat.remote(request)
     assert answer.choices[0].message.content == f"{model}: hello"
     assert handle.llm_config.remote().result().model_id == model
+
+
+def test_in_processes_of_their_own_the_deployments_answer_alike(tmp_path: Path) -> None:
+    source = (FOLDER / "custom_engine.py").read_text(encoding="utf-8")
+    chat = {"model": "small", "messages": say("hello there"), "stream": True}
+    requests = [{"path": "/v1/chat/completions", "method": "POST", "json": chat}, {"path": "/v1/models/none"}]
+    (tmp_path / "llm_in_processes.py").write_text(f"{source}\nREQUESTS = {requests!r}\n", encoding="utf-8")
+    found = {
+        system: answers(system, own_python(), [str(tmp_path / "llm_in_processes.py")], tmp_path / f"{system}.json")
+        for system in ("pierhead", "services")
+    }
+    stream, unknown = found["services"]["llm_in_processes"]["requests"]
+    assert found["services"] == found["pierhead"]
+    assert [json.loads(each[6:])["choices"][0]["delta"] for each in stream["body"].split("\n\n")[:2]] == [
+        {"content": "hello"},
+        {"content": "there"},
+    ]
+    assert (unknown["status"], json.loads(unknown["body"])["error"]["code"]) == (404, "model_not_found")
+
+
+def test_prompts_with_one_beginning_go_to_one_replica() -> None:
+    router = PrefixCacheAffinityRouter(
+        Random(1), imbalanced_threshold=10, do_eviction=True, eviction_threshold_chars=9000
+    )
+    replicas = [Replica(f"r{number}") for number in range(4)]
+    beginning = "You are a helpful assistant of the harbour. " * 10
+
+    def send(text: str) -> str:
+        tell_routers(DeploymentID("LLMServer:small"), 9, _RequestContext(), [chat_of(text)], {})
+        call = Call()
+        [[first], rest] = asyncio.run(router.choose(replicas, call))
+        assert rest == replicas
+        router.on_routed(first, call)
+        first.load += 1
+        return str(first.name)
+
+    assert len({send(f"{beginning} question {number}") for number in range(2)}) == 1
+    assert len({send(str(number) * 300) for number in range(9)}) > 1
+
+
+def chat_of(text: str) -> ChatCompletionRequest:
+    return ChatCompletionRequest(model="small", messages=say(text))
+
+
+class Call:
+    """What a router gets of a call."""
+
+    model_id = session_id = None
+
+
+@dataclass(eq=False)
+class Replica:
+    name: str
+    load: int = 0
+    models: frozenset[str] = frozenset()
+    node: str = ""
+    stats: dict[str, float] = field(default_factory=dict)
+
+
+def test_a_config_may_name_ray_s_router_or_pierhead_s() -> None:
+    for named in ("ray.serve.llm.request_router:PrefixCacheAffinityRouter", PrefixCacheAffinityRouter):
+        found = router_of(RequestRouterConfig(request_router_class=named))
+        assert found == {"policy": "pierhead.rayserve.llm.request_router:PrefixCacheAffinityRouter"}

@@ -68,12 +68,27 @@ class OpenAiIngress:
     # ---- models
 
     async def models(self) -> Any:
-        """/v1/models"""
-        return {"object": "list", "data": list(self.model_cards.values())}
+        """/v1/models: each with its adapters behind it, where a replica says which there are."""
+        found = []
+        for name, card in self.model_cards.items():
+            found.append(card)
+            found += [{**card, "id": each, "root": each, "parent": name} for each in await self._adapters_of(name)]
+        return {"object": "list", "data": found}
+
+    async def _adapters_of(self, model: str) -> list[str]:
+        if model not in self.lora_paths:
+            return []
+        try:
+            described = await self.llm_deployments[model].describe.remote()
+        except (BackPressureError, DeploymentUnavailableError, PierheadError) as error:
+            logger.warning("the adapters of %s are not known: %s", model, error)
+            return []
+        return [f"{model}:{adapter}" for adapter in described.adapters]
 
     async def model(self, model_id: str) -> Any:
-        """A model's entry, None for an unknown one."""
-        return self.model_cards.get(model_id)
+        """A model's or an adapter's entry, None for an unknown one."""
+        listed = (await self.models())["data"]
+        return next((each for each in listed if each["id"] == model_id), None)
 
     async def model_data(self, model: str) -> Any:
         """/v1/models/{model}. Raises ApiError for one that is not there."""
