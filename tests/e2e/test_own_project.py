@@ -344,7 +344,7 @@ def test_an_engine_and_a_server_of_the_page_serve_in_the_image_of_a_new_language
             mine = "engine: my_package.engine:MyEngine\n        server_cls: my_package.server:MyServer"
             compose.write_text(compose.read_text().replace("engine: mock", mine))
             eventually(lambda: answer("how are you") == "HOW ARE YOU", "the engine of the page answers", within_s=120)
-            with pytest.raises(PermissionDeniedError, match="this is not talked about"):
+            with pytest.raises(PermissionDeniedError, match="secrets are not allowed here"):
                 answer("a secret")
             engine.write_text(engine.read_text().replace("str.upper", "str.title"))
             eventually(lambda: answer("how are you") == "How Are You", "the saved one answers", within_s=120)
