@@ -271,6 +271,18 @@ async def test_a_host_and_a_path_of_its_own_are_a_server_of_one_model(routed: St
         assert (await routed.get(prefix + path, headers=at))[0] == 404
 
 
+async def test_a_stored_response_is_asked_for_where_one_model_is(routed: Stand) -> None:
+    """Its path names no model."""
+    for method, end, sent in (("GET", "?stream=true", b""), ("POST", "/cancel", b"{}")):
+        path = f"/v1/responses/resp_1{end}"
+        assert (await ask(routed, Row(f"/big{path}", b"", method=method, headers={})))[0] == 200
+        (rpc, asked) = routed.big.asked[-1]
+        assert (rpc, asked.path, asked.model, asked.body, asked.content_type) == ("PassThrough", path, "big", sent, "")
+        status, body, _ = await ask(routed, Row(path, b"", method=method, headers={}))
+        assert (status, error_of(body)["code"]) == (404, "not_found")
+    assert routed.qwen.asked == []
+
+
 async def test_elsewhere_every_model_is_served(routed: Stand) -> None:
     assert (await routed.post(CHAT, chat(model="big"), headers={"Host": "example.com"}))[0] == 200
     assert (await routed.get("/small/v1/models"))[0] == 404

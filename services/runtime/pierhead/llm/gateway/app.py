@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import hdrs, web
 from pierhead import http_errors
-from pierhead.llm.gateway.endpoints import ABSENT, KNOWN, OTHER, POSTS, RequestKind
+from pierhead.llm.gateway.endpoints import ABSENT, KNOWN, OTHER, POSTS, RESPONSE, STORED, RequestKind
 from pierhead.llm.gateway.errors import answer_error, runtime_error_body, unknown_path
 from pierhead.llm.gateway.exchange import ClientExchange
 from pierhead.llm.gateway.gateway import Gateway
@@ -54,6 +54,8 @@ def _add_routes(router: web.UrlDispatcher, gateway: Gateway, prefix: str) -> Non
         return answer_error(unknown_path(path), {})
 
     router.add_route(hdrs.METH_ANY, prefix + ABSENT, absent)
+    router.add_get(prefix + RESPONSE, _handler(gateway, STORED))
+    router.add_post(f"{prefix}{RESPONSE}/cancel", _handler(gateway, STORED))
     router.add_post(f"{prefix}/v1/{{path:.+}}", _handler(gateway, OTHER))
     router.add_route(hdrs.METH_ANY, f"{prefix}/v1/{{path:.+}}", absent)
 

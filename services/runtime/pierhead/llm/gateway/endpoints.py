@@ -41,6 +41,8 @@ MESSAGES: Final = RequestKind("PassThrough", "/v1/messages", messages=True, anth
 COUNT_TOKENS: Final = RequestKind("PassThrough", "/v1/messages/count_tokens", messages=True, anthropic=True)
 INVOCATION: Final = _passed("/invocations")
 OTHER: Final = _passed("")
+STORED: Final = _passed("")
+"""A stored response: its path names it, and no body is read."""
 
 POSTS: Final = {
     "/v1/chat/completions": CHAT,
@@ -70,6 +72,8 @@ KNOWN: Final = (*POSTS, "/v1/models", "/health", "/ping", "/version", "/load")
 
 ABSENT: Final = "/v1/{path:(?:files|batches)(?:/.*)?}"
 """What OpenAI stores for an account: no engine has it, and no model is named there."""
+
+RESPONSE: Final = "/v1/responses/{id}"
 
 _INVOKED: Final = {
     "messages": CHAT, "prompt": COMPLETIONS, "input": EMBEDDINGS, "text_1": SCORE, "queries": SCORE, "query": RERANK,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import hdrs, web
 from pierhead import has_replica, http_errors, on_request_end, set_model_id, sse
 from pierhead.errors import Backpressure, NoReplica, PierheadError, Unavailable
-from pierhead.llm.gateway.body.body import RequestParts, read_body
-from pierhead.llm.gateway.endpoints import INVOCATION, RequestKind, invoked, is_path
+from pierhead.llm.gateway.body.body import NOTHING_ASKED, RequestParts, read_body
+from pierhead.llm.gateway.endpoints import INVOCATION, STORED, RequestKind, invoked, is_path
 from pierhead.llm.gateway.errors import (
     JSON,
     ApiError,
@@ -89,8 +89,13 @@ class ClientExchange:
         if not self._endpoint.path and not is_path(path):
             raise unknown_path(path)
         content_type = request.headers.get(hdrs.CONTENT_TYPE, "")
-        body = await self._read()
-        asked = read_body(body, content_type, messages=self._endpoint.messages)
+        if self._endpoint is STORED:
+            content_type, body, asked = "", b"" if request.method == hdrs.METH_GET else b"{}", NOTHING_ASKED
+            if len(self._gateway.names_for(self._holder, site)) != 1:
+                raise unknown_path(path)  # it could be any model's
+        else:
+            body = await self._read()
+            asked = read_body(body, content_type, messages=self._endpoint.messages)
         if self._endpoint is INVOCATION:
             self._endpoint = self._invoked(asked)
         endpoint = self._endpoint
@@ -101,7 +106,7 @@ class ClientExchange:
         set_model_id(route.adapter or None)
         message = LLMRequest(
             body=asked.body_for(body, route.model),
-            path=endpoint.path or path,
+            path=endpoint.path or (request.path_qs.removeprefix(site.prefix) if endpoint is STORED else path),
             model=route.model,
             content_type="" if asked.members else content_type,
             routing_text=asked.prompt.beginning,

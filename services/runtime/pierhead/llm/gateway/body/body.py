@@ -81,6 +81,10 @@ class RequestParts:
         return b"".join((body[: field.begin], model.encode(), body[field.end :]))
 
 
+NOTHING_ASKED = RequestParts("", False, PromptText("", 0), 0, 1, frozenset())
+"""Of a request without a body."""
+
+
 def read_body(body: bytes, content_type: str, *, messages: bool = False) -> RequestParts:
     """Read a body. `messages`: it must have them. Raises ApiError for the first problem: 400, or 413."""
     if content_type.partition(";")[0].strip().lower() == FORM:
