@@ -162,8 +162,9 @@ class LLMConfig(_Block):
         return self.tensor_parallel_size * self.pipeline_parallel_size * copies
 
     def to_json(self) -> str:
-        """The text for PIERHEAD_LLM_CONFIG: equal configs have equal texts."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        """The text for PIERHEAD_LLM_CONFIG: equal configs have equal texts, also of a build that has further keys."""
+        later = {"server_cls"} if self.server_cls is None else None
+        return json.dumps(self.model_dump(mode="json", exclude=later), sort_keys=True, separators=(",", ":"))
 
 
 def config_of(config: Any) -> LLMConfig:

@@ -136,7 +136,7 @@ def test_engines_that_may_be(more: dict[str, Any]) -> None:
         ({"lora": {**ADAPTERS, "adapters": ["../x"]}}, ".lora.adapters[0]: expected the name of an adapter: letters, "),
         (
             {"model": "qwen"},
-            ".model: unknown key; known keys: model_loading, tensor_parallel_size, lora, accelerator_type, ",
+            ".model: unknown key; known keys: model_loading, server_cls, tensor_parallel_size, lora, ",
         ),
     ],
 )
