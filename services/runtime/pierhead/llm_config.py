@@ -31,7 +31,8 @@ DATA_PARALLEL = "data_parallel_size"
 SERVER_EXPECTED = 'an import path such as "my_package.server:MyServer"'
 
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
-_ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""No slash and no dot in front: a name is one directory of those below the given one."""
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _REMOTE = re.compile(r"(s3|gs)://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[^\s]*)?")
 _HUB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?(@[A-Za-z0-9._/-]+)?")
@@ -66,7 +67,7 @@ def _check_adapters_path(path: str) -> str:
 
 
 def _check_adapter(adapter: str) -> str:
-    if not _ADAPTER.fullmatch(adapter):
+    if not ADAPTER_NAME.fullmatch(adapter):
         raise _expected('the name of an adapter: letters, digits and "._-", at most 100')
     return adapter
 

@@ -544,7 +544,7 @@ class OpenAIAnswer(OpenAIObject):
     def accounting(self) -> Usage:
         """What its request used, as far as it says so."""
         if self._usage is None:
-            self._usage = _usage_of(self._read())
+            self._usage = usage_of(self._read())
         return self._usage
 
 
@@ -559,7 +559,8 @@ def _parts(value: Any) -> Any:
     return _parts(value.model_dump()) if hasattr(value, "model_dump") else value
 
 
-def _usage_of(members: Mapping[str, Any]) -> Usage:
+def usage_of(members: Mapping[str, Any]) -> Usage:
+    """What an answer, or an event of one, says that its request used."""
     used = Usage()
     usage, choices = members.get("usage"), members.get("choices")
     if isinstance(usage, dict):
@@ -567,8 +568,9 @@ def _usage_of(members: Mapping[str, Any]) -> Usage:
         used.prompt_tokens = _count(usage, "prompt_tokens")
         used.completion_tokens = _count(usage, "completion_tokens")
         used.cached_tokens = _count(details, "cached_tokens") if isinstance(details, dict) else 0
-    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
-        used.finish_reason = str(choices[0].get("finish_reason") or "")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and choice.get("finish_reason") and choice.get("index", 0) == 0:
+            used.finish_reason = str(choice["finish_reason"])
     return used
 
 

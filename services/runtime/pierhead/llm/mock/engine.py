@@ -1,5 +1,5 @@
 """An engine without a model, for tests, demos and load tests: deterministic tokens at a given pace, scripted answers,
-and a prefix cache that counts as a real one does. It is in images without vLLM only.
+and a prefix cache that counts as a real one does.
 
     answer    all of an answer, as OpenAI's JSON       schedule  which token is due when
     text      tokens of four characters                cache     blocks that requests share

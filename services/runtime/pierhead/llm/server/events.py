@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pierhead.llm.objects import Usage
+from pierhead.llm.objects import Usage, usage_of
 from pierhead.llm.server.errors import UpstreamError
 
 DONE = b"[DONE]"
@@ -96,23 +96,13 @@ class Account:
 
     def note_body(self, body: dict[str, Any]) -> None:
         """Take reason and usage from a whole answer, or from one of the last events."""
-        choices = body.get("choices")
-        for choice in choices if isinstance(choices, list) else []:
-            if isinstance(choice, dict) and choice.get("finish_reason") and choice.get("index", 0) == 0:
-                self.usage.finish_reason = str(choice["finish_reason"])
-        usage = body.get("usage")
-        if not isinstance(usage, dict):
-            return
-        details = usage.get("prompt_tokens_details")
-        self.usage.prompt_tokens = _count(usage, "prompt_tokens")
-        self.usage.completion_tokens = _count(usage, "completion_tokens")
-        self.usage.cached_tokens = _count(details, "cached_tokens") if isinstance(details, dict) else 0
-        self.tokens = self.usage.completion_tokens
-
-
-def _count(members: dict[str, Any], name: str) -> int:
-    found = members.get(name)
-    return found if isinstance(found, int) and 0 <= found < 2**32 else 0
+        said = usage_of(body)
+        said.finish_reason = said.finish_reason or self.usage.finish_reason
+        if isinstance(body.get("usage"), dict):
+            self.usage = said
+            self.tokens = said.completion_tokens
+        else:
+            self.usage.finish_reason = said.finish_reason
 
 
 def _data(event: bytes) -> dict[str, Any]:

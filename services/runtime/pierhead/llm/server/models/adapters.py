@@ -7,7 +7,6 @@ callers which ones the replica holds; this module finds the adapters and loads t
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -18,16 +17,13 @@ from pierhead.errors import Backpressure
 from pierhead.llm.server.background import in_background
 from pierhead.llm.server.engine import LLMEngine, Report
 from pierhead.llm.server.errors import LLMRequestError, LLMStartError, SourceNotFoundError, no_such_model
-from pierhead.llm_config import Lora
+from pierhead.llm_config import ADAPTER_NAME, Lora
 from pierhead.metrics import RuntimeMetrics
 from pierhead.multiplex.multiplexed import ModelUse, Multiplexed
 
 Fetch = Callable[[str, Path, Report], Path]
 """A local directory with everything of a source, `s3://...`, kept below a cache directory. Blocks: it is called in a
 thread. Raises SourceNotFoundError where there is nothing."""
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""No slash and no dot in front: a name is one directory of those below the given one."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +176,7 @@ def adapters_in(user_config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def check_name(adapter: str) -> None:
     """Raises LLMRequestError, 404: no adapter has such a name."""
-    if not _NAME.fullmatch(adapter):
+    if not ADAPTER_NAME.fullmatch(adapter):
         raise no_such_model(
             f"there is no adapter of the name {adapter[:120]!r}: names have letters, digits, dots, dashes and "
             "underscores, 100 at most, and begin with a letter or digit"
@@ -195,4 +191,4 @@ def unknown_adapter(adapter: str, where: str) -> LLMRequestError:
 def _directories(source: Path) -> list[str]:
     if not source.is_dir():
         return []
-    return [each.name for each in source.iterdir() if each.is_dir() and _NAME.fullmatch(each.name)]
+    return [each.name for each in source.iterdir() if each.is_dir() and ADAPTER_NAME.fullmatch(each.name)]

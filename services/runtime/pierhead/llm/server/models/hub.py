@@ -10,7 +10,7 @@ from typing import Any
 from pierhead.llm.server.errors import LLMStartError, SourceNotFoundError
 from pierhead.llm.server.models.source import PartFile, SourceFile, in_a_line
 
-_WEIGHTS_BESIDE_SAFETENSORS = (
+_OTHER_WEIGHTS = (
     "*.bin",
     "*.pt",
     "*.pth",
@@ -48,7 +48,7 @@ class Hub:
         except Exception as error:  # the library's own, and those of its HTTP library
             raise self._explained(error) from error
         if any(file.path.endswith(".safetensors") for file in found):
-            return [file for file in found if not any(fnmatch(file.path, each) for each in _WEIGHTS_BESIDE_SAFETENSORS)]
+            return [file for file in found if not any(fnmatch(file.path, each) for each in _OTHER_WEIGHTS)]
         return found
 
     def copy(self, file: SourceFile, at: int, part: PartFile) -> None:
@@ -125,7 +125,7 @@ class Hub:
             case ValueError() if not status:
                 return LLMStartError(f'{model} is no model of the hub: {in_a_line(error)}; a directory begins with "/"')
         return LLMStartError(
-            f"the Hugging Face hub cannot be reached for {model}, and the cache does not have it: {in_a_line(error)}; "
+            f"the Hugging Face hub cannot be reached for {model}: {in_a_line(error)}; "
             "check the network of the container, or mount the model's directory and name that"
         )
 
