@@ -135,11 +135,11 @@ class OpenAIObject:
         for name in defaults:
             delattr(cls, name)  # so that `__getattr__` is asked
 
-    def __init__(self, **members: Any) -> None:
+    def __init__(self, /, **members: Any) -> None:
         self._members = members
 
     @classmethod
-    def from_bytes(cls, data: bytes, **instead: Any) -> Self:
+    def from_bytes(cls, data: bytes, /, **instead: Any) -> Self:
         """The object in these bytes of JSON, which are not parsed yet. `instead`: members that take the place of its
         own. Bytes that are no JSON object raise where a member is read."""
         made = cls.__new__(cls)
@@ -161,12 +161,16 @@ class OpenAIObject:
         return made
 
     def to_bytes(self) -> bytes:
-        """As JSON: the bytes as they came, if nothing was set since and no list or object was read."""
+        """As JSON: the bytes as they came, if nothing was set since and no list or object was read. Raises
+        LLMRequestError, for an answer PierheadError, for members that JSON cannot hold."""
         if self._data is None:
             self._read()
-        if self._data is None:
-            return json.dumps(self._members, default=_dumped).encode()
-        return self._data
+        if self._data is not None:
+            return self._data
+        try:
+            return json.dumps(self._members, default=_dumped, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise self._unwritable(f"cannot be written as JSON: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
         """The members that are set. The lists and objects in it are the request's own: they are not to be changed."""
@@ -251,6 +255,9 @@ class OpenAIObject:
 
     def _missing(self, name: str) -> AttributeError:
         return AttributeError(f"{type(self).__name__} has no {name}")
+
+    def _unwritable(self, why: str) -> PierheadError:
+        return LLMRequestError(f"the request {why}", code="invalid_json")
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
@@ -517,7 +524,7 @@ class OpenAIAnswer(OpenAIObject):
     """Of its id; "" = it has none of these members."""
     _usage: Usage | None = None
 
-    def __init__(self, **members: Any) -> None:
+    def __init__(self, /, **members: Any) -> None:
         made: dict[str, Any] = {}
         if self._prefix:
             made = {"id": f"{self._prefix}-{uuid.uuid4().hex}", "object": self._defaults["object"]}
@@ -535,6 +542,9 @@ class OpenAIAnswer(OpenAIObject):
         if not isinstance(found, dict):
             raise PierheadError(f"the engine's answer: expected a JSON object, found {kind_of(found)}")
         return dict(found)
+
+    def _unwritable(self, why: str) -> PierheadError:
+        return PierheadError(f"the engine's answer {why}")
 
     def counted(self, usage: Usage) -> Self:
         """This answer, with what its request used: nobody need parse it to find that."""
@@ -667,7 +677,7 @@ class TranscriptionStreamResponse(ChatCompletionStreamResponse):
 class ErrorInfo(AnswerPart):
     """What OpenAI's error object says: `message`, `type`, `param`, `code`."""
 
-    def __init__(self, **members: Any) -> None:
+    def __init__(self, /, **members: Any) -> None:
         super().__init__({"type": "invalid_request_error", "param": None, "code": None} | members)
 
 

@@ -71,19 +71,7 @@ class AnswerStream(AsyncIterator[Any]):
     def __init__(self, answers: AbstractAsyncContextManager[AsyncIterator[Any]]) -> None:
         self.answers = answers
         """The engine's own iterator within the request. Who enters it iterates without a generator between."""
-        self._generator = self._each()
-
-    async def _each(self) -> AsyncGenerator[Any, None]:
-        begun = False
-        try:
-            async with self.answers as answers:
-                async for answer in answers:
-                    begun = True
-                    yield answer
-        except LLMRequestError as error:
-            if begun:
-                raise
-            yield ErrorResponse.to(error)
+        self._generator = _each(answers)  # which does not refer to this: left by its reader, it is closed at once
 
     def __aiter__(self) -> AsyncGenerator[Any, None]:
         return self._generator
@@ -102,9 +90,22 @@ class AnswerStream(AsyncIterator[Any]):
         return itself().__await__()
 
 
+async def _each(opening: AbstractAsyncContextManager[AsyncIterator[Any]]) -> AsyncGenerator[Any, None]:
+    begun = False
+    try:
+        async with opening as answers:
+            async for answer in answers:
+                begun = True
+                yield answer
+    except LLMRequestError as error:
+        if begun:
+            raise
+        yield ErrorResponse.to(error)
+
+
 def opened(answers: Any) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
     """What a method of an engine or of a server returned, to be iterated: it may be a coroutine that returns one. Left
-    before its end, the request is aborted."""
+    before its end, the request is aborted. Entering it raises PierheadError for what is no asynchronous iterator."""
     if isinstance(answers, AnswerStream):
         return answers.answers
     return aclosing(answers) if hasattr(answers, "aclose") else _opened_later(answers)
@@ -112,11 +113,16 @@ def opened(answers: Any) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
 
 @asynccontextmanager
 async def _opened_later(answers: Any) -> AsyncIterator[AsyncIterator[Any]]:
-    if not inspect.iscoroutine(answers):  # an iterator that cannot be closed
+    if hasattr(answers, "__aiter__"):  # one that cannot be closed
         yield answers
-        return
-    async with opened(await answers) as found:
-        yield found
+    elif inspect.isawaitable(answers):
+        async with opened(await answers) as found:
+            yield found
+    else:
+        raise PierheadError(
+            "an engine's or a server's method for requests returned "
+            f"{type(answers).__name__}: expected `async def` with `yield` for each answer"
+        )
 
 
 class _AsyncConstructor(ABCMeta):
@@ -126,6 +132,11 @@ class _AsyncConstructor(ABCMeta):
         made: Any = cls.__new__(cls)  # type: ignore[call-arg, arg-type]
         if inspect.isawaitable(constructed := made.__init__(*args, **named)):
             await constructed
+        if not hasattr(made, "engine"):
+            raise LLMStartError(
+                f"{cls.__module__}.{cls.__qualname__}: its __init__ does not start the engine: expected `async def "
+                "__init__(self, llm_config)` with `await super().__init__(llm_config)`"
+            )
         return made
 
 
@@ -234,8 +245,9 @@ class LLMServer(metaclass=_AsyncConstructor):
             raise unknown_path(request.path[:200])
         await self._resumed.wait()
         call = getattr(self._running, method)
-        self._begin()
+        self._requests += 1
         try:
+            self._begin()
             async with self._adapter_of(request), opened(_called(call, request, raw_request)) as answers:
                 yield answers
         except PierheadError:
@@ -283,9 +295,8 @@ class LLMServer(metaclass=_AsyncConstructor):
         return engine
 
     def _begin(self) -> None:
-        if not self._requests:
+        if self._requests == 1:
             self._watchdog.began(time.monotonic())
-        self._requests += 1
         _tell_callers(self.load())
 
     def _end(self) -> None:
@@ -411,6 +422,7 @@ class LLMServer(metaclass=_AsyncConstructor):
             self._report(f"importing the engine {name}", None, 1)
             make = self._engine_cls or engine_class(name)
             self.engine = engine = await in_background(make, self._llm_config)
+            _check_life(engine, name)
             engine.config, engine.model_path, engine.report = self.config, source, self._report
             if engine.needs_files:
                 engine.model_path = str(await self._fetched(source))
@@ -419,7 +431,10 @@ class LLMServer(metaclass=_AsyncConstructor):
             self._report("generating a first token", None, 1)
             await self._generate_one(engine)
         except BaseException as error:
-            await self.shutdown()
+            try:
+                await self.shutdown()
+            except Exception:
+                logger.exception("ending the engine %s, which could not be started, failed too", name)
             if isinstance(error, PierheadError) or not isinstance(error, Exception):
                 raise
             raise LLMStartError(
@@ -455,8 +470,8 @@ class LLMServer(metaclass=_AsyncConstructor):
         await engine.generate_one_token()
         self._last_token = time.monotonic()
 
-    async def check_health(self) -> None:
-        """Raises EngineStalledError, or the engine's own error."""
+    async def check_health(self) -> Any:
+        """Raises EngineStalledError, or the engine's own error; a subclass may return False."""
         engine = self.engine
         if engine is None:
             return
@@ -520,6 +535,13 @@ def wanted_adapters(config: LLMConfig, user_config: Mapping[str, Any]) -> tuple[
     if wanted and config.lora is None:
         raise ValueError("user_config.adapters: this service has no adapters: set x-serve.llm.lora")
     return wanted
+
+
+def _check_life(engine: LLMEngine, name: str) -> None:
+    """Raises LLMStartError for methods that cannot be awaited."""
+    for method in ("start", "check_health", "shutdown"):
+        if not inspect.iscoroutinefunction(getattr(engine, method)):
+            raise LLMStartError(f"the engine {name}: {method} must be `async def`")
 
 
 def _called(call: Callable[..., Any], request: Any, raw_request: Any) -> Any:

@@ -31,9 +31,10 @@ def class_at(path: str, base: type, what: str, otherwise: str) -> Any:
     module_name, _, class_name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a module may raise anything
+        why = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
         raise LLMStartError(
-            f"{what} cannot be imported from {path}: {error}; use an image that has it installed, or {otherwise}"
+            f"{what} cannot be imported from {path}: {why}; use an image that has it installed, or {otherwise}"
         ) from error
     if not (inspect.isclass(found) and issubclass(found, base)):
         key = what.partition(":")[0]

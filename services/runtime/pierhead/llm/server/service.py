@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
@@ -87,11 +88,34 @@ class _Writer:
 
     def __init__(self) -> None:
         self.has_begun = False
+        self._is_whole = False
+        """Whether the answer is one object, which nothing may follow."""
         self._plain: tuple[Splitter, Account] | None = None
         """Of a stream of plain strings, whose tokens nobody else counts."""
 
     def reply_of(self, answer: Any) -> LLMReply:
-        """One reply."""
+        """One reply. Raises PierheadError for what is no answer."""
+        if self._is_whole:
+            raise PierheadError(f"the engine's answer: expected nothing behind a whole one, found {_kind(answer)}")
+        try:
+            reply = self._reply_of(answer)
+        except (AttributeError, TypeError, ValueError, RecursionError) as error:
+            raise PierheadError(
+                f"the engine's answer: expected {_EXPECTED}; found {_kind(answer)}, which cannot be sent: {error}"
+            ) from error
+        if len(reply.data) > LARGEST_REPLY:
+            raise LLMRequestError(
+                f"the answer has {len(reply.data)} bytes, and at most {LARGEST_REPLY} can be sent at once; ask for "
+                "fewer inputs or choices at a time, or for a stream",
+                code="answer_too_large",
+            )
+        self._is_whole = self._plain is None and not isinstance(answer, StreamEvents | RawAnswer)
+        if not self.has_begun:
+            self.has_begun = True
+            reply.status = answer.status if isinstance(answer, RawAnswer) else reply.status or 200
+        return reply
+
+    def _reply_of(self, answer: Any) -> LLMReply:
         if isinstance(answer, StreamEvents):
             reply = LLMReply(data=answer.encode("utf-8", "surrogateescape"), tokens=answer.tokens)
             _add_usage(reply, answer.usage)
@@ -101,28 +125,19 @@ class _Writer:
         elif isinstance(answer, str | list):
             reply = self._events("".join(answer))
         else:
-            reply = self._whole(answer if isinstance(answer, OpenAIAnswer) else _object_of(answer))
-        if len(reply.data) > LARGEST_REPLY:
-            raise LLMRequestError(
-                f"the answer has {len(reply.data)} bytes, and at most {LARGEST_REPLY} can be sent at once; ask for "
-                "fewer inputs or choices at a time, or for a stream",
-                code="answer_too_large",
-            )
-        if not self.has_begun:
-            self.has_begun = True
-            reply.status = answer.status if isinstance(answer, RawAnswer) else reply.status or 200
+            return self._whole(answer if isinstance(answer, OpenAIAnswer) else _object_of(answer))
         return reply
 
     def end(self) -> LLMReply | None:
-        """What is to be said at the end of a stream of plain strings. Raises PierheadError if that is none."""
+        """What is to be said at the end of a stream of plain strings. Raises PierheadError if that is none, or if
+        there was no answer."""
+        if not self.has_begun:
+            raise PierheadError(f"the engine's answer: expected {_EXPECTED}; found nothing")
         if self._plain is None:
             return None
         splitter, account = self._plain
         if rest := splitter.rest.strip():
-            raise PierheadError(
-                "the engine's stream: expected server-sent events, `data: {...}` and a blank line behind each, found "
-                f"{rest[:200]!r}"
-            )
+            raise _no_event(rest)
         if account.done:
             return None
         return self._counted(LLMReply(data=DONE), account, ends=True)
@@ -130,7 +145,11 @@ class _Writer:
     def _events(self, text: str) -> LLMReply:
         self._plain = self._plain or (Splitter(), Account(hide_usage=False))
         splitter, account = self._plain
-        data = b"".join([event for event in splitter.feed(text.encode()) if account.note(event)])
+        events = list(splitter.feed(text.encode()))
+        for event in events:
+            if not _EVENT.match(event):
+                raise _no_event(event)
+        data = b"".join([event for event in events if account.note(event)])
         return self._counted(LLMReply(data=data), account, ends=account.done)
 
     def _counted(self, reply: LLMReply, account: Account, *, ends: bool) -> LLMReply:
@@ -147,6 +166,8 @@ class _Writer:
             return LLMReply(data=_in_words(answer).to_bytes(), status=answer.status)
         if isinstance(answer, _STREAMED):
             return self._events(f"data: {answer.to_bytes().decode()}\n\n")
+        if self.has_begun:
+            raise PierheadError("the engine's answer: expected events alone, found a whole answer behind some")
         usage = answer.accounting()
         reply = LLMReply(data=answer.to_bytes(), tokens=usage.completion_tokens)
         _add_usage(reply, usage)
@@ -158,6 +179,23 @@ _STREAMED = (
     objects.CompletionStreamResponse,
     objects.TranscriptionStreamResponse,
 )
+
+
+_EXPECTED = "server-sent events as str, a response object or dict, or an ErrorResponse"
+
+_EVENT = re.compile(rb"\s*(data|event|id|retry|)(:|\s*$)")
+"""What an event may begin with; a colon alone begins a comment."""
+
+
+def _no_event(found: bytes) -> PierheadError:
+    return PierheadError(
+        "the engine's stream: expected server-sent events, `data: {...}` and a blank line behind each, found "
+        f"{found[:200]!r}"
+    )
+
+
+def _kind(answer: Any) -> str:
+    return f"an object of the type {type(answer).__name__}"
 
 
 def _object_of(answer: Any) -> OpenAIAnswer:
@@ -269,8 +307,8 @@ class LLMService(LLMServerServicer):
         """See LLMServer.check_health. The first call starts the server."""
         if self._server is None:
             self._server = await self._start()
-        else:
-            await self._server.check_health()
+        elif await self._server.check_health() is False:
+            raise RuntimeError(f"the server {self.config.server_cls} says that it is not healthy")
 
     async def _start(self) -> LLMServer:
         """Raises LLMStartError."""
