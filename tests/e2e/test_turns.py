@@ -23,6 +23,8 @@ def running() -> Iterator[Stack]:
         write_gpus(range(1))
         stack = Stack("pierhead-test-turns", ("tests/e2e/apps/turns.yaml",), {"PIERHEAD_GPU_CDI_KIND": CDI_KIND})
         with stack.running():
+            routes = {f"/{name}" for name in NAMES}
+            eventually(lambda: set(stack.get("/-/routes").json) >= routes, "the routes are there")
             yield stack
 
 
