@@ -187,7 +187,7 @@ async def test_all_gpus_as_compose_prints_them(tmp_path: Path, count: str) -> No
 
 async def test_the_reference_can_be_loaded() -> None:
     spec = await load(ROOT, COMPOSE_FILE="compose/reference.yaml", COMPOSE_PROJECT_NAME="reference")
-    names = ["autoscaled", "gpu-slots", "language-model", "large-tensors", "reference"]
+    names = ["autoscaled", "gpu-slots", "gpu-turns", "language-model", "large-tensors", "reference"]
     assert (spec.project, sorted(spec.services), spec.warnings) == ("reference", names, ())
 
 
