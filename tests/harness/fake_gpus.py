@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,20 +12,23 @@ import pytest
 
 CDI_KIND = "pierhead.test/gpu"
 CDI_FILE = Path("/etc/cdi/pierhead-e2e.yaml")
+LOCK = Path("/run/lock/pierhead-fake-gpus")
 GPUS = 4
 
 
 @contextlib.contextmanager
 def fake_gpus() -> Iterator[None]:
-    """Four of them for as long as the block runs; one block at a time."""
+    """Four of them for as long as the block runs; another process's block waits for the end of this one."""
     if os.geteuid() != 0:
         pytest.fail(f"this test writes {CDI_FILE}, which takes root")
     CDI_FILE.parent.mkdir(exist_ok=True)
-    write_gpus(range(GPUS))
-    try:
-        yield
-    finally:
-        CDI_FILE.unlink()
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        write_gpus(range(GPUS))
+        try:
+            yield
+        finally:
+            CDI_FILE.unlink()
 
 
 def write_gpus(indices: Iterable[int]) -> None:
