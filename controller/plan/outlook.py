@@ -96,7 +96,7 @@ class ServiceOutlook:
     turn: str = ""
     """Why not more, or who gives way to it when."""
     room_comes: bool = False
-    """Whether somebody gives way to it."""
+    """Whether another service gives way to it."""
     numbers: Numbers | None = None
     """The numbers of new replicas; None = not computed yet."""
     _alive: tuple[int, list[ReplicaOutlook]] | None = None

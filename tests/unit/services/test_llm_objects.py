@@ -1,4 +1,4 @@
-"""OpenAI's requests and answers as objects: parsed when somebody looks, else the bytes as they came."""
+"""OpenAI's requests and answers as objects: parsed when a member is read, else the client's own bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's requests and answers as objects that are parsed when somebody looks at them.
+"""OpenAI's requests and answers as objects, which are parsed when a member is first read.
 
     request = ChatCompletionRequest(model="qwen", messages=[{"role": "user", "content": "Hi"}])
     request = ChatCompletionRequest.from_bytes(body)        # not parsed

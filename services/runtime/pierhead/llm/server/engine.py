@@ -92,7 +92,7 @@ class LLMEngine(ABC):
 
     def __init__(self, llm_config: Any) -> None:
         self.llm_config = llm_config
-        """As it was given."""
+        """What the caller gave."""
         self.config: LLMConfig = config_of(llm_config)
         """What x-serve.llm says of it."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pierhead.errors import BadRequest, Broken, PierheadError
+from pierhead.errors import BadRequest, Broken, PierheadError, Unavailable
 from pierhead.llm.openai_error import LLMRequestError as LLMRequestError
 
 
@@ -30,6 +30,11 @@ class UpstreamError(PierheadError):
 
 class NotSupported(BadRequest):
     """The engine does not support the operation."""
+
+
+def not_started() -> Unavailable:
+    """The error for a request or an operation before the engine has started."""
+    return Unavailable("the engine is not started yet; ask again when the replica is ready")
 
 
 def unknown_model(model: str, served: str) -> LLMRequestError:

@@ -42,7 +42,7 @@ from pierhead.llm.openai_error import LLMRequestError
 from pierhead.llm.server import bodies
 from pierhead.llm.server.background import in_background
 from pierhead.llm.server.engine import EngineStats, LLMEngine, ModelDescription, Report
-from pierhead.llm.server.errors import LLMStartError, NotSupported, unknown_model, unknown_path
+from pierhead.llm.server.errors import LLMStartError, NotSupported, not_started, unknown_model, unknown_path
 from pierhead.llm.server.models import loading
 from pierhead.llm.server.models.adapters import Adapters, Fetch, adapters_in, unknown_adapter
 from pierhead.llm.server.registry import engine_class
@@ -201,7 +201,7 @@ class LLMServer(metaclass=_AsyncConstructor):
         return dict(found()) if found is not None else {"max_ongoing_requests": MAX_ONGOING_REQUESTS}
 
     async def llm_config(self) -> Any:
-        """The config, as it was given."""
+        """The config that the caller gave."""
         return self._llm_config
 
     # ---- requests
@@ -283,7 +283,7 @@ class LLMServer(metaclass=_AsyncConstructor):
     def ready(self) -> LLMEngine:
         """The engine, asleep or not. Raises Unavailable before it has started."""
         if self.engine is None or not self._started:
-            raise Unavailable("the engine is not started yet; ask again when the replica is ready")
+            raise not_started()
         return self.engine
 
     @property

@@ -12,12 +12,13 @@ import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
-from pierhead import BadRequest, PierheadError, Unavailable
+from pierhead import BadRequest, PierheadError
 from pierhead.llm import objects
 from pierhead.llm.objects import ErrorResponse, OpenAIAnswer, OpenAIRequest, RawAnswer, StreamEvents
 from pierhead.llm.openai_error import LLMRequestError
 from pierhead.llm.server.background import in_background
 from pierhead.llm.server.engine import EngineStats
+from pierhead.llm.server.errors import not_started
 from pierhead.llm.server.events import Account, Splitter
 from pierhead.llm.server.exposition import show
 from pierhead.llm.server.llm_server import LLMServer, opened, wanted_adapters
@@ -242,14 +243,14 @@ class LLMService(LLMServerServicer):
         self._make_server = make_server
         self._server: LLMServer | None = None
         self._user_config: Mapping[str, Any] | None = None
-        """As it was wanted before the start."""
+        """What was wanted before the start."""
         show(metrics, self._load, self._expose)
 
     @property
     def server(self) -> LLMServer:
         """The server. Raises Unavailable before it has started."""
         if self._server is None:
-            raise Unavailable("the engine is not started yet; ask again when the replica is ready")
+            raise not_started()
         return self._server
 
     # ---- requests
