@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,6 +22,8 @@ PASSED_ON = (
     "NO_COLOR",
 )
 """What a shell asks for completions with, and what decides how things are shown."""
+LOOKS = ("status", "why", "gpus", "nodes", "routes", "plan", "revisions")
+"""The commands that ask once and end (controller/tool/commands/look.py)."""
 PATIENCE_S = 30
 """Where the controller that acted was just lost, another one acts within half a minute."""
 
@@ -124,8 +126,8 @@ class SwarmStack:
     # ------------------------------------------------------------------------------------------ next to the controller
 
     def next_to_controller(self, *words: str, patience_s: int = PATIENCE_S) -> tuple[list[str], dict[str, str]]:
-        """(words, variables) of a program that runs a command next to the controller, on its network, whichever manager
-        that is on. Raises NoStack.
+        """(words, variables) of a program that runs a command next to the controller that acts, whichever manager that
+        is on. Raises NoStack.
         """
         stack, image = self.stack, self._controllers_image()
         if image.status:
@@ -141,8 +143,18 @@ class SwarmStack:
         }
         options = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
         # Other users see a program's arguments, and not its variables.
-        run = ["docker", "run", "--rm", "--init", "--network", f"{stack.name}_default", "--env", "PIERHEAD_API_TOKEN"]
+        run = ["docker", "run", "--rm", "--init", "--network", self._network(words), "--env", "PIERHEAD_API_TOKEN"]
         return [*run, *options, image.output.strip(), "pierhead", *words], {"PIERHEAD_API_TOKEN": token}
+
+    def _network(self, words: Sequence[str]) -> str:
+        """The stack's. A command that only looks shares the one of this manager's own controller: a container of its
+        own is put on the network by Swarm's leader, which takes some 16 s where another manager has just become that. A
+        command that waits must outlast this controller.
+        """
+        label = f"label=com.docker.swarm.service.name={self.stack.name}_controller"
+        looks = any(word in LOOKS for word in words[:1])
+        here = self.stack.programs.read("docker", "ps", "--quiet", "--filter", label).lines if looks else ()
+        return f"container:{here[0]}" if here else f"{self.stack.name}_default"
 
     def answers(self) -> bool:
         """Whether a controller has the lease of the state, and its API is open."""

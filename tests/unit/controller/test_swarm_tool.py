@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from typer import Typer
+from typer.main import get_command
 
 from controller.swarm.tool import __main__ as tool
 from controller.swarm.up.settings import VARIABLE, StackSettings
+from controller.tool.commands import look
 from controller.tool.project.programs import Done
 from controller.tool.project.stack import NoStack
 from tests.fakes.fake_programs import FakePrograms
@@ -68,6 +71,12 @@ def became(programs: Programs, *words: str) -> Became:
     return end.value
 
 
+def looks() -> list[str]:
+    app = Typer()
+    look.register(app)
+    return list(get_command(app).commands)  # type: ignore[attr-defined]
+
+
 @pytest.mark.usefixtures("clone")
 def test_commands_run_next_to_the_controller_on_any_node() -> None:
     ran = became(Programs(), "status")
@@ -75,6 +84,14 @@ def test_commands_run_next_to_the_controller_on_any_node() -> None:
     assert ran.words.endswith("registry/controller@sha256:00 pierhead status")
     assert ran.variables == {"PIERHEAD_API_TOKEN": "secret"}
     assert "secret" not in ran.words, "other users see a program's arguments"
+
+
+@pytest.mark.usefixtures("clone")
+@pytest.mark.parametrize("command", looks())
+def test_a_command_that_looks_needs_no_leader_to_be_on_the_network(command: str) -> None:
+    programs = Programs({**A_STACK, "docker ps .*service.name=pierhead_controller": "c0ffee\n"})
+    assert "--network container:c0ffee" in became(programs, command, "web").words
+    assert "--network pierhead_default" in became(programs, "scale", "web", "2").words, "it may outlast that controller"
 
 
 @pytest.mark.usefixtures("clone")
