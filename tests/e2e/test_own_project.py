@@ -309,7 +309,8 @@ def test_a_new_language_model_answers_the_openai_client(programs: Path, tmp_path
         env.write_text(env.read_text().replace("COMPOSE_FILE=compose.yaml:", "COMPOSE_FILE=compose.yaml:second.yaml:"))
         user.does("pierhead", "validate")
         user.does("pierhead", "up")
-        eventually(lambda: {model.id for model in client.models.list()} == {"mock", "second"}, "both are served")
+        user.does("pierhead", "wait-ready")  # until then the gateway before answers as well
+        assert {model.id for model in client.models.list()} == {"mock", "second"}
         assert answers("second")
         replicas = {name for name in before if "-llm-" in name and "gateway" not in name}
         assert replicas <= set(user.containers()), "the first model is not affected"
