@@ -119,17 +119,16 @@ class HubServer:
         return await self._file(request, model, revision, file, token)
 
     def _info(self, model: str, revision: str, token: str) -> web.Response:
-        repository = self.repositories.get(model)
-        if refusal := self._refusal(repository, token, lists=True):
-            return refusal
-        assert repository is not None
-        commit = repository.at(revision)
-        if commit is None:
-            return _error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        found = self._found(model, revision, token, lists=True)
+        if isinstance(found, web.Response):
+            return found
+        repository, commit = found
         siblings = [_sibling(name, content) for name, content in sorted(repository.commits[commit].items())]
         return web.json_response({"id": model, "sha": commit, "gated": repository.gated, "siblings": siblings})
 
-    def _refusal(self, repository: HubRepository | None, token: str, *, lists: bool) -> web.Response | None:
+    def _found(self, model: str, revision: str, token: str, *, lists: bool) -> tuple[HubRepository, str] | web.Response:
+        """A model and the commit of a revision, or the refusal."""
+        repository = self.repositories.get(model)
         if token.startswith("invalid"):
             return _error(401, "", "Invalid credentials in Authorization header")
         if repository is None or (repository.token not in ("", token) and not repository.gated):
@@ -137,16 +136,16 @@ class HubServer:
         if repository.gated and not lists and repository.token != token:
             words = "You are not in the authorized list" if token else "You must have access to it and be authenticated"
             return _error(403 if token else 401, "GatedRepo", f"Access to this model is restricted. {words}")
-        return None
-
-    async def _file(self, request: web.Request, model: str, revision: str, file: str, token: str) -> web.StreamResponse:
-        repository = self.repositories.get(model)
-        if refusal := self._refusal(repository, token, lists=False):
-            return refusal
-        assert repository is not None
         commit = repository.at(revision)
         if commit is None:
             return _error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        return repository, commit
+
+    async def _file(self, request: web.Request, model: str, revision: str, file: str, token: str) -> web.StreamResponse:
+        found = self._found(model, revision, token, lists=False)
+        if isinstance(found, web.Response):
+            return found
+        repository, commit = found
         content = repository.commits[commit].get(file)
         if content is None or file in self.missing:
             return _error(404, "EntryNotFound", "Entry not found", {"X-Repo-Commit": commit})
