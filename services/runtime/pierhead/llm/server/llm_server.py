@@ -64,6 +64,8 @@ LOOK_S = 0.5
 MAX_ONGOING_REQUESTS = 1000
 """Of one replica: the engine itself lets requests wait."""
 
+_REQUESTS = ("chat", "completions", "embeddings", "score", "tokenize", "detokenize", "transcriptions", "pass_through")
+
 
 class AnswerStream(AsyncIterator[Any]):
     """The answers to one request: `async for answer in server.chat(request)`, or `in await server.chat(request)`."""
@@ -180,6 +182,8 @@ class LLMServer(metaclass=_AsyncConstructor):
         self._fetch = fetch
         self._metrics = metrics
         self._report = report
+        self._with_raw: set[str] = set()
+        """The engine's methods that take the raw request as well, as in Ray Serve LLM."""
         self._adapters: Adapters | None = None
         self._started = False
         self._asleep = 0
@@ -245,10 +249,11 @@ class LLMServer(metaclass=_AsyncConstructor):
             raise unknown_path(request.path[:200])
         await self._resumed.wait()
         call = getattr(self._running, method)
+        given = (request, raw_request) if raw_request is not None and method in self._with_raw else (request,)
         self._requests += 1
         try:
             self._begin()
-            async with self._adapter_of(request), opened(_called(call, request, raw_request)) as answers:
+            async with self._adapter_of(request), opened(call(*given)) as answers:
                 yield answers
         except PierheadError:
             raise
@@ -423,6 +428,9 @@ class LLMServer(metaclass=_AsyncConstructor):
             make = self._engine_cls or engine_class(name)
             self.engine = engine = await in_background(make, self._llm_config)
             _check_life(engine, name)
+            self._with_raw = {
+                each for each in _REQUESTS if len(inspect.signature(getattr(engine, each)).parameters) > 1
+            }
             engine.config, engine.model_path, engine.report = self.config, source, self._report
             if engine.needs_files:
                 engine.model_path = str(await self._fetched(source))
@@ -542,13 +550,6 @@ def _check_life(engine: LLMEngine, name: str) -> None:
     for method in ("start", "check_health", "shutdown"):
         if not inspect.iscoroutinefunction(getattr(engine, method)):
             raise LLMStartError(f"the engine {name}: {method} must be `async def`")
-
-
-def _called(call: Callable[..., Any], request: Any, raw_request: Any) -> Any:
-    """What the engine's method returns. It may take the raw request as well, as in Ray Serve LLM."""
-    if raw_request is not None and len(inspect.signature(call).parameters) > 1:
-        return call(request, raw_request)
-    return call(request)
 
 
 def _tell_callers(load: EngineStats) -> None:
