@@ -252,7 +252,9 @@ class LLMServer(metaclass=_AsyncConstructor):
         given = (request, raw_request) if raw_request is not None and method in self._with_raw else (request,)
         self._requests += 1
         try:
-            self._begin()
+            if self._requests == 1:
+                self._watchdog.began(time.monotonic())
+            _tell_callers(self.load())
             async with self._adapter_of(request), opened(call(*given)) as answers:
                 yield answers
         except PierheadError:
@@ -261,7 +263,8 @@ class LLMServer(metaclass=_AsyncConstructor):
             recheck()
             raise
         finally:
-            self._end()
+            self._requests -= 1
+            _tell_callers(self.load())
 
     def _adapter_of(self, request: Any) -> AbstractAsyncContextManager[Any]:
         """Keeps the request's adapter in the engine. Raises LLMRequestError for an unknown model."""
@@ -298,15 +301,6 @@ class LLMServer(metaclass=_AsyncConstructor):
         if self._asleep:
             raise Unavailable("the engine sleeps; wake it up (Operation.Wake), or ask another replica")
         return engine
-
-    def _begin(self) -> None:
-        if self._requests == 1:
-            self._watchdog.began(time.monotonic())
-        _tell_callers(self.load())
-
-    def _end(self) -> None:
-        self._requests -= 1
-        _tell_callers(self.load())
 
     # ---- what is served, and what operators do to it
 
