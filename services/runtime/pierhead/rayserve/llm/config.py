@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import math
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -96,8 +96,9 @@ def _class_of(value: Any) -> Any:
     """The class of an import path, `module:Class` or `module.Class`; anything else unchanged. Raises ValueError."""
     if not isinstance(value, str):
         return value
+    module, _, name = value.rpartition(":" if ":" in value else ".")
     try:
-        return pkgutil.resolve_name(value if ":" in value else ":".join(value.rsplit(".", 1)))
+        return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{value}: expected a class as module:Class; {error}") from None
 
