@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
-import pkgutil
 from typing import Any
 
 from pierhead.llm.server.engine import LLMEngine
@@ -28,8 +28,9 @@ def engine_class(name: str) -> type[LLMEngine]:
 
 def class_at(path: str, base: type, what: str, otherwise: str) -> Any:
     """The subclass of `base` at an import path. Raises LLMStartError; `otherwise`: what may be named in its place."""
+    module_name, _, class_name = path.partition(":")
     try:
-        found = pkgutil.resolve_name(path)
+        found = getattr(importlib.import_module(module_name), class_name)
     except Exception as error:  # a module may raise anything
         why = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
         raise LLMStartError(
