@@ -84,6 +84,91 @@ def test_any_json_is_read_or_refused(name: str, value: object) -> None:
     assert refused == 400
 
 
+# ---- addresses of images, sound and video
+
+INSIDE = "http://169.254.169.254/latest"
+ALLOWED = "https://images.example.com/cat.png"
+
+
+def image(address: object, **more: object) -> dict[str, object]:
+    return {"type": "image_url", "image_url": {"url": address}, **more}
+
+
+def read(body: dict[str, object], *hosts: str) -> str:
+    """The member that is refused; "" = none."""
+    try:
+        read_body(json.dumps({"model": "m", **body}).encode(), KIND, media_hosts=frozenset(hosts))
+    except ApiError as error:
+        refused = json.loads(error.body)["error"]
+        return str(refused["param"]) if (error.status, refused["code"]) == (400, "media_not_allowed") else str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (chat("see", [{"type": "text", "text": "x"}, image(INSIDE)]), "messages[1].content[1].image_url"),
+        (chat([{"image_url": INSIDE}]), "messages[0].content[0].image_url"),
+        (chat([{"type": "video_url", "video_url": {"url": INSIDE}}]), "messages[0].content[0].video_url"),
+        (chat([{"type": "audio_url", "Audio_Url": {"URL": INSIDE}}]), "messages[0].content[0].Audio_Url"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": INSIDE}]}]},
+         "input[0].content[0].image_url"),
+        ({"input": [{"type": "function_call_output", "output": [{"type": "input_file", "file_url": INSIDE}]}]},
+         "input[0].output[0].file_url"),
+        (chat([{"type": "image", "source": {"type": "url", "url": INSIDE}}]), "messages[0].content[0].source"),
+        (chat([{"type": "tool_result", "content": [{"type": "image", "source": {"type": "url", "url": INSIDE}}]}]),
+         "messages[0].content[0].content[0].source"),
+        ({"text_1": "a", "text_2": {"content": [image(INSIDE)]}}, "text_2.content[0].image_url"),
+        ({"query": "a", "documents": ["b", {"content": [image(INSIDE)]}]}, "documents[1].content[0].image_url"),
+    ],
+)  # fmt: skip
+def test_an_address_of_a_client_is_refused_wherever_it_stands(body: dict[str, object], param: str) -> None:
+    assert read(body) == param
+    assert read(json.loads(json.dumps(body).replace(INSIDE, "data:image/png;base64,AA=="))) == ""
+    assert read(body, "images.example.com") == param
+    assert read(json.loads(json.dumps(body).replace(INSIDE, ALLOWED)), "images.example.com") == ""
+    assert read(body, "*") == ""
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://images.example.com.evil.net/", "https://evil.net/#images.example.com", "file:///etc/passwd",
+        "http://images.example.com@evil.net/", "http://evil.net\\@images.example.com/", "//images.example.com/",
+        " https://images.example.com/", "https://images.example.com/\n", "ftp://images.example.com/", "cat.png", "",
+    ],
+)  # fmt: skip
+def test_an_address_that_two_readers_may_read_differently_is_refused(address: str) -> None:
+    assert read(chat([image(address)]), "images.example.com") == "messages[0].content[0].image_url"
+
+
+@pytest.mark.parametrize("address", [ALLOWED, "HTTP://Images.Example.com:8080", "https://images.example.com?size=4#a"])
+def test_hosts_that_the_operator_names_are_allowed(address: str) -> None:
+    assert read(chat([image(address)]), "images.example.com") == ""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat([{"type": "tool_use", "name": "open", "input": {"image_url": INSIDE, "url": INSIDE}}]),
+        chat([{"type": "image_url", "image_url": None, "uuid": "seen before"}, {"type": "text", "text": INSIDE}]),
+        chat("hi") | {"tools": [{"type": "function", "function": {"parameters": {"properties": {"image_url": {}}}}}]},
+        chat("hi") | {"tools": [{"type": "mcp", "server_url": INSIDE}], "metadata": {"url": INSIDE}},
+    ],
+)
+def test_what_no_engine_fetches_is_no_address(body: dict[str, object]) -> None:
+    assert read(body) == ""
+
+
+def test_the_refusal_says_what_is_allowed() -> None:
+    with pytest.raises(ApiError) as raised:
+        read_body(json.dumps(chat([image(INSIDE)])).encode(), KIND, media_hosts=frozenset({"b.net", "a.net"}))
+    assert json.loads(raised.value.body)["error"]["message"] == (
+        "messages[0].content[0].image_url: expected the content itself as a data: URL, or an address at a.net, b.net, "
+        f'found "{INSIDE}"'
+    )
+
+
 # ---- forms
 
 FORM = (

@@ -25,8 +25,11 @@ def test_settings() -> None:
         "PIERHEAD_LLM_PREFILL_FALLBACK": "false",
         "PIERHEAD_LLM_MAX_BODY_BYTES": "4096",
         "PIERHEAD_LLM_MAX_BODIES_BYTES": "1048576",
+        "PIERHEAD_LLM_MEDIA_HOSTS": "images.example.com, Other.NET",
     }
+    assert settings.media_hosts == frozenset()
     settings = GatewaySettings.from_env(environ | more)
+    assert settings.media_hosts == {"images.example.com", "other.net"}
     assert (settings.gateways, settings.prefill_fallback) == (4, False)
     assert (settings.max_body_bytes, settings.max_bodies_bytes) == (4096, 1 << 20)
 
@@ -35,6 +38,7 @@ def test_wrong_settings_are_all_named() -> None:
     environ = {
         "PIERHEAD_LLM_GATEWAYS": "0",
         "PIERHEAD_LLM_MAX_BODY_BYTES": "1 GB",
+        "PIERHEAD_LLM_MEDIA_HOSTS": "https://a.net",
         "PIERHEAD_LLM_MODELS_REFRESH_S": "nan",
         "PIERHEAD_LLM_MAX_BODIES_BYTES": "1048576",
     }
@@ -45,6 +49,7 @@ def test_wrong_settings_are_all_named() -> None:
         f"PIERHEAD_LLM_MODELS: expected JSON, {form}, found nothing",
         'PIERHEAD_LLM_GATEWAYS: expected an integer from 1 to 10000, found "0"',
         'PIERHEAD_LLM_MAX_BODY_BYTES: expected a number of bytes from 1024 to 62914560, found "1 GB"',
+        'PIERHEAD_LLM_MEDIA_HOSTS: expected names of hosts, such as a.example.com,b.net, or *, found "https://a.net"',
         'PIERHEAD_LLM_MODELS_REFRESH_S: expected seconds from 0.1 to 3600, found "nan"',
         "PIERHEAD_LLM_MAX_BODIES_BYTES: expected at least PIERHEAD_LLM_MAX_BODY_BYTES, 33554432, found 1048576",
     ]

@@ -95,7 +95,8 @@ class ClientExchange:
                 raise unknown_path(path)  # it could be any model's
         else:
             body = await self._read()
-            asked = read_body(body, content_type, messages=self._endpoint.messages)
+            hosts = self._gateway.settings.media_hosts
+            asked = read_body(body, content_type, messages=self._endpoint.messages, media_hosts=hosts)
         if self._endpoint is INVOCATION:
             self._endpoint = self._invoked(asked)
         endpoint = self._endpoint

@@ -15,11 +15,13 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from pierhead.environment import Environment
 from pierhead.errors import PierheadError
 from pierhead.llm import objects
 from pierhead.llm.gateway.body.body import read_body
 from pierhead.llm.gateway.endpoints import POSTS
 from pierhead.llm.gateway.errors import JSON, SERVER, ApiError, no_model, unknown_model
+from pierhead.llm.gateway.settings import media_hosts
 from pierhead.llm.openai_error import LLMRequestError
 from pierhead.raised import is_answerable
 from pierhead.rayserve.deployment import ingress
@@ -246,10 +248,14 @@ def _route_of(name: str, kind: type[objects.OpenAIRequest]) -> Route:
     has_messages = any(each.messages for path, each in POSTS.items() if path in paths)
 
     def at(app: FastAPI) -> Callable[[Any], Any]:
+        environment = Environment()
+        hosts = media_hosts(environment)
+        environment.check()
+
         def decorate(method: Any) -> Any:
             async def endpoint(self: Any, request: Request) -> Response:
                 data, content_type = await request.body(), request.headers.get("content-type", "")
-                parts = read_body(data, content_type, messages=has_messages)
+                parts = read_body(data, content_type, messages=has_messages, media_hosts=hosts)
                 body = kind.from_bytes(parts.body_for(data, parts.model or ""))
                 own_type = "" if parts.members else content_type
                 response: Response = await getattr(self, name)(body.sent_to(kind._path, own_type), request)

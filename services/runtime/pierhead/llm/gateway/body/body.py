@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pierhead.json_data import not_json
+from pierhead.llm.gateway.body.media import refuse_addresses
 from pierhead.llm.gateway.body.multipart import FormField, form_fields
 from pierhead.llm.gateway.body.prompt_text import PromptText, prompt_text, prompts
 from pierhead.llm.gateway.errors import ApiError, wrong
@@ -85,8 +86,13 @@ NOTHING_ASKED = RequestParts("", False, PromptText("", 0), 0, 1, frozenset())
 """Of a request without a body."""
 
 
-def read_body(body: bytes, content_type: str, *, messages: bool = False) -> RequestParts:
-    """Read a body. `messages`: it must have them. Raises ApiError for the first problem: 400, or 413."""
+def read_body(
+    body: bytes, content_type: str, *, messages: bool = False, media_hosts: Collection[str] = ()
+) -> RequestParts:
+    """Read a body. `messages`: it must have them. `media_hosts`: where engines may fetch what a request names.
+
+    Raises ApiError for the first problem: 400, or 413.
+    """
     if content_type.partition(";")[0].strip().lower() == FORM:
         return _read_form(body, content_type)
     if problem := not_json(content_type):
@@ -97,6 +103,7 @@ def read_body(body: bytes, content_type: str, *, messages: bool = False) -> Requ
         raise wrong("stream", "a boolean", stream)
     if messages and not isinstance(found.get("messages"), list):
         raise wrong("messages", "a list of messages", found.get("messages"))
+    refuse_addresses(found, media_hosts)
     limits = [_count(found, name, 0) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
     choices = _count(found, "n", 1) * prompts(found)
     kept = _for_clients(found)

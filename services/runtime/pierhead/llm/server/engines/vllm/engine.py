@@ -26,6 +26,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from pydantic import BaseModel, ValidationError
 
 os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # before vLLM: gRPC's threads do not survive a fork
+# The gateway allows hosts; an answer of one must not lead to another.
+os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
 
 from pierhead.llm import objects
 from pierhead.llm.objects import ErrorResponse, OpenAIAnswer, OpenAIRequest
