@@ -204,6 +204,8 @@ def test_what_changes_nothing_is_named() -> None:
         ({"deployment_config": {"gang_scheduling_config": {"gang_size": 2}}}, "deployment_config: @serve.deployment: "),
         ({"deployment_config": {"replicas": 2}}, "deployment_config: @serve.deployment: replicas is not one of auto"),
         ({"server_cls": "there.is.none:Server"}, "there.is.none:Server: expected a class as module:Class; No module n"),
+        ({"server_cls": "json"}, "json: expected a class as module:Class; Empty module name"),
+        ({"server_cls": "json:"}, "json:: expected a class as module:Class; module 'json' has no attribute ''"),
         (
             {"model_loading_config": {"model_id": "q", "model_source": {"bucket_uri": "azure://a/b"}}},
             "model_source: azure:// is not supported: copy the model to s3:// or gs://, or mount it as a directory",
