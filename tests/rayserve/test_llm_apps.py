@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -112,6 +113,28 @@ def test_a_stream_that_fails_ends_with_an_error(port: int) -> None:
         events = [json.loads(line.removeprefix("data: ")) for line in answer.read().decode().split("\n\n") if line]
     assert [list(each)[-1] for each in events] == ["choices", "error"]
     assert events[1]["error"]["code"] == "internal"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("form", "streams"), [("whole", False), ("events", True), ("chunk", True), ("either", None)])
+def test_an_answer_in_the_wrong_form_is_an_error(form: str, streams: bool | None, stream: bool, port: int) -> None:
+    config = importlib.import_module("custom_engine").config_of("careless", "Careless")
+    serve.run(build_openai_app({"llm_configs": [config]}))
+    api: Any = client(port)
+    for path, create in (
+        ("/v1/chat/completions", partial(api.chat.completions.create, messages=say(form))),
+        ("/v1/completions", partial(api.completions.create, prompt=form)),
+    ):
+        if streams in (None, stream):
+            answer = create(model="careless", stream=stream)
+            assert (list(answer) if stream else [answer])[0].choices[0].index == 0
+            continue
+        with pytest.raises(InternalServerError) as caught:
+            create(model="careless", stream=stream)
+        expected = "text/event-stream" if stream else "application/json"
+        assert (caught.value.status_code, caught.value.code) == (502, "internal")
+        assert f"{path}: the deployment LLMServer:careless answered with " in caught.value.message
+        assert f": expected {expected}, because the request's `stream` is {json.dumps(stream)}" in caught.value.message
 
 
 @pytest.mark.parametrize(

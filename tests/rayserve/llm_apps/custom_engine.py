@@ -6,6 +6,7 @@ from pierhead.rayserve.llm import LLMConfig, LLMEngine, LLMServingArgs, build_op
 from pierhead.rayserve.llm.openai_api_models import (
     ChatCompletionResponse,
     CompletionResponse,
+    CompletionStreamResponse,
     EmbeddingResponse,
     ErrorResponse,
 )
@@ -51,6 +52,28 @@ class MyCustomEngine(LLMEngine):
         self.started = False
 
 
+class Careless(MyCustomEngine):
+    """Answers in the form that the request asks for in words, whatever its `stream` is."""
+
+    async def chat(self, request):
+        choices = [{"index": 0, "message": {"content": "a"}, "delta": {"content": "a"}}]
+        yield {
+            "whole": {"object": "chat.completion", "choices": choices},
+            "events": f"data: {json.dumps({'object': 'chat.completion.chunk', 'choices': choices})}\n\n",
+            "chunk": {"object": "chat.completion.chunk", "choices": choices},
+            "either": {"choices": choices},
+        }[request.messages[-1]["content"]]
+
+    async def completions(self, request):
+        choices = [{"index": 0, "text": "a"}]
+        yield {
+            "whole": CompletionResponse(model=request.model, choices=choices),
+            "events": f"data: {json.dumps({'object': 'text_completion', 'choices': choices})}\n\n",
+            "chunk": CompletionStreamResponse(model=request.model, choices=choices),
+            "either": {"object": "text_completion", "choices": choices},
+        }[request.prompt]
+
+
 class Transferring(MyCustomEngine):
     """Reads prompts for another engine, and generates with what another one has read."""
 
@@ -63,8 +86,8 @@ class Transferring(MyCustomEngine):
         yield ChatCompletionResponse(model=request.model, choices=[{"index": 0, "message": message}])
 
 
-def config_of(model, **more):
-    return LLMConfig(model_loading_config={"model_id": model}, llm_engine=f"{__name__}:MyCustomEngine", **more)
+def config_of(model, engine="MyCustomEngine", **more):
+    return LLMConfig(model_loading_config={"model_id": model}, llm_engine=f"{__name__}:{engine}", **more)
 
 
 app = build_openai_app(LLMServingArgs(llm_configs=[config_of("small"), config_of("large")]))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pierhead import PierheadError
+from pierhead import PierheadError, override_handle
+from pierhead.llm.gateway.models.model_map import VARIABLE, read_models
 from pierhead.llm.objects import (
     ChatCompletionRequest,
     ChatCompletionResponse,
@@ -27,6 +29,9 @@ from pierhead.llm.server.service import LLMService, replies_of, server_class
 from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 from pierhead.llm_config import LLMConfig, ModelLoading
 from pierhead.metrics import RuntimeMetrics
+
+from tests.unit.runtime.harness import until
+from tests.unit.services.gateway_stand import Stand, chat, error_of
 
 CONFIG = LLMConfig(engine="mock", model_loading=ModelLoading(model_id="mock"))
 EVENT = 'data: {"object": "chat.completion.chunk", "choices": [{"delta": {"content": "a"}}]}\n\n'
@@ -132,6 +137,48 @@ async def test_a_method_that_yields_nothing_is_said(method: str, found: Any) -> 
             [each async for each in getattr(server, method)(request)]
         assert server.load().running == 0
         await server.shutdown()
+
+
+# ------------------------------------------------------------------------------------- a stream, or the whole, is asked
+
+JSON, EVENTS = "application/json", "text/event-stream"
+FORMS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "an object": (JSON, (WHOLE,)),
+    "a server's bytes": (JSON, (ChatCompletionResponse.from_bytes(b'\n {"choices": []}'),)),
+    "JSON with its type": (JSON, (RawAnswer(b"{}", "application/json; charset=utf-8"),)),
+    "a text of events": (EVENTS, (EVENT,)),
+    "a text in pieces": (EVENTS, ("data: {", "}\n\n")),
+    "counted events": (EVENTS, (StreamEvents(""), StreamEvents(EVENT))),
+    "events with their type": (EVENTS, (RawAnswer(EVENT.encode(), EVENTS),)),
+    "an error": ("", (NO,)),
+    "a page": ("text/html", (RawAnswer(b"<html>", "text/html"),)),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+async def test_an_answer_in_the_wrong_form_is_said_at_the_gateway(stand: Stand, form: str, stream: bool) -> None:
+    found, answers = FORMS[form]
+    stand.settings = replace(stand.settings, models=read_models({VARIABLE: '{"mock": "llm-mock"}'}))
+    await stand.start()
+    service = await served(an_engine(answer=lambda *_: yields(*answers)))
+    right, expected = 200 if found else 400, EVENTS if stream else JSON
+    with override_handle("llm-mock", service):
+        for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/invocations"):
+            status, body, headers = await stand.post(path, chat(model="mock", stream=stream))
+            assert status == (right if found in ("", expected) else 502), (path, body)
+            assert headers["Content-Type"].startswith(expected if status == 200 else JSON)
+            if status == 502:
+                error = json.loads(body)["error"] if path == "/v1/messages" else error_of(body)
+                assert error["type"] == ("api_error" if path == "/v1/messages" else "server_error")
+                where = "/v1/chat/completions" if path == "/invocations" else path
+                assert error["message"].startswith(f"{where}: the service llm-mock answered with {found}")
+                why = f": expected {expected}, because the request's `stream` is {json.dumps(stream)}; its engine"
+                assert why in error["message"]
+        for path in ("/v1/embeddings", "/v1/score", "/v1/audio/speech"):  # their answers have one form
+            assert (await stand.post(path, chat(model="mock", stream=stream)))[0] == right
+    await until(lambda: service.server.load().running == 0, "no request is left")
+    await service.aclose()
 
 
 # ------------------------------------------------------------------------------------------------------------ requests

@@ -20,6 +20,8 @@ class RequestKind:
     """Whether its body must have `messages`."""
     generates: bool = False
     """Whether it generates tokens after a prompt, which a prefill service may read."""
+    streams: bool = False
+    """Whether it is answered with events where the body's `stream` is true, else with one JSON object."""
     anthropic: bool = False
     """Whether it belongs to Anthropic's API, whose errors have another form."""
 
@@ -28,8 +30,8 @@ def _passed(path: str) -> RequestKind:
     return RequestKind("PassThrough", path)
 
 
-CHAT: Final = RequestKind("Chat", "/v1/chat/completions", messages=True, generates=True)
-COMPLETIONS: Final = RequestKind("Completions", "/v1/completions", generates=True)
+CHAT: Final = RequestKind("Chat", "/v1/chat/completions", messages=True, generates=True, streams=True)
+COMPLETIONS: Final = RequestKind("Completions", "/v1/completions", generates=True, streams=True)
 EMBEDDINGS: Final = RequestKind("Embeddings", "/v1/embeddings")
 SCORE: Final = RequestKind("Score", "/v1/score")
 TOKENIZE: Final = RequestKind("Tokenize", "/tokenize")
@@ -37,7 +39,8 @@ DETOKENIZE: Final = RequestKind("Detokenize", "/detokenize")
 RERANK: Final = _passed("/v1/rerank")
 CLASSIFY: Final = _passed("/classify")
 POOLING: Final = _passed("/pooling")
-MESSAGES: Final = RequestKind("PassThrough", "/v1/messages", messages=True, anthropic=True)
+RESPONSES: Final = RequestKind("PassThrough", "/v1/responses", streams=True)
+MESSAGES: Final = RequestKind("PassThrough", "/v1/messages", messages=True, streams=True, anthropic=True)
 COUNT_TOKENS: Final = RequestKind("PassThrough", "/v1/messages/count_tokens", messages=True, anthropic=True)
 INVOCATION: Final = _passed("/invocations")
 OTHER: Final = _passed("")
@@ -48,7 +51,7 @@ POSTS: Final = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETIONS,
     "/v1/embeddings": EMBEDDINGS,
-    "/v1/responses": _passed("/v1/responses"),
+    "/v1/responses": RESPONSES,
     "/v1/messages": MESSAGES,
     "/v1/messages/count_tokens": COUNT_TOKENS,
     "/invocations": INVOCATION,

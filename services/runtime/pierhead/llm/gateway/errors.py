@@ -22,6 +22,7 @@ from aiohttp import hdrs, web
 from pierhead.llm.openai_error import error_body, shown
 
 JSON = "application/json"
+EVENTS = "text/event-stream"
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -101,6 +102,15 @@ def unknown_model(name: str) -> ApiError:
     """404: with OpenAI's message, which clients look for."""
     message = f"The model `{name[:200]}` does not exist; GET /v1/models lists those that do."
     return ApiError(404, message, code="model_not_found", param="model")
+
+
+def wrong_form(where: str, found: str, *, stream: bool) -> ApiError:
+    """502: whole where a stream was asked for, or the reverse. `found`: the answer's content type."""
+    message = (
+        f"{where} answered with {found}: expected {EVENTS if stream else JSON}, because the request's `stream` is "
+        f"{json.dumps(stream)}; its engine, or the server behind the engine, must do what `stream` says"
+    )
+    return ApiError(502, message, kind=SERVER, code="internal")
 
 
 def unknown_path(path: str) -> ApiError:

@@ -17,6 +17,7 @@ from pierhead.errors import Backpressure, NoReplica, PierheadError, Unavailable
 from pierhead.llm.gateway.body.body import NOTHING_ASKED, RequestParts, read_body
 from pierhead.llm.gateway.endpoints import INVOCATION, STORED, RequestKind, invoked, is_path
 from pierhead.llm.gateway.errors import (
+    EVENTS,
     JSON,
     ApiError,
     answer_error,
@@ -26,6 +27,7 @@ from pierhead.llm.gateway.errors import (
     no_model,
     unknown_model,
     unknown_path,
+    wrong_form,
 )
 from pierhead.llm.gateway.keys.limits import duration
 from pierhead.llm.gateway.meter import Meter
@@ -36,8 +38,6 @@ from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 if TYPE_CHECKING:
     from pierhead.llm.gateway.gateway import Gateway
     from pierhead.llm.gateway.keys.key_file import KeyHolder
-
-EVENTS = "text/event-stream"
 
 FALLBACK = "x-pierhead-fallback"
 """Header of answers: the model that has answered in place of the one that was asked for."""
@@ -119,7 +119,7 @@ class ClientExchange:
         call = self._call(route.service, message)
         del body, message  # frees their memory as soon as the call no longer needs them
         try:
-            return await self._relay(call, asked)
+            return await self._relay(call, asked, route.service)
         finally:
             call.cancel()
 
@@ -251,22 +251,25 @@ class ClientExchange:
 
     # ---- the answer
 
-    async def _relay(self, call: Any, asked: RequestParts) -> web.StreamResponse:
-        """Pass on the service's answer."""
+    async def _relay(self, call: Any, asked: RequestParts, service: str) -> web.StreamResponse:
+        """Pass on the service's answer. Raises ApiError for one in another form than the client asked for."""
         first: LLMReply | None = await anext(call, None)
         self._free_room()
         if first is None:
             raise Unavailable(f"{self._request.path}: the service's answer is empty; look at its log")
-        status = _status_of([first])
+        status, content_type = _status_of([first]), _content_type(first)
+        expected = EVENTS if asked.stream else JSON
+        if status < 400 and self._endpoint.streams and not content_type.startswith(expected):
+            raise wrong_form(f"{self._endpoint.path}: the service {service}", content_type, stream=asked.stream)
         self._meter.begun = status < 400
-        if status < 400 and _is_stream(first, asked.stream):
+        if status < 400 and not content_type.startswith(JSON):
             self._meter.streamed = True
             return await sse(
                 self._request,
                 _Begun(first, call),
                 self._noted,
                 status=status,
-                headers={**self._headers, hdrs.CONTENT_TYPE: first.content_type or EVENTS},
+                headers={**self._headers, hdrs.CONTENT_TYPE: content_type},
                 on_error=lambda error, _: error_event(
                     error.http_status, error.kind, error.message, anthropic=self._endpoint.anthropic
                 ),
@@ -327,8 +330,6 @@ def _status_of(replies: list[LLMReply]) -> int:
     return status
 
 
-def _is_stream(first: LLMReply, asked: bool) -> bool:
-    """Whether an answer is streamed: events, and anything but JSON, such as sound."""
-    if first.content_type:
-        return not first.content_type.startswith(JSON)
-    return asked and not first.data.startswith(b"{")  # such as embeddings, which are never events
+def _content_type(first: LLMReply) -> str:
+    """Of an answer: what its first reply says, else JSON or events. All but JSON is streamed, such as sound."""
+    return first.content_type or (JSON if first.data.lstrip().startswith((b"{", b"[")) else EVENTS)

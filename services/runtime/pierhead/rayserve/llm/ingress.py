@@ -20,7 +20,7 @@ from pierhead.errors import PierheadError
 from pierhead.llm import objects
 from pierhead.llm.gateway.body.body import read_body
 from pierhead.llm.gateway.endpoints import POSTS
-from pierhead.llm.gateway.errors import JSON, SERVER, ApiError, no_model, unknown_model
+from pierhead.llm.gateway.errors import EVENTS, JSON, SERVER, ApiError, no_model, unknown_model, wrong_form
 from pierhead.llm.gateway.settings import media_hosts
 from pierhead.llm.openai_error import LLMRequestError
 from pierhead.raised import is_answerable
@@ -157,12 +157,27 @@ class OpenAiIngress:
             return StreamingResponse(_raw(first, answers), first.status, media_type=first.content_type or JSON)
         if isinstance(first, objects.ErrorResponse):
             return Response(first.to_bytes(), first.status, media_type=JSON)
-        if isinstance(first, str | list) or getattr(body, "stream", False):
-            return StreamingResponse(_events(first, answers), media_type="text/event-stream")
+        asked = getattr(body, "stream", None) is True
+        streams = _is_stream(first, asked)
+        if streams != asked and method in ("chat", "completions"):
+            where = f"{body.path}: the deployment {handle.deployment_name}"
+            raise wrong_form(where, EVENTS if streams else JSON, stream=asked)
+        if streams:
+            return StreamingResponse(_events(first, answers), media_type=EVENTS)
         return Response(json_of(first), media_type=JSON)
 
 
 LLMRouter = OpenAiIngress
+
+
+def _is_stream(first: Any, asked: bool) -> bool:
+    """Whether an answer is streamed, by the first of it. It is as asked where that does not say: a dict of a whole
+    completion is like one of a stream.
+    """
+    name = str(first.get("object")) if isinstance(first, Mapping) else type(first).__name__
+    if isinstance(first, str | list) or name.endswith((".chunk", "StreamResponse")):
+        return True
+    return asked and not name.endswith(("chat.completion", "Response"))
 
 
 def json_of(answer: Any) -> bytes:
