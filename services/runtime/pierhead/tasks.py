@@ -8,6 +8,9 @@ from typing import Any
 AGAIN_S = 0.5
 """How long a cancelled task may take to end before it is cancelled again."""
 
+END_S = 10.0
+"""How long the end of a servicer, its `aclose` or `close`, or of an engine may take."""
+
 
 async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks, and return when all have ended.

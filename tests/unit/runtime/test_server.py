@@ -373,6 +373,16 @@ async def test_a_servicer_is_closed_once_no_request_is_left(cluster: Cluster, se
     assert holder.closed == [0]
 
 
+@pytest.mark.parametrize("separate", [False, True], ids=["loop", "thread"])
+async def test_a_servicer_that_does_not_end_is_given_up(
+    cluster: Cluster, separate: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pierhead.replica.server.END_S", 0.01)
+    holder = type("Hanging", (Holder,), {"aclose": lambda _: asyncio.Event().wait()})
+    await cluster.drained(await cluster.start(holder(), run_user_code_in_separate_thread=separate))
+    assert "Hanging.aclose failed, or took more than 0.01 s" in caplog.text
+
+
 class Twofold(EchoService, Pipes):
     """Implements two generated services."""
 

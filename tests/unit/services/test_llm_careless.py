@@ -30,6 +30,7 @@ from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 from pierhead.llm_config import LLMConfig, ModelLoading
 from pierhead.metrics import RuntimeMetrics
 
+from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.harness import until
 from tests.unit.services.gateway_stand import Stand, chat, error_of
 
@@ -251,15 +252,39 @@ async def test_methods_of_its_life_are_asynchronous(method: str) -> None:
         await served(an_engine(**{method: plain}))
 
 
-async def test_the_start_says_its_own_error_and_not_that_of_the_end() -> None:
-    async def fails(self: Any) -> None:
-        raise RuntimeError("no GPU")
+class Refuses(LLMServer):
+    async def reconfigure(self, user_config: Any) -> None:
+        raise ValueError("not this one")
 
-    async def fails_too(self: Any) -> None:
-        raise ValueError("nothing to end")
 
-    with pytest.raises(LLMStartError, match="RuntimeError: no GPU"):
-        await served(an_engine(start=fails, shutdown=fails_too))
+async def hangs(self: Any) -> None:
+    await asyncio.Event().wait()
+
+
+async def fails(self: Any) -> None:
+    raise RuntimeError("no GPU")
+
+
+@pytest.mark.parametrize("shutdown", [hangs, fails])
+@pytest.mark.parametrize(("start", "words"), [(fails, "no GPU"), (hangs, "^$"), (Engine.start, "not this one")])
+async def test_an_end_that_hangs_or_fails_hides_no_error_of_the_start(
+    shutdown: Any, start: Any, words: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pierhead.llm.server.llm_server.END_S", 0.01)
+    told: list[str] = []
+    make: Any = partial(
+        Refuses, engine_cls=an_engine(start=start, shutdown=shutdown), report=lambda *r: told.append(r[0])
+    )
+    service = LLMService(CONFIG, make_server=make, metrics=RuntimeMetrics())
+    await service.reconfigure({})
+    starting = asyncio.create_task(service.check_health())
+    if start is hangs:
+        await until(lambda: told[-1:] == ["starting the engine mock"], "the start hangs, and says where")
+        starting.cancel()
+    with pytest.raises((LLMStartError, ValueError, asyncio.CancelledError), match=words):
+        async with asyncio.timeout(PATIENCE_S):
+            await starting
+    assert "ending the engine mock, which could not be started, failed, or took more than 0.01 s" in caplog.text
 
 
 class Forgets(LLMServer):

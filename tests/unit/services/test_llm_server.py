@@ -90,7 +90,12 @@ async def test_the_start_reports_its_progress_and_ends_with_a_token(cluster: Clu
     make = partial(LLMServer, report=lambda *report: told.append(report))
     await cluster.start(LLMService(config(), make_server=make, metrics=RuntimeMetrics()))
     stages = list(dict.fromkeys(doing for doing, _, _ in told))
-    assert stages == ["importing the engine mock", "loading the mock model's weights", "generating a first token"]
+    assert stages == [
+        "importing the engine mock",
+        "starting the engine mock",
+        "loading the mock model's weights",
+        "generating a first token",
+    ]
     assert ("loading the mock model's weights", 0, 1) in told
 
 

@@ -41,6 +41,7 @@ from pierhead.replica.thread.user_loop import UserLoop
 from pierhead.replica.user_config import UserConfig, call_hook
 from pierhead.routing_stats import STATS
 from pierhead.settings import DEFAULT_ADMIN_PORT, DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT, Settings
+from pierhead.tasks import END_S
 
 if TYPE_CHECKING:
     from pierhead.http.server import HttpListener
@@ -56,9 +57,6 @@ QUIET_TRIES = 20
 
 LAST_STATUS_S = 0.2
 """How long gRPC may take to send the status of calls and lanes that have just ended; what is open then is cut off."""
-
-END_S = 10.0
-"""How long a servicer's `aclose`, or `close`, may take."""
 
 HOOKS = ("check_health", "reconfigure")
 """An object with one of these methods can be a part."""

@@ -51,7 +51,7 @@ from pierhead.llm.server.watchdog import TokenWatchdog
 from pierhead.llm_config import LLMConfig, config_of
 from pierhead.metrics import PROCESS, RuntimeMetrics
 from pierhead.routing_stats import publish
-from pierhead.tasks import end_tasks
+from pierhead.tasks import END_S, end_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -428,15 +428,13 @@ class LLMServer(metaclass=_AsyncConstructor):
             engine.config, engine.model_path, engine.report = self.config, source, self._report
             if engine.needs_files:
                 engine.model_path = str(await self._fetched(source))
+            self._report(f"starting the engine {name}", None, 1)
             await engine.start()
             await self._start_adapters(engine)
             self._report("generating a first token", None, 1)
             await self._generate_one(engine)
         except BaseException as error:
-            try:
-                await self.shutdown()
-            except Exception:
-                logger.exception("ending the engine %s, which could not be started, failed too", name)
+            await give_up(self)
             if isinstance(error, PierheadError) or not isinstance(error, Exception):
                 raise
             raise LLMStartError(
@@ -529,6 +527,20 @@ class LLMServer(metaclass=_AsyncConstructor):
         except Exception:
             logger.exception("reading the metrics of the engine %s failed", self.config.engine)
             return b""
+
+
+async def give_up(server: LLMServer) -> None:
+    """End a server that could not be started. An end that fails, or takes more than END_S, is logged: it must not hide
+    why the start failed."""
+    try:
+        async with asyncio.timeout(END_S):
+            await server.shutdown()
+    except Exception:
+        logger.exception(
+            "ending the engine %s, which could not be started, failed, or took more than %g s",
+            server.config.engine,
+            END_S,
+        )
 
 
 def wanted_adapters(config: LLMConfig, user_config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from pierhead.llm.server.engine import EngineStats
 from pierhead.llm.server.errors import not_started
 from pierhead.llm.server.events import Account, Splitter
 from pierhead.llm.server.exposition import show
-from pierhead.llm.server.llm_server import LLMServer, opened, wanted_adapters
+from pierhead.llm.server.llm_server import LLMServer, give_up, opened, wanted_adapters
 from pierhead.llm.server.registry import class_at
 from pierhead.llm.v1.llm_pb2 import DescribeRequest, LLMReply, LLMRequest, ModelCard, Operation, OperationDone
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerServicer
@@ -321,7 +321,7 @@ class LLMService(LLMServerServicer):
             try:
                 await server.reconfigure(self._user_config)
             except BaseException:
-                await server.shutdown()
+                await give_up(server)
                 raise
         return server
 
