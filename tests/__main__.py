@@ -20,7 +20,7 @@ from typing import IO
 from controller.tool.project.programs import Programs
 from controller.tool.project.project import Project
 from controller.tool.project.stack import ProjectStack
-from tests.environments import buckets, ray_serve, triton, vllm
+from tests.environments import buckets, clients, llama_cpp, ray_serve, triton, vllm
 from tests.environments.made import NotMade
 from tests.harness.imports import ROOT
 
@@ -62,9 +62,11 @@ def _run(*, is_all: bool) -> int:
 
 
 def _see_to_environments() -> None:
-    """The stores' libraries, a vLLM, a Triton server, Ray Serve. Where one cannot be made its tests are skipped."""
+    """The stores' libraries, a vLLM, a Triton server, ... Where one cannot be made its tests are skipped."""
     makes = {
         buckets.BUCKETS: buckets.make,
+        clients.CLIENTS: clients.make,
+        llama_cpp.LLAMA_CPP: llama_cpp.make,
         vllm.VLLM: vllm.make,
         triton.TRITON: triton.make,
         ray_serve.RAY_SERVE: ray_serve.make,

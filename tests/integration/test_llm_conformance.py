@@ -1,13 +1,18 @@
-"""OpenAI's own client against gateway and LLM server, with the mock engine: it takes answers, streams and errors."""
+"""Clients of language models against gateway and LLM server, with the mock engine: they take answers, streams and
+errors. OpenAI's is asked here, the others in an environment of their own. And what `vllm serve` answers by itself.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -23,7 +28,15 @@ from pierhead.llm.server.llm_server import LLMServer
 from pierhead.llm.server.service import LLMService
 from pierhead.llm_config import LLMConfig, ModelLoading
 
+from tests.environments import vllm
+from tests.harness.llm_clients import ask_clients, needs_clients
+from tests.harness.messages_engine import MessagesEngine
+from tests.harness.stack import free_ports
+from tests.harness.waiting import seconds_until
+from tests.integration.test_llm_vllm import STARTED_WITHIN_S, STATE, is_ready, process
 from tests.unit.runtime.harness import Cluster, address, until
+from tests.unit.services.gateway_stand import keys_file
+from tests.unit.services.test_llm_gateway_api import ROWS, ask
 
 MODELS = {"qwen": "llm-qwen", "default": {"alias_of": "qwen"}, "slow": "llm-slow", "away": "llm-away"}
 SOON_S = 60.0
@@ -33,7 +46,11 @@ ASK: list[Any] = [
     {"role": "system", "content": "You are a guide."},
     {"role": "user", "content": "What is the capital of France?"},
 ]
-SCRIPT = [{"when": "What is the weather", "text": '{"city": "Paris", "days": 3}', "tool": "get_weather"}]
+SCRIPT = [
+    {"when": "What is the weather", "text": '{"city": "Paris", "days": 3}', "tool": "get_weather"},
+    {"when": "Look up", "text": '{"city": "Paris", "sure": true}', "tool": "look_up"},
+    {"when": "as JSON", "text": '{"city": "Paris", "sure": true}'},
+]
 TOOL: Any = {
     "type": "function",
     "function": {
@@ -49,7 +66,7 @@ TOOL: Any = {
 
 def llm(model_id: str, tmp_path: Path, engines: list[MockEngine], **engine_kwargs: Any) -> LLMService:
     def make(config: LLMConfig) -> LLMEngine:
-        engines.append(MockEngine(config))
+        engines.append(MessagesEngine(config))
         return engines[-1]
 
     config = LLMConfig(
@@ -71,7 +88,8 @@ class Stack:
 
 
 @pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
+async def stack(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
+    """`param`: the gateway's keys."""
     cluster = Cluster()
     engines: list[MockEngine] = []
     replicas = {}
@@ -80,7 +98,9 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
         replicas[f"LLM_{model.upper()}"] = (address(await cluster.start(server)),)
     Clients.use(Settings(static=replicas))
     metrics = GatewayMetrics()
-    app = make_app(GatewaySettings(read_models({VARIABLE: json.dumps(MODELS)})), metrics)
+    keys = getattr(request, "param", None)
+    file = keys and keys_file(tmp_path / "keys.json", *keys)
+    app = make_app(GatewaySettings(read_models({VARIABLE: json.dumps(MODELS)}), keys_file=file), metrics)
     gateway = await cluster.start(app, service="gateway")
     url = f"http://127.0.0.1:{gateway.http_port}/v1"
     async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
@@ -179,3 +199,60 @@ async def test_no_replica_and_no_time_left(stack: Stack) -> None:
     with pytest.raises(openai.APITimeoutError):
         await client.chat.completions.create(model="slow", messages=ASK, timeout=0.2)
     await until(lambda: stack.running() == 0, "the engine has aborted the requests of clients that left", SOON_S)
+
+
+KEYS = ({"key": "none", "name": "a"}, {"key": "limited", "name": "b", "requests_per_minute": 1})
+
+
+@pytest.mark.long
+@needs_clients
+@pytest.mark.parametrize("stack", [KEYS], indirect=True)
+async def test_other_clients_take_all_of_it(stack: Stack) -> None:
+    url = str(stack.client.base_url).removesuffix("/v1/")
+    served = {"url": url, "chat": "qwen", "embeddings": "qwen", "limited": "limited"}
+    summary = await asyncio.to_thread(ask_clients, served)
+    assert "skipped" not in summary, "all of it ran"
+
+
+# ---- `vllm serve` itself
+
+BARE = ("--served-model-name=qwen", "--enforce-eager", "--max-model-len=2048", "--dtype=float32", "--host=127.0.0.1")
+ONE_MODEL = "it serves one model, and so does a gateway that serves one"
+KIND = "it has the paths of the kind of its model; the gateway serves models of all kinds"
+DIFFERENT = {
+    **dict.fromkeys(("no model", "model null", "model empty"), (200, ONE_MODEL)),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank", "another method of what is passed on"), (404, KIND)),
+    **dict.fromkeys(("/classify", "/v1/classify", "/pooling", "/v1/pooling", "score"), (404, KIND)),
+    "a form without a model": (404, KIND),
+    **{f"invoked with {what}": (400, KIND) for what in ("inputs", "texts", "documents")},
+    "tokens": (404, "the gateway has it below /v1 as well"),
+}
+"""The status of `vllm serve` where it is another one, and why."""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a bare `vllm serve` with the small chat model."""
+    [port] = free_ports(1)
+    log = tmp_path_factory.mktemp("bare") / "log"
+    serve = ("vllm.entrypoints.cli.main", "serve", f"{STATE}/models/smollm2", f"--port={port}", *BARE)
+    with process(vllm.VLLM.python, log, *serve, "--gpu-memory-utilization=0.15") as running:
+        seconds_until(partial(is_ready, running, port, "/health"), "vllm serve", STARTED_WITHIN_S)
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not vllm.VLLM.is_made(), reason="no vLLM here; python -m tests.environments.vllm makes it")
+@pytest.mark.timeout(STARTED_WITHIN_S + 300)
+@pytest.mark.parametrize("name", ROWS)
+async def test_vllm_itself_answers_as_the_gateway_does(bare: str, name: str) -> None:
+    row = ROWS[name]
+    if isinstance(row.body, dict):
+        row = replace(row, body={"max_tokens": 8} | row.body)
+    async with aiohttp.ClientSession() as client:
+        status, body, headers = await ask(client, bare, row)
+    expected, _ = DIFFERENT.get(name, (row.status, ""))
+    assert (status, headers.get("Location", "").removeprefix(bare)) == (expected, row.location), body
+    if status >= 400:
+        told = json.loads(body)
+        assert set(told) == {"detail"} or told["error"]["code"] == status, "words of its own; ours are OpenAI's"

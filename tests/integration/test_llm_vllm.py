@@ -29,6 +29,7 @@ from pierhead.llm_config import VARIABLE, LLMConfig, ModelLoading
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.environments import vllm
+from tests.harness.llm_clients import ask_clients, needs_clients
 from tests.harness.stack import ROOT, free_ports, request
 from tests.harness.waiting import seconds_until
 from tests.unit.dashboards.sources import VLLM_PAGE
@@ -96,16 +97,16 @@ MODELS = {
 
 
 @contextlib.contextmanager
-def process(module: str, python: str, log: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
-    """One of our services as a process of this machine, until the block ends; a failure says what it logged."""
+def process(python: str, log: Path, *command: str, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A module as a process of this machine, until the block ends; a failure says what it logged."""
     with log.open("wb") as output:
         running = subprocess.Popen(
-            [python, "-m", module], cwd=ROOT, env=vllm_environment(**variables), stdout=output, stderr=output
+            [python, "-m", *command], cwd=ROOT, env=vllm_environment(**variables), stdout=output, stderr=output
         )
     try:
         yield running
     except BaseException:
-        print(f"{module} logged:\n{log.read_text()[-10_000:]}")
+        print(f"{command[0]} logged:\n{log.read_text()[-10_000:]}")
         raise
     finally:
         running.terminate()
@@ -115,11 +116,11 @@ def process(module: str, python: str, log: Path, **variables: str) -> Iterator[s
             running.kill()
 
 
-def is_ready(running: subprocess.Popen[bytes], admin: int) -> bool:
+def is_ready(running: subprocess.Popen[bytes], port: int, path: str = "/readyz") -> bool:
     """Whether it takes requests. Fails at once where it has ended."""
     if running.poll() is not None:
         pytest.fail(f"{running.args!r} has ended with {running.returncode}")
-    return request(f"http://127.0.0.1:{admin}/readyz").status == 200
+    return request(f"http://127.0.0.1:{port}{path}").status == 200
 
 
 @dataclass
@@ -181,14 +182,14 @@ def starting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Process
             loading = ModelLoading(model_id=model, model_source=f"{STATE}/models/{model}")
             config = LLMConfig(model_loading=loading, engine_kwargs=engine_kwargs)
             server = process(
-                "pierhead.llm.server", f"{STATE}/vllm/bin/python", logs / f"{service}.log", PIERHEAD_HOST="127.0.0.1",
+                f"{STATE}/vllm/bin/python", logs / f"{service}.log", "pierhead.llm.server", PIERHEAD_HOST="127.0.0.1",
                 PIERHEAD_PORT=str(lanes[service]), PIERHEAD_ADMIN_PORT=str(admins[service]),
                 **{VARIABLE: config.to_json()},
             )  # fmt: skip
             started[service] = stack.enter_context(server)
         where = {f"PIERHEAD_STATIC_{name.upper().replace('-', '_')}": f"127.0.0.1:{lanes[name]}" for name in engines}
         gateway = process(
-            "pierhead.llm.gateway", sys.executable, logs / "gateway.log", PIERHEAD_PORT=str(lanes["gateway"]),
+            sys.executable, logs / "gateway.log", "pierhead.llm.gateway", PIERHEAD_PORT=str(lanes["gateway"]),
             PIERHEAD_ADMIN_PORT=str(admins["gateway"]), PIERHEAD_LLM_MODELS=json.dumps(MODELS), **where,
         )  # fmt: skip
         started["gateway"] = stack.enter_context(gateway)
@@ -224,6 +225,11 @@ def test_what_the_site_shows_prints_what_it_says(way: WholeWay) -> None:
     code = shown[0].replace("http://127.0.0.1:8000/v1", str(way.client.base_url))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=ANSWER_S, check=False)
     assert (done.returncode, done.stdout) == (0, shown["prints"]), done.stderr
+
+
+@needs_clients
+def test_other_clients_take_all_of_it(way: WholeWay) -> None:
+    ask_clients({"url": f"http://127.0.0.1:{way.lanes['gateway']}", "chat": "smollm2", "embeddings": "minilm"})
 
 
 CITY = {

@@ -1,4 +1,6 @@
-"""What a client sees of the gateway is what it sees of a bare `vllm serve`: one table of requests and answers."""
+"""What a client sees of the gateway is what it sees of a bare `vllm serve`: one table of requests and answers.
+tests/integration/test_llm_conformance.py asks a real one.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from pierhead import Settings, override_handle
 from pierhead.calls.clients import Clients
@@ -99,19 +102,17 @@ ROWS = {
 }
 
 
-async def ask(gateway: Stand, row: Row) -> tuple[int, bytes, Any]:
+async def ask(client: aiohttp.ClientSession, base: str, row: Row) -> tuple[int, bytes, Any]:
     data = row.body if isinstance(row.body, bytes) else json.dumps(row.body).encode()
     sent: dict[str, Any] = {"data": data, "skip_auto_headers": ("Content-Type",)} if row.method == "POST" else {}
-    asked = gateway.client.request(
-        row.method, gateway.base + row.path, headers=row.headers, allow_redirects=False, **sent
-    )
+    asked = client.request(row.method, base + row.path, headers=row.headers, allow_redirects=False, **sent)
     async with asked as answer:
         return answer.status, await answer.read(), answer.headers
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 async def test_a_request_is_answered_as_by_vllm_itself(gateway: Stand, row: Row) -> None:
-    status, body, headers = await ask(gateway, row)
+    status, body, headers = await ask(gateway.client, gateway.base, row)
     assert (status, headers.get("Location", "")) == (row.status, row.location), body
     if status >= 400:
         assert error_of(body)["code"] == row.code
@@ -265,7 +266,7 @@ async def test_a_host_and_a_path_of_its_own_are_a_server_of_one_model(routed: St
     _, listed = await routed.get(f"{prefix}/v1/models", headers=at)
     assert [card["id"] for card in listed["data"]] == ["big"]
     assert (await routed.get(f"{prefix}/v1/models/qwen", headers=at))[0] == 404
-    status, _, headers = await ask(routed, Row(f"{prefix}{CHAT}/", chat(), headers=JSON | at))
+    status, _, headers = await ask(routed.client, routed.base, Row(f"{prefix}{CHAT}/", chat(), headers=JSON | at))
     assert (status, headers["Location"]) == (307, prefix + CHAT)
     for path in ("/v1/nothing", "/v1/files"):
         assert (await routed.get(prefix + path, headers=at))[0] == 404
@@ -275,10 +276,10 @@ async def test_a_stored_response_is_asked_for_where_one_model_is(routed: Stand) 
     """Its path names no model."""
     for method, end, sent in (("GET", "?stream=true", b""), ("POST", "/cancel", b"{}")):
         path = f"/v1/responses/resp_1{end}"
-        assert (await ask(routed, Row(f"/big{path}", b"", method=method, headers={})))[0] == 200
+        assert (await ask(routed.client, routed.base, Row(f"/big{path}", b"", method=method, headers={})))[0] == 200
         (rpc, asked) = routed.big.asked[-1]
         assert (rpc, asked.path, asked.model, asked.body, asked.content_type) == ("PassThrough", path, "big", sent, "")
-        status, body, _ = await ask(routed, Row(path, b"", method=method, headers={}))
+        status, body, _ = await ask(routed.client, routed.base, Row(path, b"", method=method, headers={}))
         assert (status, error_of(body)["code"]) == (404, "not_found")
     assert routed.qwen.asked == []
 

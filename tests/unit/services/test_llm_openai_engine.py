@@ -122,7 +122,7 @@ async def test_what_the_server_is_asked() -> None:
         seen.append((request.headers.get("Authorization"), await request.json()))
         return web.json_response({"choices": [], "usage": USAGE})
 
-    server = with_models(handle, "org/big")
+    server = with_models(handle, "org/big", "org/big:french")
     async with started(server, model="org/big", api_key="secret") as engine:
         await all_of(engine, ask(stream=True, max_tokens=3))
         lora = ask()

@@ -247,10 +247,12 @@ class OpenAIEngine(LLMEngine):
         asked = self._own(request)
         adapter = str(asked.model).removeprefix(self._model).removeprefix(":")
         path = self._adapters.get(adapter)
+        if adapter and path is None and await self._lacks(adapter):  # some servers answer whatever the model's name is
+            raise unknown_model(str(request.model), self.config.model_loading.model_id)
         async with contextlib.aclosing(ask(asked)) as answers:
             async for answer in answers:
                 is_lost = path is not None and isinstance(answer, ErrorResponse) and answer.status == 404
-                if is_lost and self._adapter_name(adapter) not in await self._cards():
+                if is_lost and await self._lacks(adapter):
                     break  # else the server has the adapter, and the 404 is about something else
                 yield answer
             else:
@@ -260,6 +262,12 @@ class OpenAIEngine(LLMEngine):
         async with contextlib.aclosing(ask(asked)) as answers:
             async for answer in answers:
                 yield answer
+
+    async def _lacks(self, adapter: str) -> bool:
+        """Whether the server lists models, and this adapter is not one of them: vLLM by the name that `_put` gives it,
+        SGLang by its own."""
+        cards = await self._cards()
+        return bool(cards) and cards.keys().isdisjoint((self._adapter_name(adapter), adapter))
 
     def _own(self, request: OpenAIRequest) -> OpenAIRequest:
         """The request as the server is asked it. Raises LLMRequestError."""
