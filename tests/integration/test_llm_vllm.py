@@ -184,7 +184,7 @@ def starting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Process
             server = process(
                 f"{STATE}/vllm/bin/python", logs / f"{service}.log", "pierhead.llm.server", PIERHEAD_HOST="127.0.0.1",
                 PIERHEAD_PORT=str(lanes[service]), PIERHEAD_ADMIN_PORT=str(admins[service]),
-                **{VARIABLE: config.to_json()},
+                **{VARIABLE: config.to_json(), "TORCHINDUCTOR_CACHE_DIR": str(logs / "compiled")},
             )  # fmt: skip
             started[service] = stack.enter_context(server)
         where = {f"PIERHEAD_STATIC_{name.upper().replace('-', '_')}": f"127.0.0.1:{lanes[name]}" for name in engines}
@@ -266,6 +266,14 @@ def test_a_tool_that_must_be_called_is(way: WholeWay, choice: Any) -> None:
             said += delta.function.arguments or ""
     assert name == "look_up"
     assert json.loads(said) == json.loads(call.function.arguments)
+
+
+def test_an_eager_engine_compiles_nothing_while_it_serves(way: WholeWay) -> None:
+    told = way.client.completions.create(
+        model="smollm2", prompt="Paris is the", echo=True, logprobs=1, max_tokens=4, temperature=0.7
+    ).choices[0].logprobs  # fmt: skip
+    assert len(told.tokens) == len(told.token_logprobs) == 7
+    assert list((way.logs / "compiled").rglob("*.so")) == []
 
 
 LONG: Any = [

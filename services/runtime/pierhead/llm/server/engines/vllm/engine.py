@@ -86,6 +86,9 @@ class VLLMEngine(LLMEngine):
 
     async def _start(self, model_path: str) -> _Running:
         settings = read_settings(self.config, model_path)
+        if settings.enforce_eager and current_platform.is_cpu():
+            # Else it compiles a function at the first request with logprobs: for a minute, while every stream waits.
+            os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
         engine = await in_background(make_engine, settings, self._figures)
         try:
             tasks = await engine.get_supported_tasks()
