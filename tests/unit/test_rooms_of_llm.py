@@ -25,7 +25,7 @@ FLOORS = {
         {"llm_server"},
         {"engines.openai", "engines.vllm", "registry", "settings"},
         {"models"},
-        {"background", "bodies", "events", "exposition", "watchdog"},
+        {"background", "bodies", "direct", "events", "exposition", "watchdog"},
         {"engine"},
         {"errors"},
     ),

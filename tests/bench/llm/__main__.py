@@ -135,7 +135,7 @@ class Bench:
 
     def _overhead(self, number: int) -> None:
         users = replace(cases.STREAMS, count=16, tokens=32, warm_s=1.0) if self._options.quick else cases.STREAMS
-        subjects = ["floor", "gateway", *(["haproxy", "bare"] if self._work.haproxy else [])]
+        subjects = ["floor", "gateway", *(["haproxy", "lent", "bare"] if self._work.haproxy else [])]
         if self._work.peer_python is not None and number <= self._long_rounds:
             subjects.append("peer")
         for subject in cases.order(subjects, number):

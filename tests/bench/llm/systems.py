@@ -62,6 +62,8 @@ class Site:
     work: Workplace
     stack: contextlib.ExitStack
     hosts: Iterator[str] = field(default_factory=lambda: iter(f"127.0.0.{number}" for number in range(2, 255)))
+    shares_memory: bool = False
+    """Whether x-serve.shared_memory is set, so that replicas write their streams to the clients."""
 
     def keep(self, role: str, command: Sequence[str], env: Mapping[str, str], name: str = "") -> Kept:
         kept = Kept(role, command, env, self.work.directory / f"{name or role}.log", GRACE_S)
@@ -82,7 +84,7 @@ class Site:
         env = {**variables, "PIERHEAD_LLM_CONFIG": json.dumps(config)}
         command = [str(python), "-m", "pierhead.llm.server"]
         kept = [
-            self.keep("replica", command, {**env, **_env(SERVICE, host, port, admin)}, f"replica-{host}")
+            self.keep("replica", command, {**env, **self._env(SERVICE, host, port, admin)}, f"replica-{host}")
             for host in hosts
         ]
         for host in hosts:
@@ -101,7 +103,7 @@ class Site:
         ]  # fmt: skip
         discovery = self.keep("discovery", told, {}, f"discovery-{host}")
         env = {
-            **_env("llm-gateway", host, port, admin),
+            **self._env("llm-gateway", host, port, admin),
             "PIERHEAD_DISCOVERY": f"127.0.0.1:{discovery_port}",
             "PIERHEAD_LLM_MODELS": json.dumps({model: SERVICE}),
         }
@@ -128,6 +130,20 @@ class Site:
         wait_for(lambda: get(f"http://{url}/v1/models")[0] == 200, "HAProxy has the gateway", START_S, [kept])
         return url, kept
 
+    def _env(self, service: str, host: str, port: int, admin: int) -> dict[str, str]:
+        memory = {
+            "PIERHEAD_SHARED_MEMORY_BYTES": str(1 << 20), "PIERHEAD_SHARED_MEMORY_DIR": str(self.work.directory)
+        }  # fmt: skip
+        return (memory if self.shares_memory else {}) | {
+            "PIERHEAD_SERVICE": service,
+            "PIERHEAD_REPLICA": f"{service}-{host}",
+            "PIERHEAD_HOST": host,
+            "PIERHEAD_PORT": str(port),
+            "PIERHEAD_ADMIN_PORT": str(admin),
+            "PIERHEAD_MAX_ONGOING_REQUESTS": str(MAX_ONGOING_REQUESTS),
+            "PIERHEAD_REQUEST_TIMEOUT_S": "120",
+        }
+
 
 @contextlib.contextmanager
 def site(work: Workplace) -> Iterator[Site]:
@@ -138,15 +154,19 @@ def site(work: Workplace) -> Iterator[Site]:
 
 @contextlib.contextmanager
 def ours(work: Workplace, subject: str, engine: Mapping[str, Any]) -> Iterator[Running]:
-    """One replica: alone (`floor`), behind a gateway, or behind HAProxy as well. Raises BenchError."""
+    """One replica: alone (`floor`), behind a gateway, or behind HAProxy as well (`lent`: and writes to the clients).
+
+    Raises BenchError.
+    """
     with site(work) as here:
+        here.shares_memory = subject == "lent"
         replicas = here.replicas(1, engine)
         kept = [*replicas.kept]
         url = f"lane://{replicas.addresses[0]}"
         if subject != "floor":
             address, admin, more = here.gateway(replicas.addresses, "power_of_two")
             kept += more
-            if subject == "haproxy":
+            if subject in ("haproxy", "lent"):
                 address, haproxy = here.haproxy(address, admin)
                 kept.append(haproxy)
             url = f"http://{address}"
@@ -262,15 +282,3 @@ def _vllm_role(role: str, process: psutil.Process) -> str:
 
 def _wait_until_ready(admin: str, kept: Sequence[Kept], within_s: float = START_S) -> None:
     wait_for(lambda: get(f"http://{admin}/readyz", timeout_s=2)[0] == 200, f"{admin} is ready", within_s, kept)
-
-
-def _env(service: str, host: str, port: int, admin: int) -> dict[str, str]:
-    return {
-        "PIERHEAD_SERVICE": service,
-        "PIERHEAD_REPLICA": f"{service}-{host}",
-        "PIERHEAD_HOST": host,
-        "PIERHEAD_PORT": str(port),
-        "PIERHEAD_ADMIN_PORT": str(admin),
-        "PIERHEAD_MAX_ONGOING_REQUESTS": str(MAX_ONGOING_REQUESTS),
-        "PIERHEAD_REQUEST_TIMEOUT_S": "120",
-    }

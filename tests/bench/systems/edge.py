@@ -1,8 +1,8 @@
 """HAProxy in front of processes of this host, with the configuration that the controller would write.
 
 It comes from the controller's own template. Only what ties it to the image is changed: paths, the port, the user. The
-HAProxy that both sides get here is the one that the peer brings (2.8, older than the 3.0 of our image): the two things
-that it does not know are said in its own words (`in_words_of_2_8`), the log line's content included.
+HAProxy that both sides get here is the one that the peer brings (2.8, older than the 3.0 of our image): what it does
+not know is said in its own words (`in_words_of_2_8`), the log line's content included.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ def configuration(route: Route, port: int, directory: Path) -> str:
 def in_words_of_2_8(text: str) -> str:
     """The same for an HAProxy older than 3.0: threads by number, the JSON of the access log spelt out."""
     threads = min(8, os.cpu_count() or 1)
+    # It has one time for all that a client sends and reads, and the clients here never wait.
+    text = _change(r"^    http-(request|response) set-timeout client .*\n", "", text)
     text = _change(r"^    thread-hard-limit 8$", f"    nbthread {threads}", text)
     # Nothing waits for a replica here, so the waiting room's data may be missing.
     text = _change(r' set-proxy-v2-tlv-fmt\(0xE0\) "[^"]*"', "", text)

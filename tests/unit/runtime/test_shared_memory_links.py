@@ -19,7 +19,7 @@ import pytest
 from pierhead import tensors
 from pierhead.lane.v1.lane_pb2 import MemoryQuestion
 from pierhead.lane.v1.lane_pb2_grpc import LaneStub
-from pierhead.memory.link import _ENTRY, REGION, RELEASED
+from pierhead.memory.link import _ENTRY, LEND, REGION, RELEASED
 from pierhead.memory.link_setup import HELLO, MAX_WAITING
 from pierhead.memory.regions import SEALS, OwnMemory, receive
 from pierhead.memory.sharing import LINK_KEY
@@ -162,6 +162,15 @@ async def test_what_was_passed_and_never_named_goes_with_its_sender(caller: Call
     assert await caller.is_served()
     caller.socket.close()
     await caller.meet()
+
+
+async def test_a_connection_that_no_call_expects_is_closed(caller: Caller) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        socket.send_fds(caller.socket, [LEND + _ENTRY.pack(b"", 7, 0)], [theirs.fileno()])
+        theirs.close()
+        assert await asyncio.to_thread(ours.recv, 1) == b""
+    caller.socket.send(LEND + _ENTRY.pack(b"", 7, 0))
 
 
 def test_a_receiver_can_neither_change_a_region_nor_make_it_smaller() -> None:

@@ -105,6 +105,14 @@ class _ManyReplies(Call):
             context = contextvars.copy_context()
             deliver(lambda messages: context.run(sink, messages))
 
+    def lend(self, fd: int | None) -> None:
+        """Lend the connection of a client to the replica, which has said in its first message that it borrows it: it
+        then writes chunks of the answer itself. None: none can be lent.
+        """
+        lend = getattr(self._call, "lend", None)
+        if lend is not None:
+            lend(fd)
+
     def _answered(self) -> None:
         """The first message came: the replica works, and has begun the call."""
         self._has_read = True

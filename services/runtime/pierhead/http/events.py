@@ -68,6 +68,7 @@ async def sse(
     headers: Mapping[str, str] | None = None,
     on_error: Callable[[PierheadError, str], bytes] = error_event,
     endless: bool = False,
+    lend: Callable[[int | None], None] | None = None,
 ) -> web.StreamResponse:
     """Answer with an event for each item of `source`, and `end` after the last one.
 
@@ -78,8 +79,12 @@ async def sse(
 
     `endless`: the source never ends. Then the request's time does not end the stream, and a replica that
     drains ends it at once, with the event of the error `draining`: the client asks again and gets another replica.
+
+    `lend(descriptor)`: lends the connection, once the first event was written, to the process that makes the events,
+    which writes the next ones itself; None: it cannot be lent. An item with no bytes then tells that events were
+    written. Nothing but this answer goes over such a connection. The source has `read_ready`.
     """
-    stream = _EventStream(request, source, encode, status, {**HEADERS, **(headers or {})})
+    stream = _EventStream(request, source, encode, status, {**HEADERS, **(headers or {})}, lend)
     visit = request.get(VISIT)  # None: not served by a replica
 
     def leave() -> None:
@@ -119,6 +124,7 @@ class _EventStream(Generic[T]):
         encode: Callable[[T], bytes],
         status: int,
         headers: Mapping[str, str],
+        lend: Callable[[int | None], None] | None,
     ) -> None:
         known = shortcuts()  # with which the head goes with the first event
         self.response = (known.EventResponse if known else web.StreamResponse)(status=status, headers=headers)
@@ -129,6 +135,10 @@ class _EventStream(Generic[T]):
         self._writer: AbstractStreamWriter | None = None
         self._events: list[bytes] = []
         self._size = 0
+        self._lend = lend
+        self._lent = False
+        if lend is not None:
+            self.response.force_close()
 
     @property
     def begun(self) -> bool:
@@ -151,6 +161,7 @@ class _EventStream(Generic[T]):
         events, encode, read_ready = self._events, self._encode, source.read_ready
         deliver = getattr(source, "deliver", None)
         direct: Callable[[bytes], bool] | None = None
+        known = shortcuts()
 
         def pass_on(items: list[T]) -> bool:
             assert direct is not None  # noqa: S101
@@ -163,9 +174,12 @@ class _EventStream(Generic[T]):
             for more in read_ready():
                 events.append(encode(more))
             await self._write()
+            if self._lend is not None and not self._lent and self._writer is not None:
+                self._lent = True
+                self._lend(known.lendable(self._writer) if known else None)
             if deliver is None:
                 continue
-            if direct is None and self._writer is not None and (known := shortcuts()):
+            if direct is None and self._writer is not None and known:
                 direct = known.direct_writer(self._writer)
             if direct is not None:
                 deliver(pass_on)
@@ -239,4 +253,6 @@ class _EventStream(Generic[T]):
         data = events[0] if len(events) == 1 else b"".join(events)
         events.clear()
         self._size = 0
+        if self._lent and not data and (visit := self._request.get(VISIT)) is not None:
+            visit.edge.moved += 1
         return data

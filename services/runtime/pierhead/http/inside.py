@@ -7,6 +7,7 @@ interface alone, which does the same, more slowly.
     ClientConnection         limits requests per turn during refusals (`intake.py`), writes short answers fast
     ShortResponses           writes short, whole responses at once
     direct_writer            writes pieces of a stream without waiting
+    lendable                 the connection of a stream, for another process to write to
     EventResponse            sends its head with its first event
 """
 
@@ -332,6 +333,19 @@ def direct_writer(writer: AbstractStreamWriter) -> Callable[[bytes], bool] | Non
         and not ours._eof
     )
     return write if plain else None
+
+
+def lendable(writer: AbstractStreamWriter) -> int | None:
+    """The descriptor of a stream's connection, to which another process may write the next chunks.
+
+    None where `direct_writer` has nothing, where the connection is encrypted, or while bytes wait to be written.
+    """
+    transport = cast("Any", writer).protocol.transport if direct_writer(writer) is not None else None
+    if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+        return None
+    if transport.get_extra_info("sslcontext") is not None:
+        return None
+    return cast("int", transport.get_extra_info("socket").fileno())
 
 
 @cache

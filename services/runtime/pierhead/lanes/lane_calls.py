@@ -19,6 +19,7 @@ from pierhead.errors import ONGOING_KEY
 from pierhead.lane.v1.lane_pb2 import Frame
 from pierhead.lanes.metadata import Pair, unflatten
 from pierhead.lanes.window import ReceiveWindow
+from pierhead.memory import process
 from pierhead.tasks import next_change, wake_all
 
 if TYPE_CHECKING:
@@ -302,6 +303,12 @@ class UnaryStreamLaneCall(LaneCall):
         self._sink = sink
         if self._inbox:
             self.pour()
+
+    def lend(self, fd: int | None) -> None:
+        """Lend a client's connection to the replica, which expects it; None: none can be lent."""
+        if process.MEMORY is not None and self._status is None and self._lane.link_setup is not None:
+            with process.MEMORY.lock:
+                self._lane.link_setup.link.lend(self.number, fd)
 
     def pour(self) -> None:
         """Pass the messages that have arrived to the sink."""

@@ -28,6 +28,7 @@ from pierhead.tasks import next_change, wake_all
 if TYPE_CHECKING:
     from pierhead.edge.methods import ServedMethod
     from pierhead.lanes.server import ServedLane
+    from pierhead.memory.lending import BorrowedConnection
 
 _MESSAGE = Frame.MESSAGE
 _HEADERS = Frame.HEADERS
@@ -236,6 +237,16 @@ class ServedCall(grpc.aio.ServicerContext):  # type: ignore[type-arg]
         if self._room is not None:
             self._room.earn(count)
             wake_all(self._writers or [])
+
+    def borrow(self) -> BorrowedConnection | None:
+        """The connection of the caller's own client, which the caller has to lend or to refuse after the first reply;
+        None if the two processes share no memory.
+        """
+        if process.MEMORY is None:
+            return None
+        with process.MEMORY.lock:
+            link = process.MEMORY.links.get(self._lane.token)
+            return None if link is None else link.borrow(self.number)
 
     async def write(self, message: Any) -> None:
         """Send a reply message, when the caller takes it."""

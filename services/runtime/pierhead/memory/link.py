@@ -5,6 +5,7 @@
              <------------------------------- RELEASED (generation, messages)      nothing reads the content any more
       ASK (generation) ---------------------->     it was sent, and the request is over: do you still read it?
       GONE ---------------------------------->     unmaps it
+      LEND (call, descriptor) --------------->     writes to the connection of a client: lending.py
 
 Both sides send messages, and so are senders and receivers. The socket keeps the order of packets, and loses none.
 """
@@ -20,15 +21,17 @@ from contextlib import suppress
 from typing import Protocol
 
 from pierhead.errors import ContentGone
+from pierhead.memory.lending import BorrowedConnection
 from pierhead.memory.pool import Region
 from pierhead.memory.regions import BadRegionError, Content, ContentReference, Mapping, receive
 
 logger = logging.getLogger("pierhead")
 
-REGION, RELEASED, ASK, GONE = b"R", b"F", b"A", b"G"
+REGION, RELEASED, ASK, GONE, LEND = b"R", b"F", b"A", b"G", b"L"
 
 _ENTRY = struct.Struct("=16sQQ")
-"""A region's name, and two numbers: REGION its size; RELEASED, ASK the generation; RELEASED the messages."""
+"""A region's name, and two numbers: REGION its size; RELEASED, ASK the generation; RELEASED the messages. LEND: the
+call's number first, and no name."""
 
 PACKET = 32 * 1024
 """Most bytes of a packet, of which Linux sends 200 KiB by default."""
@@ -82,6 +85,8 @@ class Link:
         self._begun = 0
         self._asked: dict[tuple[bytes, int], int] = {}
         """Content that the sender has asked for and that no message here names yet, and the last call begun then."""
+        self._expected: dict[int, BorrowedConnection] = {}
+        """Calls of the other side, by number, for which it is to lend a client's connection."""
 
     @property
     def destination(self) -> str | bytes:
@@ -105,6 +110,8 @@ class Link:
         self._regions.clear()
         self._queue.clear()
         self._asked.clear()
+        for expected in self._expected.values():
+            expected.arrived(None)
 
     def _break(self, why: str) -> None:
         if self.open:
@@ -122,6 +129,25 @@ class Link:
     def over(self, number: int) -> None:
         """The call can receive nothing any more. Takes no lock."""
         self._calls.pop(number, None)
+
+    # ---- connections of clients
+
+    def borrow(self, number: int) -> BorrowedConnection:
+        """At the replica: what the caller lends to its call of that number, or says that it does not lend."""
+        borrowed = BorrowedConnection(lambda: self._expected.pop(number, None))
+        self._expected[number] = borrowed
+        return borrowed
+
+    def lend(self, number: int, fd: int | None) -> None:
+        """At the caller: lend a connection to the call of that number; None: none can be lent."""
+        if self._socket is None:
+            return
+        if fd is not None:
+            with suppress(OSError):  # full, or broken: reading it will tell
+                socket.send_fds(self._socket, [LEND + _ENTRY.pack(b"", number, 0)], [fd])
+                return
+        self._add(LEND, b"", number, 0)
+        self.flush()
 
     # ---- sending
 
@@ -231,20 +257,36 @@ class Link:
             name, size, _ = _ENTRY.unpack(entries)
             self._map(name, size, fds)
             return
+        if kind == LEND and fds:
+            _, number, _ = _ENTRY.unpack(entries)
+            self._lent(number, fds[0])
+            return
         for fd in fds:
             os.close(fd)
         for name, first, second in _ENTRY.iter_unpack(entries):
-            if kind == RELEASED:
-                self._owner.released(self, name, first, second)
-            elif kind == ASK:
-                reading = self._owner.received.get((name, first))
-                if reading is None or self not in reading.debts:  # else it is released when nothing reads it any more
-                    self._asked.setdefault((name, first), self._begun)
-            elif kind == GONE:
-                self._regions.pop(name, None)
-                self._oldest.pop(name, None)
-            else:
-                raise BadRegionError(f"a packet of kind {kind!r}")
+            self._take_entry(kind, name, first, second)
+
+    def _take_entry(self, kind: bytes, name: bytes, first: int, second: int) -> None:
+        if kind == RELEASED:
+            self._owner.released(self, name, first, second)
+        elif kind == ASK:
+            reading = self._owner.received.get((name, first))
+            if reading is None or self not in reading.debts:  # else it is released when nothing reads it any more
+                self._asked.setdefault((name, first), self._begun)
+        elif kind == GONE:
+            self._regions.pop(name, None)
+            self._oldest.pop(name, None)
+        elif kind == LEND:
+            self._lent(first, None)
+        else:
+            raise BadRegionError(f"a packet of kind {kind!r}")
+
+    def _lent(self, number: int, fd: int | None) -> None:
+        borrowed = self._expected.get(number)
+        if borrowed is not None:
+            borrowed.arrived(fd)
+        elif fd is not None:  # the call has ended
+            os.close(fd)
 
     def _map(self, name: bytes, size: int, fds: list[int]) -> None:
         if len(self._regions) >= MAX_RECEIVED:

@@ -116,6 +116,7 @@ class ClientExchange:
             refused = await self._prefill(message, route.prefill, asked, route)
             if refused is not None:
                 return refused
+        message.lends = asked.stream
         call = self._call(route.service, message)
         del body, message  # frees their memory as soon as the call no longer needs them
         try:
@@ -273,6 +274,7 @@ class ClientExchange:
                 on_error=lambda error, _: error_event(
                     error.http_status, error.kind, error.message, anthropic=self._endpoint.anthropic
                 ),
+                lend=call.lend if first.borrows else None,
             )
         pieces = [self._noted(first), *[self._noted(reply) async for reply in call]]
         return self._whole(status, b"".join(pieces), first.content_type)

@@ -17,6 +17,7 @@ from pierhead.llm import objects
 from pierhead.llm.objects import ErrorResponse, OpenAIAnswer, OpenAIRequest, RawAnswer, StreamEvents
 from pierhead.llm.openai_error import LLMRequestError
 from pierhead.llm.server.background import in_background
+from pierhead.llm.server.direct import DirectWriter
 from pierhead.llm.server.engine import EngineStats
 from pierhead.llm.server.errors import not_started
 from pierhead.llm.server.events import Account, Splitter
@@ -58,20 +59,25 @@ def _replying(find: Callable[[Any, Any], Any]) -> Callable[..., AsyncGenerator[L
 
     async def answer(self: Any, request: Any, context: Any = None) -> AsyncGenerator[LLMReply, None]:
         writer = _Writer()
+        direct = DirectWriter(request, context)
         try:
             async with opened(find(self, request)) as answers:
                 async for answer in answers:
                     if writer.has_begun and type(answer) is StreamEvents and answer.usage is None:
                         # Nearly all of them; the rest is for the others.
-                        yield LLMReply(data=answer.encode("utf-8", "surrogateescape"), tokens=answer.tokens)
+                        reply = await direct.write(answer.encode("utf-8", "surrogateescape"), answer.tokens)
+                        if reply is not None:
+                            yield reply
                     else:
-                        yield writer.reply_of(answer)
+                        yield direct.with_others(writer.reply_of(answer), events=isinstance(answer, StreamEvents))
                 if last := writer.end():
                     yield last
         except LLMRequestError as error:
             if writer.has_begun:
                 raise
             yield writer.reply_of(ErrorResponse.to(error))
+        finally:
+            direct.close()
 
     return answer
 

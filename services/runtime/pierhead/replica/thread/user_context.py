@@ -49,6 +49,9 @@ class UserContext:
 
         return there
 
+    def borrow(self) -> None:
+        """None: a client's connection is written to on the replica's own loop."""
+
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Call `callback(context)` at the end, on the user's loop."""
         self._context.add_done_callback(lambda _: self._post(callback, self))  # type: ignore[arg-type]  # sync or async
