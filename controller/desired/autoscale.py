@@ -131,6 +131,8 @@ class Situation:
     """Replicas wanted so far."""
     now: float
     """Seconds since 1970. A user's policy receives the machine's wall clock, so that it can use the hour of the day."""
+    used: bool = False
+    """A request has ended since the tick before: a short one is in flight at no tick."""
 
 
 Policy = Callable[..., int]
@@ -214,7 +216,7 @@ def decide(decided: Decided, situation: Situation, answer: PolicyAnswer | None =
     direction: Direction = "up" if wanted > decided.target else "zero" if decided.target == 1 else "down"
     if direction == "down":
         wanted = max(wanted, 1)  # the last replica has its own delay
-    if decided.direction != direction:
+    if decided.direction != direction or (direction == "zero" and situation.used):
         decided = replace(decided, direction=direction, since=now)
     if now - decided.since < _delay_s(spec, direction):
         return decided, ""
@@ -284,7 +286,14 @@ def _load_words(load: ServiceLoad) -> str:
 
 
 def situation_of(
-    spec: AutoscaleSpec, history: LoadHistory, running: int, target: int, now: float, measured_from: float = -math.inf
+    spec: AutoscaleSpec,
+    history: LoadHistory,
+    running: int,
+    target: int,
+    now: float,
+    measured_from: float = -math.inf,
+    *,
+    used: bool = False,
 ) -> Situation:
     """Return the input of a decision. Once a replica runs, load before `measured_from` does not count."""
     since = measured_from if running else -math.inf
@@ -296,6 +305,7 @@ def situation_of(
         running=running,
         target=target,
         now=now,
+        used=used,
     )
 
 

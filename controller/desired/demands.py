@@ -9,7 +9,7 @@ from ..model.desired import Demand
 from ..model.observed import Observed
 from ..model.phases import staying
 from ..model.spec import ServiceSpec
-from .loads import loads
+from .loads import Uses, loads
 
 
 @dataclass(eq=False)
@@ -18,7 +18,7 @@ class Demands:
 
     now: Mapping[str, Demand] = field(default_factory=dict)
     """What `look` found last."""
-    _answered: Mapping[str, int] = field(default_factory=dict)
+    _uses: Uses = field(default_factory=Uses)
 
     def look(
         self, services: Mapping[str, ServiceSpec], set_by_hand: Container[str], observed: Observed, now: float
@@ -31,10 +31,10 @@ class Demands:
         if observed.routing is None:
             self.now = {name: self.now[name] for name in names if name in self.now}
             return self.now
-        found, answered = {}, {name: _answered(name, observed) for name in names}
+        found, used = {}, self._uses.look(names, observed)
         for name, load in loads(names, observed).items():
             before = self.now.get(name, Demand(now))
-            is_used = load.total > 0 or answered[name] > self._answered.get(name, 0)
+            is_used = load.total > 0 or name in used
             waits = load.waiting > 0 and not staying(services[name], observed, now)
             since = now if before.waiting_since is None else before.waiting_since
             found[name] = Demand(
@@ -42,16 +42,5 @@ class Demands:
                 waiting=round(load.waiting) if waits else 0,
                 waiting_since=since if waits else None,
             )
-        self.now, self._answered = found, answered
+        self.now = found
         return found
-
-
-def _answered(service: str, observed: Observed) -> int:
-    """Requests that its replicas have answered: one that came and went between two looks is seen by that alone."""
-    routing = observed.routing
-    return sum(
-        container.answered
-        if container.answered is not None
-        else getattr(routing and routing.server_of(service, container.name), "answered", 0)
-        for container in observed.containers_of(service)
-    )

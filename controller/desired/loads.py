@@ -1,4 +1,4 @@
-"""The load of each service, from one snapshot of the world. Pure.
+"""The load of each service, from one snapshot of the world, and whether it was used since the last one. Pure.
 
 A request counts once: at the replica that works on it, or where it waits for a replica. Draining replicas finish their
 requests and need no capacity elsewhere, so their requests do not count.
@@ -7,6 +7,7 @@ requests and need no capacity elsewhere, so their requests do not count.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from ..model.observed import Observed
 from ..model.spec import backend_name
@@ -52,3 +53,29 @@ def _waits_at_edge(service: str, observed: Observed) -> int:
     backend = backend_name(service)
     of_servers = sum(server.queued for server in observed.routing.servers if server.backend == backend)
     return observed.routing.queued.get(backend, 0) + of_servers
+
+
+@dataclass(eq=False)
+class Uses:
+    """Remembers how many requests each replica has had: only that shows one that came and went between two looks."""
+
+    _counts: dict[tuple[str, bool], int] = field(default_factory=dict)
+    """By container, and whether the replica itself has counted; if it does not answer for a moment, its count stays."""
+
+    def look(self, services: Collection[str], observed: Observed) -> Collection[str]:
+        """Return those of these services that had a request end since the last look."""
+        used, before, self._counts = set(), self._counts, {}
+        for name in services:
+            for one in observed.containers_of(name):
+                own, edge = (one.id, True), (one.id, False)
+                self._counts |= {key: before[key] for key in (own, edge) if key in before}
+                key, count = (own, one.used) if one.used is not None else (edge, _answered_at_edge(one, observed))
+                if count > before.get(key, count):
+                    used.add(name)
+                self._counts[key] = count
+        return used
+
+
+def _answered_at_edge(container: ReplicaContainer, observed: Observed) -> int:
+    server = observed.routing.server_of(container.service, container.name) if observed.routing else None
+    return server.answered if server else 0

@@ -14,7 +14,7 @@ from ..model.world import ReplicaContainer
 from ..storage.events import EventLog
 from ..storage.store import StateStore
 from .autoscale import Decided, LoadHistory, PolicyAnswer, Situation, decide, due_in_s, longest_window_s, situation_of
-from .loads import loads
+from .loads import Uses, loads
 from .policies import Ask
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ class Scaler:
         self._failed_at: dict[str, float] = {}
         """By service: when its policy failed last. Policies that work are not in it."""
         self._histories: dict[str, LoadHistory] = {}
+        self._uses = Uses()
         self._decided: dict[str, Decided] = {}
         self._asleep: dict[str, str] = {}
         """By service without a replica: why it was set to 0, if its load was not the reason."""
@@ -43,14 +44,15 @@ class Scaler:
         """Look at the loads and return the targets of the autoscaled services, paused ones included."""
         specs = {name: service.autoscale for name, service in services.items() if service.autoscale is not None}
         self._forget_others(specs)
-        found = loads(specs, observed)
+        found, used = loads(specs, observed), self._uses.look(specs, observed)
         window_s = longest_window_s(list(specs.values()))
         rows = {}
         for name, spec in specs.items():
             history = self._histories.setdefault(name, LoadHistory())
             try:
                 history.add(now, found[name], window_s)
-                rows[name] = self._look(name, spec, staying(services[name], observed, now), history, now)
+                present = staying(services[name], observed, now)
+                rows[name] = self._look(name, spec, present, history, now, used=name in used)
             except Exception as error:
                 # A defect that one service's numbers trigger must not stop the scaling and healing of the others.
                 rows[name] = self._hold(name, spec, error, now)
@@ -64,6 +66,8 @@ class Scaler:
         present: Sequence[tuple[ReplicaContainer, Phase]],
         history: LoadHistory,
         now: float,
+        *,
+        used: bool,
     ) -> AutoscaleStatus:
         """Decide for one service."""
         paused = self._store.overrides.get(name)
@@ -71,7 +75,7 @@ class Scaler:
             self._settle(name, Decided(spec.clamp(paused.replicas)))
         before = self._begin(name, spec, present=len(present))
         ready = sum(is_ready(container, phase) for container, phase in present)
-        situation = situation_of(spec, history, ready, before.target, now, before.measured_from)
+        situation = situation_of(spec, history, ready, before.target, now, before.measured_from, used=used)
         answer, problem = self._answer(name, situation)
         if paused is None:
             self._decide(name, before, situation, answer)

@@ -85,6 +85,8 @@ class ReplicaReport:
     """The replicas to which no call of this replica goes."""
     answered: int | None = None
     """Requests that it has answered since its start, without refusals."""
+    used: int | None = None
+    """Requests that have ended since its start, without those that only asked about the service."""
     errors: int | None = None
     """How many of them with an error that is the service's own (HTTP 5xx, INTERNAL, UNKNOWN, ...)."""
     stage: str = ""

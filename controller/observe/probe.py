@@ -505,6 +505,7 @@ def _reading(status: int, where: str, report: Mapping[str, Any]) -> ProbeReading
         waiting=_counts(report.get("waiting")),
         unreached=_unreached(report.get("unreached")),
         answered=_count(report.get("answered")),
+        used=_count(report.get("used")),
         errors=_count(report.get("errors")),
         stage=told(stage) if not ok and isinstance(stage, str) else "",
         broken=not ok and not draining and report.get("broken") is True,

@@ -218,6 +218,7 @@ class Control:
                     queued=sum(waiting.values()),
                     waiting=waiting,
                     answered=answered,
+                    used=answered,
                     errors=errors,
                 )
             case "draining":

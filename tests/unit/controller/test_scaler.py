@@ -96,6 +96,21 @@ async def test_requests_held_at_the_edge_wake_one_replica(tmp_path: Path) -> Non
         assert words.startswith("web: 0 -> 1 replicas: woken by 100 held requests: 100.0 requests (0.0 in work, ")
 
 
+async def test_short_requests_that_no_look_sees_in_flight_keep_the_last_replica(tmp_path: Path) -> None:
+    asleep = replace(QUICK, min=0, downscale_to_zero_delay_s=4.0)
+    control = Control.of(tmp_path, service("model", asleep), service("web", None))
+    control.waiting["web"] = {"model": 1}
+    async with control.running():
+        await settled(control, "model", 1)
+        its = next(one.version for one in control.engine.containers.values() if one.service == "model")
+        control.waiting.clear()
+        for count in range(1, 8):
+            control.answers[its] = (count, 0)
+            await looks_pass(control, 2.0)
+        assert control.row("model") == (1, 1, 1)
+        await settled(control, "model", 0)
+
+
 async def test_a_new_controller_continues_from_the_decided_target(control: Control) -> None:
     control.work["model"] = 35
     async with control.running():

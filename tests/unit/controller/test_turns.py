@@ -202,11 +202,32 @@ def test_a_service_that_backs_off_keeps_no_gpu_from_others() -> None:
 
 def test_a_request_that_comes_and_goes_between_two_looks_is_seen() -> None:
     demands = Demands()
-    quiet = world(on(A, answered=7))
+    quiet = world(on(A, used=7))
     demands.look({"a": A}, (), quiet, NOW)
     assert demands.look({"a": A}, (), quiet, NOW + 5)["a"] == Demand(NOW)
-    assert demands.look({"a": A}, (), world(on(A, answered=8)), NOW + 6)["a"] == Demand(NOW + 6)
-    assert demands.look({"a": A}, (), world(on(A, answered=8, ongoing=1)), NOW + 9)["a"] == Demand(NOW + 9)
+    assert demands.look({"a": A}, (), world(on(A, used=8)), NOW + 6)["a"] == Demand(NOW + 6)
+    assert demands.look({"a": A}, (), world(on(A, used=8, ongoing=1)), NOW + 9)["a"] == Demand(NOW + 9)
+
+
+def test_a_question_about_the_service_is_no_use() -> None:
+    demands = Demands()
+    demands.look({"a": A}, (), world(on(A, answered=7, used=4)), NOW)
+    assert demands.look({"a": A}, (), world(on(A, answered=9, used=4)), NOW + 5)["a"] == Demand(NOW)
+    assert demands.look({"a": A}, (), world(on(A, answered=9, used=5)), NOW + 9)["a"] == Demand(NOW + 9)
+
+
+def test_a_replica_that_is_silent_for_a_moment_was_not_used_then() -> None:
+    demands = Demands()
+    for seconds, used in enumerate((7, None, 7)):
+        assert demands.look({"a": A}, (), world(on(A, used=used)), NOW + seconds)["a"] == Demand(NOW)
+    assert demands.look({"a": A}, (), world(on(A, used=8)), NOW + 9)["a"] == Demand(NOW + 9)
+
+
+def test_a_request_is_seen_when_another_replica_leaves_at_the_same_time() -> None:
+    demands = Demands()
+    both = world(on(A, used=7), replica(A, 2, gpus=("GPU-1",), used=900), cards=2)
+    demands.look({"a": A}, (), both, NOW)
+    assert demands.look({"a": A}, (), world(on(A, used=8)), NOW + 6)["a"] == Demand(NOW + 6)
 
 
 def test_requests_wait_from_the_first_of_them_on_until_the_replica_is_there() -> None:

@@ -117,7 +117,7 @@ class World:
                 ready_since=ready,
                 ongoing=len(process.work),
                 ongoing_at=self.now,
-                answered=process.answered,
+                used=process.answered,
             )
             containers.append(one)
             if process.server is not None:

@@ -93,6 +93,7 @@ async def test_the_three_pages(served: Admin) -> None:
                 "stage": "",
                 "lasting": 0,
                 "unreached": {},
+                "used": 0,
             }
         async with client.get("/metrics") as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=")

@@ -12,11 +12,11 @@ from aiohttp import ClientSession, ClientWSTimeout, web
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 from pierhead import handle
-from pierhead.echo.v1.echo_pb2 import GenerateRequest, Token
+from pierhead.echo.v1.echo_pb2 import EchoReply, EchoRequest, GenerateRequest, Token
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
 from pierhead.replica.tally import RequestTally, tally
 
-from tests.unit.runtime.harness import Cluster, EchoService, generate, know, until
+from tests.unit.runtime.harness import Cluster, EchoService, echo, generate, know, until
 
 child = handle(EchoStub, "echo-child")
 
@@ -64,6 +64,37 @@ class Slow(EchoService):
         async for token in super().Generate(request, context):
             await self.source.turn()
             yield token
+
+
+class Described(EchoService):
+    """Echo tells of the service itself; each call ends when the test says so."""
+
+    __no_use__ = frozenset({"Echo"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.end = asyncio.Event(), asyncio.Event()
+
+    async def Echo(self, request: EchoRequest, context: Any) -> EchoReply:
+        self.entered.set()
+        await self.end.wait()
+        return await super().Echo(request, context)
+
+
+@pytest.mark.parametrize("transport", ["lane", "grpc"])
+async def test_a_call_that_asks_about_the_service_is_no_use_of_it(cluster: Cluster, transport: str) -> None:
+    service = Described()
+    server = await cluster.start(service)
+    know(server, transport=transport)
+    asking = asyncio.ensure_future(child.Echo(echo()))
+    await until(service.entered.is_set, "the call is in flight")
+    assert server.readiness().ongoing == 0
+    service.end.set()
+    await asking
+    about = server.readiness()
+    assert (about.used, about.answered) == (0, 1), "a rollout counts it: its version has answered"
+    assert [token.index async for token in child.Generate(generate(num_tokens=2))] == [0, 1]
+    assert (server.readiness().used, server.readiness().answered) == (1, 2)
 
 
 class SlowWriter(Slow):

@@ -152,6 +152,7 @@ async def test_every_method_reaches_its_part_of_the_engine(served: Served) -> No
     refused = await body_of(stub.PassThrough(ask(), timeout=PATIENCE_S))
     assert refused["error"]["message"].endswith("does not serve /x")
     card = await stub.Describe(DescribeRequest(), timeout=PATIENCE_S)
+    assert served.replica.readiness().used == 6, "all but the description"
     assert (card.model_id, card.engine, card.max_model_len) == ("mock", "mock", 32_768)
     assert abs(card.created - time.time()) < 60
 

@@ -33,6 +33,8 @@ class ServedMethod:
     decode: Callable[[Any], Any]
     """bytes -> request message. Raises BadRequest."""
     encode: Callable[[Any], bytes]
+    is_use: bool = True
+    """False: a call of it asks about the service, such as for its description; the controller does not count it."""
 
     def argument(self, raw: Any) -> Any:
         """The method's first argument: the decoded request, or an async iterator of decoded requests."""
@@ -89,7 +91,10 @@ def registrations_of(servicer: object) -> dict[str, Callable[[Any, Any], None]]:
 
 
 def methods_of(servicer: object) -> list[ServedMethod]:
-    """Every method of a servicer. Raises TypeError for a class that was not generated, or a plain `def` method."""
+    """Every method of a servicer. Raises TypeError for a class that was not generated, or a plain `def` method.
+
+    A servicer's `__no_use__` names its unary methods whose calls are no use of the service.
+    """
     if _has_own_contract(servicer):
         return cast("OwnContract", servicer).__served__()
     registrations = registrations_of(servicer)
@@ -104,8 +109,9 @@ def methods_of(servicer: object) -> list[ServedMethod]:
                 f"{type(servicer).__name__}: {base} registers no methods: the grpcio-tools that generated it is too "
                 "old, or its .proto has none; generate its stubs again with a newer one"
             )
+    no_use = getattr(servicer, "__no_use__", ())
     return [
-        _method(service, name, handler)
+        _method(service, name, handler, is_use=name not in no_use)
         for service, handlers in recorder.services.items()
         for name, handler in handlers.items()
     ]
@@ -124,7 +130,7 @@ class _MethodRecorder:
         self.services[service] = handlers
 
 
-def _method(service: str, name: str, handler: grpc.RpcMethodHandler[Any, Any]) -> ServedMethod:
+def _method(service: str, name: str, handler: grpc.RpcMethodHandler[Any, Any], *, is_use: bool) -> ServedMethod:
     label = f"{service}/{name}"
     ways = ("stream" if many else "unary" for many in (handler.request_streaming, handler.response_streaming))
     behaviour: Callable[..., Any] = getattr(handler, "_".join(ways))
@@ -138,6 +144,7 @@ def _method(service: str, name: str, handler: grpc.RpcMethodHandler[Any, Any]) -
         behaviour=behaviour,
         decode=decoder(label, handler.request_deserializer),
         encode=handler.response_serializer or (lambda message: message),
+        is_use=is_use,
     )
 
 

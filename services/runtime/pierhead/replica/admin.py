@@ -45,7 +45,7 @@ class Readiness:
 
     state: State
     ongoing: int
-    """Requests in flight here."""
+    """Requests in flight here that are a use of the service."""
     queued: int
     """Calls of this replica that wait for another service's replica."""
     detail: str = ""
@@ -73,6 +73,8 @@ class Readiness:
     """How many of the requests in flight only a drain ends: WebSockets, endless streams."""
     unreached: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     """By called service, the replicas that it lists and to which no call of this replica goes, and why."""
+    used: int = 0
+    """Requests that have ended since the start, refused ones included, without those that are no use of the service."""
 
 
 class Page(NamedTuple):

@@ -13,6 +13,7 @@ import errno
 import gc
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -27,7 +28,7 @@ from pierhead.edge import logs
 from pierhead.edge.admission import Admission
 from pierhead.edge.edge import REFUSAL_REASONS, Edge
 from pierhead.edge.grpc_server import SERVER_OPTIONS, register
-from pierhead.edge.methods import is_servicer, methods_of, pools_of
+from pierhead.edge.methods import Context, ServedMethod, is_servicer, methods_of, pools_of
 from pierhead.errors import SettingsError, cannot_listen
 from pierhead.lanes.server import Lanes
 from pierhead.memory.link_setup import SharedMemory, share_memory
@@ -94,8 +95,12 @@ class ReplicaServer:
         self._detail = "starting"
         parts = tuple(with_applications(parts))
         self._servicers = [part for part in parts if is_servicer(part)]
-        self.methods = [method for servicer in self._servicers for method in methods_of(servicer)]
+        methods = [method for servicer in self._servicers for method in methods_of(servicer)]
+        self.methods = [method if method.is_use else self._aside(method) for method in methods]
         """As callers reach them once `ready` is set."""
+        self._asides = 0
+        """Those of the requests in flight that are no use of the service."""
+        self._no_use = {method.name for method in self.methods if not method.is_use}
         self._inside = inside
         self._listeners = listeners_of(part for part in parts if not is_servicer(part))
         self._ending = [part for part in parts if part in self._servicers or isinstance(part, Service)]
@@ -154,12 +159,13 @@ class ReplicaServer:
     def readiness(self) -> Readiness:
         """The content of /readyz."""
         waiting = {target: int(count) for (target,), count in list(self.metrics.queued.values.items()) if count}
-        answers = tally(dict(self.metrics.requests.values))
+        requests = dict(self.metrics.requests.values)
+        answers = tally(requests)
         config = self._config.report()
         version = STATS.version  # read before the numbers, so that the numbers are never older
         return Readiness(
             self.state,
-            self._admission.ongoing,
+            self._admission.ongoing - self._asides,
             sum(waiting.values()),
             self._detail if self.ready.is_set() else config.error or START.words or self._detail,
             waiting,
@@ -173,7 +179,20 @@ class ReplicaServer:
             "" if self.ready.is_set() else START.stage,
             self.edge.lasting,
             Clients.unreached(),
+            int(sum(count for (method, _), count in requests.items() if method not in self._no_use)),
         )
+
+    def _aside(self, method: ServedMethod) -> ServedMethod:
+        """The unary method, whose calls are counted in `_asides`."""
+
+        async def behaviour(request: Any, context: Context) -> Any:
+            self._asides += 1
+            try:
+                return await method.behaviour(request, context)
+            finally:
+                self._asides -= 1
+
+        return replace(method, behaviour=behaviour)
 
     def _set_state(self, state: State, detail: str = "") -> None:
         self.state, self._detail = state, detail

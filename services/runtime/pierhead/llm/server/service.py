@@ -242,6 +242,9 @@ def _method(name: str, kind: type[OpenAIRequest]) -> Any:
 class LLMService(LLMServerServicer):
     """Serves one LLMConfig. The first `check_health` starts the server: nothing comes before it."""
 
+    __no_use__ = frozenset({"Describe"})
+    """The gateway asks for it again and again, also where no client uses the model."""
+
     def __init__(
         self, config: LLMConfig, *, make_server: MakeServer | None = None, metrics: RuntimeMetrics = PROCESS
     ) -> None:
