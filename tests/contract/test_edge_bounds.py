@@ -230,12 +230,14 @@ async def test_a_queue_that_the_service_does_not_bound_is_bounded(edge: Edge) ->
             async with session.post("/echo/hold") as answer:
                 return answer.status
 
-        requests = [asyncio.ensure_future(one()) for _ in range(11)]
+        requests = [asyncio.ensure_future(one())]
+        await until(partial(_has_requests, replica, 1), "one request is served")  # else it is among those that wait
+        requests += [asyncio.ensure_future(one()) for _ in range(10)]
 
         async def ten_wait() -> bool:
             return await edge.queued("echo") == 10
 
-        await until(ten_wait, "one request is served, ten wait")
+        await until(ten_wait, "ten wait")
         status, error, headers = await error_of(edge, "/echo")
         assert (status, error["code"], headers["retry-after"]) == (503, "queue_full", "1")
         replica.let_go.set()
