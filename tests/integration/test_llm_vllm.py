@@ -4,7 +4,9 @@ goes the whole way, OpenAI's client -> gateway -> gRPC -> LLM server -> vLLM.
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import json
 import math
 import os
@@ -13,6 +15,8 @@ import shutil
 import subprocess
 import sys
 import time
+import wave
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,9 +30,11 @@ from openai import OpenAI
 from pierhead.llm.v1.llm_pb2 import Operation
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 from pierhead.llm_config import VARIABLE, LLMConfig, ModelLoading
+from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.environments import vllm
+from tests.environments.media_models import IMAGE_TOKENS, SOUND_MARKS
 from tests.harness.llm_clients import ask_clients, needs_clients
 from tests.harness.stack import ROOT, free_ports, request
 from tests.harness.waiting import seconds_until
@@ -82,7 +88,7 @@ QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
 STARTED_WITHIN_S = 900.0
 ENDED_WITHIN_S = 180.0
 ANSWER_S = 600.0
-"""Against what never answers: three engines share the cores."""
+"""Against what never answers: the engines share the cores."""
 CHAT_ENGINE = {
     # As in compose/apps/llm.yaml, but that more than one of them is to have memory.
     "max_model_len": 2048, "enforce_eager": True, "dtype": "float32", "gpu_memory_utilization": 0.15,
@@ -93,6 +99,8 @@ MODELS = {
     "default": {"service": "llm", "alias_of": "smollm2"},
     "apart": {"service": "llm-decode", "prefill": "llm", "alias_of": "smollm2"},
     "minilm": "llm-minilm",
+    "vision": "llm-vision",
+    "audio": "llm-audio",
 }
 
 
@@ -125,7 +133,7 @@ def is_ready(running: subprocess.Popen[bytes], port: int, path: str = "/readyz")
 
 @dataclass
 class WholeWay:
-    """All of it: a gateway, and three LLM servers behind it."""
+    """All of it: a gateway, and the LLM servers behind it."""
 
     client: Any
     """OpenAI's; None before the gateway is ready."""
@@ -167,19 +175,24 @@ def starting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Process
         "kv_connector": "HandingConnector", "kv_connector_module_path": "tests.harness.handing_connector",
         "kv_role": "kv_both", "kv_connector_extra_config": {"shared_storage_path": str(handed)},
     }  # fmt: skip
-    pooling = {"enforce_eager": True, "dtype": "float32", "gpu_memory_utilization": 0.15}
+    plain = {"enforce_eager": True, "dtype": "float32", "gpu_memory_utilization": 0.15}
+    made = tmp_path_factory.mktemp("models")
+    make = ("-m", "tests.environments.media_models", f"{STATE}/models/smollm2", str(made))
+    subprocess.run([f"{STATE}/vllm/bin/python", *make], cwd=ROOT, env=vllm_environment(), check=True, timeout=ANSWER_S)
     engines = {
-        "llm": ("smollm2", CHAT_ENGINE | {"kv_transfer_config": transfer}),
-        "llm-decode": ("smollm2", CHAT_ENGINE | {"kv_transfer_config": transfer}),
-        "llm-minilm": ("minilm", pooling),
+        "llm": (f"{STATE}/models/smollm2", CHAT_ENGINE | {"kv_transfer_config": transfer}),
+        "llm-decode": (f"{STATE}/models/smollm2", CHAT_ENGINE | {"kv_transfer_config": transfer}),
+        "llm-minilm": (f"{STATE}/models/minilm", plain),
+        "llm-vision": (f"{made}/vision", plain),
+        "llm-audio": (f"{made}/audio", plain),
     }
     names = [*engines, "gateway"]
     ports = free_ports(2 * len(names))
     lanes, admins = dict(zip(names, ports[::2], strict=True)), dict(zip(names, ports[1::2], strict=True))
     with contextlib.ExitStack() as stack:
         started: Processes = {}
-        for service, (model, engine_kwargs) in engines.items():
-            loading = ModelLoading(model_id=model, model_source=f"{STATE}/models/{model}")
+        for service, (source, engine_kwargs) in engines.items():
+            loading = ModelLoading(model_id=Path(source).name, model_source=source)
             config = LLMConfig(model_loading=loading, engine_kwargs=engine_kwargs)
             server = process(
                 f"{STATE}/vllm/bin/python", logs / f"{service}.log", "pierhead.llm.server", PIERHEAD_HOST="127.0.0.1",
@@ -302,6 +315,68 @@ def test_prefill_reads_and_decode_answers(way: WholeWay) -> None:
     assert answer.usage.prompt_tokens - 128 <= taken < answer.usage.prompt_tokens, "all but the last block's"
     parts = way.chat(LONG, model="apart", stream=True)
     assert "".join(part.choices[0].delta.content or "" for part in parts if part.choices) == whole
+
+
+SOUND_TOKENS = 12 + len(SOUND_MARKS)
+"""Of half a second: 50 frames of 10 ms, of which four are one, between two marks."""
+
+
+def picture(colour: str) -> dict[str, Any]:
+    """Part of a message: a plain image."""
+    file = io.BytesIO()
+    Image.new("RGB", (28, 28), colour).save(file, "PNG")
+    return image(f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}")
+
+
+def image(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def tone(hertz: int) -> dict[str, Any]:
+    """Part of a message: half a second of sound."""
+    file, rate = io.BytesIO(), 16_000
+    samples = array("h", (round(9000 * math.sin(2 * math.pi * hertz * i / rate)) for i in range(rate // 2)))
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(rate)
+        writer.writeframes(samples.tobytes())
+    return sound(base64.b64encode(file.getvalue()).decode())
+
+
+def sound(data: str) -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+
+
+@pytest.mark.parametrize(
+    ("model", "one", "other", "tokens", "bad", "words"),
+    [
+        ("vision", picture("red"), picture("blue"), IMAGE_TOKENS, image("data:image/png;base64,AAAA"), "load image"),
+        ("audio", tone(200), tone(900), SOUND_TOKENS, sound("AAAA"), "Invalid or corrupted audio data"),
+    ],
+)
+def test_images_and_sound_in_a_message_reach_the_engine(
+    way: WholeWay, model: str, one: Any, other: Any, tokens: int, bad: Any, words: str
+) -> None:
+    def ask(*parts: Any) -> tuple[int, list[float]]:
+        """Tokens of the prompt, and how probable the first tokens of the answer were."""
+        asked = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, *parts]}]
+        answer = way.chat(asked, model=model, max_tokens=4, logprobs=True)
+        return answer.usage.prompt_tokens, [token.logprob for token in answer.choices[0].logprobs.content]
+
+    alone, _ = ask()
+    prompt, probabilities = ask(one)
+    assert prompt == alone + tokens
+    assert ask(one)[1] == pytest.approx(probabilities, abs=1e-4)
+    assert ask(other)[1] != pytest.approx(probabilities, abs=1e-3)
+    with pytest.raises(openai.BadRequestError, match=words):
+        ask(bad)
+
+
+def test_an_address_of_an_image_is_not_fetched(way: WholeWay) -> None:
+    inside = image(f"http://127.0.0.1:{way.admins['llm-vision']}/readyz")
+    with pytest.raises(openai.BadRequestError, match=r"image_url: expected the content itself as a data: URL, found"):
+        way.chat([{"role": "user", "content": [inside]}], model="vision")
 
 
 TEXTS = ["Paris is the capital of France.", "France's capital city is Paris.", "My bicycle has a flat tyre."]
