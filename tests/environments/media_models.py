@@ -31,7 +31,7 @@ def make(tokenizer_of: str, directory: Path) -> None:
 
 
 def _tokenizer(tokenizer_of: str, *more: str) -> tuple[Any, dict[str, int]]:
-    """With more tokens, and what a language model is told of it."""
+    """With more tokens, and what the settings of a language model say of it."""
     import transformers as hf
 
     found = hf.AutoTokenizer.from_pretrained(tokenizer_of)
