@@ -5,8 +5,9 @@ errors. OpenAI's is asked here, the others in an environment of their own. And w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,8 @@ from pierhead.llm.server.service import LLMService
 from pierhead.llm_config import LLMConfig, ModelLoading
 
 from tests.environments import vllm
+from tests.environments.llama_cpp import LLAMA_CPP
+from tests.harness.llama_cpp_server import CONTEXT, llama_cpp
 from tests.harness.llm_clients import ask_clients, needs_clients
 from tests.harness.messages_engine import MessagesEngine
 from tests.harness.stack import free_ports
@@ -90,21 +93,28 @@ class Stack:
 @pytest.fixture
 async def stack(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stack]:
     """`param`: the gateway's keys."""
-    cluster = Cluster()
     engines: list[MockEngine] = []
-    replicas = {}
-    for model, kwargs in {"qwen": {}, "slow": SLOW}.items():
-        server = llm(model, tmp_path, engines, **kwargs)
-        replicas[f"LLM_{model.upper()}"] = (address(await cluster.start(server)),)
+    services = {model: llm(model, tmp_path, engines, **kwargs) for model, kwargs in {"qwen": {}, "slow": SLOW}.items()}
+    async with (
+        gateway_of(services, tmp_path, getattr(request, "param", ())) as (url, metrics),
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client,
+    ):
+        yield Stack(client, metrics, lambda: engines[1].load().running)
+
+
+@contextlib.asynccontextmanager
+async def gateway_of(
+    services: dict[str, LLMService], tmp_path: Path, keys: Sequence[dict[str, Any]] = ()
+) -> AsyncIterator[tuple[str, GatewayMetrics]]:
+    """A gateway before services: its URL and what it counts."""
+    cluster = Cluster()
+    replicas = {f"LLM_{model.upper()}": (address(await cluster.start(each)),) for model, each in services.items()}
     Clients.use(Settings(static=replicas))
     metrics = GatewayMetrics()
-    keys = getattr(request, "param", None)
-    file = keys and keys_file(tmp_path / "keys.json", *keys)
+    file = keys_file(tmp_path / "keys.json", *keys) if keys else None
     app = make_app(GatewaySettings(read_models({VARIABLE: json.dumps(MODELS)}), keys_file=file), metrics)
     gateway = await cluster.start(app, service="gateway")
-    url = f"http://127.0.0.1:{gateway.http_port}/v1"
-    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
-        yield Stack(client, metrics, lambda: engines[1].load().running)
+    yield f"http://127.0.0.1:{gateway.http_port}", metrics
     await close_handles()
     await cluster.close()
 
@@ -212,6 +222,21 @@ async def test_other_clients_take_all_of_it(stack: Stack) -> None:
     served = {"url": url, "chat": "qwen", "embeddings": "qwen", "limited": "limited"}
     summary = await asyncio.to_thread(ask_clients, served)
     assert "skipped" not in summary, "all of it ran"
+
+
+@pytest.mark.long
+@needs_clients
+@pytest.mark.skipif(not LLAMA_CPP.is_made(), reason="no llama.cpp; python -m tests.environments.llama_cpp makes it")
+async def test_other_clients_take_what_llama_cpp_answers(tmp_path: Path) -> None:
+    with llama_cpp("small") as behind:
+        config = LLMConfig(
+            engine="openai", model_loading=ModelLoading(model_id="qwen"),
+            engine_kwargs={"base_url": behind, "model": "small", "max_model_len": CONTEXT},
+        )  # fmt: skip
+        service = LLMService(config, make_server=partial(LLMServer, cache=tmp_path))
+        async with gateway_of({"qwen": service}, tmp_path) as (url, _):
+            served = {"url": url, "chat": "qwen", "no_tools": "the template of this model has none"}
+            await asyncio.to_thread(ask_clients, served)
 
 
 # ---- `vllm serve` itself
