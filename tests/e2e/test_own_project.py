@@ -135,13 +135,17 @@ class User:
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    wheel = build_wheel(tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel"))
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield environment(tmp_path_factory.mktemp("tool") / "venv", wheel)
     engine = docker.from_env()
     for image in engine.images.list():
         for name in image.tags:
-            if name.endswith(f":{TAG}") or name.startswith("raysapptest-"):
+            if name.endswith(f":{TAG}") or name.startswith(("raysapptest-", "raysllmtest-")):
                 engine.images.remove(name, force=True)
 
 
@@ -502,16 +506,21 @@ app = Api.bind(Model.bind())
 """
 
 
+def builds(user: User, target: str) -> None:
+    """The compose file and the Dockerfile of an application of Ray Serve, on the base image of these tests."""
+    user.does("python", "-m", "pierhead", "build", target, "-o", "compose.yaml", "--dockerfile")
+    dockerfile = user.directory / "Dockerfile"
+    first, _, rest = dockerfile.read_text().partition("\n")
+    dockerfile.write_text(f"{first.partition(':')[0]}:{TAG}\n{rest}")
+
+
 def test_an_application_of_ray_serve_runs_as_services(programs: Path, tmp_path: Path) -> None:
     user = User(programs, tmp_path / "rays application")
     user.directory.mkdir()
     (user.directory / "app.py").write_text(RAYS_APPLICATION)
     (user.directory / ".env").write_text("COMPOSE_PROJECT_NAME=raysapptest\n")
-    build = ("python", "-m", "pierhead", "build", "app:app", "-o", "compose.yaml", "--dockerfile")
-    user.does(*build)
-    dockerfile, compose = user.directory / "Dockerfile", user.directory / "compose.yaml"
-    first, _, rest = dockerfile.read_text().partition("\n")
-    dockerfile.write_text(f"{first.partition(':')[0]}:{TAG}\n{rest}")
+    builds(user, "app:app")
+    compose = user.directory / "compose.yaml"
 
     def answer(x: int) -> Any:
         status, body = user.get(f"/?x={x}")
@@ -525,3 +534,42 @@ def test_an_application_of_ray_serve_runs_as_services(programs: Path, tmp_path: 
         compose.write_text(compose.read_text().replace("factor: 2", "factor: 5"))
         eventually(lambda: answer(4) == [20, [0, 1, 2]], "the new user_config is in force", within_s=60)
         assert user.containers() == before
+
+
+LLM_APPS = ROOT / "tests" / "rayserve" / "llm_apps"
+CHAT: dict[str, Any] = {"model": "small", "messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.fixture(scope="module")
+def llm_programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment(tmp_path_factory.mktemp("llm-tool") / "venv", f"{wheel}[llm,rayserve]", "fastapi")
+
+
+@pytest.mark.parametrize(
+    ("application", "path", "body", "answer"),
+    [
+        ("custom_engine", "/v1/chat/completions", CHAT, "small: hello"),
+        ("custom_server", "/v1/chat/completions", CHAT, "small: added words"),
+        ("custom_ingress", "/custom/endpoint", {"text": "hello"}, "small: hello"),
+    ],
+)
+def test_an_application_of_ray_serve_llm_runs_as_services(
+    application: str, path: str, body: dict[str, Any], answer: str, llm_programs: Path, tmp_path: Path
+) -> None:
+    """The examples of its guide that have classes of the user's own: a custom engine, server and ingress."""
+    user = User(llm_programs, tmp_path / "application")
+    user.directory.mkdir()
+    for file in ("custom_engine.py", f"{application}.py"):
+        on_a_cpu = 'placement_group_config={"bundles": [{"CPU": 1}]}, **more)'
+        (user.directory / file).write_text((LLM_APPS / file).read_text().replace("**more)\n\n", f"{on_a_cpu}\n\n"))
+    (user.directory / "requirements.txt").write_text("pierhead[llm]\nfastapi\n")
+    (user.directory / ".env").write_text(f"COMPOSE_PROJECT_NAME=raysllmtest\n{own_ports()}")
+    builds(user, f"{application}:app")
+
+    with user.cleaned_up():
+        user.does("pierhead", "up")
+        url = f"http://127.0.0.1:{user.setting('PIERHEAD_HTTP_PORT')}{path}"
+        found = request(url, "POST", json.dumps(body).encode(), headers={"content-type": "application/json"})
+        assert found.status == 200, found.body
+        said = json.loads(found.body)
+        assert (said["answer"] if "answer" in said else said["choices"][0]["message"]["content"]) == answer
