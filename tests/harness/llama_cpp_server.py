@@ -20,12 +20,10 @@ def llama_cpp(name: str) -> Iterator[str]:
     """Serve the small model by this name; yields the URL."""
     command = [sys.executable, "-m", "tests.harness.llama_cpp_server", name, str(MODEL)]
     paths = {"PYTHONPATH": f"{ROOT}:{LLAMA_CPP.directory}"}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=paths, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as server:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, env=paths, stdin=pipe, stdout=pipe, text=True) as server:
         assert server.stdout is not None
         yield server.stdout.readline().strip()
-        server.communicate()
 
 
 def main(name: str, file: str) -> None:
