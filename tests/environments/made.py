@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,16 @@ class Environment:
 def with_uv(text: str, *words: str, **variables: str) -> None:
     """A step that runs uv, or another function of compose/machine/uv.sh. Raises NotMade."""
     run(text, ["bash", "-c", _BASH, "uv", *words], variables)
+
+
+def of_pins(environment: Environment, pins: Path, what: str) -> None:
+    """Make an environment of what a file pins. Raises NotMade. The bytecode is compiled once: many processes, and many
+    starts, import it.
+    """
+    python = shutil.which("python3.11") or sys.executable
+    with_uv(f"Making {environment.directory}", "uv", "venv", "--clear", "--python", python, str(environment.directory))
+    pip = ("uv", "pip", "install", "--python", environment.python, "--no-deps", "--compile-bytecode")
+    with_uv(f"Installing {what}", *pip, "--requirement", str(pins))
 
 
 def become(module: str, *words: str) -> NoReturn:
