@@ -14,7 +14,11 @@ from ..model.world import ReplicaContainer, ReplicaHealth, RoutingState
 DOWN_S = 300.0
 """For how long it counts that a node went down."""
 FOUND_OUT_S = 15.0
-"""From the first failed probe of a node's replicas until those of all have failed, or pass again."""
+"""From the first answer of a node's replicas until all of them have been asked again."""
+FORGOTTEN_S = 90.0
+"""For how long a node whose HAProxy does not answer is doubted, though some of its replicas answer: after a fault of
+Docker's gossip, well engines learn of each other's containers one by one, from another engine every 30 s
+(moby/moby#53141)."""
 SILENT_S = 20.0
 """For how long it counts that a node's replicas stopped answering: the engine has found out by then."""
 
@@ -46,7 +50,7 @@ class NodeLosses:
         away = {node.name for node in nodes if node.state == "ready" and (routing is None or node.name in routing.away)}
         failing = {one.node for one in staying if _has_failed(one)}
         self._failing_since = {name: self._failing_since.get(name, now) for name in failing & away}
-        new = {name for name, since in self._failing_since.items() if now - since < FOUND_OUT_S}
+        new = {name for name, since in self._failing_since.items() if now - since < FORGOTTEN_S}
         doubtful = failing if brake else new | (failing & away & _silent(staying))
         until = self._kept_until | dict.fromkeys(doubtful, now + FOUND_OUT_S)
         self._kept_until = {name: end for name, end in until.items() if name in failing and now < end}

@@ -39,7 +39,7 @@ from controller.model.world import (
     ServerState,
     current_version,
 )
-from controller.observe.node_losses import DOWN_S, FOUND_OUT_S, SILENT_S, NodeLosses
+from controller.observe.node_losses import DOWN_S, FORGOTTEN_S, FOUND_OUT_S, SILENT_S, NodeLosses
 from controller.plan import plan
 from controller.status.records.services import Nodes, NodeStatus
 from controller.tool.wait import DrainWait, TargetMovedError
@@ -233,13 +233,13 @@ def test_what_nothing_reaches_is_left_as_it_is_until_all_of_it_is_known_to_answe
 
     assert unreached([failed[0], well[1]], routing(), 0) == set(), "one that hangs"
     assert unreached([failed[0], well[1]], away, 1) == {"n3"}, "the others may be found out later"
-    assert unreached([failed[0], well[1]], away, 1 + 2 * FOUND_OUT_S) == set(), "the other one answers"
+    assert unreached([failed[0], well[1]], away, 3 * FOUND_OUT_S) == {"n3"}, "engines that forgot it learn one by one"
+    over = FORGOTTEN_S + FOUND_OUT_S
+    assert unreached([failed[0], well[1]], away, over) == set(), "the other one answers"
     starts = replace(failed[1], health=ReplicaHealth.UNKNOWN, ongoing=None)
-    assert unreached([failed[0], replace(starts, ongoing=0)], away, 2 + 2 * FOUND_OUT_S) == set(), (
-        "it says that it loads"
-    )
-    assert unreached([failed[0], starts], away, 99) == {"n3"}, "nothing is heard of the one that starts"
-    assert unreached(failed, away, 100) == unreached(failed, None, 1000) == {"n3"}, "for however long"
+    assert unreached([failed[0], replace(starts, ongoing=0)], away, over + 1) == set(), "it says that it loads"
+    assert unreached([failed[0], starts], away, over + 2) == {"n3"}, "nothing is heard of the one that starts"
+    assert unreached(failed, away, over + 3) == unreached(failed, None, 1000) == {"n3"}, "for however long"
     assert unreached(failed, routing(), 1001) == {"n3"}, "HAProxy was asked first"
     assert unreached(failed, routing(), 1000 + FOUND_OUT_S) == set(), "they were asked again since"
     assert unreached(failed, away, 2000) == {"n3"}
