@@ -54,6 +54,20 @@ class UserConfigReport:
 
 
 @dataclass(frozen=True, slots=True)
+class SleepReport:
+    """Whether a replica sleeps: its process stays, and its engine has given the memory of its GPUs back."""
+
+    can: bool
+    """Its program can sleep."""
+    wanted: bool
+    """What it was asked for last."""
+    asleep: bool
+    """What is so now: it differs from `wanted` while the engine is at it."""
+    error: str = ""
+    """Why `wanted` did not come about; "" while it has, or may."""
+
+
+@dataclass(frozen=True, slots=True)
 class PublishedStats:
     """Numbers of a replica for its callers' policies. The controller passes them on and does not read them."""
 
@@ -95,6 +109,8 @@ class ReplicaReport:
     """It is not ready, and will not become ready by itself."""
     user_config: UserConfigReport | None = None
     """None also of an earlier runtime, and of a program that does not listen yet."""
+    sleep: SleepReport | None = None
+    """None also of an earlier runtime, and of an image without it."""
     stats: PublishedStats = NO_STATS
     """What it publishes for its callers' policies."""
 
