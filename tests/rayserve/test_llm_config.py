@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pierhead import llm_config as own
 from pierhead.rayserve.config import AutoscalingConfig
 from pierhead.rayserve.llm import (
     CloudMirrorConfig,
@@ -16,7 +17,7 @@ from pierhead.rayserve.llm import (
     LoraConfig,
     ModelLoadingConfig,
 )
-from pierhead.rayserve.llm.config import DPServingArgs, LLMParts, PDServingArgs, parts_of
+from pierhead.rayserve.llm.config import DPServingArgs, LLMParts, PDServingArgs, of_x_serve, parts_of
 from pierhead.rayserve.pickles import copied
 from pydantic import ValidationError
 
@@ -205,6 +206,10 @@ def test_what_changes_nothing_is_named() -> None:
         ({"deployment_config": {"replicas": 2}}, "deployment_config: @serve.deployment: replicas is not one of auto"),
         ({"server_cls": "there.is.none:Server"}, "there.is.none:Server: expected a class as module:Class; No module n"),
         ({"server_cls": "json"}, "json: expected a class as module:Class; Empty module name"),
+        (
+            {"server_cls": "ray.llm._internal.x:SGLangServer"},
+            "is Ray's own: name a class of yours, derived from LLMServ",
+        ),
         ({"server_cls": "json:"}, "json:: expected a class as module:Class; module 'json' has no attribute ''"),
         (
             {"model_loading_config": {"model_id": "q", "model_source": {"bucket_uri": "azure://a/b"}}},
@@ -246,6 +251,25 @@ def test_it_can_be_changed_and_travels() -> None:
     assert (config.model_id, config.max_request_context_length, config.input_modality) == ("qwen", 99, "text")
     assert parts_of(config).options["num_replicas"] == 2
     assert copied(config) == config
+
+
+def test_a_replica_s_config_is_that_of_ray_serve_llm() -> None:
+    written = own.LLMConfig.model_validate({
+        "engine": "my_package.engine:MyEngine",
+        "server_cls": "my_package.server:MyServer",
+        "model_loading": MODEL,
+        "accelerator_type": "L4",
+        "tensor_parallel_size": 2,
+        "engine_kwargs": {"max_model_len": 8, "disable_log_stats": True},
+        "lora": {"dynamic_lora_loading_path": "/loras", "max_num_adapters_per_replica": 3, "adapters": ["french"]},
+        "stall_timeout_s": 9.0,
+    })  # fmt: skip
+    config = of_x_serve(written)
+    assert (config.model_id, config.engine_kwargs["tensor_parallel_size"], config.accelerator_type) == ("qwen", 2, "L4")
+    assert config.lora_config == LoraConfig(dynamic_lora_loading_path="/loras", max_num_adapters_per_replica=3)
+    assert config.get_engine_config() == copied(config).get_engine_config() == written
+    config.update_engine_kwargs(max_model_len=99)  # as a server's constructor may
+    assert config.get_engine_config().engine_kwargs["max_model_len"] == 99
 
 
 def test_args_of_build_openai_app(tmp_path: Path) -> None:

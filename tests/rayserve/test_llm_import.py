@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pierhead import llm_config as own
+from pierhead.llm.server.service import LLMService
+from pierhead.llm.v1.llm_pb2 import LLMRequest
+from pierhead.metrics import RuntimeMetrics
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.import_ray import compose_of
 
@@ -170,6 +175,104 @@ def test_classes_of_a_user_s_own_are_in_the_user_s_own_image(target: str, monkey
     text, _ = compose_of(f"applications: [{{name: app, import_path: '{target}'}}]")
     commands = [each["command"] for each in yaml.safe_load(text)["services"].values()]
     assert commands == [["python", "-m", "pierhead", "serve", target]] * len(commands)
+
+
+OWN_CLASSES = """
+from pierhead.rayserve.llm import LLMServer, OpenAiIngress
+from pierhead.rayserve.request_router import RequestRouter
+
+class MyIngress(OpenAiIngress):
+    pass
+
+class MyRouter(RequestRouter):
+    pass
+
+class NoLLMServer:
+    get_deployment_options = LLMServer.get_deployment_options
+
+    def __init__(self, llm_config):
+        pass
+"""
+NAMED = """
+applications:
+- name: Own App
+  import_path: ray.serve.llm:build_openai_app
+  args:
+    llm_configs:
+    - model_loading_config: {model_id: small}
+      llm_engine: custom_engine:MyCustomEngine
+      server_cls: custom_server.CustomLLMServer
+      placement_group_config: {bundles: [{CPU: 1}]}
+    - {model_loading_config: {model_id: own}, llm_engine: "custom_engine:MyCustomEngine"}
+    - {model_loading_config: {model_id: plain}, server_cls: "ray.serve.llm.deployment:LLMServer"}
+"""
+
+
+def test_classes_that_the_yaml_names_are_language_models_in_the_users_image() -> None:
+    found, notes = services(NAMED)
+    assert (list(found), notes) == (["llm-gateway", "llm-small", "llm-own", "llm-plain"], [])
+    gateway, small, mine, plain = found.values()
+    assert gateway["image"].startswith("pierhead/llm-gateway:")
+    assert small["x-serve"]["llm"] == {
+        "engine": "custom_engine:MyCustomEngine",
+        "server_cls": "custom_server:CustomLLMServer",
+        "model_loading": {"model_id": "small"},
+    }
+    assert small["x-serve"]["request_timeout_s"] == 600.0
+    assert mine["x-serve"]["llm"]["server_cls"] == "pierhead.rayserve.llm.deployment:LLMServer"
+    for service in (small, mine):
+        assert service["image"] == "${COMPOSE_PROJECT_NAME}-own-app"
+        assert service["command"] == ["python", "-m", "pierhead.llm.server"]
+    assert [name for name, each in found.items() if "build" in each] == ["llm-small"]
+    assert plain["image"].startswith("pierhead/llm-cuda:")
+    assert "server_cls" not in plain["x-serve"]["llm"]
+
+
+@pytest.mark.parametrize(("number", "words"), [(0, "small: added words"), (1, "own: hello")])
+async def test_the_replica_of_such_a_service_shows_them_ray_serve_llm_s_config(
+    number: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pierhead.replica.starting.START.report", lambda *_: None)
+    found, _ = services(NAMED)
+    block = list(found.values())[number + 1]["x-serve"]["llm"]
+    replica = LLMService(own.LLMConfig.model_validate(block), metrics=RuntimeMetrics())
+    await replica.check_health()
+    body = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
+    [reply] = [each async for each in replica.Chat(LLMRequest(body=body), None)]
+    assert json.loads(reply.data)["choices"][0]["message"]["content"] == words
+    await replica.aclose()
+
+
+def test_a_class_that_a_builder_is_given_by_its_path_is_used() -> None:
+    config = "{model_loading_config: {model_id: q}}"
+    args = f"{{llm_config: {config}, deployment_cls: 'custom_server:CustomLLMServer'}}"
+    path = "ray.serve.llm:build_llm_deployment"
+    found, _ = services(f"applications: [{{name: a, import_path: '{path}', args: {args}}}]")
+    assert list(found) == ["llm-gateway", "llm-q"]
+    assert found["llm-q"]["x-serve"]["llm"]["server_cls"] == "custom_server:CustomLLMServer"
+
+
+MODEL = "model_loading_config: {model_id: q}"
+ROUTED = "deployment_config: {request_router_config: {request_router_class: 'own_classes:MyRouter'}}"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        f"{{llm_configs: [{{{MODEL}}}], ingress_cls_config: {{ingress_cls: 'own_classes:MyIngress'}}}}",
+        f"{{llm_configs: [{{{MODEL}, server_cls: 'own_classes:NoLLMServer'}}]}}",
+        f"{{llm_configs: [{{{MODEL}, {ROUTED}}}]}}",
+    ],
+)
+def test_what_no_service_of_the_stack_can_have_runs_as_the_application_itself(
+    args: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_classes.py").write_text(OWN_CLASSES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PIERHEAD_PICKLE_SECRET", "x" * 32)
+    text, _ = compose_of(f"applications: [{{name: a, import_path: 'ray.serve.llm:build_openai_app', args: {args}}}]")
+    commands = [each["command"] for each in yaml.safe_load(text)["services"].values()]
+    assert [each[:4] for each in commands] == [["python", "-m", "pierhead", "serve"]] * 2
 
 
 def test_no_secret_is_written_where_nothing_is_pickled(tmp_path: Path) -> None:

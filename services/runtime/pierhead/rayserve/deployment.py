@@ -18,8 +18,9 @@ END_METHOD: Final = "__rayserve_end__"
 """A method that is called at the replica's end in the place of `__del__`, which Python itself calls as well."""
 
 COMPOSE: Final = "__rayserve_compose__"
-"""A function of an application's first class, from its BuiltDeployments by name, and what names are to begin with, to
-the ComposeParts of services that take their place; None = none do. See `llm/compose.py`.
+"""A function of an application's first class, from its BuiltDeployments by name, what names are to begin with, and the
+image that has the user's classes, to the ComposeParts of services that take their place; None = none do. See
+`llm/compose.py`.
 """
 
 BUILD_ASGI: Final = "__serve_build_asgi_app__"

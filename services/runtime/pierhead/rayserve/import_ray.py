@@ -19,7 +19,7 @@ from pierhead.files import replace_file
 from pierhead.rayserve.context import DEFAULT_APPLICATION
 from pierhead.rayserve.deployment import COMPOSE, Application, ComposePart
 from pierhead.rayserve.exceptions import RayServeException
-from pierhead.rayserve.options import DEFAULT, DeploymentOptions
+from pierhead.rayserve.options import DEFAULT, OWN_LLM, DeploymentOptions, own_path
 from pierhead.rayserve.pickles import SECRET, write_secret
 from pierhead.rayserve.services import APPLICATION, PREFIXED, RayDeployment, bound_of, service_name
 
@@ -36,7 +36,6 @@ _APPLICATION: Final = {
     "name", "route_prefix", "import_path", "args", "runtime_env", "deployments", "logging_config", "host", "port",
     "autoscaling_policy", "external_scaler_enabled",
 }  # fmt: skip
-_RAY_LLM: Final = "ray.serve.llm"
 _HTTP: Final[Mapping[str, str]] = {
     "host": "HAProxy listens on every address of the machine",
     "root_path": "write x-serve.route",
@@ -160,8 +159,7 @@ class _Translation:
         path, name = config["import_path"], str(config.get("name", "default"))
         where = f"applications.{name}"
         target = path if ":" in path else ":".join(path.rsplit(".", 1))
-        if target.startswith(_RAY_LLM):
-            target = f"pierhead.rayserve.llm{target.removeprefix(_RAY_LLM)}"
+        target = own_path(target)
         self._leave_out(where, config)
         environment = self._environment(where, config.get("runtime_env") or {})
         options = {each["name"]: each for each in config.get("deployments") or () if isinstance(each, Mapping)}
@@ -214,9 +212,11 @@ class _Translation:
             raise RayServeException(f"{where}: {target} could not be imported: {_why(target, error)}") from error
         cls: Any = bound.cls
         of_stack = getattr(cls.__built__.deployment.func_or_class, COMPOSE, lambda *_: None)
+        # A program of the user's own runs itself. Of Ray Serve's builders the YAML says everything.
+        image = own_image(name) if target.startswith(OWN_LLM) else None
         built = {each: child.cls.__built__ for each, child in cls.__application__.services.items()}
         for prefix in ("", name):
-            parts: Mapping[str, ComposePart] = of_stack(built, prefix) or _own_parts(bound, target, name, prefix)
+            parts: Mapping[str, ComposePart] = of_stack(built, prefix, image) or _own_parts(bound, target, name, prefix)
             if not any(part.service in others for part in parts.values()):
                 break
         for part in parts.values():

@@ -61,6 +61,14 @@ _ROUTERS: Final = {
 }
 """Ray Serve's request routers by the name of their class."""
 
+OWN_LLM: Final = "pierhead.rayserve.llm"
+_RAY_LLM: Final = "ray.serve.llm"
+
+
+def own_path(path: str) -> str:
+    """An import path, with Pierhead's package in the place of Ray Serve LLM's."""
+    return f"{OWN_LLM}{path.removeprefix(_RAY_LLM)}" if path.startswith(_RAY_LLM) else path
+
 
 @dataclass(frozen=True)
 class DeploymentOptions:

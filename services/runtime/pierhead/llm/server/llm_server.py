@@ -24,7 +24,7 @@ from abc import ABCMeta
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from pierhead import BadRequest, PierheadError, Unavailable, progress, recheck
 from pierhead.llm.objects import (
@@ -163,6 +163,11 @@ class LLMServer(metaclass=_AsyncConstructor):
         made: Self = cls.__new__(cls)
         made._init_shared(llm_config, engine_cls=engine_cls, **parts)
         return made
+
+    @classmethod
+    def of_x_serve(cls, config: Any) -> Awaitable[Self]:
+        """Awaited, the server of a service's replica, started; `config`: x-serve.llm."""
+        return cast("Awaitable[Self]", cls(config))
 
     def _init_shared(
         self,

@@ -324,7 +324,7 @@ class LLMService(LLMServerServicer):
         """Raises LLMStartError."""
         make = self._make_server
         if make is None:
-            make = await in_background(server_class, self.config.server_cls)
+            make = (await in_background(server_class, self.config.server_cls)).of_x_serve
         server: LLMServer = await make(self.config)
         if self._user_config is not None:
             try:
@@ -346,9 +346,9 @@ class LLMService(LLMServerServicer):
         return b"" if self._server is None else self._server.expose()
 
 
-def server_class(path: str | None) -> MakeServer:
+def server_class(path: str | None) -> type[LLMServer]:
     """The class of x-serve.llm.server_cls. Raises LLMStartError."""
     if path is None:
         return LLMServer
-    found: MakeServer = class_at(path, LLMServer, f'x-serve.llm.server_cls: the server "{path}"', "another server")
+    found: type[LLMServer] = class_at(path, LLMServer, f'x-serve.llm.server_cls: the server "{path}"', "another server")
     return found

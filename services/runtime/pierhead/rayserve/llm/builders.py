@@ -13,6 +13,7 @@ from pierhead.rayserve.llm.config import (
     LLMConfig,
     LLMServingArgs,
     PDServingArgs,
+    class_at,
     parts_of,
 )
 from pierhead.rayserve.llm.deployment import DPServer, LLMServer, PDDecodeServer, PDPrefillServer
@@ -27,16 +28,16 @@ def build_llm_deployment(
     name_prefix: str | None = None,
     bind_kwargs: Mapping[str, Any] | None = None,
     override_serve_options: Mapping[str, Any] | None = None,
-    deployment_cls: type[Any] | None = None,
+    deployment_cls: type[Any] | str | None = None,
 ) -> Application:
     """One model's deployment, called `LLMServer:<model>`.
 
     - name_prefix: in the place of the class's name and a colon.
     - bind_kwargs: more arguments of the constructor.
     - override_serve_options: options of `@serve.deployment`, in the place of the config's.
-    - deployment_cls: in the place of the config's server_cls, else LLMServer.
+    - deployment_cls: a class or its import path, in the place of the config's server_cls, else LLMServer.
     """
-    cls: Any = deployment_cls or llm_config.server_cls or LLMServer
+    cls: Any = class_at(deployment_cls or llm_config.server_cls or LLMServer)
     for field, words in parts_of(llm_config).notes.items():
         logger.warning("%s: %s has no effect: %s", llm_config.model_id, field, words)
     options = dict(cls.get_deployment_options(llm_config))
@@ -77,7 +78,7 @@ def build_dp_deployment(
     name_prefix: str | None = None,
     bind_kwargs: Mapping[str, Any] | None = None,
     override_serve_options: Mapping[str, Any] | None = None,
-    deployment_cls: type[Any] | None = None,
+    deployment_cls: type[Any] | str | None = None,
 ) -> Application:
     """As `build_llm_deployment`: one replica has all ranks of engine_kwargs.data_parallel_size."""
     return build_llm_deployment(

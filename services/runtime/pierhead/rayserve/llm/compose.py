@@ -1,13 +1,15 @@
-"""The compose services of an application of language models: the stack's own LLM servers and gateway, where no class of
-it, and no engine, is a user's own. Pure.
+"""The compose services of an application of language models: the stack's own LLM servers and gateway. A server or an
+engine that is a user's own runs in the user's image. Pure.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
+from pierhead.llm.server import llm_server
 from pierhead.llm_app import llm_gateway, llm_service
 from pierhead.llm_config import ENGINE_NAMES
 from pierhead.rayserve.deployment import BuiltDeployment, ComposePart
@@ -16,25 +18,35 @@ from pierhead.rayserve.options import DeploymentOptions, router_of
 
 GATEWAY: Final = "__rayserve_gateway__"
 """The attribute of an ingress's class that says whether the stack's gateway can take its place."""
+SERVERS: Final = "pierhead.rayserve.llm.deployment"
+"""The module of the servers that are no user's own."""
 
 
-def compose_parts(built: Mapping[str, BuiltDeployment], prefix: str) -> dict[str, ComposePart] | None:
-    """The services by deployments; without an ingress the gateway is "". None where something is a user's own.
+def compose_parts(
+    built: Mapping[str, BuiltDeployment], prefix: str, image: str | None = None
+) -> dict[str, ComposePart] | None:
+    """The services by deployments; without an ingress the gateway is "". None where the application runs itself: its
+    ingress is a user's own, or a server or an engine is, for which there is no `image`.
 
     `built`: the application's first deployment is the last. `prefix`: what the names of services begin with.
     """
     *_, root = built.values()
     has_ingress = hasattr(root.deployment.func_or_class, GATEWAY)
     servers = {name: each for name, each in built.items() if not (has_ingress and each is root)}
-    configs = {name: _config_of(each) for name, each in servers.items()}
-    if None in configs.values() or (has_ingress and not _is_gateway(root)):
+    configs = {name: config for name, each in servers.items() if (config := _config_of(each)) is not None}
+    if len(configs) < len(servers) or (has_ingress and not _is_gateway(root)):
+        return None
+    classes = {name: path for name, each in servers.items() if (path := _class_of(each, configs[name])) is not None}
+    if classes and image is None:
         return None
     start = re.sub("[^a-z0-9]+", "-", prefix.lower()).strip("-") + "-" if prefix else ""
-    parts = {name: _server(each, configs[name], start) for name, each in servers.items()}
+    parts = {name: _server(each, configs[name], start, classes.get(name), image) for name, each in servers.items()}
+    for name in list(classes)[:1]:
+        parts[name] = replace(parts[name], definition={**parts[name].definition, "build": "."})
     readers = {child for each in servers.values() for child in each.children}
     models: dict[str, dict[str, str]] = {}
     for name, config in configs.items():
-        if name not in readers and config is not None:
+        if name not in readers:
             models[config.model_id] = {"service": parts[name].service}
             for child in servers[name].children:
                 models[config.model_id]["prefill"] = parts[child].service
@@ -49,18 +61,33 @@ def _is_gateway(ingress: BuiltDeployment) -> bool:
 
 
 def _config_of(server: BuiltDeployment) -> LLMConfig | None:
-    """What a deployment serves; None where it is not one of Pierhead's own servers with its own engines."""
+    """What a deployment serves; None where it is no LLM server, its constructor gets more than a config, or a class of
+    the user's own, which the gateway has not, is to choose its replicas.
+    """
     deployment = server.deployment
-    arguments = [*deployment.init_args, *deployment.init_kwargs.values()]
+    cls, arguments = deployment.func_or_class, [*deployment.init_args, *deployment.init_kwargs.values()]
     configs = [each for each in arguments if isinstance(each, LLMConfig)]
-    own = deployment.func_or_class.__module__ == "pierhead.rayserve.llm.deployment"
-    if not own or len(configs) != 1 or len(arguments) != 1 + len(server.children):
+    is_server = isinstance(cls, type) and issubclass(cls, llm_server.LLMServer)
+    router = server.options.request_router_config
+    module, is_path, _ = ("" if router is None else router_of(router)["policy"]).partition(":")
+    if is_path and not module.startswith("pierhead."):
         return None
-    return configs[0] if configs[0].get_engine_config().engine in ENGINE_NAMES else None
+    if not is_server or len(configs) != 1 or len(arguments) != 1 + len(server.children):
+        return None
+    return configs[0]
 
 
-def _server(server: BuiltDeployment, config: LLMConfig | None, start: str) -> ComposePart:
-    assert config is not None  # noqa: S101 - it was looked at
+def _class_of(server: BuiltDeployment, config: LLMConfig) -> str | None:
+    """x-serve.llm.server_cls: the class of a user, or the one that shows Ray Serve's config to an engine of a user."""
+    cls = server.deployment.func_or_class
+    if cls.__module__ != SERVERS:
+        return f"{cls.__module__}:{cls.__qualname__}"
+    return None if config.get_engine_config().engine in ENGINE_NAMES else f"{SERVERS}:LLMServer"
+
+
+def _server(
+    server: BuiltDeployment, config: LLMConfig, start: str, server_cls: str | None, image: str | None
+) -> ComposePart:
     parts, options = parts_of(config), server.options
     actor = dict(options.ray_actor_options or {})
     gpus = actor.pop("num_gpus", 0)
@@ -68,7 +95,10 @@ def _server(server: BuiltDeployment, config: LLMConfig | None, start: str) -> Co
     router = options.request_router_config
     if router is not None and "PrefixCacheAffinityRouter" in router_of(router)["policy"]:
         given["request_router_config"] = None  # the gateway's default says the same
-    definition = llm_service(parts.config, gpus=gpus >= 1)
+    said = parts.config.model_copy(update={"server_cls": server_cls})
+    definition = llm_service(said, gpus=gpus >= 1, image=image if server_cls else None)
+    if server_cls:
+        definition["command"] = ["python", "-m", "pierhead.llm.server"]
     block = definition["x-serve"] | ({"gpu": {"fraction": gpus}} if 0 < gpus < 1 else {})
     del block["replicas"]
     environment = {name: value.replace("$", "$$") for name, value in parts.environment.items()}

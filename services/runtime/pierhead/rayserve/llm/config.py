@@ -10,11 +10,20 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
 from pierhead import llm_config as own
 from pierhead.llm_app import MAX_ONGOING_REQUESTS, WITHOUT_VLLM
-from pierhead.rayserve.options import DeploymentOptions
+from pierhead.rayserve.options import OWN_LLM, DeploymentOptions, own_path
 
 GATEWAY_MAX_ONGOING_REQUESTS: Final = 4096
 """Of the ingress: it waits for engines most of the time."""
@@ -92,18 +101,22 @@ class LoraConfig(_Fields):
     max_download_tries: int = 3
 
 
-def _class_of(value: Any) -> Any:
+def class_at(value: Any) -> Any:
     """The class of an import path, `module:Class` or `module.Class`; anything else unchanged. Raises ValueError."""
     if not isinstance(value, str):
         return value
-    module, _, name = value.rpartition(":" if ":" in value else ".")
+    module, _, name = own_path(value).rpartition(":" if ":" in value else ".")
+    if module.startswith("ray."):
+        raise ValueError(
+            f"{value} is Ray's own: name a class of yours, derived from LLMServer or OpenAiIngress of {OWN_LLM}"
+        )
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{value}: expected a class as module:Class; {error}") from None
 
 
-Class = Annotated[Any, BeforeValidator(_class_of)]
+Class = Annotated[Any, BeforeValidator(class_at)]
 
 
 class LLMConfig(_Fields):
@@ -122,6 +135,8 @@ class LLMConfig(_Fields):
     experimental_configs: dict[str, Any] = Field(default_factory=dict)
     log_engine_metrics: bool | None = True
     callback_config: dict[str, Any] = Field(default_factory=dict)
+    _more: dict[str, Any] = PrivateAttr(default_factory=dict)
+    """What x-serve.llm says in addition."""
 
     _without_ray: ClassVar[Mapping[str, str]] = {
         "apply_checkpoint_info": "the engine reads the checkpoint in its replica",
@@ -171,7 +186,7 @@ class LLMConfig(_Fields):
 
     def get_engine_config(self) -> own.LLMConfig:
         """The same as x-serve.llm says it."""
-        return parts_of(self).config
+        return parts_of(self).config.model_copy(update=self._more)
 
     def get_deployment_options(self) -> dict[str, Any]:
         """Options of `@serve.deployment`: deployment_config, and the GPUs of a replica."""
@@ -189,6 +204,22 @@ def config_at(value: Any) -> Any:
             raise ValueError(f"Could not load model config from {value}, as the file does not exist.")
         return LLMConfig.from_file(value)
     return value
+
+
+def of_x_serve(config: own.LLMConfig) -> LLMConfig:
+    """The config of a service's replica, for servers and engines that read Ray Serve LLM's."""
+    kwargs = config.engine_kwargs
+    lora = None if config.lora is None else config.lora.model_dump(exclude={"adapters"})
+    made = LLMConfig(
+        model_loading_config=ModelLoadingConfig(**config.model_loading.model_dump()),
+        llm_engine=config.engine,
+        engine_kwargs={**{name: getattr(config, name) for name in SIZES if getattr(config, name) != 1}, **kwargs},
+        accelerator_type=config.accelerator_type,
+        lora_config=None if lora is None else LoraConfig(**lora),
+        log_engine_metrics=not kwargs.get("disable_log_stats"),
+    )
+    made._more = {name: getattr(config, name) for name in ("server_cls", "lora", "stall_timeout_s")}
+    return made
 
 
 AnyConfig = Annotated[LLMConfig, BeforeValidator(config_at)]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, Self
 
+from pierhead import llm_config as own
 from pierhead.llm import objects
 from pierhead.llm.gateway.models.prefill import decode_overrides, prefill_overrides
 from pierhead.llm.server import llm_server
 from pierhead.rayserve.handle import DeploymentHandle
 from pierhead.rayserve.llm.compose import compose_parts
-from pierhead.rayserve.llm.config import LLMConfig, parts_of
+from pierhead.rayserve.llm.config import LLMConfig, of_x_serve, parts_of
 
 
 class LLMServer(llm_server.LLMServer):
@@ -23,6 +24,11 @@ class LLMServer(llm_server.LLMServer):
         """The process gets the `env_vars` of `runtime_env`. Raises LLMStartError; see its base."""
         os.environ.update(parts_of(llm_config).environment)
         await super().__init__(llm_config, **more)
+
+    @classmethod
+    def of_x_serve(cls, config: own.LLMConfig) -> Awaitable[Self]:
+        """See its base. The constructor gets Ray Serve LLM's config."""
+        return super().of_x_serve(of_x_serve(config))
 
     async def __rayserve_end__(self) -> None:
         """The replica's end."""
