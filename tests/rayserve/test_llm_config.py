@@ -24,6 +24,7 @@ from pydantic import ValidationError
 MODEL = {"model_id": "qwen", "model_source": "Qwen/Qwen2.5-0.5B-Instruct"}
 LORA: dict[str, Any] = {"dynamic_lora_loading_path": "s3://bucket/loras/"}
 NIXL = {"kv_transfer_config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"}}
+KV_AWARE = "ray.serve.llm.request_router.KVAwareRouter"
 
 
 def made(**fields: Any) -> LLMConfig:
@@ -203,6 +204,10 @@ def test_what_changes_nothing_is_named() -> None:
         ({"experimental_configs": {"num_router_replicas": 1}}, "has been renamed to 'num_ingress_replicas'"),
         ({"deployment_config": {"placement_group_bundles": []}}, "deployment_config.placement_group_bundles is not su"),
         ({"deployment_config": {"gang_scheduling_config": {"gang_size": 2}}}, "deployment_config: @serve.deployment: "),
+        (
+            {"deployment_config": {"request_router_config": {"request_router_class": KV_AWARE}}},
+            "deployment_config: request_router_config: KVAwareRouter is not supported: nothing here follows",
+        ),
         ({"deployment_config": {"replicas": 2}}, "deployment_config: @serve.deployment: replicas is not one of auto"),
         ({"server_cls": "there.is.none:Server"}, "there.is.none:Server: expected a class as module:Class; No module n"),
         ({"server_cls": "json"}, "json: expected a class as module:Class; Empty module name"),

@@ -40,6 +40,13 @@ def test_a_module_that_is_missing_says_what_stands_in_its_place(module: str) -> 
         importlib.import_module(f"pierhead.rayserve.{module}")
 
 
+def test_a_router_that_is_missing_says_what_stands_in_its_place() -> None:
+    with pytest.raises(
+        ImportError, match=r"KVAwareRouter is not supported: .* name PrefixCacheAffinityRouter, or write"
+    ):
+        from pierhead.rayserve.llm.request_router import KVAwareRouter  # noqa: F401
+
+
 def _is_there(name: str) -> bool:
     path, _, parameter = name.rstrip(")").partition("(")
     if path == "deployment" and parameter and parameter != "name":
@@ -50,13 +57,10 @@ def _is_there(name: str) -> bool:
         at = f"{at}.{part}"
         if inspect.isclass(found) and any(part in inspect.get_annotations(base) for base in found.__mro__):
             return True
-        if not hasattr(found, part):
-            try:
-                found = importlib.import_module(at)
-            except ImportError:
-                return False
-        else:
-            found = getattr(found, part)
+        try:
+            found = getattr(found, part) if hasattr(found, part) else importlib.import_module(at)
+        except ImportError:
+            return False
         if inspect.isfunction(found) and f"{at}." in f"pierhead.rayserve.{path}." and part != path.split(".")[-1]:
             found = importlib.import_module(at)  # a module and a function have this name
     return not parameter or parameter.removeprefix("_") in {

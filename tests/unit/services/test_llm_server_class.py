@@ -170,6 +170,9 @@ class RayEngine(MockEngine):
     async def collective_rpc(self, method: str, timeout: Any = None, args: Any = (), kwargs: Any = None) -> list[Any]:
         return [method, *args]
 
+    async def start_profile(self) -> None:
+        RayEngine.seen = "a profile"
+
 
 async def test_an_engine_in_rays_form_gets_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     server = await QUIET(CONFIG, engine_cls=RayEngine)
@@ -178,6 +181,10 @@ async def test_an_engine_in_rays_form_gets_what_it_has(monkeypatch: pytest.Monke
     assert RayEngine.seen == {"headers": {}}
     assert await server.record_routing_stats() == {"at": "tcp://here"}
     assert await server.collective_rpc("save", args=(1,)) == ["save", 1]
+    await server.start_profile()
+    assert RayEngine.seen == "a profile"
+    with pytest.raises(NotSupported, match="the engine mock has no stop_profile"):
+        await server.stop_profile()
     await server.shutdown()
 
 

@@ -61,6 +61,12 @@ _ROUTERS: Final = {
 }
 """Ray Serve's request routers by the name of their class."""
 
+REFUSED_ROUTERS: Final[Mapping[str, str]] = {
+    "KVAwareRouter": "nothing here follows the events of engines' caches; name PrefixCacheAffinityRouter, or write "
+    "x-serve.router: {policy: engine_load}",
+}
+"""Those that are not here, and what to do."""
+
 OWN_LLM: Final = "pierhead.rayserve.llm"
 _RAY_LLM: Final = "ray.serve.llm"
 
@@ -296,6 +302,8 @@ def router_of(config: RequestRouterConfig) -> dict[str, Any]:
     """x-serve.router. Raises RayServeException for a class that no import path names."""
     wanted = config.request_router_class
     name = wanted.rpartition(":")[2].rpartition(".")[2] if isinstance(wanted, str) else wanted.__name__
+    if name in REFUSED_ROUTERS:
+        raise RayServeException(f"request_router_config: {name} is not supported: {REFUSED_ROUTERS[name]}")
     policy = _ROUTERS.get(name)
     if policy is None:
         named = wanted in ("power_of_two", "round_robin", "least_ongoing", "consistent_hash", "prefix", "engine_load")

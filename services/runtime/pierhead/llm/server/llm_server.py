@@ -385,10 +385,23 @@ class LLMServer(metaclass=_AsyncConstructor):
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> list[Any]:
         """Call a method of each of the engine's workers. Raises NotSupported."""
-        call = getattr(self._running, "collective_rpc", None)
-        if call is None:
-            raise NotSupported(f"the engine {self.config.engine} has no collective_rpc")
+        call = self._optional("collective_rpc")
         found: list[Any] = await call(method=method, timeout=timeout, args=args, kwargs=kwargs)
+        return found
+
+    async def start_profile(self) -> None:
+        """Begin to record a profile of the engine. Raises NotSupported."""
+        await self._optional("start_profile")()
+
+    async def stop_profile(self) -> None:
+        """End it. Raises NotSupported."""
+        await self._optional("stop_profile")()
+
+    def _optional(self, method: str) -> Any:
+        """A method that not every engine has. Raises NotSupported."""
+        found = getattr(self._running, method, None)
+        if found is None:
+            raise NotSupported(f"the engine {self.config.engine} has no {method}")
         return found
 
     async def record_routing_stats(self) -> dict[str, Any]:

@@ -132,7 +132,7 @@ class _Writer:
         elif isinstance(answer, str | list):
             reply = self._events("".join(answer))
         else:
-            return self._whole(answer if isinstance(answer, OpenAIAnswer) else _object_of(answer))
+            return self._whole(object_of(answer))
         return reply
 
     def end(self) -> LLMReply | None:
@@ -205,8 +205,10 @@ def _kind(answer: Any) -> str:
     return f"an object of the type {type(answer).__name__}"
 
 
-def _object_of(answer: Any) -> OpenAIAnswer:
-    """An answer that an engine gave as a dict, or as an object of pydantic's kind."""
+def object_of(answer: Any) -> OpenAIAnswer:
+    """An answer that an engine gave as an object of ours or of pydantic's kind, or as a dict."""
+    if isinstance(answer, OpenAIAnswer):
+        return answer
     members = answer if isinstance(answer, Mapping) else answer.model_dump()
     if "error" in members and "choices" not in members:
         return ErrorResponse(**members)

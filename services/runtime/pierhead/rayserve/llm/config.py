@@ -23,7 +23,8 @@ from pydantic import (
 
 from pierhead import llm_config as own
 from pierhead.llm_app import MAX_ONGOING_REQUESTS, WITHOUT_VLLM
-from pierhead.rayserve.options import OWN_LLM, DeploymentOptions, own_path
+from pierhead.rayserve.exceptions import RayServeException
+from pierhead.rayserve.options import OWN_LLM, DeploymentOptions, own_path, router_of
 
 GATEWAY_MAX_ONGOING_REQUESTS: Final = 4096
 """Of the ingress: it waits for engines most of the time."""
@@ -408,8 +409,10 @@ def _options_of(config: LLMConfig, gpus: float) -> dict[str, Any]:
     if actor:
         options["ray_actor_options"] = actor
     try:
-        DeploymentOptions().changed(**{name: value for name, value in options.items() if name != "name"})
-    except (TypeError, ValueError) as error:
+        made = DeploymentOptions().changed(**{name: value for name, value in options.items() if name != "name"})
+        if made.request_router_config is not None:
+            router_of(made.request_router_config)
+    except (TypeError, ValueError, RayServeException) as error:
         raise ValueError(f"deployment_config: {error}") from None
     return options
 

@@ -10,6 +10,7 @@ from pierhead import llm_config as own
 from pierhead.llm import objects
 from pierhead.llm.gateway.models.prefill import decode_overrides, prefill_overrides
 from pierhead.llm.server import llm_server
+from pierhead.llm.server.service import object_of
 from pierhead.rayserve.handle import DeploymentHandle
 from pierhead.rayserve.llm.compose import compose_parts
 from pierhead.rayserve.llm.config import LLMConfig, of_x_serve, parts_of
@@ -65,13 +66,38 @@ class PDDecodeServer(LLMServer):
     async def _decode(self, method: str, decode: Any, request: Any, raw_request: Any) -> AsyncIterator[Any]:
         """What the prefill server answers on an error, else what `decode` yields."""
         if (request.n or 1) == 1:  # the transferred state is that of one sequence
-            ask = objects.json_object(prefill_overrides(request.model_fields_set), "prefill_overrides")
-            prefill = getattr(self._prefill, method).remote(request.model_copy(update=ask), raw_request)
-            [read] = [each async for each in prefill]
+            read = await self._read(method, request, raw_request)
             if isinstance(read, objects.ErrorResponse):
                 yield read
                 return
-            more = decode_overrides(read.to_bytes())
-            request = request.model_copy(update=objects.json_object(more, "decode_overrides")) if more else request
+            request = request.model_copy(update=read)
         async for each in decode(request, raw_request):
             yield each
+
+    async def _read(self, method: str, request: Any, raw_request: Any) -> Any:
+        """The members that the prefill server adds to the request, or an ErrorResponse."""
+        ask = objects.json_object(prefill_overrides(request.model_fields_set), "prefill_overrides")
+        prefill = getattr(self._prefill, method).remote(request.model_copy(update=ask), raw_request)
+        answers = [each async for each in prefill]
+        if not answers:
+            found = "nothing"
+        elif isinstance(answers[0], str | list):
+            found = "a stream"
+        elif len(answers) > 1:
+            found = f"{len(answers)} answers"
+        else:
+            answer = object_of(answers[0])
+            if isinstance(answer, objects.ErrorResponse):
+                return answer
+            try:
+                more = decode_overrides(answer.to_bytes())
+                return objects.json_object(more, "decode_overrides") if more else {}
+            except ValueError as error:
+                found = str(error)
+        return objects.ErrorResponse.of(
+            502,
+            f"{request.path}: the prefill server {self._prefill.deployment_name} answered with {found}: expected one "
+            "whole answer; its engine must do what the request's `stream`, which is false, says",
+            kind="server_error",
+            code="internal",
+        )

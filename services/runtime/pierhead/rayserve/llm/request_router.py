@@ -10,7 +10,14 @@ from pierhead.llm.gateway.body.prompt_text import prompt_text
 from pierhead.llm.objects import OpenAIRequest
 from pierhead.policies.prefix import MOST_CHARS, PrefixAware
 from pierhead.rayserve.context import ReplicaID
+from pierhead.rayserve.options import REFUSED_ROUTERS
 from pierhead.rayserve.request_router import PendingRequest, ReplicaResult, RequestRouter, RunningReplica
+
+
+def __getattr__(name: str) -> Any:
+    if name in REFUSED_ROUTERS:
+        raise ImportError(f"{__name__}.{name} is not supported: {REFUSED_ROUTERS[name]}")
+    raise AttributeError(f"module {__name__} has no attribute {name}")
 
 
 @dataclass(frozen=True)

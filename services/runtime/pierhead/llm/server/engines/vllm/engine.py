@@ -209,6 +209,14 @@ class VLLMEngine(LLMEngine):
         found: list[Any] = await self._running.engine.collective_rpc(method, timeout, args, kwargs)
         return found
 
+    async def start_profile(self) -> None:
+        """Begin to record a profile, as engine_kwargs.profiler_config says."""
+        await self._running.engine.start_profile()
+
+    async def stop_profile(self) -> None:
+        """Write the profile."""
+        await self._running.engine.stop_profile()
+
     def describe(self) -> ModelDescription:
         """See LLMEngine.describe. Adapters: the loaded ones."""
         return ModelDescription(
