@@ -1,18 +1,20 @@
-"""The servers of Ray Serve LLM, without an application: decode servers, and protocols."""
+"""The classes of Ray Serve LLM, without an application: protocols, builders' parts, and decode servers."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from pierhead.llm.objects import ChatCompletionRequest, ChatCompletionResponse, CompletionRequest, ErrorResponse
-from pierhead.rayserve.llm import LLMConfig
-from pierhead.rayserve.llm.deployment import PDDecodeServer
+from pierhead.rayserve.llm import DeploymentProtocol, LLMConfig, LLMEngine, OpenAiIngress, build_llm_deployment
+from pierhead.rayserve.llm.deployment import DPServer, LLMServer, PDDecodeServer, PDPrefillServer
 from pydantic import BaseModel
 
 from tests.harness.imports import ROOT
 
+MODEL: dict[str, Any] = {"model_loading_config": {"model_id": "m"}}
 EVENT = 'data: {"object": "chat.completion.chunk", "choices": []}\n\n'
 
 
@@ -50,7 +52,7 @@ class Prefill:
 async def decoded(request: Any, *prefilled: Any) -> Any:
     """What the decode server answers."""
     config = LLMConfig(
-        model_loading_config={"model_id": "m"},  # type: ignore[arg-type]
+        **MODEL,
         llm_engine="custom_engine:Transferring",
         engine_kwargs={"kv_transfer_config": {}},
     )
@@ -66,6 +68,50 @@ async def decoded(request: Any, *prefilled: Any) -> Any:
 @pytest.fixture(autouse=True)
 def path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "rayserve" / "llm_apps"))
+
+
+class WithoutChat(LLMEngine):
+    async def completions(self, request: Any) -> AsyncIterator[Any]:
+        yield
+
+    embeddings = completions
+
+    async def start(self) -> None:
+        pass
+
+    check_health = shutdown = start
+
+
+def test_an_engine_without_one_of_the_six_methods_is_none() -> None:
+    made: Any = WithoutChat
+    with pytest.raises(TypeError, match=r"abstract.*chat"):
+        made({})
+    assert LLMEngine.__abstractmethods__ == {
+        "chat", "completions", "embeddings", "start", "check_health", "shutdown",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("cls", [LLMServer, DPServer, PDPrefillServer, PDDecodeServer, OpenAiIngress])
+def test_servers_and_the_ingress_know_their_options(cls: Any) -> None:
+    assert isinstance(cls, DeploymentProtocol)
+    assert all(inspect.isfunction(getattr(cls, method)) for method in ("chat", "completions", "embeddings"))
+    scaling = {"min_replicas": 2, "max_replicas": 3}
+    config = LLMConfig(**MODEL, deployment_config={"autoscaling_config": scaling})
+    if cls is OpenAiIngress:
+        assert cls.get_deployment_options([config]) == {"max_ongoing_requests": 4096}
+        return
+    options = cls.get_deployment_options(config)
+    assert options["ray_actor_options"] == {"num_gpus": 1}
+    assert options["autoscaling_config"] == {"target_ongoing_requests": 64, **scaling}
+    assert options["max_ongoing_requests"] == 256, "vLLM's own bound"
+
+
+def test_one_class_makes_deployments_with_different_options() -> None:
+    assert inspect.isclass(LLMServer)
+    one, other = (build_llm_deployment(LLMConfig(**MODEL, deployment_config={"num_replicas": n})) for n in (1, 2))
+    deployments = [each._bound_deployment for each in (one, other)]
+    assert [each.func_or_class for each in deployments] == [LLMServer, LLMServer]
+    assert [each.num_replicas for each in deployments] == [1, 2]
 
 
 def chat() -> ChatCompletionRequest:

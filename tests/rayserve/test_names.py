@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -16,6 +17,7 @@ from tests.harness.imports import ROOT
 from tests.harness.rayserve_apps import rays_python
 
 PAGE = ROOT / "docs" / "reference" / "ray-serve.md"
+GUIDE = ROOT / "docs" / "reference" / "ray-serve-llm.md"
 RECORDED = ROOT / "tests" / "rayserve"
 LISTED = (RECORDED / "ray_serve_names.txt").read_text(encoding="utf-8").split()
 LLM = (RECORDED / "ray_serve_llm_names.txt").read_text(encoding="utf-8").split()
@@ -32,6 +34,21 @@ def test_what_differs_and_what_is_missing_is_explained() -> None:
 
 def test_a_name_is_there_exactly_where_the_page_says_so() -> None:
     assert [name for name, word, _ in ROWS if _is_there(name) is (word == "no")] == []
+
+
+def test_every_row_of_the_guide_names_a_test_that_exists() -> None:
+    rows = re.findall(r"^\| (?!the guide \||---).*$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
+    rows = [row for row in rows if not re.search(r"\| not here: [^|]* \| - \|$", row)]
+    named = [re.fullmatch(r"\| [^|]+ \| [^|]+ \| `(tests/[\w/]+\.py)::(test_\w+)` \|", row) for row in rows]
+    assert [row for row, found in zip(rows, named, strict=True) if found is None] == []
+    wanted = {found.groups() for found in named if found is not None}
+    there = {
+        (file, node.name)
+        for file in {file for file, _ in wanted}
+        for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert wanted - there == set()
 
 
 @pytest.mark.parametrize("module", ["autoscaling_policy", "gang", "task_consumer"])

@@ -101,3 +101,33 @@ def test_a_router_sees_a_call_in_the_context_of_another_one() -> None:
     for number in (1, 2):
         router.on_routed(candidate, calls[number])
     assert First.routed == [(1,), (2,)]
+
+
+def test_a_router_s_methods_are_called_in_the_order_of_its_life() -> None:
+    class Stateful(RequestRouter):
+        def initialize_state(self, **kwargs: Any) -> None:
+            self.lock, self.did = asyncio.Lock(), [f"step {kwargs['step']}"]
+
+        async def choose_replicas(self, candidate_replicas: Any, pending_request: Any = None) -> Any:
+            async with self.lock:
+                self.did.append(f"choose of {len(candidate_replicas)}")
+            return [candidate_replicas]
+
+        def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
+            self.did.append(f"routed to {replica_id.unique_id}")
+
+        def on_replica_actor_died(self, replica_id: Any) -> None:
+            self.did.append(f"{replica_id.unique_id} died, left {len(self.curr_replicas)}")
+
+    router = Stateful(Random(), step=2)
+    candidates: Any = [SimpleNamespace(name=name) for name in ("one", "two")]
+
+    class Call:
+        pass
+
+    for _ in range(2):
+        call = Call()
+        [[first, _]] = asyncio.run(router.choose(candidates, call))
+        router.on_routed(first, call)
+    router.on_replica_gone("two")
+    assert router.did == ["step 2", *["choose of 2", "routed to one"] * 2, "two died, left 1"]
