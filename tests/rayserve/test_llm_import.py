@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import yaml
 from pierhead import llm_config as own
+from pierhead.classes.target import imported
 from pierhead.llm.server.service import LLMService
 from pierhead.llm.v1.llm_pb2 import LLMRequest
 from pierhead.metrics import RuntimeMetrics
 from pierhead.rayserve.exceptions import RayServeException
 from pierhead.rayserve.import_ray import compose_of
+from pierhead.rayserve.services import bound_of
+from pierhead.runner.options import options_of
 
 from controller.files.parse import parse
 from tests.harness.imports import ROOT
@@ -167,6 +170,15 @@ def test_two_applications_have_a_gateway_each() -> None:
     gateway = found["second-app-llm-gateway"]
     assert (gateway["x-serve"]["route"], gateway["x-serve"]["strip_prefix"]) == ("/second", True)
     assert '{"Large": {"service": "second-app-llm-large"}}' in gateway["environment"].values()
+
+
+def test_a_long_answer_has_its_time_in_the_user_s_own_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIERHEAD_PICKLE_SECRET", "x" * 32)
+    text, _ = compose_of("applications: [{name: app, import_path: 'custom_server:app'}]")
+    blocks = [each["x-serve"] for each in yaml.safe_load(text)["services"].values()]
+    assert [each.get("request_timeout_s") for each in blocks] == [600.0, 600.0]
+    built = bound_of(imported("custom_server:app"))
+    assert [options_of(each, {})["request_timeout_s"] for each in (built, *built.uses())] == [600.0, 600.0]
 
 
 @pytest.mark.parametrize("target", ["custom_engine:app", "custom_server:app", "multimodal:app"])

@@ -23,6 +23,9 @@ image that has the user's classes, to the ComposeParts of services that take the
 `llm/compose.py`.
 """
 
+X_SERVE: Final = "__rayserve_x_serve__"
+"""Keys of x-serve that a class has where its options say nothing."""
+
 BUILD_ASGI: Final = "__serve_build_asgi_app__"
 """The method that makes the application of a class, after its constructor."""
 
@@ -231,6 +234,12 @@ class BuiltDeployment:
     def options(self) -> DeploymentOptions:
         """As given."""
         return self.deployment._options
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """See X_SERVE."""
+        found: Mapping[str, Any] = getattr(self.deployment.func_or_class, X_SERVE, {})
+        return found
 
     def arguments(self, handle_to: Callable[[str], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A copy of the constructor's arguments, with a handle in the place of each application anywhere in them."""

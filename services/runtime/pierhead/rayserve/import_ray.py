@@ -268,6 +268,7 @@ def _own_parts(bound: Bound, target: str, name: str, prefix: str) -> dict[str, C
             "command": ["python", "-m", "pierhead", "serve", target.replace("$", "$$")],
             "scale": 0,
             "environment": environment,
+            "x-serve": child.cls.__built__.defaults,
         }
         service = service_name(each, prefix) if prefix else child.name
         parts[each] = ComposePart(service, child is bound, child.cls.__built__.options, definition)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Awaitable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pierhead import llm_config as own
 from pierhead.llm import objects
 from pierhead.llm.gateway.models.prefill import decode_overrides, prefill_overrides
 from pierhead.llm.server import llm_server
 from pierhead.llm.server.service import object_of
+from pierhead.llm_app import REQUEST_TIMEOUT_S
 from pierhead.rayserve.handle import DeploymentHandle
 from pierhead.rayserve.llm.compose import compose_parts
 from pierhead.rayserve.llm.config import LLMConfig, of_x_serve, parts_of
@@ -20,6 +21,7 @@ class LLMServer(llm_server.LLMServer):
     """One model's engine. `await LLMServer(config)`, as a deployment, has started it."""
 
     __rayserve_compose__ = staticmethod(compose_parts)
+    __rayserve_x_serve__: ClassVar = {"request_timeout_s": REQUEST_TIMEOUT_S}
 
     async def __init__(self, llm_config: LLMConfig, **more: Any) -> None:  # type: ignore[misc]
         """The process gets the `env_vars` of `runtime_env`. Raises LLMStartError; see its base."""

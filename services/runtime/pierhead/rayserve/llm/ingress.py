@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -23,6 +23,7 @@ from pierhead.llm.gateway.endpoints import POSTS
 from pierhead.llm.gateway.errors import EVENTS, JSON, SERVER, ApiError, no_model, unknown_model, wrong_form
 from pierhead.llm.gateway.settings import media_hosts
 from pierhead.llm.openai_error import LLMRequestError
+from pierhead.llm_app import REQUEST_TIMEOUT_S
 from pierhead.raised import is_answerable
 from pierhead.rayserve.deployment import ingress
 from pierhead.rayserve.exceptions import BackPressureError, DeploymentUnavailableError
@@ -39,6 +40,7 @@ class OpenAiIngress:
     """Passes requests on to the deployment of their model."""
 
     __rayserve_compose__ = staticmethod(compose_parts)
+    __rayserve_x_serve__: ClassVar = {"request_timeout_s": REQUEST_TIMEOUT_S}
 
     def __init__(
         self,
