@@ -22,7 +22,7 @@ import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -36,6 +36,7 @@ from ..model.world import (
     ReplicaHealth,
     ReplicaReport,
     ReplicaVerdict,
+    SleepReport,
     Unreached,
     UserConfigReport,
 )
@@ -62,6 +63,8 @@ MOST_STATS = 16
 STATUS_LINE = re.compile(rb"HTTP/1\.\d ([1-5]\d\d)\b")
 MANAGED_PROBE = ProbeSpec(port=9100, path="/readyz")
 """The probe of a replica whose service was removed from the files while no controller ran."""
+
+Report = TypeVar("Report", UserConfigReport, SleepReport)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,8 @@ class ProbeJudge:
         ready_since = before.ready_since if before.health is ReplicaHealth.READY else now
         reported = {one.name: getattr(reading, one.name) for one in fields(ReplicaReport)}
         self.verdict = ReplicaVerdict(
-            **reported | {"user_config": reading.user_config or before.user_config},
+            **reported
+            | {"user_config": reading.user_config or before.user_config, "sleep": reading.sleep or before.sleep},
             health=health,
             health_detail=detail,
             ongoing_at=None if reading.ongoing is None else now,
@@ -140,8 +144,10 @@ class ProbeJudge:
         """Seconds until the next question."""
         if retiring:
             return RETIRING_S
-        config = self.verdict.user_config
-        if self._was_ready and config is not None and config.applied != config.wanted:
+        config, sleep = self.verdict.user_config, self.verdict.sleep
+        is_changing = config is not None and config.applied != config.wanted
+        is_turning = sleep is not None and sleep.asleep != sleep.wanted and not sleep.error
+        if self._was_ready and (is_changing or is_turning):
             return min(PATIENT_S, self.spec.period_s)
         if self._was_ready:
             return self.spec.period_s
@@ -295,10 +301,13 @@ class Prober:
         watch = self._watches.get(container.id)
         return watch.judged(container) if watch else container
 
-    def learn(self, container_id: str, report: UserConfigReport) -> None:
-        """Record which user_config a replica reported, and probe it soon to see whether it is in force."""
+    def learn(self, container_id: str, report: UserConfigReport | SleepReport) -> None:
+        """Record what a replica reported to a PUT, and probe it soon to see what has come of it."""
         watch = self._watches.get(container_id)
-        if watch is not None:
+        if watch is not None and isinstance(report, SleepReport):
+            watch.judge.verdict = replace(watch.judge.verdict, sleep=report)
+            watch.nudge.set()
+        elif watch is not None:
             watch.judge.verdict = replace(watch.judge.verdict, user_config=report)
             watch.nudge.set()
 
@@ -362,7 +371,8 @@ class Prober:
 def _is_awaited(before: ReplicaVerdict, watch: _SubjectWatch) -> bool:
     """Whether the last reading has another value that the loop waits for."""
     now = watch.judge.verdict
-    return before.user_config != now.user_config or (watch.retiring and before.ongoing != now.ongoing)
+    is_new = before.user_config != now.user_config or before.sleep != now.sleep
+    return is_new or (watch.retiring and before.ongoing != now.ongoing)
 
 
 def _probe_of(container: ReplicaContainer, spec: ServiceSpec) -> ProbeSpec:
@@ -437,14 +447,24 @@ class HttpProbe:
 
     async def give(self, address: str, text: str, token: str) -> UserConfigReport:
         """Send a replica a user_config; return its report. The caller sets a time limit. Raises ReplicaError."""
-        url, headers = f"http://{address}/user-config", JSON_BODY | {"Authorization": f"Bearer {token}"}
+        return await self._put(f"http://{address}/user-config", text, token, "user_config", _config_report)
+
+    async def put_to_sleep(self, address: str, wanted: bool, token: str) -> SleepReport:
+        """Have a replica sleep, or wake up; return its report, at once. As `give`."""
+        return await self._put(f"http://{address}/sleep", json.dumps({"sleep": wanted}), token, "sleep", _sleep_report)
+
+    async def _put(
+        self, url: str, text: str, token: str, member: str, read: Callable[[object], Report | None]
+    ) -> Report:
+        """What `read` finds in the answer's `member`. Raises ReplicaError."""
+        headers = JSON_BODY | {"Authorization": f"Bearer {token}"}
         try:
             response, body = await self._ask("PUT", url, data=text.encode(), headers=headers)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             why = told(str(error)) or type(error).__name__
             raise ReplicaError(f"{url} does not answer: {why}; it is tried again") from error
         answer = _report(body)
-        report = _config_report(answer.get("user_config"))
+        report = read(answer.get(member))
         if response.status != 200 or report is None:
             why = told(str(answer.get("error") or "no reason is given"))
             raise ReplicaError(f"{url} refused it with {response.status}: {why}")
@@ -510,6 +530,7 @@ def _reading(status: int, where: str, report: Mapping[str, Any]) -> ProbeReading
         stage=told(stage) if not ok and isinstance(stage, str) else "",
         broken=not ok and not draining and report.get("broken") is True,
         user_config=_config_report(report.get("user_config")),
+        sleep=_sleep_report(report.get("sleep")),
         stats=_published(report.get("stats"), report.get("stats_version")),
     )
 
@@ -531,6 +552,15 @@ def _config_report(value: object) -> UserConfigReport | None:
     if not (isinstance(wanted, str) and isinstance(applied, str) and isinstance(error, str)):
         return None
     return UserConfigReport(told(wanted), told(applied), told(error))
+
+
+def _sleep_report(value: object) -> SleepReport | None:
+    """A replica's report on its sleep; None where it has none, or it cannot be read."""
+    if not isinstance(value, dict):
+        return None
+    can, wanted, asleep, error = (value.get(name) for name in ("can", "wanted", "asleep", "error"))
+    is_whole = isinstance(can, bool) and isinstance(wanted, bool) and isinstance(asleep, bool)
+    return SleepReport(can, wanted, asleep, told(error)) if is_whole and isinstance(error, str) else None
 
 
 def _published(numbers: object, version: object) -> PublishedStats:

@@ -126,7 +126,10 @@ def _reports(value: str) -> list[bytes]:
     inner = json.dumps(
         {"waiting": {value: 1}, "stats": {value: 1}, "stats_version": 1, "unreached": unreached}
     ).encode()
-    config = json.dumps({"user_config": dict.fromkeys(("wanted", "applied", "error"), value)}).encode()
+    sleep = {"can": True, "wanted": True, "asleep": True, "error": value}
+    config = json.dumps(
+        {"user_config": dict.fromkeys(("wanted", "applied", "error"), value), "sleep": sleep}
+    ).encode()
     return [text, b"{" + number + b"}", inner, config, value.encode(errors="surrogateescape")]
 
 
@@ -172,6 +175,8 @@ async def test_any_answer_of_a_replica_is_a_reading(value: str) -> None:
                 assert isinstance(await probe.contract(subject), bytes | None)
                 with contextlib.suppress(ReplicaError):
                     await probe.give(f"127.0.0.1:{subject.spec.port}", "{}", "")
+                with contextlib.suppress(ReplicaError):
+                    await probe.put_to_sleep(f"127.0.0.1:{subject.spec.port}", True, "")
     finally:
         await probe.close()
 
@@ -181,8 +186,8 @@ def _foreign(subject: Subject) -> Subject:
 
 
 def _config_texts(reading: ProbeReading) -> tuple[str, ...]:
-    config = reading.user_config
-    return () if config is None else (config.wanted, config.applied, config.error)
+    config, sleep = reading.user_config, reading.sleep
+    return (*((config.wanted, config.applied, config.error) if config else ()), *((sleep.error,) if sleep else ()))
 
 
 # ----------------------------------------------------------------------------------------------------------- log lines

@@ -16,7 +16,7 @@ from aiohttp.test_utils import unused_port
 from controller.errors import ReplicaError
 from controller.model.phases import Phase, phase_of
 from controller.model.spec import ProbeSpec, ServiceSpec
-from controller.model.world import PublishedStats, ReplicaContainer, ReplicaHealth, UserConfigReport
+from controller.model.world import PublishedStats, ReplicaContainer, ReplicaHealth, SleepReport, UserConfigReport
 from controller.observe.probe import (
     CONTRACT_UNREAD,
     MOST_CONTRACT_BYTES,
@@ -107,6 +107,21 @@ def test_a_contract_that_comes_later_is_news_and_stays() -> None:
     assert one.verdict.contract == b"contract"
 
 
+AWAKE, TURNING, ASLEEP = (SleepReport(True, *state) for state in ((False, False), (True, False), (True, True)))
+REFUSED = replace(TURNING, error="no room in host memory")
+
+
+def test_the_report_of_a_sleep_stays_while_it_does_not_answer() -> None:
+    assert judge(replace(GOOD, sleep=ASLEEP), BAD).verdict.sleep == ASLEEP
+
+
+@pytest.mark.parametrize(("sleep", "pause_s"), [(AWAKE, 60.0), (TURNING, 1.0), (ASLEEP, 60.0), (REFUSED, 60.0)])
+def test_one_that_falls_asleep_is_asked_again_soon(sleep: SleepReport, pause_s: float) -> None:
+    one = ProbeJudge(replace(SPEC, period_s=60.0), 0.0)
+    one.record(replace(GOOD, sleep=sleep), 0.0)
+    assert one.pause_s(0.0, retiring=False) == pause_s
+
+
 # ----------------------------------------------------------------------------------------------------- over HTTP
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -119,6 +134,7 @@ async def listening(answer: Answer, timeout_s: float = PATIENCE_S) -> AsyncItera
     app.router.add_get("/readyz", answer)
     app.router.add_get("/contract", answer)
     app.router.add_put("/user-config", answer)
+    app.router.add_put("/sleep", answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     port = unused_port()
@@ -164,6 +180,7 @@ def says(report: dict[str, Any], status: int = 200) -> Answer:
                 "waiting": {"r\udce9": 1},
                 "unreached": {"r\udce9": {"r\udce9-1": "no\nconnection", "r-2": 1}, "s": []},
                 "user_config": {"wanted": "a\udce9", "applied": "b\udce9", "error": "no such file:\n  caf\udce9.bin"},
+                "sleep": {"can": True, "wanted": True, "asleep": False, "error": "no file:\n  caf\udce9.bin"},
             },
             ProbeReading(
                 False,
@@ -172,6 +189,7 @@ def says(report: dict[str, Any], status: int = 200) -> Answer:
                 waiting={"r\\udce9": 1},
                 unreached={"r\\udce9": {"r\\udce9-1": "no connection"}},
                 user_config=UserConfigReport("a\\udce9", "b\\udce9", "no such file: caf\\udce9.bin"),
+                sleep=SleepReport(True, True, False, "no file: caf\\udce9.bin"),
             ),
         ),
     ],
@@ -201,12 +219,28 @@ async def test_only_a_managed_replicas_connection_is_kept(probe: HttpProbe, mana
     assert len(clients) == connections
 
 
-async def test_a_refused_user_config_has_its_reason_on_one_line(probe: HttpProbe) -> None:
+PUTS: dict[str, Callable[[HttpProbe, str], Awaitable[object]]] = {
+    "user-config": lambda probe, address: probe.give(address, "{}", ""),
+    "sleep": lambda probe, address: probe.put_to_sleep(address, True, ""),
+}
+
+
+@pytest.mark.parametrize("path", PUTS)
+async def test_a_refused_put_has_its_reason_on_one_line(probe: HttpProbe, path: str) -> None:
     async with listening(says({"error": "no such file:\n  caf\udce9.bin"}, 400)) as target:
-        with pytest.raises(ReplicaError, match=r"refused it with 400: no such file: caf\\udce9\.bin$"):
-            await probe.give(f"127.0.0.1:{target.spec.port}", "{}", "")
-    with pytest.raises(ReplicaError, match=r"does not answer: .*; it is tried again"):
-        await probe.give(f"127.0.0.1:{target.spec.port}", "{}", "")
+        address = f"127.0.0.1:{target.spec.port}"
+        with pytest.raises(ReplicaError, match=rf"/{path} refused it with 400: no such file: caf\\udce9\.bin$"):
+            await PUTS[path](probe, address)
+    with pytest.raises(ReplicaError, match=rf"/{path} does not answer: .*; it is tried again"):
+        await PUTS[path](probe, address)
+
+
+@pytest.mark.parametrize("path", PUTS)
+async def test_a_put_without_a_report_is_refused(probe: HttpProbe, path: str) -> None:
+    odd = {"user_config": {"wanted": 1}, "sleep": {"can": 1, "wanted": True, "asleep": False, "error": ""}}
+    async with listening(says(odd)) as target:
+        with pytest.raises(ReplicaError, match="refused it with 200: no reason is given"):
+            await PUTS[path](probe, f"127.0.0.1:{target.spec.port}")
 
 
 @pytest.mark.parametrize(
@@ -235,7 +269,7 @@ async def test_the_contract_of_a_replica(probe: HttpProbe, status: int, kind: st
         b"[1]",
         b'{"ongoing": -1}',
         b'{"ongoing": 1' + b"0" * 400 + b"}",
-        b'{"user_config": 1, "waiting": [], "ongoing": null}',
+        b'{"user_config": 1, "sleep": 1, "waiting": [], "ongoing": null}',
         b"1" * 300_000,
         b"[" * 60_000,
     ],
@@ -422,6 +456,16 @@ async def test_a_retiring_replica_is_asked_at_once_and_often(world: Replicas) ->
     world.answers[BARE.id] = replace(GOOD, ongoing=0)
     await until(lambda: world.prober.judged(BARE).ongoing == 0)
     await until(lambda: len(world.asked) >= 4)
+
+
+async def test_a_sleep_that_has_come_wakes_the_loop(world: Replicas) -> None:
+    world.answers[BARE.id] = replace(GOOD, sleep=AWAKE)
+    await world.sync(BARE, spec=SLOW)
+    world.answers[BARE.id], wakes = replace(GOOD, sleep=ASLEEP), world.wakes
+    world.prober.learn(BARE.id, TURNING)
+    assert world.prober.judged(BARE).sleep == TURNING
+    await until(lambda: world.prober.judged(BARE).sleep == ASLEEP)
+    assert world.wakes > wakes
 
 
 async def test_an_outdated_or_removed_replica_is_asked_as_before(world: Replicas) -> None:
