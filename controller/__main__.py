@@ -58,6 +58,7 @@ async def _control(settings: Settings, boundaries: Boundaries, stop: asyncio.Eve
         probe,
         prometheus,
         probe.give,
+        probe.put_to_sleep,
         is_manual=settings.is_manual,
         router_silence_s=settings.haproxy_silence_s,
         ask_contract=probe.contract,

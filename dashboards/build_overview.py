@@ -494,7 +494,7 @@ CONTROL = Section(
                     "{{service}} {{state}}",
                 ),
             ),
-            "STARTING, RUNNING, DRAINING, STOPPING, FAILED. `make status` gives the reason for each.",
+            "STARTING, RUNNING, DRAINING, ASLEEP, STOPPING, FAILED. `make status` gives the reason for each.",
             stacked=True,
         ),
         Panel(

@@ -31,6 +31,7 @@ from ..model.actions import (
     DeleteServer,
     GiveUserConfig,
     PullImage,
+    PutToSleep,
     RemoveContainer,
     RestartRouter,
     SetServerState,
@@ -40,12 +41,13 @@ from ..model.actions import (
     SignalContainer,
     StartContainer,
     UpdateNode,
+    WakeReplica,
     WriteRouting,
     action_name,
 )
 from ..model.plan import Outcome, Plan, Refusal
 from ..model.text import LONGEST_TOLD, one_line
-from ..model.world import Retirement, UserConfigReport
+from ..model.world import Retirement, SleepReport, UserConfigReport
 from ..observe.gpu_marks import GpuMarks
 from ..observe.snapshot import Observer
 from ..outlive import Spawn
@@ -62,7 +64,7 @@ for a slow engine."""
 PARALLEL_PULLS = 2
 """Pulls at a time, in addition to the other calls: hours of download must not keep a replica from being replaced."""
 PARALLEL_CONFIGS = 16
-"""Replicas that are sent a user_config at a time."""
+"""Replicas that are sent a user_config, or told to sleep or wake, at a time."""
 
 TIMEOUT_S: Mapping[type[Action], float] = MappingProxyType(
     {
@@ -76,6 +78,8 @@ TIMEOUT_S: Mapping[type[Action], float] = MappingProxyType(
         DeleteServer: 30.0,
         WriteRouting: 60.0,
         GiveUserConfig: 3.0,
+        PutToSleep: 3.0,
+        WakeReplica: 3.0,
     }
 )
 DEFAULT_TIMEOUT_S = 20.0
@@ -220,7 +224,7 @@ class Executor:
         match action:
             case PullImage():
                 return self._pull_places
-            case GiveUserConfig():
+            case GiveUserConfig() | PutToSleep() | WakeReplica():
                 return self._config_places
             case CreateContainer() | StartContainer():
                 return self._start_places
@@ -300,6 +304,9 @@ LOG_LIMIT_S = 5.0
 Give = Callable[[str, str, str], Awaitable[UserConfigReport]]
 """(address of a replica's admin port, text of a user_config, the port's token) -> the replica's report. Raises
 ReplicaError."""
+TellToSleep = Callable[[str, bool, str], Awaitable[SleepReport]]
+"""(address of a replica's admin port, whether it is to sleep, the port's token) -> the replica's report. Raises
+ReplicaError."""
 
 
 @dataclass(eq=False)
@@ -312,7 +319,9 @@ class Performer:
     _events: EventLog
     _project: str
     _give: Give
-    _given: Callable[[str, UserConfigReport], None]
+    _tell_to_sleep: TellToSleep
+    _told: Callable[[str, UserConfigReport | SleepReport], None]
+    """Takes what a replica reports to either, with the container's id."""
     _acts: Callable[[], bool]
     _clock: Callable[[], float] = time.time
 
@@ -341,9 +350,8 @@ class Performer:
                 | WriteRouting()
             ):
                 await self._router.perform(action)
-            case GiveUserConfig():
-                token = self._store.token_of(action.target)
-                self._given(action.container_id, await self._give(action.address, action.text, token))
+            case GiveUserConfig() | PutToSleep() | WakeReplica():
+                self._told(action.container_id, await self._tell(action, self._store.token_of(action.target)))
             case BeginRetirement():
                 self._store.retire(
                     Retirement(
@@ -355,6 +363,20 @@ class Performer:
                         failed=action.failed,
                     )
                 )
+
+    async def _tell(
+        self, action: GiveUserConfig | PutToSleep | WakeReplica, token: str
+    ) -> UserConfigReport | SleepReport:
+        # A row is first: a replica that wakes up without it would use GPUs that count as free.
+        match action:
+            case GiveUserConfig():
+                return await self._give(action.address, action.text, token)
+            case PutToSleep():
+                self._store.sleeping(action.container_id, self._clock())
+                return await self._tell_to_sleep(action.address, True, token)
+            case WakeReplica():
+                self._store.retirements.drop(action.container_id)
+                return await self._tell_to_sleep(action.address, False, token)
 
     def _with_token(self, action: CreateContainer) -> CreateContainer:
         """With what the admin port of the new replica asks for. It is no part of the version."""

@@ -31,7 +31,7 @@ from ..status.view import View
 from ..storage.events import EventLog
 from ..storage.store import StateStore
 from .api import Api, Gatekeeper
-from .apply import Executor, Give, Performer, Reporter
+from .apply import Executor, Give, Performer, Reporter, TellToSleep
 from .boundaries import Boundaries
 from .commands import Commands
 from .loop import Loop, Wakeup
@@ -49,6 +49,8 @@ class World:
     query: Query
     give: Give
     """Sends a replica its user_config."""
+    tell_to_sleep: TellToSleep
+    """Tells a replica to sleep, or to wake up."""
     is_manual: bool = False
     """New versions wait for `pierhead deploy`."""
     router_silence_s: float = 10.0
@@ -148,7 +150,8 @@ def assemble(
     remaining = RemainingServices(store.revisions, deployer.state, discovery_state.callers)
     routing_hash, silence_s = at.router.routing_hash, world.router_silence_s
     desirer = Desirer(store, events, scaler, deployer, remaining, routing_hash, obsolete_failures, silence_s)
-    performer = Performer(at.engine, at.router, store, events, world.project, world.give, prober.learn, at.acts, clock)
+    tell = world.give, world.tell_to_sleep, prober.learn
+    performer = Performer(at.engine, at.router, store, events, world.project, *tell, at.acts, clock)
 
     async def may_act() -> bool:
         try:

@@ -137,7 +137,11 @@ class Deployer:
         self._offered = {name: look.offered(name) for name in spec.services}
         self._absent = frozenset(name for name in spec.services if not look.counts[name])
         wanted = {name for name in spec.services if targets.get(name)}
-        self._asleep = self._absent - wanted - {container.service for container in observed.containers}
+        self._asleep = (
+            self._absent
+            - wanted
+            - {container.service for container in observed.containers if container.id not in observed.asleep}
+        )
         self._ended = {
             container_id: (key, at) for container_id, (key, at) in self._ended.items() if now - at < TOGETHER_S
         } | {container_id: (key, now) for container_id, key in _ended(observed).items()}
@@ -512,7 +516,8 @@ def _no_place(name: str, state: ServiceRollout, look: _Look) -> str:
         return ""
     to = look.counts[name].get(state.rollout.to, Count())
     marks = look.observed.retirements
-    going = any(one.id in marks and not marks[one.id].failed for one in look.observed.containers_of(name))
+    marked = [one.id for one in look.observed.containers_of(name) if one.id in marks]
+    going = any(not marks[one].failed and one not in look.observed.asleep for one in marked)
     planned = any(
         action.service == name
         and (

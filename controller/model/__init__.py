@@ -8,6 +8,9 @@ States of a replica, derived from the snapshot and never stored:
     PENDING ----> STARTING ----> RUNNING ----> DRAINING ----> STOPPING ----> (gone)
     no container  container,     ready by      no new calls,  SIGTERM sent,
     yet: reason   not ready yet  its probe     finishing      until it exits
+                   ^  |             |               |
+                   |  |             |               `--> ASLEEP   in the place of SIGTERM; its GPUs are free
+                   `--|-------------|----------------------'      its service is wanted again: it is woken
                       |             |
                       +--> FAILED <-+   exited by itself, startup deadline passed, or probe failed too often
 """

@@ -126,6 +126,28 @@ class GiveUserConfig(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PutToSleep(Action):
+    """Tell a drained replica to give its GPUs' memory back and to stay (recorded, as SIGTERM is)."""
+
+    container_id: str
+    address: str
+    """Of its admin port."""
+
+    template: ClassVar = "put {0.target} to sleep"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeReplica(Action):
+    """Tell a replica that sleeps to wake up; its retirement mark goes first, so it holds its GPUs again."""
+
+    container_id: str
+    address: str
+    """Of its admin port."""
+
+    template: ClassVar = "wake {0.target}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AddServer(Action):
     """Register a ready replica with HAProxy: add server, enable health, enable server."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
-from .actions import Action
+from .actions import Action, WakeReplica
 from .machine import Machine
 from .nodes import Node
 from .spec import Spec
@@ -21,6 +21,7 @@ from .world import (
     RouterSilence,
     RoutingState,
     StrayContainer,
+    is_asleep,
 )
 
 
@@ -66,6 +67,8 @@ class Observed(EngineState):
     """Why no replica may be removed or moved now; "" = it may be."""
     in_progress: tuple[Action, ...] = ()
     """Actions of earlier plans that have not ended; the planner plans nothing for their targets."""
+    asleep: frozenset[str] = field(init=False, repr=False, compare=False)
+    """Ids of the containers that sleep, and that no action in progress wakes."""
     _by_service: Mapping[str, tuple[ReplicaContainer, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -74,6 +77,9 @@ class Observed(EngineState):
         for container in sorted(self.containers, key=lambda container: (container.number, container.name)):
             found.setdefault(container.service, []).append(container)
         object.__setattr__(self, "_by_service", {name: tuple(listed) for name, listed in found.items()})
+        waking = {action.container_id for action in self.in_progress if isinstance(action, WakeReplica)}
+        asleep = {one.id for one in self.containers if is_asleep(one, self.retirements.get(one.id))}
+        object.__setattr__(self, "asleep", frozenset(asleep - waking))
 
     @property
     def services(self) -> AbstractSet[str]:

@@ -6,7 +6,7 @@ import enum
 
 from .observed import Observed
 from .spec import ServiceSpec
-from .world import ContainerState, ReplicaContainer, ReplicaHealth, Retirement, RoutingState, ServerState
+from .world import ContainerState, ReplicaContainer, ReplicaHealth, Retirement, RoutingState, ServerState, is_asleep
 
 DEFAULT_STARTUP_DEADLINE_S = 1800.0
 
@@ -18,6 +18,7 @@ class Phase(enum.StrEnum):
     STARTING = "STARTING"
     RUNNING = "RUNNING"
     DRAINING = "DRAINING"
+    ASLEEP = "ASLEEP"  # its process stays for its service's next turn on the GPUs
     STOPPING = "STOPPING"
     STOPPED = "STOPPED"  # exited after SIGTERM or SIGKILL of the controller
     FAILED = "FAILED"
@@ -44,6 +45,8 @@ def phase_of(
         return (Phase.STOPPED if retirement else Phase.STARTING), ""
     if not container.state.is_up:
         return (Phase.STOPPED, "") if retirement else (Phase.FAILED, _exit_words(container))
+    if is_asleep(container, retirement):
+        return Phase.ASLEEP, ""
     if retirement:
         return (Phase.DRAINING if retirement.stopping_since is None else Phase.STOPPING), ""
     why = container.gpu_fault or _failure_words(container, spec, now)

@@ -335,6 +335,15 @@ class Retirement:
     cause: str
     failed: bool = False
     """True if it is retired because it failed: its end then counts as a failure of the service."""
+    sleeping_since: float | None = None
+    """When it was first told to sleep, in the place of SIGTERM; None = it was not."""
+
+
+def is_asleep(container: ReplicaContainer, retirement: Retirement | None) -> bool:
+    """Whether a retired replica sleeps: its process stays, and it does not hold what its label says of its GPUs."""
+    told = retirement is not None and retirement.sleeping_since is not None and retirement.stopping_since is None
+    report = container.sleep
+    return told and container.state.is_up and report is not None and report.wanted and report.asleep
 
 
 FailureKey = tuple[str, str]
@@ -405,6 +414,12 @@ def adopting(spec: Spec, containers: Iterable[ReplicaContainer], images: Mapping
             if made and service.files_changed_at <= min(made):
                 kept[name] = bare
     return replace(spec, services={**spec.services, **kept}) if kept else spec
+
+
+def probe_address(container: ReplicaContainer, spec: ServiceSpec) -> str | None:
+    """The address of a replica's admin port; None while it has none."""
+    port = spec.probe.port if container.probe is None else container.probe[0]
+    return None if container.ip is None else socket_address(container.ip, port)
 
 
 def service_address(container: ReplicaContainer, spec: ServiceSpec) -> str | None:

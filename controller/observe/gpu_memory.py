@@ -1,9 +1,9 @@
 """Reads the memory in use of the GPUs: when a start waits for it, and once a minute for the status.
 
 Reading takes a container that runs `nvidia-smi`, so it runs outside the loop and wakes the loop at its end. A reading
-from before a holder of a GPU ended is outdated, and the next one is awaited. Where nothing can be read (CDI without a
-driver), replicas are placed only by the GPUs that containers hold, and status says so. Where the engine places by
-itself, nothing depends on the reading, and there is none.
+from before a holder of a GPU ended, or fell asleep, is outdated, and the next one is awaited. Where nothing can be read
+(CDI without a driver), replicas are placed only by the GPUs that containers hold, and status says so. Where the engine
+places by itself, nothing depends on the reading, and there is none.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class GpuMemoryWatch:
 
     def seen(self, observed: Observed) -> Observed:
         """Return the snapshot with the last reading, unless that one is outdated."""
-        holders = frozenset(c.id for c in observed.containers if c.gpus and c.state.is_up)
+        holders = frozenset(
+            c.id for c in observed.containers if c.gpus and c.state.is_up and c.id not in observed.asleep
+        )
         holders |= {f"{uuid} {name}" for uuid, name in observed.foreign_gpu_holders.items()}
         if self._holders - holders:
             self._changed_at = self._background.clock()

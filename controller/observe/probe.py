@@ -6,7 +6,8 @@
 
 Health: UNKNOWN until the first good reading; READY; FAILED after `probe.failures` bad readings in a row, or after one
 in which the replica reports that it is broken, and READY again if it answers before it is replaced. "Draining" is an
-answer too, neither good nor bad: the replica received a SIGTERM.
+answer too, neither good nor bad: the replica received a SIGTERM. A good reading of a replica that the controller has
+told to sleep makes it UNKNOWN until it is awake again, and FAILED if it cannot wake up.
 
 A managed replica is asked for its contract with its first good reading, which counts once the contract is there: it
 must be compared before the replica serves.
@@ -121,6 +122,8 @@ class ProbeJudge:
         detail = reading.detail
         if health is ReplicaHealth.FAILED and reading.broken:
             detail = f"the replica reports that it is broken: {reading.reason or reading.detail}"
+        elif reading.ok and reading.sleep and health is not ReplicaHealth.READY:
+            detail = f"it does not wake up: {reading.sleep.error}" if reading.sleep.error else "it wakes up"
         elif health is ReplicaHealth.FAILED:
             detail = f"{self._bad_in_a_row} bad answers in a row, the last: {reading.detail}"
         progressed_at = self._progressed_at(reading, now)
@@ -142,7 +145,8 @@ class ProbeJudge:
 
     def pause_s(self, now: float, *, retiring: bool) -> float:
         """Seconds until the next question."""
-        if retiring:
+        is_asleep = self.verdict.sleep is not None and self.verdict.sleep.asleep
+        if retiring and not is_asleep:
             return RETIRING_S
         config, sleep = self.verdict.user_config, self.verdict.sleep
         is_changing = config is not None and config.applied != config.wanted
@@ -158,6 +162,8 @@ class ProbeJudge:
         """When its progress last changed. The first reading does not count against the replica."""
         if not self._reports_progress and reading.progress is None:
             return None
+        if reading.sleep and reading.sleep.wanted:
+            return now  # when it is woken, the time for that begins
         if reading.progress is None or reading.progress == self._progress:
             return self.verdict.progressed_at
         self._progress = reading.progress
@@ -177,7 +183,7 @@ class ProbeJudge:
         if reading.ok:
             self._bad_in_a_row = 0
             self._was_ready = True
-            return ReplicaHealth.READY
+            return _health_of(reading.sleep)
         if reading.reported_draining:
             self._bad_in_a_row = 0
             return self.verdict.health
@@ -191,6 +197,13 @@ class ProbeJudge:
         if not self._was_ready:
             return ReplicaHealth.UNKNOWN
         return ReplicaHealth.FAILED if self._bad_in_a_row >= self.spec.failures else self.verdict.health
+
+
+def _health_of(sleep: SleepReport | None) -> ReplicaHealth:
+    """The health of a replica that answers: one that sleeps, or is being woken, takes no requests."""
+    if sleep is None or not (sleep.wanted or sleep.asleep):
+        return ReplicaHealth.READY
+    return ReplicaHealth.FAILED if sleep.error and not sleep.wanted else ReplicaHealth.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,12 +317,13 @@ class Prober:
     def learn(self, container_id: str, report: UserConfigReport | SleepReport) -> None:
         """Record what a replica reported to a PUT, and probe it soon to see what has come of it."""
         watch = self._watches.get(container_id)
-        if watch is not None and isinstance(report, SleepReport):
+        if watch is None:
+            return
+        if isinstance(report, SleepReport):
             watch.judge.verdict = replace(watch.judge.verdict, sleep=report)
-            watch.nudge.set()
-        elif watch is not None:
+        else:
             watch.judge.verdict = replace(watch.judge.verdict, user_config=report)
-            watch.nudge.set()
+        watch.nudge.set()
 
     async def first_round(self, limit_s: float) -> None:
         """Return when every replica was probed once, or after `limit_s` seconds."""
@@ -559,8 +573,9 @@ def _sleep_report(value: object) -> SleepReport | None:
     if not isinstance(value, dict):
         return None
     can, wanted, asleep, error = (value.get(name) for name in ("can", "wanted", "asleep", "error"))
-    is_whole = isinstance(can, bool) and isinstance(wanted, bool) and isinstance(asleep, bool)
-    return SleepReport(can, wanted, asleep, told(error)) if is_whole and isinstance(error, str) else None
+    if not (isinstance(can, bool) and isinstance(wanted, bool) and isinstance(asleep, bool) and isinstance(error, str)):
+        return None
+    return SleepReport(can, wanted, asleep, told(error))
 
 
 def _published(numbers: object, version: object) -> PublishedStats:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from ..engines.base import ClusterEngine, EngineAction
-from ..model.actions import Action
+from ..model.actions import Action, RemoveContainer
 from ..model.observed import NOT_LOOKED_YET, EngineState, Observed, WorldSnapshot
 from ..model.plan import Plan
 from ..model.spec import Spec
@@ -139,7 +139,7 @@ class Observer:
             return WorldSnapshot(spec, Observed(routing=routing, in_progress=in_progress), unseen)
         # No await from here on but for the first round of probes: the parts are of one moment.
         in_progress = with_unseen(in_progress, itertools.chain(self.engine.unseen, self.router.unseen))
-        retirements = self._kept_marks(reading, retirements)
+        retirements = self._kept_marks(in_progress, retirements)
         await self._take(reading, spec)
         state, faults = reading.value.state, self._store.gpu_faults.snapshot()
         judged = (with_fault(second_opinion(self._prober.judged(one), routing), faults) for one in state.containers)
@@ -164,10 +164,10 @@ class Observer:
     def _as_it_runs(self, spec: Spec, state: EngineState) -> Spec:
         return adopting(restarted(spec, self._store.restarts), state.containers, state.images)
 
-    def _kept_marks(self, reading: EngineReading, marks: Mapping[str, Retirement]) -> Mapping[str, Retirement]:
+    def _kept_marks(self, in_progress: tuple[Action, ...], marks: Mapping[str, Retirement]) -> Mapping[str, Retirement]:
         """The retirements. The store forgets each with its container, which an earlier reading may still have."""
-        there = {container.id for container in reading.value.state.containers}
-        self._marks = {key: mark for key, mark in self._marks.items() if key in there} | dict(marks)
+        removed = {action.container_id for action in in_progress if isinstance(action, RemoveContainer)}
+        self._marks = {key: mark for key, mark in self._marks.items() if key in removed} | dict(marks)
         return self._marks
 
     async def _take(self, reading: EngineReading, spec: Spec) -> None:

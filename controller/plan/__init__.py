@@ -4,10 +4,11 @@ Pure: no I/O, no clock, no randomness, no logging.
 
 First come those that take turns on GPUs (turns.py). Then per service, in this order, each in a module of this room:
 
-    1. leave        replicas on their way out: drained -> SIGTERM; past the grace period -> SIGKILL; exited -> removed
+    1. leave        replicas on their way out: drained -> asleep (sleep.py), or SIGTERM; past the grace period ->
+                    SIGKILL; exited -> removed
     2. retire       failed replicas at once; outdated ones when enough others are ready; then surplus ones
     3. start        the replicas that a service lacks, with their GPUs, within the limits of a rolling update
-                    (shares.py); a replacement comes before an additional replica
+                    (shares.py); one that sleeps is woken; a replacement comes before an additional replica
     4. route        servers in HAProxy for replicas that are ready, and only for those
     5. user_config  replicas that run with another user_config than they should
 
@@ -28,6 +29,7 @@ from .outlook import ServiceOutlook, bounds_of
 from .placement import GpuBudget
 from .retire import retire
 from .route import delete_ghost_servers, register, remove_strays, restart_router, set_waiting_rooms, write_routing
+from .sleep import wake_again
 from .start import mends, start_created, start_missing, start_rest, start_successors
 from .swaps import hold_for_next_try
 from .turns import take_turns
@@ -68,6 +70,7 @@ def plan(desired: Desired, observed: Observed, now: float) -> Plan:
         start_rest(draft, outlook)
         register(draft, outlook)
         configure(draft, outlook)
+        wake_again(draft, outlook)
     delete_ghost_servers(draft)
     drain_left_nodes(draft)
     return Plan(

@@ -27,6 +27,8 @@ class Draft:
     steps: list[Step] = field(default_factory=list)
     pending: list[PendingReplica] = field(default_factory=list)
     gives_way: dict[str, str] = field(default_factory=dict)
+    let_go: set[str] = field(default_factory=set)
+    """Ids of the replicas that sleep and that this plan stops."""
     next_look_s: float | None = None
     routing_step: int | None = None
     """The step that gives HAProxy other routes."""

@@ -1,4 +1,4 @@
-"""Ends replicas: drained -> SIGTERM; past the grace period -> SIGKILL; exited -> removed."""
+"""Ends replicas: drained -> asleep (sleep.py), or SIGTERM; past the grace period -> SIGKILL; exited -> removed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ..model.spec import ServiceSpec
 from ..model.world import ContainerState, ReplicaContainer, ReplicaHealth, Retirement, Server, ServerState
 from .draft import Draft
 from .outlook import ReplicaOutlook, ServiceOutlook
+from .sleep import let_go, may_sleep, put_to_sleep, why_not_kept
 
 PROPAGATION_S = 0.25
 """An in-flight count of zero counts as drained if it was read this long after callers received the drain."""
@@ -31,6 +32,8 @@ def finish(draft: Draft, outlook: ServiceOutlook) -> None:
         if not replica.may_change:
             continue
         match replica.phase:
+            case Phase.ASLEEP if why := why_not_kept(draft, outlook, replica):
+                let_go(draft, replica.container, why)
             case Phase.DRAINING if retirement:
                 _drain(draft, outlook, replica, retirement)
             case Phase.STOPPING if retirement and retirement.stopping_since is not None:
@@ -56,6 +59,9 @@ def _is_lost(draft: Draft, replica: ReplicaOutlook) -> bool:
 
 
 def _drain(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook, retirement: Retirement) -> None:
+    if retirement.sleeping_since is not None:
+        _await_sleep(draft, outlook, replica, retirement, retirement.sleeping_since)
+        return
     server = draft.server_of(outlook.name, replica.name)
     if server and server.state.takes_requests:
         draft.set_server(outlook.name, replica.name, ServerState.DRAIN, retirement.cause)
@@ -63,7 +69,27 @@ def _drain(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook, retir
     if why is None:
         draft.look_again_in(DRAIN_LOOK_S)
         return
-    _signal(draft, outlook, replica, "SIGTERM", f"{retirement.cause}; {why}")
+    cause = f"{retirement.cause}; {why}"
+    if may_sleep(draft, outlook, replica, retirement):
+        put_to_sleep(draft, outlook, replica, cause)
+    else:
+        _signal(draft, outlook, replica, "SIGTERM", cause)
+
+
+def _await_sleep(
+    draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook, retirement: Retirement, told_at: float
+) -> None:
+    report, why = replica.container.sleep, why_not_kept(draft, outlook, replica)
+    grace_s = _grace_s(replica.container, outlook.spec, outlook.version)
+    if report is not None and not why:
+        late = f"not asleep {grace_s:g} s after it was told to" if draft.now >= told_at + grace_s else ""
+        why = report.error or late
+    if why:
+        _signal(draft, outlook, replica, "SIGTERM", f"{retirement.cause}; {why}")
+    elif report is not None and not report.wanted:
+        put_to_sleep(draft, outlook, replica, f"{retirement.cause}; it was not told to sleep yet")
+    else:
+        draft.look_again_in(max(told_at + grace_s - draft.now, 1.0))
 
 
 def _drained(
@@ -131,11 +157,14 @@ def grace_of(
     container: ReplicaContainer, retirement: Retirement, spec: ServiceSpec | None, wanted_version: str | None
 ) -> float:
     """The seconds from SIGTERM to SIGKILL."""
-    now_s = spec.stop_grace_period_s if spec else None
-    is_wanted = container.version == wanted_version
-    grace_s = _patience_s(is_wanted, now_s, container.stop_grace_period_s, USUAL_GRACE_S)
+    grace_s = _grace_s(container, spec, wanted_version)
     never_served = container.health is ReplicaHealth.UNKNOWN and not container.reported_draining
     return min(grace_s, FAILED_GRACE_S) if retirement.failed or never_served else grace_s
+
+
+def _grace_s(container: ReplicaContainer, spec: ServiceSpec | None, wanted_version: str | None) -> float:
+    now_s = spec.stop_grace_period_s if spec else None
+    return _patience_s(container.version == wanted_version, now_s, container.stop_grace_period_s, USUAL_GRACE_S)
 
 
 def _patience_s(is_wanted: bool, now_s: float | None, made_with_s: float | None, usual_s: float) -> float:

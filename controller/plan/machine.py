@@ -9,13 +9,14 @@ which take the place of others, one after the other.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..model.actions import CreateContainer
 from ..model.machine import Footprint, Machine
 from ..model.observed import Observed
 from ..model.spec import ServiceSpec, size_words
-from ..model.world import ContainerState, ReplicaContainer, ReplicaHealth
+from ..model.world import ContainerState, Gpu, ReplicaContainer, ReplicaHealth, is_asleep
 from .placement import Shortage
 
 KEPT_PART = 20
@@ -64,6 +65,9 @@ class MachineBudget:
     """By service: replicas that are being started, and may not have taken yet what they need."""
     not_ready: Counter[str] = field(default_factory=Counter)
     """By service: these, and older ones that are not ready yet."""
+    gpus: Mapping[str, Gpu] = field(default_factory=dict)
+    pledged_bytes: int = 0
+    """Memory into which the GPUs' memory of replicas goes that fall asleep."""
 
     @classmethod
     def of(cls, observed: Observed, now: float) -> MachineBudget:
@@ -73,7 +77,24 @@ class MachineBudget:
         coming = [one for one in observed.containers if _is_coming(one, observed)]
         new = Counter(action.service for action in creating)
         starting = Counter(one.service for one in coming if now - one.begun_at < STARTING_S)
-        return cls(observed.machine, starting + new, Counter(one.service for one in coming) + new)
+        gpus = {gpu.uuid: gpu for gpu in observed.gpus}
+        budget = cls(observed.machine, starting + new, Counter(one.service for one in coming) + new, gpus)
+        for one in observed.containers:
+            mark = observed.retirements.get(one.id)
+            if mark is not None and mark.sleeping_since is not None and one.state.is_up and not is_asleep(one, mark):
+                budget.pledged_bytes += _gpu_bytes(one, gpus) or 0
+        return budget
+
+    def take_sleeper(self, container: ReplicaContainer) -> bool:
+        """Take the memory that a replica may need to sleep; False = there is not enough, or that is not known.
+
+        What it holds of its GPUs is an upper bound: what moves is a part of it.
+        """
+        amount = _gpu_bytes(container, self.gpus)
+        if not amount or self.machine is None or amount > self._free_bytes(self.machine):
+            return False
+        self.pledged_bytes += amount
+        return True
 
     def left(self, spec: ServiceSpec) -> int | None:
         """How many more replicas of a service the machine has room for; None = that is not known. Less than 0: there is
@@ -118,10 +139,9 @@ class MachineBudget:
         if machine is None:
             return []
         known = machine.footprints
-        coming = [(count, known[name]) for name, count in self.starting.items() if name in known]
+        coming = self._coming(machine)
         each = known.get(spec.name, Footprint())
         reserved = spec.container.get("HostConfig", {}).get("MemoryReservation") or 0
-        kept_bytes = min(machine.memory_bytes // KEPT_PART, MOST_KEPT_BYTES)
         kept_ids = machine.most_processes // KEPT_PART
         free_ids = machine.most_processes - machine.processes
         bytes_each = max(each.memory_bytes, reserved)
@@ -129,10 +149,10 @@ class MachineBudget:
             _Resource(
                 bytes_each,
                 each.memory_bytes,
-                machine.free_bytes - kept_bytes - sum(count * one.memory_bytes for count, one in coming),
+                self._free_bytes(machine),
                 _taken_words(size_words(bytes_each) if bytes_each else "")
                 + f"{size_words(machine.free_bytes)} of {size_words(machine.memory_bytes)} of memory are free on this "
-                f"machine, which keeps {size_words(kept_bytes)}: ask for fewer, or free memory",
+                f"machine, which keeps {size_words(_kept_bytes(machine))}: ask for fewer, or free memory",
             ),
             _Resource(
                 each.processes,
@@ -143,6 +163,31 @@ class MachineBudget:
                 f"{kept_ids}: ask for fewer, or raise kernel.pid_max and kernel.threads-max",
             ),
         ]
+
+    def _free_bytes(self, machine: Machine) -> int:
+        """Memory that is free once the replicas that start, or fall asleep, have theirs."""
+        starting = sum(count * one.memory_bytes for count, one in self._coming(machine))
+        return machine.free_bytes - _kept_bytes(machine) - starting - self.pledged_bytes
+
+    def _coming(self, machine: Machine) -> list[tuple[int, Footprint]]:
+        known = machine.footprints
+        return [(count, known[name]) for name, count in self.starting.items() if name in known]
+
+
+def _kept_bytes(machine: Machine) -> int:
+    return min(machine.memory_bytes // KEPT_PART, MOST_KEPT_BYTES)
+
+
+def _gpu_bytes(container: ReplicaContainer, gpus: Mapping[str, Gpu]) -> int | None:
+    """The memory of its GPUs that a replica holds; None = that is not known."""
+    found = 0
+    for uuid in container.gpus:
+        size = gpus[uuid].memory_bytes if uuid in gpus else None
+        if not size:
+            return None
+        slot = container.gpu_slot
+        found += size if slot is None else slot.memory_bytes or slot.of(size) or 0
+    return found
 
 
 def _is_coming(one: ReplicaContainer, observed: Observed) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..model.actions import BeginRetirement, CreateContainer, RemoveContainer
 from ..model.desired import VersionGoal, goal_of
@@ -83,6 +83,8 @@ class ServiceOutlook:
     """While versions change."""
     planned: list[CreateContainer] = field(default_factory=list)
     """Replicas that this plan creates."""
+    woken: int = 0
+    """Replicas that this plan wakes."""
     room: int = 0
     """How many replicas this machine has room for, while versions change."""
     reachable: int = 0
@@ -116,6 +118,8 @@ class ServiceOutlook:
         for container in draft.observed.containers_of(name):
             retirement = draft.observed.retirements.get(container.id)
             phase, detail = phase_of(container, spec, retirement, draft.now)
+            if phase is Phase.ASLEEP and container.id not in draft.observed.asleep:
+                phase, retirement = Phase.STARTING, None  # it is being woken
             displaced = container.node in draft.leaving
             outdated = displaced or (goal.version is not None and container.version != goal.version)
             reached = gets_traffic(container, spec, draft.observed.routing)
@@ -140,6 +144,18 @@ class ServiceOutlook:
         }
         target = draft.desired.targets.get(name, spec.replicas) if spec else 0
         return cls(name, spec, target, goal, tuple(replicas), creating, leaving)
+
+    @property
+    def started(self) -> int:
+        """Replicas that this plan creates or wakes."""
+        return len(self.planned) + self.woken
+
+    def wake(self, woken: ReplicaOutlook) -> None:
+        """Count a replica that sleeps as one that is being started."""
+        awake = replace(woken, phase=Phase.STARTING, retirement=None, busy=True)
+        self.replicas = tuple(awake if replica is woken else replica for replica in self.replicas)
+        self._alive = None
+        self.woken += 1
 
     def alive(self) -> list[ReplicaOutlook]:
         """Replicas that count towards the target and stay after what is planned so far."""
@@ -199,6 +215,7 @@ class ServiceOutlook:
             replica
             for replica in self.replicas
             if replica.name not in staying and replica.name not in self.removal_steps
+            if replica.phase is not Phase.ASLEEP
             if replica.retirement is not None or replica.container.id in self.leaving
         ]
 

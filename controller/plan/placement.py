@@ -4,8 +4,9 @@ A replica holds whole GPUs, or a slot of one: a number of bytes of its memory, o
 far as they fit; a whole GPU is not shared. A GPU or a slot is taken while any container holds it, running or not: it is
 free only when the removal of the container has succeeded.
 
-Memory that is in use and that no slot accounts for belongs to other processes, or to a former replica's processes that
-have not ended. It counts as taken, and a GPU with such memory is not assigned whole. `IDLE_BYTES` of it are ignored.
+A replica that sleeps holds nothing by its label. Memory that is in use and that no slot accounts for belongs to it, to
+other processes, or to a former replica's processes that have not ended. It counts as taken, and a GPU with such memory
+is not assigned whole. `IDLE_BYTES` of it are ignored.
 """
 
 from __future__ import annotations
@@ -145,7 +146,8 @@ class GpuBudget:
             budget.hold(f"container {name}", (uuid,), None)
         present = {(container.name, container.gpus, container.gpu_slot) for container in observed.containers}
         for container in observed.containers:
-            budget.hold(container.service, container.gpus, container.gpu_slot)
+            if container.id not in observed.asleep:
+                budget.hold(container.service, container.gpus, container.gpu_slot)
         for action in observed.in_progress:
             if isinstance(action, CreateContainer):
                 uuids = tuple(gpu.uuid for gpu in action.gpus)
@@ -194,6 +196,14 @@ class GpuBudget:
         """Whether there is a place for one more replica."""
         return bool(self._choose(service, request, ()))
 
+    def is_free(self, service: str, request: GpuRequest, uuids: tuple[str, ...]) -> bool:
+        """Whether a replica may have exactly these GPUs."""
+        return {card.gpu.uuid for card in self._choose(service, request, uuids)} == set(uuids)
+
+    def in_use_by_others(self, request: GpuRequest) -> frozenset[str]:
+        """The GPUs for a request on which processes that are no replicas, or replicas that sleep, use memory."""
+        return frozenset(card.gpu.uuid for card in self._pool(request) if card.strangers)
+
     def place(self, service: str, request: GpuRequest) -> tuple[str, ...]:
         """Take a place as `take` does; return its GPUs, none when there is no place."""
         chosen = self._choose(service, request, ())
@@ -237,7 +247,8 @@ class GpuBudget:
     def _find_strangers(self, observed: Observed, used_bytes: Mapping[str, int]) -> None:
         """Compare the memory in use with what running containers may use: the rest belongs to strangers."""
         explained: dict[str, int] = {}
-        running = [(c.gpus, c.gpu_slot) for c in observed.containers if c.state.is_up]
+        awake = [one for one in observed.containers if one.state.is_up and one.id not in observed.asleep]
+        running = [(one.gpus, one.gpu_slot) for one in awake]
         running += [((uuid,), None) for uuid in observed.foreign_gpu_holders]
         for uuids, slot in running:
             for card in self._named(uuids):

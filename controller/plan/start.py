@@ -8,12 +8,13 @@ from dataclasses import replace
 from ..model.actions import CreateContainer, PullImage, StartContainer, replica_name
 from ..model.phases import Phase
 from ..model.plan import PendingReplica
-from ..model.spec import ServiceSpec
+from ..model.spec import GpuRequest, ServiceSpec
 from ..model.world import FailureRecord, Gpu
 from .draft import Draft
 from .failures import backing_off
-from .outlook import Numbers, ServiceOutlook, allowed_left, open_nodes
-from .placement import Shortage
+from .outlook import Numbers, ReplicaOutlook, ServiceOutlook, allowed_left, open_nodes
+from .placement import Grant, Shortage
+from .sleep import let_go, let_one_go, sleepers, wake
 from .swaps import hold_for_successors
 
 
@@ -42,7 +43,7 @@ def start_successors(draft: Draft, outlook: ServiceOutlook) -> None:
     """Start a successor for each replica that leaves; while its GPU is still held, reserve what else it takes."""
     going = outlook.going()
     followed = len(outlook.removal_steps) + len(going)
-    start_missing(draft, outlook, followed - len(outlook.planned) - sum(outlook.held.values()))
+    start_missing(draft, outlook, followed - outlook.started - sum(outlook.held.values()))
     if going and outlook.most is None:
         hold_for_successors(draft, outlook, going)
 
@@ -53,7 +54,7 @@ def start_missing(draft: Draft, outlook: ServiceOutlook, most: int) -> Shortage 
     if spec is None or most <= 0:
         return None
     if outlook.most is not None:
-        most = min(most, outlook.most - len(outlook.planned))
+        most = min(most, outlook.most - outlook.started)
     most -= _restore_kept(draft, outlook, most)
     lacking = min(outlook.lacking() - outlook.held.get(outlook.version, 0), most)
     if lacking <= 0 or obstacle(draft, outlook, spec) is not None:
@@ -170,16 +171,16 @@ def _start_cause(outlook: ServiceOutlook, failure: FailureRecord | None) -> str:
 def _create(
     draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec, version: str | None, cause: str
 ) -> Shortage | None:
-    """Add the steps for one new replica; return why not if this machine has no place for it."""
+    """Add the steps for one new replica, or wake one; return why not if this machine has no place for it."""
     if version is None:
         raise AssertionError("internal: a replica is created without a version")
+    if asleep := sleepers(draft, outlook, version):
+        woken = _wake(draft, outlook, spec, asleep, cause)
+        if woken is not None:
+            return None if isinstance(woken, Grant) else woken
     if outlook.numbers is None:
         outlook.numbers = Numbers.of(outlook)
-    here = outlook.numbers.here
-    left = allowed_left(draft, outlook, spec, here)
-    if left is not None and left <= 0:
-        return Shortage(_full_words(draft, spec, here))
-    shortage = draft.machine.shortage(spec, is_needed=mends(draft, outlook) or not outlook.alive())
+    shortage = _machine_shortage(draft, outlook, spec, outlook.numbers.here)
     if shortage is not None:
         return shortage
     number, predecessors = outlook.numbers.lowest_free()
@@ -187,7 +188,7 @@ def _create(
     gpus: tuple[Gpu, ...] = ()
     if spec.gpu is not None:
         preferred = tuple(uuid for replica in predecessors for uuid in replica.container.gpus)
-        granted = draft.gpus.take(outlook.name, spec.gpu, preferred)
+        granted = _take_gpus(draft, outlook, spec.gpu, preferred)
         if isinstance(granted, Shortage):
             return granted
         gpus = granted.gpus
@@ -208,6 +209,45 @@ def _create(
     outlook.planned.append(create)
     draft.add(StartContainer(target=name, service=outlook.name, cause=cause), created)
     return None
+
+
+def _wake(
+    draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec, asleep: list[ReplicaOutlook], cause: str
+) -> Grant | Shortage | None:
+    """Wake a replica whose GPUs are free. None: a new one is to be started; one of these leaves if that has a place."""
+    request, gpus = spec.gpu, draft.gpus
+    if request is None:
+        return None
+    free = [one for one in asleep if gpus.is_free(outlook.name, request, one.container.gpus)]
+    if free:
+        granted = gpus.take(outlook.name, request, free[0].container.gpus)
+        if isinstance(granted, Grant):
+            wake(draft, outlook, free[0], cause, granted.after)
+        return granted
+    if not gpus.awaits_reading and gpus.fits(outlook.name, request):
+        let_go(draft, asleep[0].container, "other GPUs than its own are free")
+    return None
+
+
+def _machine_shortage(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec, here: int) -> Shortage | None:
+    """Why nothing can be started, whatever GPUs are free; a replica that sleeps makes room then."""
+    left = allowed_left(draft, outlook, spec, here)
+    if left is not None and left <= 0:
+        return Shortage(_full_words(draft, spec, here))
+    shortage = draft.machine.shortage(spec, is_needed=mends(draft, outlook) or not outlook.alive())
+    if shortage is not None and not shortage.is_brief:
+        let_one_go(draft, f"{outlook.name} needs its memory")
+    return shortage
+
+
+def _take_gpus(
+    draft: Draft, outlook: ServiceOutlook, request: GpuRequest, preferred: tuple[str, ...]
+) -> Grant | Shortage:
+    """As `GpuBudget.take`; where only memory in use is in the way, a replica that sleeps makes room."""
+    granted = draft.gpus.take(outlook.name, request, preferred)
+    if isinstance(granted, Shortage) and not (granted.blocked or draft.gpus.awaits_reading):
+        let_one_go(draft, f"{outlook.name} needs its GPUs' memory", draft.gpus.in_use_by_others(request))
+    return granted
 
 
 def _full_words(draft: Draft, spec: ServiceSpec, here: int) -> str:

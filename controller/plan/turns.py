@@ -8,8 +8,9 @@ of other services with `yields`, the least recently used first, as few as it nee
 - it has been ready for its `min_stay_s`, and its service has had no request for `idle_s`; or
 - its service is in use, and it has stayed for `min_stay_s` since it was ready and since the taker's requests wait.
 
-It drains as any other that is not wanted. Its own next requests then wait in the same order. What a taker is to get is
-kept from those after it, so nobody is overtaken. Without a taker nothing gives way.
+It drains as any other that is not wanted, and then sleeps or is stopped (sleep.py). Its own next requests then wait in
+the same order. What a taker is to get is kept from those after it, so nobody is overtaken. Without a taker nothing
+gives way.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .draft import Draft
 from .outlook import ReplicaOutlook, ServiceOutlook, places_left
 from .placement import GpuBudget
 from .retire import begin_retirement
+from .sleep import let_one_go, sleepers
 from .start import obstacle
 
 
@@ -123,8 +125,13 @@ def _lacks_gpus_alone(draft: Draft, outlook: ServiceOutlook) -> GpuRequest | Non
     spec = outlook.spec
     if spec is None or obstacle(draft, outlook, spec) is not None:
         return None
+    request = (outlook.goal.spec or spec).gpu
     left = places_left(draft, outlook, spec, outlook.here())
-    return (outlook.goal.spec or spec).gpu if left is None or left > 0 else None
+    if left is None or left > 0 or sleepers(draft, outlook, outlook.version):
+        return request
+    if (room := draft.machine.left(spec)) is not None and room <= 0:
+        let_one_go(draft, f"{outlook.name} needs its memory")
+    return None
 
 
 def _stays(draft: Draft, outlooks: Iterable[ServiceOutlook]) -> Iterator[_Stay]:

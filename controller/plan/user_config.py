@@ -15,8 +15,8 @@ from ..model.actions import GiveUserConfig
 from ..model.desired import VersionGoal
 from ..model.phases import Phase, is_ready, phase_of
 from ..model.reports import UserConfigStatus
-from ..model.spec import NO_USER_CONFIG, ServiceSpec, digest, socket_address
-from ..model.world import ReplicaContainer, Retirement
+from ..model.spec import NO_USER_CONFIG, ServiceSpec, digest
+from ..model.world import ReplicaContainer, Retirement, probe_address
 from .draft import Draft
 from .outlook import ServiceOutlook
 
@@ -137,16 +137,16 @@ def configure(draft: Draft, outlook: ServiceOutlook) -> None:
     for replica in outlook.alive():
         container = replica.container
         text = None if spec is None else wanted_in(container, spec, outlook.goal)
-        if spec is None or text is None or replica.busy or container.ip is None or not is_due(container, text):
+        address = None if spec is None else probe_address(container, spec)
+        if text is None or replica.busy or address is None or not is_due(container, text):
             continue
         former = container.user_config.wanted if container.user_config else "none"
-        port = spec.probe.port if container.probe is None else container.probe[0]
         draft.add(
             GiveUserConfig(
                 target=replica.name,
                 service=outlook.name,
                 container_id=container.id,
-                address=socket_address(container.ip, port),
+                address=address,
                 text=text,
                 cause=f"its user_config {former} becomes {digest(text)}; no restart",
             )

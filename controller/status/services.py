@@ -20,6 +20,7 @@ from ..model.phases import Phase, gets_traffic, phase_of
 from ..model.plan import PendingReplica, Plan, Refusal
 from ..model.reports import AutoscaleStatus, RolloutStatus, UserConfigStatus
 from ..model.spec import ServiceSpec
+from ..model.text import age
 from ..model.world import ContainerState, FailureRecord, ReplicaContainer, ReplicaHealth, ServerState, service_address
 from ..plan.leave import grace_of
 from ..plan.user_config import progress_words, user_config_status
@@ -42,6 +43,7 @@ SHOWN_AS: Mapping[Phase, ReplicaState] = {
     Phase.STARTING: "STARTING",
     Phase.RUNNING: "RUNNING",
     Phase.DRAINING: "DRAINING",
+    Phase.ASLEEP: "ASLEEP",
     Phase.STOPPING: "STOPPING",
     Phase.STOPPED: "STOPPING",
     Phase.FAILED: "FAILED",
@@ -175,7 +177,7 @@ def _row(material: _Material) -> Service:
     waiting: ReplicaState = "CRASH_LOOP" if _is_crash_loop(material) else "PENDING"
     replicas += [ReplicaStatus("", waiting, "", "", (), None, pending.reason, "") for pending in material.pending]
     ready = sum(replica.state == "RUNNING" for replica in replicas)
-    settled = ready == material.wanted == len(replicas)
+    settled = ready == material.wanted == sum(replica.state != "ASLEEP" for replica in replicas)
     spec, load = material.spec, loads([material.name], material.observed)[material.name]
     rollout = material.rollout
     state = rollout.state if rollout else ServiceRollout()
@@ -270,6 +272,8 @@ def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
             state, message = _unreached(material, container)
         case Phase.RUNNING if container.user_config is not None and container.user_config.error:
             message = f"keeps its former user_config: {container.user_config.error}"
+        case Phase.ASLEEP if retirement and retirement.sleeping_since is not None:
+            message = f"for {age(retirement.sleeping_since, material.view.at)}: {retirement.cause}"
         case Phase.DRAINING | Phase.STOPPING | Phase.STOPPED:
             stopping = _stopping_words(material, container)
             message = material.observed.retirements[container.id].cause + (f"; {stopping}" if stopping else "")
@@ -310,7 +314,7 @@ def _state(material: _Material, replicas: list[ReplicaStatus], ready: int) -> Se
             return "DEPLOY_FAILED" if _is_crash_loop(material) else "UPDATING"
         failing = _failure(material) is not None or any(replica.state == "FAILED" for replica in replicas)
         return "UNHEALTHY" if failing or material.refusals or _blocked(material) else "UPSCALING"
-    if len(replicas) > material.wanted:
+    if sum(replica.state != "ASLEEP" for replica in replicas) > material.wanted:
         return "DOWNSCALING"
     if material.unknown_callees:
         return "UNHEALTHY"
@@ -467,6 +471,6 @@ def _blocked(material: _Material) -> str:
     refused = [] if rolls_out else [r for r in material.refusals if isinstance(r.action, CreateContainer)]
     if refused and material.view.at - refused[0].since >= REFUSED_FOR_S:
         return str(refused[0].error)
-    if material.observed.retirements or material.observed.in_progress:
+    if material.observed.retirements.keys() - material.observed.asleep or material.observed.in_progress:
         return ""
     return next((pending.reason for pending in material.pending if pending.blocked), "")

@@ -104,7 +104,7 @@ def gpu_uses(observed: Observed) -> tuple[GpuUse, ...]:
     holders = dict(observed.foreign_gpu_holders)
     slots: dict[str, list[GpuSlotUse]] = {}
     for container in sorted(observed.containers, key=lambda container: container.name):
-        for uuid in container.gpus:
+        for uuid in container.gpus if container.id not in observed.asleep else ():
             if container.gpu_slot is None:
                 holders[uuid] = container.name
             else:

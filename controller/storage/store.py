@@ -111,6 +111,12 @@ class StateStore:
         if retirement is not None and retirement.stopping_since is None:
             self.retirements.put(container_id, replace(retirement, stopping_since=now))
 
+    def sleeping(self, container_id: str, now: float) -> None:
+        """Record that a replica was told to sleep; the first time counts."""
+        retirement = self.retirements.get(container_id)
+        if retirement is not None and retirement.sleeping_since is None:
+            self.retirements.put(container_id, replace(retirement, sleeping_since=now))
+
     def forget(self, container_id: str) -> None:
         """Drop the rows of a removed container."""
         self.retirements.drop(container_id)
@@ -146,7 +152,7 @@ class StateStore:
     def latest_at(self) -> float:
         """The latest time that a deadline counts from; 0 without deadlines."""
         failed = [record.last_at for record in self.failures.values()]
-        left = [one.stopping_since or one.draining_since for one in self.retirements.values()]
+        left = [one.stopping_since or one.sleeping_since or one.draining_since for one in self.retirements.values()]
         return max((*failed, *left), default=0.0)
 
     # --------------------------------------------------------------------------------------------------------- events

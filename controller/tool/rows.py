@@ -15,7 +15,7 @@ def version(row: Service) -> str:
 
 def gpus(row: Service) -> str:
     """Return how many GPUs the replicas hold; "-" for none."""
-    held = {gpu for replica in row.replicas for gpu in replica.gpus}
+    held = {gpu for replica in row.replicas if replica.state != "ASLEEP" for gpu in replica.gpus}
     return str(len(held)) if held else "-"
 
 

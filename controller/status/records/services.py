@@ -10,7 +10,7 @@ from ...model.nodes import NodeState
 from ...model.reports import AutoscaleStatus, UserConfigStatus
 from .document import Document
 
-ReplicaState = Literal["PENDING", "STARTING", "RUNNING", "DRAINING", "STOPPING", "FAILED", "CRASH_LOOP"]
+ReplicaState = Literal["PENDING", "STARTING", "RUNNING", "DRAINING", "ASLEEP", "STOPPING", "FAILED", "CRASH_LOOP"]
 """CRASH_LOOP is a PENDING replica whose predecessors failed repeatedly: its next start waits for the backoff."""
 
 ServiceState = Literal["UPDATING", "HEALTHY", "UNHEALTHY", "DEPLOY_FAILED", "UPSCALING", "DOWNSCALING"]

@@ -17,7 +17,7 @@ from controller.desired.measurements import Query
 from controller.errors import PolicyError, ReplicaError
 from controller.model.reports import Event
 from controller.model.spec import NO_USER_CONFIG, PrometheusPolicy, ServiceSpec, Spec, digest
-from controller.model.world import UserConfigReport, current_version
+from controller.model.world import SleepReport, UserConfigReport, current_version
 from controller.observe.probe import ProbeReading, Subject
 from controller.status.view import View
 from controller.storage.file import StateFile
@@ -140,6 +140,10 @@ class Control:
     """User_configs that no replica takes."""
     given: list[tuple[str, str]] = field(default_factory=list)
     """Addresses of replicas, and the user_config that each was given."""
+    can_sleep: set[str] = field(default_factory=set)
+    """Services whose replicas can sleep."""
+    sleeps: set[str] = field(default_factory=set)
+    """Ids of the containers that do."""
     is_manual: bool = False
     actions_to_live: int | None = None
     """The controller dies right after so many more actions, before it can note what they did; None = it lives."""
@@ -167,16 +171,32 @@ class Control:
 
     async def give(self, address: str, text: str, token: str) -> UserConfigReport:
         """Take a user_config the way the replica at that address would."""
+        self.given.append((address, text))
+        container = await self._at(address, token)
+        container.user_config = text
+        return self.configured(container)
+
+    async def tell_to_sleep(self, address: str, wanted: bool, token: str) -> SleepReport:
+        """Sleep, or wake up, the way the replica at that address would: at once."""
+        container = await self._at(address, token)
+        (self.sleeps.add if wanted else self.sleeps.discard)(container.id)
+        return self.sleeping(container)
+
+    def sleeping(self, container: FakeContainer) -> SleepReport:
+        """What a replica says of its sleep."""
+        sleeps = container.id in self.sleeps
+        return SleepReport(container.service in self.can_sleep, sleeps, sleeps)
+
+    async def _at(self, address: str, token: str) -> FakeContainer:
+        """The container whose admin port has this address."""
         await asyncio.sleep(0)
         if self.actions_to_live == 0:
             raise Died
-        self.given.append((address, text))
         for container in self.engine.containers.values():
             if address == f"{container.ip}:9100" and self.engine.readiness(container.name) in ("ready", "starting"):
                 assert token == container.admin_token != "", "else the replica refuses it"
-                container.user_config = text
-                return self.configured(container)
-        raise ReplicaError(f"http://{address}/user-config does not answer: nobody is there")
+                return container
+        raise ReplicaError(f"http://{address} does not answer: nobody is there")
 
     def configured(self, container: FakeContainer) -> UserConfigReport:
         """What a replica says of its user_config."""
@@ -192,8 +212,9 @@ class Control:
         await asyncio.sleep(0)
         container = self.engine.containers.get(subject.container_id)
         reading = self._reading(container)
-        says = container is not None and reading.ongoing is not None
-        return replace(reading, user_config=self.configured(container)) if container and says else reading
+        if container is None or reading.ongoing is None:
+            return reading
+        return replace(reading, user_config=self.configured(container), sleep=self.sleeping(container))
 
     async def ask_contract(self, subject: Subject) -> bytes | None:
         """Answer as the fake engine's container would."""
@@ -274,6 +295,7 @@ class Control:
                     is_manual=self.is_manual,
                     run=directly,
                     give=self.give,
+                    tell_to_sleep=self.tell_to_sleep,
                     ask_contract=self.ask_contract,
                 )
                 self.controller = assemble(world, tasks.create_task, wall=self.wall, engine_lost_s=self.engine_lost_s)

@@ -12,11 +12,11 @@ import pytest
 from controller.model.observed import Observed
 from controller.model.plan import Plan
 from controller.model.spec import ServiceSpec, Spec
-from controller.model.world import ContainerState, GpuReading
+from controller.model.world import ContainerState, GpuReading, SleepReport
 from controller.observe.gpu_memory import AWAITED, HOPELESS_S, RESTING_S, RETRY_S, WAITING_S, GpuMemoryWatch
 from controller.outlive import Background
 from tests.fakes.fake_engine import FakeEngine
-from tests.unit.controller.worlds import gpu_service, gpus, observed, replica, service
+from tests.unit.controller.worlds import gpu_service, gpus, observed, replica, retirement, service
 
 RANKER = gpu_service()
 
@@ -114,9 +114,12 @@ async def test_what_cannot_be_read_is_said_and_tried_again_later(watched: Watche
 async def test_a_reading_from_before_a_holder_ended_is_not_believed(watched: Watched) -> None:
     holder = replica(RANKER, 1, gpus=("GPU-0",))
     ended = replace(holder, state=ContainerState.EXITED, exit_code=1)
+    sleeper = replace(holder, sleep=SleepReport(can=True, wanted=True, asleep=True))
+    its_mark = retirement(sleeper, sleeping_since=990.0)
     for before, after in (
         (observed(holder), observed(ended)),
         (observed(holder), observed()),
+        (observed(holder), observed(sleeper, retirements=its_mark)),
         (observed(foreign_gpu_holders={"GPU-0": "train"}), observed()),
     ):
         await watched.reads(WAITING, after_s=WAITING_S)

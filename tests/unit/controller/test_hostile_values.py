@@ -127,9 +127,7 @@ def _reports(value: str) -> list[bytes]:
         {"waiting": {value: 1}, "stats": {value: 1}, "stats_version": 1, "unreached": unreached}
     ).encode()
     sleep = {"can": True, "wanted": True, "asleep": True, "error": value}
-    config = json.dumps(
-        {"user_config": dict.fromkeys(("wanted", "applied", "error"), value), "sleep": sleep}
-    ).encode()
+    config = json.dumps({"user_config": dict.fromkeys(("wanted", "applied", "error"), value), "sleep": sleep}).encode()
     return [text, b"{" + number + b"}", inner, config, value.encode(errors="surrogateescape")]
 
 

@@ -510,3 +510,22 @@ def test_since_when_a_busy_replica_has_not_moved(
 ) -> None:
     seen = [judge(*readings[: count + 1]).verdict.stalled_since for count in range(len(readings))]
     assert seen == stalled_since
+
+
+def test_one_that_was_told_to_sleep_is_not_ready_until_it_is_awake_and_starts_then() -> None:
+    one, now, said = ProbeJudge(SPEC, 0.0, was_ready=True, reports_progress=True), 0.0, []
+    for wanted, asleep, error in [
+        *[(False, False, ""), (True, False, ""), (True, True, ""), (False, True, ""), (False, False, "")],
+        *[(True, True, ""), (False, True, "no memory")],
+    ]:
+        now += 10.0
+        report = SleepReport(True, wanted, asleep, error)
+        one.record(ProbeReading(ok=True, detail="200", sleep=report, progress=7), now)
+        said.append((one.verdict.health, one.verdict.ready_since, one.verdict.progressed_at))
+    ready, unknown, failed = ReplicaHealth.READY, ReplicaHealth.UNKNOWN, ReplicaHealth.FAILED
+    assert said == [
+        (ready, 0.0, 10.0),
+        *[(unknown, None, 20.0), (unknown, None, 30.0), (unknown, None, 30.0), (ready, 50.0, 30.0)],
+        *[(unknown, None, 60.0), (failed, None, 60.0)],
+    ]
+    assert one.verdict.health_detail == "it does not wake up: no memory"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import sqlite3
 import time
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -210,3 +212,18 @@ def test_the_rest_of_a_burst_is_one_entry_with_a_count(tmp_path: Path) -> None:
     log.record("create_container", "create web-9999", service="web", target="web-9999", outcome="ok")
     assert log.select()[-1].event.message == "create web-9999", "later events are listed one by one"
     store.close()
+
+
+def test_that_a_replica_was_told_to_sleep_outlives_the_controller_and_an_earlier_row_is_read(tmp_path: Path) -> None:
+    file = StateFile(tmp_path)
+    earlier = {key: value for key, value in asdict(retirement("c2")).items() if key != "sleeping_since"}
+    file.put("retirement", '"c2"', json.dumps(earlier), asked=False)
+    store = StateStore(file)
+    store.retire(retirement())
+    for now in (20.0, 21.0):
+        store.sleeping("c1", now)
+    assert store.latest_at == 20.0, "the first time counts"
+    store.close()
+    again = StateStore(StateFile(tmp_path))
+    assert dict(again.retirements) == {"c1": replace(retirement(), sleeping_since=20.0), "c2": retirement("c2")}
+    again.close()
