@@ -9,7 +9,6 @@ import contextlib
 import io
 import json
 import math
-import os
 import re
 import shutil
 import subprocess
@@ -29,19 +28,29 @@ import pytest
 from openai import OpenAI
 from pierhead.llm.v1.llm_pb2 import Operation
 from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
-from pierhead.llm_config import VARIABLE, LLMConfig, ModelLoading
+from pierhead.llm_config import LLMConfig, ModelLoading
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.environments import vllm
-from tests.environments.media_models import IMAGE_TOKENS, SOUND_MARKS
+from tests.environments.random_models import IMAGE_TOKENS, SOUND_MARKS
+from tests.environments.vllm import MODELS
 from tests.harness.llm_clients import ask_clients, needs_clients
 from tests.harness.stack import ROOT, free_ports, request
+from tests.harness.vllm_processes import (
+    ANSWER_S,
+    PLAIN,
+    STARTED_WITHIN_S,
+    is_ready,
+    llm_server,
+    make_random_models,
+    process,
+    vllm_environment,
+)
 from tests.harness.waiting import seconds_until
 from tests.unit.dashboards.sources import VLLM_PAGE
 
 PAGE = (ROOT / "docs" / "how-to" / "language-models.md").read_text(encoding="utf-8")
-STATE = os.environ.get("PIERHEAD_VLLM_STATE", str(ROOT / ".state"))
 START_AND_TESTS_S = 1500
 """vLLM's start alone takes half a minute on two idle cores, and four minutes on busy ones."""
 
@@ -53,22 +62,15 @@ pytestmark = [
 ]
 
 
-def vllm_environment(**variables: str) -> dict[str, str]:
-    """Of vLLM's processes. There are three of each engine, and what one has compiled the others shall read."""
-    own = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": "services/runtime:.", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return inherited | own | variables
-
-
 def test_vllm_is_what_every_engine_is(request: pytest.FixtureRequest) -> None:
     if any("running" in getattr(item, "fixturenames", ()) for item in request.session.items):
         request.getfixturevalue(
             "starting"
         )  # what the other tests need starts at the same time: a start keeps one core busy
-    environment = vllm_environment(PIERHEAD_TEST_LLM_MODEL=f"{STATE}/models/smollm2")
+    environment = vllm_environment(PIERHEAD_TEST_LLM_MODEL=f"{MODELS}/smollm2")
     # vLLM's dependencies warn of each other; what the other tests share needs packages that its environment lacks.
     options = ["--noconftest", "--override-ini=filterwarnings=", "-p", "no:cacheprovider", "--timeout=600"]
-    command = [f"{STATE}/vllm/bin/python", "-m", "pytest", *options, "-k", "vllm", "tests/contract/test_llm_engines.py"]
+    command = [vllm.VLLM.python, "-m", "pytest", *options, "-k", "vllm", "tests/contract/test_llm_engines.py"]
     began = time.monotonic()
     run = subprocess.run(
         [*command, "--durations=5"],
@@ -85,16 +87,10 @@ def test_vllm_is_what_every_engine_is(request: pytest.FixtureRequest) -> None:
 # ------------------------------------------------------------------------------------------------------ the whole way
 
 QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
-STARTED_WITHIN_S = 900.0
-ENDED_WITHIN_S = 180.0
-ANSWER_S = 600.0
-"""Against what never answers: the engines share the cores."""
-CHAT_ENGINE = {
-    # As in compose/apps/llm.yaml, but that more than one of them is to have memory.
-    "max_model_len": 2048, "enforce_eager": True, "dtype": "float32", "gpu_memory_utilization": 0.15,
-    "enable_auto_tool_choice": True, "tool_call_parser": "hermes",
+CHAT_ENGINE = PLAIN | {  # as in compose/apps/llm.yaml
+    "max_model_len": 2048, "enable_auto_tool_choice": True, "tool_call_parser": "hermes",
 }  # fmt: skip
-MODELS = {
+NAMES = {
     "smollm2": "llm",
     "default": {"service": "llm", "alias_of": "smollm2"},
     "apart": {"service": "llm-decode", "prefill": "llm", "alias_of": "smollm2"},
@@ -102,33 +98,6 @@ MODELS = {
     "vision": "llm-vision",
     "audio": "llm-audio",
 }
-
-
-@contextlib.contextmanager
-def process(python: str, log: Path, *command: str, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A module as a process of this machine, until the block ends; a failure says what it logged."""
-    with log.open("wb") as output:
-        running = subprocess.Popen(
-            [python, "-m", *command], cwd=ROOT, env=vllm_environment(**variables), stdout=output, stderr=output
-        )
-    try:
-        yield running
-    except BaseException:
-        print(f"{command[0]} logged:\n{log.read_text()[-10_000:]}")
-        raise
-    finally:
-        running.terminate()
-        try:
-            running.wait(timeout=ENDED_WITHIN_S)
-        finally:
-            running.kill()
-
-
-def is_ready(running: subprocess.Popen[bytes], port: int, path: str = "/readyz") -> bool:
-    """Whether it takes requests. Fails at once where it has ended."""
-    if running.poll() is not None:
-        pytest.fail(f"{running.args!r} has ended with {running.returncode}")
-    return request(f"http://127.0.0.1:{port}{path}").status == 200
 
 
 @dataclass
@@ -170,40 +139,33 @@ Processes = dict[str, subprocess.Popen[bytes]]
 def starting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Processes, WholeWay]]:
     """Gateway and LLM servers, which are not ready yet; one start for all tests."""
     logs = tmp_path_factory.mktemp("logs")
-    handed = tmp_path_factory.mktemp("handed")
-    transfer = {
-        "kv_connector": "HandingConnector", "kv_connector_module_path": "tests.harness.handing_connector",
-        "kv_role": "kv_both", "kv_connector_extra_config": {"shared_storage_path": str(handed)},
-    }  # fmt: skip
-    plain = {"enforce_eager": True, "dtype": "float32", "gpu_memory_utilization": 0.15}
+    transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
     made = tmp_path_factory.mktemp("models")
-    make = ("-m", "tests.environments.media_models", f"{STATE}/models/smollm2", str(made))
-    subprocess.run([f"{STATE}/vllm/bin/python", *make], cwd=ROOT, env=vllm_environment(), check=True, timeout=ANSWER_S)
+    make_random_models(made, "vision", "audio")
     engines = {
-        "llm": (f"{STATE}/models/smollm2", CHAT_ENGINE | {"kv_transfer_config": transfer}),
-        "llm-decode": (f"{STATE}/models/smollm2", CHAT_ENGINE | {"kv_transfer_config": transfer}),
-        "llm-minilm": (f"{STATE}/models/minilm", plain),
-        "llm-vision": (f"{made}/vision", plain),
-        "llm-audio": (f"{made}/audio", plain),
+        "llm": (f"{MODELS}/smollm2", CHAT_ENGINE | {"kv_transfer_config": transfer}),
+        "llm-decode": (f"{MODELS}/smollm2", CHAT_ENGINE | {"kv_transfer_config": transfer}),
+        "llm-minilm": (f"{MODELS}/minilm", PLAIN),
+        "llm-vision": (f"{made}/vision", PLAIN),
+        "llm-audio": (f"{made}/audio", PLAIN),
     }
     names = [*engines, "gateway"]
-    ports = free_ports(2 * len(names))
-    lanes, admins = dict(zip(names, ports[::2], strict=True)), dict(zip(names, ports[1::2], strict=True))
+    ports = free_ports(3 * len(names))
+    lanes, admins, side = (dict(zip(names, ports[first::3], strict=True)) for first in range(3))
     with contextlib.ExitStack() as stack:
         started: Processes = {}
         for service, (source, engine_kwargs) in engines.items():
             loading = ModelLoading(model_id=Path(source).name, model_source=source)
             config = LLMConfig(model_loading=loading, engine_kwargs=engine_kwargs)
-            server = process(
-                f"{STATE}/vllm/bin/python", logs / f"{service}.log", "pierhead.llm.server", PIERHEAD_HOST="127.0.0.1",
-                PIERHEAD_PORT=str(lanes[service]), PIERHEAD_ADMIN_PORT=str(admins[service]),
-                **{VARIABLE: config.to_json(), "TORCHINDUCTOR_CACHE_DIR": str(logs / "compiled")},
+            server = llm_server(
+                config, logs / f"{service}.log", lanes[service], admins[service],
+                VLLM_NIXL_SIDE_CHANNEL_PORT=str(side[service]), TORCHINDUCTOR_CACHE_DIR=str(logs / "compiled"),
             )  # fmt: skip
             started[service] = stack.enter_context(server)
         where = {f"PIERHEAD_STATIC_{name.upper().replace('-', '_')}": f"127.0.0.1:{lanes[name]}" for name in engines}
         gateway = process(
             sys.executable, logs / "gateway.log", "pierhead.llm.gateway", PIERHEAD_PORT=str(lanes["gateway"]),
-            PIERHEAD_ADMIN_PORT=str(admins["gateway"]), PIERHEAD_LLM_MODELS=json.dumps(MODELS), **where,
+            PIERHEAD_ADMIN_PORT=str(admins["gateway"]), PIERHEAD_LLM_MODELS=json.dumps(NAMES), **where,
         )  # fmt: skip
         started["gateway"] = stack.enter_context(gateway)
         yield started, WholeWay(None, logs, lanes, admins)

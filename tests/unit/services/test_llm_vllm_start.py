@@ -30,6 +30,7 @@ def test_lines_of_the_log_are_stages(line: str, stage: str | None) -> None:
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "tensor_parallel_size"),
         ("RuntimeError: Insufficient space in /dev/shm for shared-memory: 160 MiB required, 64 MiB free.", "shm_size"),
         ("ValueError: Sleep mode is not supported on current platform.", "enable_sleep_mode out"),
+        ("RuntimeError: NIXL is not available", "the package nixl"),
         ("ValueError: Free memory on device (1/80 GiB) on startup is less than desired GPU memory", "another process"),
         ("ValueError: No available memory for the cache blocks.", "max_model_len"),
         ("World size (4) is larger than the number of available GPUs (1) in this node", "4 GPUs and sees 1"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import tempfile
 import time
 from argparse import Namespace
@@ -89,6 +90,9 @@ class VLLMEngine(LLMEngine):
         if settings.enforce_eager and current_platform.is_cpu():
             # Else it compiles a function at the first request with logprobs: for a minute, while every stream waits.
             os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+        if settings.kv_transfer_config is not None:
+            # NIXL tells it to other engines, which take caches from there. By default it is "localhost".
+            os.environ.setdefault("VLLM_NIXL_SIDE_CHANNEL_HOST", socket.gethostbyname(socket.gethostname()))
         engine = await in_background(make_engine, settings, self._figures)
         try:
             tasks = await engine.get_supported_tasks()

@@ -44,6 +44,9 @@ _KNOWN = {
         "this image's vLLM is built for GPUs, and sees no GPU. Give the service one "
         "(deploy.resources.reservations.devices), or take the image for CPUs, pierhead/llm-cpu"
     ),
+    r"NIXL is not available": (
+        "NixlConnector needs the package nixl. The image for GPUs, pierhead/llm-cuda, has it; install it in others"
+    ),
     r"Sleep mode is not supported on current platform": (
         "it has a sleep mode on GPUs only. Leave engine_kwargs enable_sleep_mode out"
     ),

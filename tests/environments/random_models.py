@@ -1,8 +1,12 @@
-"""`python -m tests.environments.media_models TOKENIZER DIRECTORY`, with vLLM's Python: models for images and for sound.
+"""`python -m tests.environments.random_models TOKENIZER DIRECTORY [NAME...]`, with vLLM's Python: small models.
 
-BLIP-2 and Qwen2-Audio with random weights and smollm2's tokenizer, 40 MB. What they say has no meaning, but what they
-see and hear changes its probabilities. vLLM's other vision models import torchvision, of which PyPI has no build for
-this PyTorch.
+Random weights and smollm2's tokenizer, 20 MB each. What they say has no meaning, but it is the same for the same
+prompt, and what a model sees and hears changes its probabilities.
+
+    text     Llama, with two heads of keys: two ranks may have one each
+    experts  Mixtral, with four experts
+    vision   BLIP-2. vLLM's other vision models import torchvision, of which PyPI has no build for this PyTorch
+    audio    Qwen2-Audio
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ IMAGE, IMAGE_TOKENS = "<image>", 4
 """BLIP-2's processor puts the tokens of images before the text itself."""
 SOUND, SOUND_MARKS = "<|AUDIO|>", ("<|audio_bos|>", "<|audio_eos|>")
 SIZE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+TEXT = {"intermediate_size": 128, "num_key_value_heads": 2, "max_position_embeddings": 1024}
 TEMPLATE = """\
 {% for message in messages %}{% if message['content'] is string %}{{ message['content'] }}{% else %}\
 {% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}{% else %}OTHER{% endif %}\
@@ -22,12 +27,12 @@ TEMPLATE = """\
 {% endfor %}"""
 
 
-def make(tokenizer_of: str, directory: Path) -> None:
+def make(tokenizer_of: str, directory: Path, *names: str) -> None:
     import torch
 
-    torch.manual_seed(0)
-    _make_vision(tokenizer_of, directory / "vision")
-    _make_audio(tokenizer_of, directory / "audio")
+    for name in names:
+        torch.manual_seed(0)
+        MAKE[name](tokenizer_of, directory / name)
 
 
 def _tokenizer(tokenizer_of: str, *more: str) -> tuple[Any, dict[str, int]]:
@@ -38,6 +43,23 @@ def _tokenizer(tokenizer_of: str, *more: str) -> tuple[Any, dict[str, int]]:
     found.add_special_tokens({"additional_special_tokens": list(more)})
     end = found.eos_token_id
     return found, {"vocab_size": len(found), "bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+
+
+def _make_text(tokenizer_of: str, directory: Path) -> None:
+    import transformers as hf
+
+    tokenizer, words = _tokenizer(tokenizer_of)
+    hf.LlamaForCausalLM(hf.LlamaConfig(**TEXT, **SIZE, **words)).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def _make_experts(tokenizer_of: str, directory: Path) -> None:
+    import transformers as hf
+
+    tokenizer, words = _tokenizer(tokenizer_of)
+    config = hf.MixtralConfig(num_local_experts=4, num_experts_per_tok=2, **TEXT, **SIZE, **words)
+    hf.MixtralForCausalLM(config).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
 
 
 def _make_vision(tokenizer_of: str, directory: Path) -> None:
@@ -67,9 +89,7 @@ def _make_audio(tokenizer_of: str, directory: Path) -> None:
         audio_config=hf.Qwen2AudioEncoderConfig(
             d_model=64, encoder_layers=2, encoder_attention_heads=2, encoder_ffn_dim=128
         ).to_dict(),
-        text_config=hf.Qwen2Config(
-            intermediate_size=128, num_key_value_heads=2, max_position_embeddings=1024, **SIZE, **words
-        ).to_dict(),
+        text_config=hf.Qwen2Config(**TEXT, **SIZE, **words).to_dict(),
         audio_token_index=tokenizer.convert_tokens_to_ids(SOUND),
     )  # fmt: skip
     hf.Qwen2AudioForConditionalGeneration(config).save_pretrained(directory)
@@ -80,5 +100,7 @@ def _make_audio(tokenizer_of: str, directory: Path) -> None:
     (directory / "chat_template.jinja").write_text(TEMPLATE.replace("OTHER", SOUND.join(SOUND_MARKS)))
 
 
+MAKE = {"text": _make_text, "experts": _make_experts, "vision": _make_vision, "audio": _make_audio}
+
 if __name__ == "__main__":
-    make(sys.argv[1], Path(sys.argv[2]))
+    make(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
