@@ -8,6 +8,8 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, Literal
 
 import pytest
@@ -41,6 +43,12 @@ TOOL: Any = {
 }
 
 
+def of_openai(key: str) -> Any:
+    import openai
+
+    return openai.OpenAI(base_url=f"{SERVED['url']}/v1", api_key=key, max_retries=0, timeout=ANSWER_S)
+
+
 def message(text: str) -> list[Any]:
     return [{"role": "user", "content": text}]
 
@@ -48,10 +56,8 @@ def message(text: str) -> list[Any]:
 class OpenAIs:
     """OpenAI's own."""
 
-    def __init__(self, key: str = "none") -> None:
-        import openai
-
-        self.client = openai.OpenAI(base_url=f"{SERVED['url']}/v1", api_key=key, max_retries=0, timeout=ANSWER_S)
+    def __init__(self, opened: ExitStack, key: str = "none") -> None:
+        self.client = opened.enter_context(of_openai(key))
         self.model = SERVED["chat"]
 
     def _chat(self, text: str, **members: Any) -> Any:
@@ -106,10 +112,12 @@ COLD: Any = {"extra_body": {"temperature": 0}}
 class Anthropics:
     """Anthropic's own."""
 
-    def __init__(self, key: str = "none") -> None:
+    def __init__(self, opened: ExitStack, key: str = "none") -> None:
         import anthropic
 
-        self.client = anthropic.Anthropic(base_url=SERVED["url"], api_key=key, max_retries=0, timeout=ANSWER_S)
+        self.client = opened.enter_context(
+            anthropic.Anthropic(base_url=SERVED["url"], api_key=key, max_retries=0, timeout=ANSWER_S)
+        )
         self.model = SERVED["chat"]
 
     def _ask(self, text: str, **members: Any) -> Any:
@@ -136,11 +144,12 @@ class Anthropics:
 
 
 class LangChain:
-    def __init__(self, key: str = "none") -> None:
+    def __init__(self, opened: ExitStack, key: str = "none") -> None:
+        import httpx
         from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
-        self.key = key
-        where: Any = {"base_url": f"{SERVED['url']}/v1", "api_key": key, "max_retries": 0}
+        http = opened.enter_context(httpx.Client())
+        where: Any = {"base_url": f"{SERVED['url']}/v1", "api_key": key, "max_retries": 0, "http_client": http}
         self.client = ChatOpenAI(model=SERVED["chat"], max_tokens=MOST, temperature=0, timeout=ANSWER_S, **where)
         # Otherwise it sends tokens of OpenAI's own models, for which it fetches their tokenizer.
         self.embeddings = OpenAIEmbeddings(
@@ -166,7 +175,8 @@ class LangChain:
 
 
 class LlamaIndex:
-    def __init__(self, key: str = "none") -> None:
+    def __init__(self, opened: ExitStack, key: str = "none") -> None:
+        import httpx
         from llama_index.core.llms import ChatMessage
         from llama_index.llms.openai_like import OpenAILike
 
@@ -174,7 +184,7 @@ class LlamaIndex:
         self.client = OpenAILike(
             model=SERVED["chat"], api_base=f"{SERVED['url']}/v1", api_key=key, max_retries=0, timeout=ANSWER_S,
             max_tokens=MOST, temperature=0, is_chat_model=True, is_function_calling_model=True,
-            should_use_structured_outputs=True, strict=True,
+            should_use_structured_outputs=True, strict=True, http_client=opened.enter_context(httpx.Client()),
         )  # fmt: skip
 
     def _messages(self, text: str) -> list[Any]:
@@ -200,8 +210,8 @@ class LlamaIndex:
 
 
 class LiteLLM:
-    def __init__(self, key: str = "none") -> None:
-        self.where: Any = {"api_base": f"{SERVED['url']}/v1", "api_key": key, "max_retries": 0, "timeout": ANSWER_S}
+    def __init__(self, opened: ExitStack, key: str = "none") -> None:
+        self.where: Any = {"client": opened.enter_context(of_openai(key)), "max_retries": 0, "timeout": ANSWER_S}
 
     def _ask(self, text: str, **members: Any) -> Any:
         import litellm
@@ -238,61 +248,68 @@ def each_that_can(way: str) -> Callable[[Any], Any]:
     return pytest.mark.parametrize("kind", kinds, ids=lambda kind: kind.__name__)
 
 
+@pytest.fixture
+def make(kind: Any) -> Iterator[Callable[..., Any]]:
+    """Makes clients of a kind. Their connections are closed at the end of the test."""
+    with ExitStack() as opened:
+        yield partial(kind, opened)
+
+
 @each_that_can("stream")
-def test_a_stream_says_what_the_whole_answer_says(kind: Any) -> None:
-    whole = kind().chat(QUESTION)
-    parts = list(kind().stream(QUESTION))
+def test_a_stream_says_what_the_whole_answer_says(make: Callable[..., Any]) -> None:
+    whole = make().chat(QUESTION)
+    parts = list(make().stream(QUESTION))
     assert whole == "".join(parts) != ""
 
 
 @each_that_can("call")
-def test_a_tool_that_must_be_called_is(kind: Any) -> None:
+def test_a_tool_that_must_be_called_is(make: Callable[..., Any]) -> None:
     if "no_tools" in SERVED:
         pytest.skip(SERVED["no_tools"])
-    name, arguments = kind().call(LOOK_UP)
+    name, arguments = make().call(LOOK_UP)
     assert name == "look_up"
     assert City.model_validate(arguments)
 
 
 @each_that_can("city")
-def test_an_answer_has_the_schema_that_was_asked_for(kind: Any) -> None:
-    assert isinstance(kind().city(AS_JSON), City)
+def test_an_answer_has_the_schema_that_was_asked_for(make: Callable[..., Any]) -> None:
+    assert isinstance(make().city(AS_JSON), City)
 
 
 @each_that_can("embed")
-def test_embeddings(kind: Any) -> None:
+def test_embeddings(make: Callable[..., Any]) -> None:
     if "embeddings" not in SERVED:
         pytest.skip("no model for embeddings is served")
-    one, two = kind().embed([QUESTION, AS_JSON])
+    one, two = make().embed([QUESTION, AS_JSON])
     assert len(one) == len(two) > 1
     assert one != two
-    [alone] = kind().embed([QUESTION])
+    [alone] = make().embed([QUESTION])
     assert alone == pytest.approx(one, abs=1e-3)
 
 
 @each_that_can("count")
-def test_tokens_are_counted(kind: Any) -> None:
-    client = kind()
+def test_tokens_are_counted(make: Callable[..., Any]) -> None:
+    client = make()
     assert 0 < client.count(QUESTION) < client.count(QUESTION * 2)
 
 
 @each_that_can("chat")
-def test_an_unknown_model_is_not_found(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_model_is_not_found(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SERVED, "chat", "gpt-4")
-    check_refused(kind(), QUESTION, "NotFoundError", 404)
+    check_refused(make(), QUESTION, "NotFoundError", 404)
 
 
 @each_that_can("chat")
-def test_too_long_a_prompt_is_a_bad_request(kind: Any) -> None:
+def test_too_long_a_prompt_is_a_bad_request(kind: Any, make: Callable[..., Any]) -> None:
     told_by_its_code = {"LangChain": "OpenAIContextOverflowError", "LiteLLM": "ContextWindowExceededError"}
-    check_refused(kind(), TOO_LONG, told_by_its_code.get(kind.__name__, "BadRequestError"), 400)
+    check_refused(make(), TOO_LONG, told_by_its_code.get(kind.__name__, "BadRequestError"), 400)
 
 
 @each_that_can("chat")
-def test_a_used_up_key_is_a_limit(kind: Any) -> None:
+def test_a_used_up_key_is_a_limit(make: Callable[..., Any]) -> None:
     if "limited" not in SERVED:
         pytest.skip("no key has limits")
-    client = kind(SERVED["limited"])
+    client = make(SERVED["limited"])
     with contextlib.suppress(Exception):  # the first client has its answer
         client.chat(QUESTION)
     check_refused(client, QUESTION, "RateLimitError", 429)

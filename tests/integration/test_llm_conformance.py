@@ -35,8 +35,8 @@ from tests.harness.llama_cpp_server import CONTEXT, llama_cpp
 from tests.harness.llm_clients import ask_clients, needs_clients
 from tests.harness.messages_engine import MessagesEngine
 from tests.harness.stack import free_ports
+from tests.harness.vllm_processes import STARTED_WITHIN_S, is_ready, process
 from tests.harness.waiting import seconds_until
-from tests.integration.test_llm_vllm import STARTED_WITHIN_S, STATE, is_ready, process
 from tests.unit.runtime.harness import Cluster, address, until
 from tests.unit.services.gateway_stand import keys_file
 from tests.unit.services.test_llm_gateway_api import ROWS, ask
@@ -260,7 +260,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a bare `vllm serve` with the small chat model."""
     [port] = free_ports(1)
     log = tmp_path_factory.mktemp("bare") / "log"
-    serve = ("vllm.entrypoints.cli.main", "serve", f"{STATE}/models/smollm2", f"--port={port}", *BARE)
+    serve = ("vllm.entrypoints.cli.main", "serve", f"{vllm.MODELS}/smollm2", f"--port={port}", *BARE)
     with process(vllm.VLLM.python, log, *serve, "--gpu-memory-utilization=0.15") as running:
         seconds_until(partial(is_ready, running, port, "/health"), "vllm serve", STARTED_WITHIN_S)
         yield f"http://127.0.0.1:{port}"
