@@ -3,10 +3,9 @@
 Random weights and smollm2's tokenizer, 20 MB each. What they say has no meaning, but it is the same for the same
 prompt, and what a model sees and hears changes its probabilities.
 
-    text     Llama, with two heads of keys: two ranks may have one each
-    experts  Mixtral, with four experts
-    vision   BLIP-2. vLLM's other vision models import torchvision, of which PyPI has no build for this PyTorch
-    audio    Qwen2-Audio
+    text    Llama, with two heads of keys: two ranks may have one each
+    vision  BLIP-2. vLLM's other vision models import torchvision, of which PyPI has no build for this PyTorch
+    audio   Qwen2-Audio
 """
 
 from __future__ import annotations
@@ -53,15 +52,6 @@ def _make_text(tokenizer_of: str, directory: Path) -> None:
     tokenizer.save_pretrained(directory)
 
 
-def _make_experts(tokenizer_of: str, directory: Path) -> None:
-    import transformers as hf
-
-    tokenizer, words = _tokenizer(tokenizer_of)
-    config = hf.MixtralConfig(num_local_experts=4, num_experts_per_tok=2, **TEXT, **SIZE, **words)
-    hf.MixtralForCausalLM(config).save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-
-
 def _make_vision(tokenizer_of: str, directory: Path) -> None:
     import transformers as hf
 
@@ -100,7 +90,7 @@ def _make_audio(tokenizer_of: str, directory: Path) -> None:
     (directory / "chat_template.jinja").write_text(TEMPLATE.replace("OTHER", SOUND.join(SOUND_MARKS)))
 
 
-MAKE = {"text": _make_text, "experts": _make_experts, "vision": _make_vision, "audio": _make_audio}
+MAKE = {"text": _make_text, "vision": _make_vision, "audio": _make_audio}
 
 if __name__ == "__main__":
     make(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

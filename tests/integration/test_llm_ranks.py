@@ -30,7 +30,6 @@ pytestmark = [
 RANKS: dict[str, dict[str, Any]] = {
     "tensor parallel": {"tensor_parallel_size": 2},
     "data parallel": {"engine_kwargs": {"data_parallel_size": 2}},
-    "expert parallel": {"tensor_parallel_size": 2, "engine_kwargs": {"enable_expert_parallel": True}},
 }
 PROMPT = "The capital of France is"
 MANY = 8
@@ -63,21 +62,21 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models")
-    make_random_models(directory, "text", "experts")
-    return directory
+    make_random_models(directory, "text")
+    return directory / "text"
 
 
 @pytest.fixture
-def serve(models: Path, tmp_path: Path) -> Iterator[Callable[..., Served]]:
-    """Starts a server: of a model, by a name, with fields of LLMConfig."""
+def serve(model: Path, tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    """Starts a server, by a name, with fields of LLMConfig."""
     with contextlib.ExitStack() as stack:
 
-        def start(model: str, name: str, **fields: Any) -> Served:
+        def start(name: str, **fields: Any) -> Served:
             lane, admin = free_ports(2)
             kwargs = PLAIN | fields.pop("engine_kwargs", {})
-            loading = ModelLoading(model_id=model, model_source=str(models / model))
+            loading = ModelLoading(model_id="text", model_source=str(model))
             config = LLMConfig(model_loading=loading, engine_kwargs=kwargs, **fields)
             # vLLM binds ranks to NUMA nodes of their own, of which this machine need not have two.
             server = llm_server(config, tmp_path / f"{name}.log", lane, admin, VLLM_CPU_OMP_THREADS_BIND="nobind")
@@ -91,9 +90,8 @@ def serve(models: Path, tmp_path: Path) -> Iterator[Callable[..., Served]]:
 
 @pytest.mark.parametrize("kind", RANKS)
 def test_ranks_answer_as_one_rank_does(serve: Callable[..., Served], kind: str) -> None:
-    model = "experts" if kind == "expert parallel" else "text"
-    [wanted] = serve(model, "one rank").asked(1)
-    several = serve(model, kind, **RANKS[kind])
+    [wanted] = serve("one rank").asked(1)
+    several = serve(kind, **RANKS[kind])
     for answer in several.asked(MANY):
         choice, expected = answer["choices"][0], wanted["choices"][0]
         assert choice["text"] == expected["text"]
