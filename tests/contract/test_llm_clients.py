@@ -75,7 +75,7 @@ class OpenAIs:
         [call] = self._chat(text, tools=[TOOL], tool_choice="required").choices[0].message.tool_calls
         return call.function.name, json.loads(call.function.arguments)
 
-    def city(self, text: str) -> City | None:
+    def city(self, text: str) -> Any:
         parse = self.client.chat.completions.parse
         return parse(
             model=self.model, messages=message(text), response_format=City, max_tokens=MOST, temperature=0
