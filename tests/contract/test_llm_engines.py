@@ -61,7 +61,8 @@ class Candidate:
     """Wrong members that are no error to it."""
     has: frozenset[str] = frozenset()
     """Beyond chat and completions: load (it says how busy it is, what it serves, and counts the prompt's tokens of
-    streams), kv_use, embeddings, tokenize, adapters, weights (adapters are files that are read), reset_prefix_cache."""
+    streams), kv_use, embeddings, tokenize, adapters, weights (adapters are files that are read), reset_prefix_cache,
+    sleep."""
 
 
 def module_missing(name: str) -> str:
@@ -76,7 +77,7 @@ ENGINES = [
     Candidate(
         "mock",
         engine_kwargs={"tokens_per_s": 2000.0, "max_model_len": 2048},
-        has=frozenset(("adapters", "embeddings", "kv_use", "load", "reset_prefix_cache", "tokenize")),
+        has=frozenset(("adapters", "embeddings", "kv_use", "load", "reset_prefix_cache", "sleep", "tokenize")),
     ),
     Candidate(
         "tests.harness.six_methods:SixMethods",
@@ -504,6 +505,24 @@ async def test_the_prefix_cache_can_be_reset(engine: LLMEngine, candidate: Candi
     assert (await all_of(engine.chat(long)))[-1].usage.cached_tokens > 0
     await engine.reset_prefix_cache()
     assert (await all_of(engine.chat(long)))[-1].usage.cached_tokens == 0
+
+
+async def test_it_says_whether_it_can_sleep(engine: LLMEngine, candidate: Candidate) -> None:
+    assert engine.can_sleep is ("sleep" in candidate.has)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_while_it_sleeps_it_answers_nothing(engine: LLMEngine, candidate: Candidate, level: int) -> None:
+    need(candidate, "sleep")
+    long = chat(messages=[{"role": "user", "content": "Paris and Rome. " * 40}], max_tokens=1)
+    await one(engine.chat(long))
+    await engine.sleep(level)
+    assert await engine.check_health() is not False
+    answer = asyncio.ensure_future(all_of(engine.chat(long)))
+    await asyncio.wait([answer], timeout=0.1)
+    assert not answer.done()
+    await engine.wake()
+    assert (await answer)[-1].usage.cached_tokens == 0, "the cache is lost"
 
 
 async def test_every_engine_of_the_registry_is_here() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
-from pierhead.replica.admin import AdminServer, admin_takers
+from pierhead.replica.admin import AdminServer, admin_taker
+from pierhead.replica.sleep import Sleep
 from pierhead.replica.user_config import UserConfig, call_hook
 from pierhead.replica.user_config import digest as digest_of_the_runtime
 
@@ -22,7 +23,7 @@ from controller.model.actions import GiveUserConfig
 from controller.model.desired import VersionGoal
 from controller.model.reports import UserConfigStatus
 from controller.model.spec import NO_USER_CONFIG, RolloutSpec, ServiceSpec, digest
-from controller.model.world import ReplicaContainer, ReplicaHealth, UserConfigReport, current_version
+from controller.model.world import ReplicaContainer, ReplicaHealth, SleepReport, UserConfigReport, current_version
 from controller.observe.probe import HttpProbe
 from controller.plan import plan
 from controller.plan.user_config import differences, remembered, user_config_status
@@ -319,10 +320,17 @@ class Part:
     def reconfigure(self, user_config: dict[str, Any]) -> None:
         self.had = user_config
 
+    def sleep(self) -> None:
+        """Nothing to give back."""
+
+    wake = sleep
+
 
 async def test_the_controller_gives_and_the_runtime_takes() -> None:
     config = UserConfig([Part()], NO_USER_CONFIG, call_hook)
-    server, probe = AdminServer(admin_takers(config.offer, config.report), "its-token"), HttpProbe()
+    sleep = Sleep([Part()], call_hook)
+    pages = [admin_taker("user_config", config.offer, config.report), admin_taker("sleep", sleep.offer, sleep.report)]
+    server, probe = AdminServer({**pages[0], **pages[1]}, "its-token"), HttpProbe()
     port = await server.start("127.0.0.1", 0)
     try:
         assert await probe.give(f"127.0.0.1:{port}", A, "its-token") == UserConfigReport(DA, NONE)
@@ -330,6 +338,11 @@ async def test_the_controller_gives_and_the_runtime_takes() -> None:
         assert await probe.give(f"127.0.0.1:{port}", A, "its-token") == UserConfigReport(DA, DA)
         with pytest.raises(ReplicaError, match="refused it with 403: this is for the controller alone"):
             await probe.give(f"127.0.0.1:{port}", B, "of-another-replica")
+        for wanted in (True, False):
+            report = SleepReport(can=True, wanted=wanted, asleep=False)
+            assert await probe.put_to_sleep(f"127.0.0.1:{port}", wanted, "its-token") == report
+        with pytest.raises(ReplicaError, match="refused it with 403: this is for the controller alone"):
+            await probe.put_to_sleep(f"127.0.0.1:{port}", True, "of-another-replica")
         with pytest.raises(ReplicaError, match="refused it with 400: user_config: expected a JSON object"):
             await probe.give(f"127.0.0.1:{port}", "[]", "its-token")
     finally:

@@ -15,7 +15,7 @@ from pierhead.replica.admin import (
     AdminServer,
     Readiness,
     admin_pages,
-    admin_takers,
+    admin_taker,
     read_head,
 )
 from pierhead.replica.user_config import ConfigReport
@@ -36,7 +36,7 @@ class Admin:
         self.problem: Exception | None = None
         self.server = AdminServer(admin_pages(lambda: self.readiness, self.expose))
         self.taken: list[str] = []
-        self.taking = AdminServer(admin_takers(self.take, lambda: ConfigReport("1", "0")))
+        self.taking = AdminServer(admin_taker("user_config", self.take, lambda: ConfigReport("1", "0")))
         self.port = 0
 
     def expose(self) -> bytes:
@@ -94,6 +94,7 @@ async def test_the_three_pages(served: Admin) -> None:
                 "lasting": 0,
                 "unreached": {},
                 "used": 0,
+                "sleep": None,
             }
         async with client.get("/metrics") as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=")
@@ -205,7 +206,7 @@ async def test_other_bodies_are_refused(served: Admin, body: bytes, method: str,
 @pytest.mark.parametrize("shown", ["", "Bearer another", "Bearer", "t0ken", "Basic t0ken"])
 async def test_only_who_knows_the_token_may_change_something(shown: str) -> None:
     made = Admin()
-    made.taking = AdminServer(admin_takers(made.take, lambda: ConfigReport("1", "0")), "t0ken")
+    made.taking = AdminServer(admin_taker("user_config", made.take, lambda: ConfigReport("1", "0")), "t0ken")
     status, text = await put(made, b"{}", headers={"Authorization": shown} if shown else {})
     assert (status, made.taken) == (403, [])
     assert "for the controller alone" in text

@@ -26,9 +26,11 @@ from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 from pierhead.llm_config import LLMConfig, Lora, ModelLoading
 from pierhead.metrics import RuntimeMetrics
 from pierhead.replica.server import ReplicaServer
+from pierhead.replica.sleep import SleepState
 
+from tests.harness.six_methods import SixMethods
 from tests.harness.waiting import PATIENCE_S
-from tests.unit.runtime.harness import Cluster, know, until
+from tests.unit.runtime.harness import Cluster, know, readyz, until
 
 
 def config(lora: Lora | None = None, stall_timeout_s: float = 60.0, **engine_kwargs: Any) -> LLMConfig:
@@ -272,6 +274,54 @@ async def test_sleep_and_wake_take_turns(served: Served) -> None:
     await asyncio.gather(sleeping, waking)
     assert did == ["sleep", "wake"]
     assert (await served.chat())[0].status == 200
+
+
+AWAKE, ASLEEP = SleepState(True, False, False), SleepState(True, True, True)
+
+
+async def put_to_sleep(served: Served, wanted: bool) -> None:
+    url = f"http://127.0.0.1:{served.replica.admin_port}/sleep"
+    async with aiohttp.ClientSession() as client, client.put(url, json={"sleep": wanted}) as answer:
+        assert answer.status == 200
+
+
+async def test_the_controller_puts_it_to_sleep_and_wakes_it_up(cluster: Cluster) -> None:
+    served = await start(cluster, config(), health_period_s=0.01)
+    assert served.replica.readiness().sleep == AWAKE
+    await put_to_sleep(served, wanted=True)
+    await until(lambda: served.replica.readiness().sleep == ASLEEP, "it sleeps")
+    with pytest.raises(Unavailable, match="the engine sleeps"):
+        await served.chat()
+    assert (await readyz(served.replica))[0] == 200
+    await put_to_sleep(served, wanted=False)
+    await until(lambda: served.replica.readiness().sleep == AWAKE, "it is awake")
+    assert (await served.chat())[0].status == 200
+
+
+@pytest.mark.parametrize(
+    ("level", "error"),
+    [
+        (1, ""),
+        (
+            2,
+            "LLMService.sleep raised BadRequest: sleep: the engine sleeps (level 2); wake it up first (Operation.Wake)",
+        ),
+    ],
+)
+async def test_an_operators_sleep_is_not_the_controllers(served: Served, level: int, error: str) -> None:
+    await served.stub.Operate(Operation(sleep=Operation.Sleep(level=level)), timeout=PATIENCE_S)
+    assert served.replica.readiness().sleep == AWAKE
+    await put_to_sleep(served, wanted=True)
+    report = SleepState(True, True, not error, error)
+    await until(lambda: served.replica.readiness().sleep == report, "it takes it over, or says why not")
+
+
+async def test_an_engine_that_cannot_sleep_says_so(cluster: Cluster) -> None:
+    make = partial(LLMServer, engine_cls=SixMethods, metrics=RuntimeMetrics(), report=lambda *_: None)
+    server = LLMService(config(), make_server=make, metrics=RuntimeMetrics())
+    assert server.can_sleep is False, "it has not started"
+    replica = await cluster.start(server)
+    assert replica.readiness().sleep == SleepState(can=False, wanted=False, asleep=False)
 
 
 async def test_operations_that_cannot_be(served: Served) -> None:

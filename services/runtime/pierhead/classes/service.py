@@ -49,7 +49,8 @@ class Service:
     - asgi: an ASGI application that the service serves; methods that are routes of a FastAPI application are called
       with the service as `self`, and are no part of the contract. Without a framework: `endpoint`.
     A `def` method runs in a thread of the replica; callers write `await call(self.scorer.rank, x)`. A method whose name
-    begins with an underscore is private. `check_health`, `reconfigure`, `aclose` and `close` are as for servicers.
+    begins with an underscore is private. `check_health`, `reconfigure`, `aclose` and `close` are as for servicers, and
+    `sleep` and `wake` of a class that has both.
     Raises TypeError at the class's definition: for a type that cannot travel, with the path to it, and for an unknown
     keyword.
     """

@@ -16,6 +16,8 @@ from pierhead.classes.shapes import Absent, CannotTravel, Card, Generated, Messa
 
 HOOKS: Final = frozenset(("aclose", "check_health", "close", "reconfigure"))
 """What the replica calls itself."""
+SLEEP_HOOKS: Final = frozenset(("sleep", "wake"))
+"""The same of a class that has both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,12 @@ def methods_of_class(cls: type, root: type, others: Collection[Callable[..., Any
     names = dict.fromkeys(
         name for base in reversed(cls.__mro__) if base not in root.__mro__ for name in vars(base) if name[:1] != "_"
     )
+    hooks = HOOKS | SLEEP_HOOKS if names.keys() >= SLEEP_HOOKS else HOOKS
     found = []
     for name in names:
         member = inspect.getattr_static(cls, name)
         function = member.__wrapped__ if isinstance(member, Batcher | StreamBatcher) else member  # type: ignore[union-attr]
-        if name not in HOOKS and inspect.isfunction(function) and function not in others:
+        if name not in hooks and inspect.isfunction(function) and function not in others:
             path = f"{cls.__module__}.{cls.__qualname__}.{name}"
             try:
                 found.append(_MethodReader(shapes, path, function).read(name, batched=function is not member))

@@ -1,7 +1,7 @@
-"""The admin port of a replica: /livez, /readyz, /metrics, /contract, and PUT /user-config, for the controller and
-Prometheus, not for clients.
+"""The admin port of a replica: /livez, /readyz, /metrics, /contract, PUT /user-config and PUT /sleep, for the
+controller and Prometheus, not for clients.
 
-It has its own small HTTP server, as it serves only four GET requests without bodies and a PUT with a short one. The
+It has its own small HTTP server, as it serves only four GET requests without bodies and PUTs with short ones. The
 HTTP library would take a quarter of the memory of a replica that has no other use for it (14 MB of 57, measured).
 """
 
@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 
 from pierhead.json_data import not_json
 from pierhead.metrics import CONTENT_TYPE
+from pierhead.replica.sleep import SleepState
 from pierhead.replica.user_config import ConfigReport
 from pierhead.settings import MAX_USER_CONFIG_BYTES
 
@@ -75,6 +76,8 @@ class Readiness:
     """By called service, the replicas that it lists and to which no call of this replica goes, and why."""
     used: int = 0
     """Requests that have ended since the start, refused ones included, without those that are no use of the service."""
+    sleep: SleepState | None = None
+    """Whether it sleeps; None where no part of it can be asked to."""
 
 
 class Page(NamedTuple):
@@ -91,17 +94,20 @@ Pages = Mapping[tuple[str, str], Callable[[bytes], Page]]
 """GET or PUT, and the path -> the function that makes the answer, of the body of a PUT."""
 
 
-def admin_takers(offer: Callable[[str], None], report: Callable[[], ConfigReport]) -> Pages:
-    """The admin port's PUT paths. `offer` raises ValueError for an invalid config."""
+def admin_taker(
+    member: str, offer: Callable[[str], None], report: Callable[[], ConfigReport | SleepState | None]
+) -> Pages:
+    """The admin port's PUT path of a member of /readyz; `offer` raises ValueError for an invalid body."""
 
-    def user_config(body: bytes) -> Page:
+    def take(body: bytes) -> Page:
         try:
             offer(body.decode())
         except ValueError as error:  # UnicodeDecodeError is one
-            return _json(400, {"error": f"user_config: {error}"})
-        return _json(200, {"user_config": asdict(report())})
+            return _json(400, {"error": f"{member}: {error}"})
+        reported = report()
+        return _json(200, {member: reported and asdict(reported)})
 
-    return {("PUT", "/user-config"): user_config}
+    return {("PUT", f"/{member.replace('_', '-')}"): take}
 
 
 def admin_pages(read: Callable[[], Readiness], expose: Callable[[], bytes], contract: bytes = b"") -> Pages:

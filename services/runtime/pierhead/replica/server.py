@@ -33,9 +33,10 @@ from pierhead.errors import SettingsError, cannot_listen
 from pierhead.lanes.server import Lanes
 from pierhead.memory.link_setup import SharedMemory, share_memory
 from pierhead.raised import as_holdable, is_answerable
-from pierhead.replica.admin import AdminServer, Readiness, State, admin_pages, admin_takers
+from pierhead.replica.admin import AdminServer, Readiness, State, admin_pages, admin_taker
 from pierhead.replica.health import HealthWatch, ReplicaLoad, checks_of
 from pierhead.replica.reflection import JoinedPools
+from pierhead.replica.sleep import Sleep
 from pierhead.replica.starting import START
 from pierhead.replica.tally import tally
 from pierhead.replica.thread.user_loop import UserLoop
@@ -108,6 +109,7 @@ class ReplicaServer:
         self._sharing: SharedMemory | None = None
         self._watch = HealthWatch(checks_of(parts), self.settings, self._load, self._judged, self._run)
         self._config = UserConfig(parts, self.settings.user_config, self._run)
+        self._sleep = Sleep(parts, self._run)
         self._reject_unfit(parts)
         name = self.settings.replica or self.settings.service or "this replica"
         self._admission = Admission(self.settings.max_ongoing_requests, name)
@@ -138,6 +140,7 @@ class ReplicaServer:
                 helpers = [
                     tasks.create_task(self._once_ready(self._watch.run), name="health"),
                     tasks.create_task(self._once_ready(self._config.keep), name="user_config"),
+                    tasks.create_task(self._once_ready(self._sleep.keep), name="sleep"),
                     tasks.create_task(self._end_on_stop(life), name="stop now"),
                 ]
                 if self._sharing is not None:
@@ -180,6 +183,7 @@ class ReplicaServer:
             self.edge.lasting,
             Clients.unreached(),
             int(sum(count for (method, _), count in requests.items() if method not in self._no_use)),
+            self._sleep.report(),
         )
 
     def _aside(self, method: ServedMethod) -> ServedMethod:
@@ -257,9 +261,11 @@ class ReplicaServer:
     # ---- listening
 
     async def _listen_admin(self) -> None:
-        takers = admin_takers(self._config.offer, self._config.report)
-        pages = admin_pages(self.readiness, self.metrics.expose, self._contract)
-        self._admin = AdminServer({**pages, **takers}, self.settings.admin_token)
+        pages = dict(admin_pages(self.readiness, self.metrics.expose, self._contract))
+        pages |= admin_taker("user_config", self._config.offer, self._config.report)
+        if self._sleep.part is not None:
+            pages |= admin_taker("sleep", self._sleep.offer, self._sleep.report)
+        self._admin = AdminServer(pages, self.settings.admin_token)
         host, port = self.settings.host, self.settings.admin_port
         try:
             self.admin_port = await self._admin.start(host, port)

@@ -69,6 +69,31 @@ async def call_hook(hook: Hook, *args: Any) -> None:
         await result
 
 
+async def ended(call: asyncio.Future[None], limit_s: float | None = None) -> bool:
+    """Wait for a hook's call; returns whether it has ended in time. Cancelled, it cancels the call and waits for it.
+
+    Raises what the hook raises; RuntimeError for a CancelledError of its own.
+    """
+    try:
+        await asyncio.wait([call], timeout=limit_s)
+    except asyncio.CancelledError:
+        call.cancel()
+        await asyncio.wait([call])
+        raise
+    if call.cancelled():
+        # Raised as CancelledError, it would end the calling task, and with it every later change.
+        raise RuntimeError("it was cancelled from within")
+    if call.done():
+        call.result()
+    return call.done()
+
+
+def in_one_line(error: str) -> str:
+    """Words of an error for a report."""
+    words = error if len(error) <= LONGEST_ERROR else f"{error[:LONGEST_ERROR]}..."
+    return " ".join(words.split())
+
+
 class UserConfig:
     """The wanted config of one process, and the one in force. Only one task may run `settle`, then `keep`.
 
@@ -161,17 +186,8 @@ class UserConfig:
         Raises what the hook raises (RuntimeError for a CancelledError of its own), or DidNotReturn.
         """
         call = asyncio.ensure_future(self._run(call_hook, hook, json.loads(text)))
-        try:
-            await asyncio.wait([call], timeout=limit_s)
-        except asyncio.CancelledError:
-            call.cancel()
-            await asyncio.wait([call])
-            raise
-        if call.cancelled():
-            # Raised as CancelledError, it would end the calling task, and with it every later change.
-            raise RuntimeError("it was cancelled from within")
-        if call.done():
-            return call.result()
+        if await ended(call, limit_s):
+            return
         call.cancel()
         call.add_done_callback(retrieve)
         await asyncio.wait([call], timeout=END_S)
@@ -196,5 +212,4 @@ class UserConfig:
     def _note(self, text: str, error: str) -> None:
         """Record why a config was refused, unless another one is wanted by now."""
         if text == self._wanted:
-            words = error if len(error) <= LONGEST_ERROR else f"{error[:LONGEST_ERROR]}..."
-            self._error = " ".join(words.split())
+            self._error = in_one_line(error)

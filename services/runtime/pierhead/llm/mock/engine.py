@@ -264,11 +264,10 @@ class MockEngine(LLMEngine):
         self._adapters.discard(adapter)
 
     async def sleep(self, level: int) -> None:
-        """Stand still; level 2 forgets the cache."""
+        """Stand still, and forget the cache, as vLLM does at both levels."""
         self._asleep = True
         self._arm()
-        if level > 1:
-            self._cache.reset()
+        self._cache.reset()
 
     async def wake(self) -> None:
         """Continue to make tokens."""

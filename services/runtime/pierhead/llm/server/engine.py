@@ -167,6 +167,11 @@ class LLMEngine(ABC):
         if not hasattr(self, "resolve_lora"):
             raise self._cannot("LoRA adapters")
 
+    @property
+    def can_sleep(self) -> bool:
+        """Whether `sleep` works. For an engine that needs an option for it: whether it has that."""
+        return type(self).sleep is not LLMEngine.sleep
+
     async def sleep(self, level: int) -> None:
         """Free the accelerator's memory; 1 = keep the weights in the machine's memory, 2 = drop them."""
         raise self._cannot("sleep")

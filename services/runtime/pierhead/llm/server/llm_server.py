@@ -323,6 +323,11 @@ class LLMServer(metaclass=_AsyncConstructor):
             created=self._created,
         )
 
+    @property
+    def can_sleep(self) -> bool:
+        """Whether `sleep` works: see LLMEngine.can_sleep; False before the engine has started."""
+        return self._started and self.engine is not None and self.engine.can_sleep
+
     async def sleep(self, level: int = 1, **_: Any) -> None:
         """Free the accelerator's memory; 1 = keep the weights in the machine's memory, 2 = drop them."""
         async with self._turn:

@@ -286,7 +286,11 @@ class LLMService(LLMServerServicer):
         return ModelCard(**dataclasses.asdict(await self.server.describe()))
 
     async def Operate(self, request: Operation, context: Any) -> OperationDone:
-        """Run the operation, and return when it is done. Raises NotSupported, BadRequest."""
+        """Run the operation, and return when it is done. Raises NotSupported, BadRequest.
+
+        An operator's sleep does not show in the report of `PUT /sleep`, which is the controller's. A `wake` of either
+        ends the sleep of both.
+        """
         server = self.server
         what = request.WhichOneof("what")
         if what == "sleep":
@@ -312,6 +316,21 @@ class LLMService(LLMServerServicer):
         if self.config.server_cls is None:
             wanted_adapters(self.config, user_config)
         self._user_config = user_config
+
+    # ---- the controller's PUT /sleep
+
+    @property
+    def can_sleep(self) -> bool:
+        """See LLMServer.can_sleep."""
+        return self._server is not None and self._server.can_sleep
+
+    async def sleep(self) -> None:
+        """Level 1. Raises BadRequest while an operator has it sleep at level 2, else what the engine raises."""
+        await self.server.sleep(level=1)
+
+    async def wake(self) -> None:
+        """See LLMServer.wakeup."""
+        await self.server.wakeup()
 
     # ---- its life
 

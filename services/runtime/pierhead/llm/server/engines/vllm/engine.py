@@ -41,6 +41,7 @@ from pierhead.llm.server.engines.vllm.figures import Figures, OwnMetrics
 from pierhead.llm.server.engines.vllm.log import StartLog
 from pierhead.llm.server.engines.vllm.settings import check_path, read_settings
 from pierhead.llm.server.engines.vllm.start import explanation
+from pierhead.llm.server.engines.vllm.waking import wake_up
 from pierhead.llm.server.engines.vllm.web import WebRequest
 from pierhead.llm.server.errors import EngineDiedError, LLMStartError, NotSupported
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -66,6 +67,8 @@ class VLLMEngine(LLMEngine):
         super().__init__(llm_config)
         self._figures = Figures()
         self._runs: _Running | None = None
+        self._level = 1
+        """Of its last sleep."""
 
     async def start(self) -> None:
         """See LLMEngine.start. The progress is read from vLLM's own log."""
@@ -296,12 +299,19 @@ class VLLMEngine(LLMEngine):
     async def sleep(self, level: int) -> None:
         """See LLMEngine.sleep. Requests that run are aborted."""
         self._needs_sleep()
-        await self._running.engine.sleep(level or 1)
+        self._level = level or 1
+        await self._running.engine.sleep(self._level)
 
     async def wake(self) -> None:
         """See LLMEngine.wake."""
         self._needs_sleep()
-        await self._running.engine.wake_up()
+        await wake_up(self._running.engine, self._level)
+
+    @property
+    def can_sleep(self) -> bool:
+        """See LLMEngine.can_sleep: with enable_sleep_mode, on GPUs."""
+        has_mode = self._runs is not None and self._runs.settings.enable_sleep_mode
+        return bool(has_mode and current_platform.is_sleep_mode_available())
 
     def _needs_sleep(self) -> None:
         if not current_platform.is_sleep_mode_available():  # a worker on a CPU would ignore it, and vLLM call it done
