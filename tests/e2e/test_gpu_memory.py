@@ -3,56 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.harness.fake_gpus import CDI_FILE, CDI_KIND, GPUS, fake_gpus
+from tests.harness.fake_gpus import CDI_KIND, GPUS, Smi, fake_gpus, fake_smi
 from tests.harness.stack import Stack
 from tests.harness.waiting import eventually
 
 pytestmark = [pytest.mark.long, pytest.mark.stack, pytest.mark.timeout(300)]
 
 
-@dataclass(frozen=True)
-class Smi:
-    """An `nvidia-smi` that CDI mounts into each container with a device, as NVIDIA's files do."""
-
-    directory: Path
-
-    def say(self, *used_mib: int) -> None:
-        """How much of each GPU's 24 GiB is in use."""
-        names = [f"GPU-000{index}" for index in range(len(used_mib))]
-        listing = "".join(f"GPU {index}: Card (UUID: {name})\n" for index, name in enumerate(names))
-        gpus = "".join(
-            f"<gpu><uuid>{name}</uuid><fb_memory_usage><total>24576 MiB</total><used>{used} MiB</used>"
-            "</fb_memory_usage></gpu>"
-            for name, used in zip(names, used_mib, strict=True)
-        )
-        xml = f'<?xml version="1.0" ?>\n<nvidia_smi_log>{gpus}</nvidia_smi_log>\n'
-        # One file for both of its forms, so that no reading finds one of them old.
-        fresh = self.directory / "fresh"
-        fresh.write_text(f"{listing}{xml}")
-        fresh.replace(self.directory / "said")
-
-
 @pytest.fixture
 def smi(tmp_path: Path) -> Iterator[Smi]:
-    program = tmp_path / "nvidia-smi"
-    program.write_text('#!/bin/sh\n[ "$1" = -L ] || exec cat /pierhead-smi/said\n')
-    program.chmod(0o755)
-    mounts = {tmp_path: "/pierhead-smi", program: "/usr/bin/nvidia-smi"}
-    edits = "".join(
-        f"  - {{hostPath: {outside}, containerPath: {inside}, options: [ro, bind]}}\n"
-        for outside, inside in mounts.items()
-    )
     with fake_gpus():
-        with CDI_FILE.open("a") as file:
-            file.write(f"containerEdits:\n  mounts:\n{edits}")
-        said = Smi(tmp_path)
-        said.say(*[0] * GPUS)
-        yield said
+        yield fake_smi(tmp_path, GPUS)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,44 @@ def write_gpus(indices: Iterable[int]) -> None:
     new = CDI_FILE.with_suffix(".new")
     new.write_text(f"cdiVersion: 0.5.0\nkind: {CDI_KIND}\ndevices:\n{devices}")
     new.rename(CDI_FILE)
+
+
+@dataclass(frozen=True)
+class Smi:
+    """An `nvidia-smi` that CDI mounts into each container with a device, as NVIDIA's files do."""
+
+    directory: Path
+    total_mib: int
+
+    def say(self, *used_mib: int) -> None:
+        """How much of each GPU's memory is in use."""
+        names = [f"GPU-000{index}" for index in range(len(used_mib))]
+        listing = "".join(f"GPU {index}: Card (UUID: {name})\n" for index, name in enumerate(names))
+        gpus = "".join(
+            f"<gpu><uuid>{name}</uuid><fb_memory_usage><total>{self.total_mib} MiB</total><used>{used} MiB</used>"
+            "</fb_memory_usage></gpu>"
+            for name, used in zip(names, used_mib, strict=True)
+        )
+        xml = f'<?xml version="1.0" ?>\n<nvidia_smi_log>{gpus}</nvidia_smi_log>\n'
+        # One file for both of its forms, so that no reading finds one of them old.
+        fresh = self.directory / "fresh"
+        fresh.write_text(f"{listing}{xml}")
+        fresh.replace(self.directory / "said")
+
+
+def fake_smi(directory: Path, gpus: int, total_mib: int = 24576) -> Smi:
+    """Have the GPUs of `fake_gpus` come with one, which says that nothing is in use."""
+    program = directory / "nvidia-smi"
+    program.write_text('#!/bin/sh\n[ "$1" = -L ] || exec cat /pierhead-smi/said\n')
+    program.chmod(0o755)
+    mounts = {directory: "/pierhead-smi", program: "/usr/bin/nvidia-smi"}
+    edits = "".join(
+        f"  - {{hostPath: {outside}, containerPath: {inside}, options: [ro, bind]}}\n"
+        for outside, inside in mounts.items()
+    )
+    said = Smi(directory, total_mib)
+    said.say(*[0] * gpus)
+    write_gpus(range(gpus))
+    with CDI_FILE.open("a") as file:
+        file.write(f"containerEdits:\n  mounts:\n{edits}")
+    return said

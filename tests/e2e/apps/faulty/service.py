@@ -1,5 +1,5 @@
 """Answers GET /faulty with its NAME, after WORK_S seconds. FAULTS is the share of answers that are errors; BREAK=crash
-and BREAK=unready make versions that never get ready.
+and BREAK=unready make versions that never get ready; SLEEPS=1 makes one that can sleep.
 """
 
 from __future__ import annotations
@@ -33,8 +33,18 @@ class Check:
             raise RuntimeError("as BREAK says")
 
 
+class Sleeper(Check):
+    """It is told to sleep and to wake up."""
+
+    async def sleep(self) -> None:
+        print("falling asleep", flush=True)
+
+    async def wake(self) -> None:
+        print("waking up", flush=True)
+
+
 if BREAK == "crash":
     sys.exit("as BREAK says")
 app = web.Application()
 app.add_routes([web.get("/faulty", answer)])
-serve(app, Check())
+serve(app, Sleeper() if os.environ.get("SLEEPS") else Check())
