@@ -177,7 +177,8 @@ def _row(material: _Material) -> Service:
     waiting: ReplicaState = "CRASH_LOOP" if _is_crash_loop(material) else "PENDING"
     replicas += [ReplicaStatus("", waiting, "", "", (), None, pending.reason, "") for pending in material.pending]
     ready = sum(replica.state == "RUNNING" for replica in replicas)
-    settled = ready == material.wanted == sum(replica.state != "ASLEEP" for replica in replicas)
+    awake = [replica for replica in replicas if replica.state != "ASLEEP"]
+    settled = ready == material.wanted == len(awake)
     spec, load = material.spec, loads([material.name], material.observed)[material.name]
     rollout = material.rollout
     state = rollout.state if rollout else ServiceRollout()
@@ -186,7 +187,7 @@ def _row(material: _Material) -> Service:
         wanted=material.wanted,
         ready=ready,
         message=_message(material, replicas, ready),
-        state=_state(material, replicas, ready),
+        state=_state(material, awake, ready),
         replicas=tuple(replicas),
         converged=settled and not any(_is_outdated(material, container) for container in material.containers),
         blocked=_blocked(material),
@@ -301,7 +302,7 @@ def _stopping_words(material: _Material, container: ReplicaContainer) -> str:
 
 
 def _state(material: _Material, replicas: list[ReplicaStatus], ready: int) -> ServiceState:
-    """The state of a service, in Ray Serve's terms."""
+    """The state of a service, in Ray Serve's terms. `replicas`: those that do not sleep."""
     rollout = material.rollout.state if material.rollout else ServiceRollout()
     offered = material.rollout.offered if material.rollout else None
     if rollout.rollout is not None and rollout.rollout.phase is not RolloutPhase.WAITING:
@@ -314,7 +315,7 @@ def _state(material: _Material, replicas: list[ReplicaStatus], ready: int) -> Se
             return "DEPLOY_FAILED" if _is_crash_loop(material) else "UPDATING"
         failing = _failure(material) is not None or any(replica.state == "FAILED" for replica in replicas)
         return "UNHEALTHY" if failing or material.refusals or _blocked(material) else "UPSCALING"
-    if sum(replica.state != "ASLEEP" for replica in replicas) > material.wanted:
+    if len(replicas) > material.wanted:
         return "DOWNSCALING"
     if material.unknown_callees:
         return "UNHEALTHY"
