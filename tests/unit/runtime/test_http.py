@@ -13,11 +13,18 @@ from typing import Any, Protocol
 import pytest
 from aiohttp import ClientSession, web
 from aiohttp.client_exceptions import ClientConnectionError, ClientPayloadError
-from pierhead import Backpressure, BadRequest, UserCodeError, current_request, handle
+from pierhead import Backpressure, BadRequest, Settings, UserCodeError, current_request, handle
+from pierhead.deadlines import Deadlines
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
+from pierhead.edge.admission import Admission
+from pierhead.edge.edge import Edge
+from pierhead.http.constants import CLIENT_LEFT
 from pierhead.http.errors import ERROR_BODY, ERROR_HEADERS
 from pierhead.http.known import is_known
+from pierhead.http.visit import Visit
+from pierhead.metrics import RuntimeMetrics
 from pierhead.replica.server import ReplicaServer
+from pierhead.request import TIMEOUT_KEY
 
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.runtime.conftest import make_unknown
@@ -507,6 +514,19 @@ class TestGauges:
         assert turns > 5, "some were cut off before their end"
         if path == "/tokens":
             assert "499" in {code for _, code in server.metrics.requests.values}, "and were counted as such"
+
+
+@pytest.mark.parametrize(("seconds_ago", "counted"), [(0.0, "499"), (2.0, "504")])
+async def test_a_client_that_leaves_after_its_deadline_counts_as_answered_too_late(
+    seconds_ago: float, counted: str
+) -> None:
+    read, codes = {TIMEOUT_KEY: "1"}.get, list[str]()
+    visit = Visit(read, Edge(Settings(), Admission(1), RuntimeMetrics()))
+    visit.started -= seconds_ago
+    visit.ended = codes.append
+    visit.begin(read, Deadlines.current())
+    visit.end("GET /", CLIENT_LEFT)
+    assert codes == [counted]
 
 
 async def test_a_failure_after_the_response_has_begun_cuts_the_connection(

@@ -14,7 +14,7 @@ MALFORMED: Final = "malformed"
 """Label of requests that are not HTTP."""
 
 CLIENT_LEFT: Final = "499"
-"""Status counted when the client leaves before its answer: nginx's 499."""
+"""Status counted when the client leaves before its answer and its deadline: nginx's 499."""
 
 INTERNAL_ERROR: Final = 1011
 """WebSocket close code: the handler has failed; the reason is the error's code (RFC 6455, 7.4.1)."""

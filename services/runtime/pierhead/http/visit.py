@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pierhead.deadlines import LONGEST_S, Deadline, Deadlines
 from pierhead.edge.edge import Edge
 from pierhead.errors import BadRequest, BodyTimeout, DeadlineExceeded, PierheadError
+from pierhead.http.constants import CLIENT_LEFT
 from pierhead.memory import process
 from pierhead.memory.scope import SCOPE
 from pierhead.memory.sharing import Sharing, serving
@@ -53,6 +54,7 @@ class Visit:
         "_sharing",
         "_struck",
         "_task",
+        "_until",
         "asked_s",
         "edge",
         "ended",
@@ -76,6 +78,8 @@ class Visit:
         self.entered = False
         self._lasts = False
         self._late = False
+        self._until = math.inf
+        """Its deadline, in `time.monotonic()` seconds."""
         self._sharing: Sharing | None = None
         self._struck: PierheadError | None = None
         self._deadline: Deadline | None = None
@@ -108,6 +112,7 @@ class Visit:
             self._sharing = serving(b"", many_in=False, many_out=False)
             SCOPE.set(self._sharing.scope)
         self._task = asyncio.current_task()
+        self._until = context.deadline
         self._deadline = deadlines.add(context.deadline, self._strike)
 
     def _strike(self) -> None:
@@ -154,11 +159,11 @@ class Visit:
         if context is None or self._deadline is None:
             return
         self._deadline.cancel()
-        until = math.inf
+        self._until = math.inf
         if self.asked_s is not None:
-            until = self.started + self.asked_s
-            self._deadline = Deadlines.current().add(until, self._strike)
-        CURRENT.set(context._replace(deadline=until))
+            self._until = self.started + self.asked_s
+            self._deadline = Deadlines.current().add(self._until, self._strike)
+        CURRENT.set(context._replace(deadline=self._until))
 
     def known(self, error: BaseException, what: str) -> PierheadError | None:
         """The error to answer with for an exception of `what`; None if the client no longer waits."""
@@ -191,8 +196,11 @@ class Visit:
         if self._late and self._task is not None:
             self._task.uncancel()  # cancelled at the deadline, but the application answered nevertheless
         self._task = None
-        code = self.outcome or code
-        self.edge.finished(method, code, time.monotonic() - self.started, self.request_id)
+        code, now = self.outcome or code, time.monotonic()
+        if code == CLIENT_LEFT and now >= self._until:
+            # A replica that writes to the client has the same deadline, and may close the connection first.
+            code = str(DeadlineExceeded.http_status)
+        self.edge.finished(method, code, now - self.started, self.request_id)
         if self.ended is not None:
             self.ended(code)
 
