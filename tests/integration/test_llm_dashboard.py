@@ -1,6 +1,6 @@
 """Every panel of the LLM page against a running stack with the mock engine: each query must find data.
 
-What only vLLM tells is looked up in its own page: tests/unit/dashboards, test_llm_vllm.py.
+What only vLLM tells is looked up in its own page: tests/unit/dashboards, test_llm_prefill.py.
 """
 
 from __future__ import annotations

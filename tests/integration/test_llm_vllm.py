@@ -5,7 +5,6 @@ goes the whole way, OpenAI's client -> gateway -> gRPC -> LLM server -> vLLM.
 from __future__ import annotations
 
 import base64
-import contextlib
 import io
 import json
 import math
@@ -16,39 +15,22 @@ import sys
 import time
 import wave
 from array import array
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 import openai
 import pytest
-from openai import OpenAI
 from pierhead.llm.v1.llm_pb2 import Operation
-from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
-from pierhead.llm_config import LLMConfig, ModelLoading
 from PIL import Image
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.environments import vllm
 from tests.environments.random_models import IMAGE_TOKENS, SOUND_MARKS
 from tests.environments.vllm import MODELS
 from tests.harness.llm_clients import ask_clients, needs_clients
-from tests.harness.stack import ROOT, free_ports, request
-from tests.harness.vllm_processes import (
-    ANSWER_S,
-    PLAIN,
-    STARTED_WITHIN_S,
-    is_ready,
-    llm_server,
-    make_random_models,
-    process,
-    vllm_environment,
-)
-from tests.harness.waiting import seconds_until
-from tests.unit.dashboards.sources import VLLM_PAGE
+from tests.harness.stack import ROOT
+from tests.harness.vllm_processes import ANSWER_S, PLAIN, make_random_models, vllm_environment
+from tests.harness.whole_way import CHAT_ENGINE, Processes, WholeWay, all_ready, whole_way
 
 PAGE = (ROOT / "docs" / "how-to" / "language-models.md").read_text(encoding="utf-8")
 START_AND_TESTS_S = 1500
@@ -86,103 +68,35 @@ def test_vllm_is_what_every_engine_is(request: pytest.FixtureRequest) -> None:
 
 # ------------------------------------------------------------------------------------------------------ the whole way
 
-QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
-CHAT_ENGINE = PLAIN | {  # as in compose/apps/llm.yaml
-    "max_model_len": 2048, "enable_auto_tool_choice": True, "tool_call_parser": "hermes",
-}  # fmt: skip
 NAMES = {
     "smollm2": "llm",
     "default": {"service": "llm", "alias_of": "smollm2"},
-    "apart": {"service": "llm-decode", "prefill": "llm", "alias_of": "smollm2"},
     "minilm": "llm-minilm",
     "vision": "llm-vision",
     "audio": "llm-audio",
 }
 
 
-@dataclass
-class WholeWay:
-    """All of it: a gateway, and the LLM servers behind it."""
-
-    client: Any
-    """OpenAI's; None before the gateway is ready."""
-    logs: Path
-    lanes: Mapping[str, int]
-    admins: Mapping[str, int]
-
-    def chat(self, messages: Any = QUESTION, model: str = "smollm2", **members: Any) -> Any:
-        """One answer."""
-        members = {"max_tokens": 32, "temperature": 0} | members
-        return self.client.chat.completions.create(model=model, messages=messages, **members)
-
-    def numbers(self, process: str) -> dict[str, float]:
-        """Metrics of one of the processes; those of the same name and other labels are one number."""
-        found: dict[str, float] = {}
-        page = request(f"http://127.0.0.1:{self.admins[process]}/metrics").body.decode()
-        for family in text_string_to_metric_families(page):
-            for sample in family.samples:
-                labels = ",".join(f"{sample.labels[name]}" for name in ("kind", "outcome") if name in sample.labels)
-                name = f"{sample.name}{{{labels}}}" if labels else sample.name
-                found[name] = found.get(name, 0.0) + sample.value
-        return found
-
-    def operate(self, service: str, operation: Operation) -> None:
-        """As `pierhead llm` does. Raises grpc.RpcError."""
-        with grpc.insecure_channel(f"127.0.0.1:{self.lanes[service]}") as channel:
-            LLMServerStub(channel).Operate(operation, timeout=ANSWER_S)
-
-
-Processes = dict[str, subprocess.Popen[bytes]]
-
-
 @pytest.fixture(scope="module")
 def starting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Processes, WholeWay]]:
     """Gateway and LLM servers, which are not ready yet; one start for all tests."""
-    logs = tmp_path_factory.mktemp("logs")
-    transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
     made = tmp_path_factory.mktemp("models")
     make_random_models(made, "vision", "audio")
     engines = {
-        "llm": (f"{MODELS}/smollm2", CHAT_ENGINE | {"kv_transfer_config": transfer}),
-        "llm-decode": (f"{MODELS}/smollm2", CHAT_ENGINE | {"kv_transfer_config": transfer}),
+        "llm": (f"{MODELS}/smollm2", CHAT_ENGINE),
         "llm-minilm": (f"{MODELS}/minilm", PLAIN),
         "llm-vision": (f"{made}/vision", PLAIN),
         "llm-audio": (f"{made}/audio", PLAIN),
     }
-    names = [*engines, "gateway"]
-    ports = free_ports(3 * len(names))
-    lanes, admins, side = (dict(zip(names, ports[first::3], strict=True)) for first in range(3))
-    with contextlib.ExitStack() as stack:
-        started: Processes = {}
-        for service, (source, engine_kwargs) in engines.items():
-            loading = ModelLoading(model_id=Path(source).name, model_source=source)
-            config = LLMConfig(model_loading=loading, engine_kwargs=engine_kwargs)
-            server = llm_server(
-                config, logs / f"{service}.log", lanes[service], admins[service],
-                VLLM_NIXL_SIDE_CHANNEL_PORT=str(side[service]), TORCHINDUCTOR_CACHE_DIR=str(logs / "compiled"),
-            )  # fmt: skip
-            started[service] = stack.enter_context(server)
-        where = {f"PIERHEAD_STATIC_{name.upper().replace('-', '_')}": f"127.0.0.1:{lanes[name]}" for name in engines}
-        gateway = process(
-            sys.executable, logs / "gateway.log", "pierhead.llm.gateway", PIERHEAD_PORT=str(lanes["gateway"]),
-            PIERHEAD_ADMIN_PORT=str(admins["gateway"]), PIERHEAD_LLM_MODELS=json.dumps(NAMES), **where,
-        )  # fmt: skip
-        started["gateway"] = stack.enter_context(gateway)
-        yield started, WholeWay(None, logs, lanes, admins)
-        for each in started.values():  # all of them at once, and then one is waited for after the other
-            each.terminate()
+    with whole_way(engines, NAMES, tmp_path_factory.mktemp("logs")) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
 def running(starting: tuple[Processes, WholeWay]) -> Iterator[WholeWay]:
     """All of it, ready."""
-    started, way = starting
-    for name, each in started.items():
-        took_s = seconds_until(partial(is_ready, each, way.admins[name]), name, STARTED_WITHIN_S)
-        print(f"  {name}: {took_s:.0f} s more")
-    url = f"http://127.0.0.1:{way.lanes['gateway']}/v1"
-    with OpenAI(base_url=url, api_key="none", max_retries=0, timeout=ANSWER_S) as client:
-        yield replace(way, client=client)
+    with all_ready(*starting) as way:
+        yield way
 
 
 @pytest.fixture
@@ -251,12 +165,6 @@ def test_an_eager_engine_compiles_nothing_while_it_serves(way: WholeWay) -> None
     assert list((way.logs / "compiled").rglob("*.so")) == []
 
 
-LONG: Any = [
-    {"role": "user", "content": "France has many cities, and one of them is its capital. " * 30 + "What is it called?"}
-]
-"""Long enough for blocks of vLLM's cache, which have 128 tokens on CPUs."""
-
-
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_cpu_has_no_sleep_and_says_so(way: WholeWay, level: int) -> None:
     with pytest.raises(grpc.RpcError) as refused:
@@ -264,19 +172,6 @@ def test_a_cpu_has_no_sleep_and_says_so(way: WholeWay, level: int) -> None:
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "vLLM has no sleep mode on cpu" in str(refused.value.details())
     assert way.chat(max_tokens=1).usage.completion_tokens == 1, "it is awake"
-
-
-def test_prefill_reads_and_decode_answers(way: WholeWay) -> None:
-    whole = way.chat(LONG).choices[0].message.content
-    before = way.numbers("llm-decode")
-    answer = way.chat(LONG, model="apart")
-    after = way.numbers("llm-decode")
-    assert answer.choices[0].message.content == whole
-    assert way.numbers("gateway")["pierhead_llm_prefill_total{done}"] == 1
-    taken = after["vllm:external_prefix_cache_hits_total"] - before["vllm:external_prefix_cache_hits_total"]
-    assert taken == answer.usage.prompt_tokens, "all of it"
-    parts = way.chat(LONG, model="apart", stream=True)
-    assert "".join(part.choices[0].delta.content or "" for part in parts if part.choices) == whole
 
 
 SOUND_TOKENS = 12 + len(SOUND_MARKS)
@@ -384,22 +279,3 @@ def test_what_a_model_cannot_is_refused_with_a_reason(way: WholeWay, ask: Callab
     assert isinstance(refused.value.body, dict)
     assert refused.value.body["type"] == "invalid_request_error"
     assert refused.value.body["message"]
-
-
-BEYOND_THE_PAGE = (
-    "cache_config_info gauge",
-    "num_requests_kv_fetch_by_stage gauge",
-    "tool_call_parser_invocations_created gauge",
-    "tool_call_parser_invocations_total counter",
-    "nixl_",
-)
-"""What an engine has that serves, with a connector and a parser of tool calls, and nothing asks for."""
-
-
-def test_the_page_of_vllm_that_the_dashboard_is_checked_against_is_vllms(way: WholeWay) -> None:
-    page = request(f"http://127.0.0.1:{way.admins['llm-decode']}/metrics").body.decode()
-    beyond = tuple(f"# TYPE vllm:{name}" for name in BEYOND_THE_PAGE)
-    lines = [line for line in page.splitlines() if line.startswith("# TYPE vllm:")]
-    assert {line for line in lines if not line.startswith(beyond)} == {
-        line for line in VLLM_PAGE.read_text().splitlines() if line.startswith("# TYPE")
-    }

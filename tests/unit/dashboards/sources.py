@@ -16,7 +16,7 @@ from controller.status.metrics import ControllerMetrics
 from tests.unit.dashboards.promql import exported_names
 
 VLLM_PAGE = Path(__file__).parent / "vllm-0.32.0.txt"
-"""What a vLLM tells of itself before its first request; test_llm_vllm.py asks the one that is installed."""
+"""What a vLLM tells of itself before its first request; test_llm_prefill.py asks the one that is installed."""
 
 HAPROXY = {
     "haproxy_backend_active_servers",
