@@ -66,6 +66,11 @@ class SleepReport:
     error: str = ""
     """Why `wanted` did not come about; "" while it has, or may."""
 
+    @property
+    def is_awake(self) -> bool:
+        """Takes requests: it neither sleeps nor is to."""
+        return not (self.wanted or self.asleep)
+
 
 @dataclass(frozen=True, slots=True)
 class PublishedStats:
@@ -110,6 +115,12 @@ class ReplicaReport:
     user_config: UserConfigReport | None = None
     """None also of an earlier runtime, and of a program that does not listen yet."""
     sleep: SleepReport | None = None
+
+    @property
+    def is_awake(self) -> bool:
+        """It neither sleeps nor is to, or it cannot."""
+        return self.sleep is None or self.sleep.is_awake
+
     """None also of an earlier runtime, and of an image without it."""
     stats: PublishedStats = NO_STATS
     """What it publishes for its callers' policies."""

@@ -115,7 +115,7 @@ class ProbeJudge:
             progressed_at=since,
         )
 
-    def record(self, reading: ProbeReading, now: float) -> bool:
+    def record(self, reading: ProbeReading, now: float, *, retiring: bool = False) -> bool:
         """Record one reading; return whether the verdict changed in a way that the loop waits for."""
         before = self.verdict
         health = self._health_after(reading, now)
@@ -126,7 +126,7 @@ class ProbeJudge:
             detail = f"it does not wake up: {reading.sleep.error}" if reading.sleep.error else "it wakes up"
         elif health is ReplicaHealth.FAILED:
             detail = f"{self._bad_in_a_row} bad answers in a row, the last: {reading.detail}"
-        progressed_at = self._progressed_at(reading, now)
+        progressed_at = self._progressed_at(reading, now, retiring)
         ready_since = before.ready_since if before.health is ReplicaHealth.READY else now
         reported = {one.name: getattr(reading, one.name) for one in fields(ReplicaReport)}
         self.verdict = ReplicaVerdict(
@@ -143,6 +143,12 @@ class ProbeJudge:
         is_news = before.health is not health or before.contract is not self.contract
         return is_news or before.reported_draining is not reading.reported_draining
 
+    def learn_sleep(self, report: SleepReport) -> None:
+        """Record what it reported when it was told to sleep, or to wake up."""
+        self.verdict = replace(self.verdict, sleep=report)
+        if not report.is_awake and self.verdict.health is ReplicaHealth.READY:
+            self.verdict = replace(self.verdict, health=ReplicaHealth.UNKNOWN, ready_since=None)
+
     def pause_s(self, now: float, *, retiring: bool) -> float:
         """Seconds until the next question."""
         is_asleep = self.verdict.sleep is not None and self.verdict.sleep.asleep
@@ -158,12 +164,13 @@ class ProbeJudge:
         pause_s = EAGER_S if now - self._since < EAGER_FOR_S else PATIENT_S
         return min(pause_s, self.spec.period_s)
 
-    def _progressed_at(self, reading: ProbeReading, now: float) -> float | None:
+    def _progressed_at(self, reading: ProbeReading, now: float, retiring: bool) -> float | None:
         """When its progress last changed. The first reading does not count against the replica."""
         if not self._reports_progress and reading.progress is None:
             return None
-        if reading.sleep and reading.sleep.wanted:
-            return now  # when it is woken, the time for that begins
+        is_due = retiring or self.verdict.health is ReplicaHealth.READY
+        if is_due and reading.sleep and reading.sleep.wanted:
+            return now  # the time in which it has to wake up begins when it is no longer to sleep
         if reading.progress is None or reading.progress == self._progress:
             return self.verdict.progressed_at
         self._progress = reading.progress
@@ -201,7 +208,7 @@ class ProbeJudge:
 
 def _health_of(sleep: SleepReport | None) -> ReplicaHealth:
     """The health of a replica that answers: one that sleeps, or is being woken, takes no requests."""
-    if sleep is None or not (sleep.wanted or sleep.asleep):
+    if sleep is None or sleep.is_awake:
         return ReplicaHealth.READY
     return ReplicaHealth.FAILED if sleep.error and not sleep.wanted else ReplicaHealth.UNKNOWN
 
@@ -320,7 +327,7 @@ class Prober:
         if watch is None:
             return
         if isinstance(report, SleepReport):
-            watch.judge.verdict = replace(watch.judge.verdict, sleep=report)
+            watch.judge.learn_sleep(report)
         else:
             watch.judge.verdict = replace(watch.judge.verdict, user_config=report)
         watch.nudge.set()
@@ -355,7 +362,7 @@ class Prober:
             reading = await self._reading_of(watch) if watch.subject.ip else NO_ADDRESS
             now = self._background.clock()
             before = watch.judge.verdict
-            changed = watch.judge.record(reading, now)
+            changed = watch.judge.record(reading, now, retiring=watch.retiring)
             if reading.ok and changed:
                 self._note_ready(watch.subject.container_id, watch.subject.started_at)
             if changed or not watch.asked.is_set() or _is_awaited(before, watch):

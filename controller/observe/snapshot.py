@@ -200,9 +200,9 @@ def second_opinion(container: ReplicaContainer, routing: RoutingState | None) ->
     HAProxy sends the same probe. If only the controller gets no answer, the fault is on the controller's side (a
     firewall, a lost network), and replacing every replica for it would cause an outage. HAProxy's result does not count
     where its check only connects (controller/desired/edge.py), because a replica that hangs accepts connections too,
-    and not for a replica that reports that it is broken, because HAProxy's result may be older.
+    and not for a replica that reports that it is broken, because HAProxy's result may be older, or that it sleeps.
     """
-    if container.health is not ReplicaHealth.FAILED or container.broken or routing is None:
+    if container.health is not ReplicaHealth.FAILED or container.broken or not container.is_awake or routing is None:
         return container
     server = routing.server_of(container.service, container.name)
     if server is not None and server.up and server.is_asked and server.state is ServerState.READY:

@@ -10,7 +10,7 @@ from ..model.spec import ServiceSpec
 from ..model.world import ContainerState, ReplicaContainer, ReplicaHealth, Retirement, Server, ServerState
 from .draft import Draft
 from .outlook import ReplicaOutlook, ServiceOutlook
-from .sleep import let_go, may_sleep, put_to_sleep, why_not_kept
+from .sleep import may_sleep, put_to_sleep, stay_asleep, why_not_kept
 
 PROPAGATION_S = 0.25
 """An in-flight count of zero counts as drained if it was read this long after callers received the drain."""
@@ -32,8 +32,8 @@ def finish(draft: Draft, outlook: ServiceOutlook) -> None:
         if not replica.may_change:
             continue
         match replica.phase:
-            case Phase.ASLEEP if why := why_not_kept(draft, outlook, replica):
-                let_go(draft, replica.container, why)
+            case Phase.ASLEEP:
+                stay_asleep(draft, outlook, replica)
             case Phase.DRAINING if retirement:
                 _drain(draft, outlook, replica, retirement)
             case Phase.STOPPING if retirement and retirement.stopping_since is not None:
@@ -158,7 +158,8 @@ def grace_of(
 ) -> float:
     """The seconds from SIGTERM to SIGKILL."""
     grace_s = _grace_s(container, spec, wanted_version)
-    never_served = container.health is ReplicaHealth.UNKNOWN and not container.reported_draining
+    has_slept = retirement.sleeping_since is not None or not container.is_awake
+    never_served = container.health is ReplicaHealth.UNKNOWN and not container.reported_draining and not has_slept
     return min(grace_s, FAILED_GRACE_S) if retirement.failed or never_served else grace_s
 
 

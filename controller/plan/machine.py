@@ -81,17 +81,23 @@ class MachineBudget:
         budget = cls(observed.machine, starting + new, Counter(one.service for one in coming) + new, gpus)
         for one in observed.containers:
             mark = observed.retirements.get(one.id)
-            if mark is not None and mark.sleeping_since is not None and one.state.is_up and not is_asleep(one, mark):
+            if mark is None or mark.sleeping_since is None or mark.stopping_since is not None:
+                continue
+            if one.state.is_up and not is_asleep(one, mark):
                 budget.pledged_bytes += _gpu_bytes(one, gpus) or 0
         return budget
 
-    def take_sleeper(self, container: ReplicaContainer) -> bool:
-        """Take the memory that a replica may need to sleep; False = there is not enough, or that is not known.
+    def take_sleeper(self, container: ReplicaContainer, spec: ServiceSpec) -> bool:
+        """Take the memory that a replica may need to sleep; False = the machine, or its container, has not enough, or
+        that is not known.
 
         What it holds of its GPUs is an upper bound: what moves is a part of it.
         """
         amount = _gpu_bytes(container, self.gpus)
         if not amount or self.machine is None or amount > self._free_bytes(self.machine):
+            return False
+        limit = spec.container.get("HostConfig", {}).get("Memory") or 0
+        if limit and amount > limit:
             return False
         self.pledged_bytes += amount
         return True
@@ -115,7 +121,7 @@ class MachineBudget:
             return None
         full = [one.words for one in self._resources(spec) if one.room == 0]
         if full:
-            return Shortage(full[0], blocked=not starting)
+            return Shortage(full[0], blocked=not (starting or self.pledged_bytes))
         overload = _overload_words(machine)
         if overload and (starting or not is_needed):
             return Shortage(overload, blocked=False, is_brief=True)

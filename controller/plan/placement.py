@@ -4,9 +4,10 @@ A replica holds whole GPUs, or a slot of one: a number of bytes of its memory, o
 far as they fit; a whole GPU is not shared. A GPU or a slot is taken while any container holds it, running or not: it is
 free only when the removal of the container has succeeded.
 
-A replica that sleeps holds nothing by its label. Memory that is in use and that no slot accounts for belongs to it, to
-other processes, or to a former replica's processes that have not ended. It counts as taken, and a GPU with such memory
-is not assigned whole. `IDLE_BYTES` of it are ignored.
+A replica that sleeps holds nothing by its label, and its GPUs are given to others last. Memory that is in use and that
+no slot accounts for belongs to it, to other processes, or to a former replica's processes that have not ended. It is
+taken, and a GPU with such memory is not assigned whole. `IDLE_BYTES` of it are ignored; for a whole GPU on which
+replicas sleep, one part in `SLEEPERS_PART` of it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from ..model.world import Gpu, ReplicaContainer
 IDLE_BYTES = 1024**3
 """Memory in use beyond the slots that is ignored: drivers, displays and monitors use some on an idle GPU, and replicas
 use more than their slots (the CUDA context of a process is some hundred MiB)."""
+SLEEPERS_PART = 10
+"""As much of a GPU as vLLM leaves free unless it is told otherwise (gpu_memory_utilization is 0.9)."""
 FRESH_S = 15.0
 """The age in seconds from which a reading of the memory in use is outdated."""
 
@@ -61,7 +64,9 @@ class _Card:
     sharers: dict[str, int] = field(default_factory=dict)
     """By service: how many of those slots it has."""
     strangers: int = 0
-    """Memory in use by processes that are no replicas."""
+    """Memory in use by processes that are no replicas, or by replicas that sleep."""
+    asleep: int = 0
+    """Amount of the replicas that sleep."""
     leaving: int = 0
     """Amount held by the containers that the steps `freed_by` remove; `size` for a container that holds all."""
     freed_by: set[int] = field(default_factory=set)
@@ -83,6 +88,11 @@ class _Card:
     def free(self) -> int:
         return max(self.left, 0)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the memory in use by strangers lets it be assigned whole."""
+        return self.strangers <= (self.size // SLEEPERS_PART if self.asleep else 0)
+
     def copy(self) -> _Card:
         return replace(self, owners=[*self.owners], sharers={**self.sharers}, freed_by={*self.freed_by})
 
@@ -91,6 +101,11 @@ class _Card:
         if slot.fraction is not None:
             return slot.of(self.size)
         return slot.memory_bytes if self.size_known else None
+
+    def taken_by(self, slot: GpuSlot | None) -> int:
+        """The amount of a slot; all of it for None, and for a slot that cannot be measured."""
+        amount = None if slot is None else self.amount(slot)
+        return self.size if amount is None else amount
 
     def hold(self, service: str, slot: GpuSlot | None) -> None:
         amount = None if slot is None else self.amount(slot)
@@ -146,14 +161,15 @@ class GpuBudget:
             budget.hold(f"container {name}", (uuid,), None)
         present = {(container.name, container.gpus, container.gpu_slot) for container in observed.containers}
         for container in observed.containers:
-            if container.id not in observed.asleep:
+            if container.id in observed.asleep:
+                budget._note_sleeper(container)
+            else:
                 budget.hold(container.service, container.gpus, container.gpu_slot)
-        for action in observed.in_progress:
-            if isinstance(action, CreateContainer):
-                uuids = tuple(gpu.uuid for gpu in action.gpus)
-                # A replica has its predecessor's name, and often its GPU: one of the two is there at a time.
-                if (action.target, uuids, action.gpu_slot) not in present:
-                    budget.hold(action.service, uuids, action.gpu_slot)
+        for action in (one for one in observed.in_progress if isinstance(one, CreateContainer)):
+            uuids = tuple(gpu.uuid for gpu in action.gpus)
+            # A replica has its predecessor's name, and often its GPU: one of the two is there at a time.
+            if (action.target, uuids, action.gpu_slot) not in present:
+                budget.hold(action.service, uuids, action.gpu_slot)
         if reading is not None and not budget.awaits_reading:
             budget._find_strangers(observed, reading.used_bytes)
         return budget
@@ -171,7 +187,8 @@ class GpuBudget:
     def take(self, service: str, request: GpuRequest, preferred: tuple[str, ...]) -> Grant | Shortage:
         """Return the GPUs for one replica and the steps to wait for, or why there are not enough.
 
-        `preferred` are the GPUs of the replica that the new one replaces; free GPUs come before those about to be free.
+        `preferred` are the GPUs of the replica that the new one replaces. Then come GPUs on which nothing sleeps, and
+        of those the free ones before those about to be free.
         """
         granted = self._take(service, request, preferred)
         self.awaits_memory |= isinstance(granted, Shortage) and not granted.blocked
@@ -244,6 +261,10 @@ class GpuBudget:
                 yield self._cards[uuid]
             yield from self._parts.get(uuid, ())
 
+    def _note_sleeper(self, container: ReplicaContainer) -> None:
+        for card in self._named(container.gpus):
+            card.asleep += card.taken_by(container.gpu_slot)
+
     def _find_strangers(self, observed: Observed, used_bytes: Mapping[str, int]) -> None:
         """Compare the memory in use with what running containers may use: the rest belongs to strangers."""
         explained: dict[str, int] = {}
@@ -252,8 +273,7 @@ class GpuBudget:
         running += [((uuid,), None) for uuid in observed.foreign_gpu_holders]
         for uuids, slot in running:
             for card in self._named(uuids):
-                amount = card.size if slot is None else card.amount(slot)
-                explained[card.gpu.uuid] = explained.get(card.gpu.uuid, 0) + (card.size if amount is None else amount)
+                explained[card.gpu.uuid] = explained.get(card.gpu.uuid, 0) + card.taken_by(slot)
         for uuid, card in self._cards.items():
             unexplained = used_bytes.get(uuid, 0) - explained.get(uuid, 0)
             if card.size_known and unexplained > IDLE_BYTES:
@@ -286,7 +306,11 @@ class GpuBudget:
         before = [pair for pair in pairs if pair[0].gpu.uuid in preferred] if preferred else []
         fitting = _fitting(before) or _fitting(pairs)
         rank = _packing if request.placement == "pack" else _spreading(service)
-        return [min(fitting, key=lambda one: (one[0].leaving > one[1], rank(*one)))[0]] if fitting else []
+
+        def value(card: _Card, room: int) -> tuple[bool, bool, tuple[float, ...]]:
+            return room < card.asleep, card.leaving > room, rank(card, room)
+
+        return [min(fitting, key=lambda one: value(*one))[0]] if fitting else []
 
     def _shortage(self, request: GpuRequest, pool: list[_Card]) -> Shortage:
         asked = asked_words(request)
@@ -342,12 +366,15 @@ def asked_words(request: GpuRequest) -> str:
 
 
 def _whole_free(pool: list[_Card]) -> list[_Card]:
-    return [card for card in pool if not card.owners and not card.slots and not card.strangers]
+    return [card for card in pool if not card.owners and not card.slots and card.is_idle]
 
 
 def _whole(pool: list[_Card], request: GpuRequest, preferred: tuple[str, ...]) -> list[_Card]:
     """The GPUs for a request of whole ones, all of one machine; empty when none has enough."""
-    free = sorted(_whole_free(pool), key=lambda card: (card.gpu.uuid not in preferred, card.leaving > 0, card.order))
+    free = sorted(
+        _whole_free(pool),
+        key=lambda card: (card.gpu.uuid not in preferred, card.asleep > 0, card.leaving > 0, card.order),
+    )
     enough = (cards for cards in _by_node(free).values() if len(cards) >= request.count)
     return next(enough, [])[: request.count]
 
@@ -386,10 +413,11 @@ def _who_is_in_the_way(pool: list[_Card]) -> str:
     """Of whole GPUs: "3 held by ranker, 1 shared by a, b, 1 with 2.1 GiB in use by other processes"."""
     held = _counted(f"held by {card.owners[-1]}" for card in pool if card.owners)
     shared = _counted(f"shared by {_sharers(card)}" for card in pool if card.slots and not card.owners)
-    strange = [card.strangers for card in pool if card.strangers and not card.slots and not card.owners]
+    strange = [card for card in pool if not (card.is_idle or card.slots or card.owners)]
     if strange:
-        most = "up to " if len(set(strange)) > 1 else ""
-        shared.append(f"{len(strange)} with {most}{size_words(max(strange))} in use by other processes")
+        sizes, some_sleep = {card.strangers for card in strange}, any(card.asleep for card in strange)
+        most = "up to " if len(sizes) > 1 else ""
+        shared.append(f"{len(strange)} with {most}{size_words(max(sizes))} in use by {_strangers(some_sleep)}")
     return ", ".join(held + shared)
 
 
@@ -407,7 +435,7 @@ def _slot_shortage(slot: GpuSlot, pool: list[_Card]) -> Shortage:
             if slot.fraction is None
             else _number(roomiest.free * GPU_PARTS // roomiest.size / GPU_PARTS)
         )
-        use = f" (other processes use {size_words(roomiest.strangers)})" if roomiest.strangers else ""
+        use = f" ({_strangers(roomiest.asleep)} use {size_words(roomiest.strangers)})" if roomiest.strangers else ""
         parts.append(f"{len(known)} {has} {free} free{use}")
     if unknown:
         parts.append(
@@ -416,6 +444,10 @@ def _slot_shortage(slot: GpuSlot, pool: list[_Card]) -> Shortage:
     words = f"it asks for {slot_words(slot)} of a GPU and 0 of {len(pool)} GPUs fit: {', '.join(parts)}"
     would_fit = any(card.size - card.used >= (card.amount(slot) or 0) for card in known)
     return Shortage(words, blocked=not would_fit)
+
+
+def _strangers(some_sleep: object) -> str:
+    return "replicas that sleep or other processes" if some_sleep else "other processes"
 
 
 def _sharers(card: _Card) -> str:

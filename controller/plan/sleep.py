@@ -10,6 +10,7 @@ GPUs: what their memory in use is beyond what others hold is taken, the rest is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from ..model.actions import PutToSleep, SignalContainer, WakeReplica
@@ -21,18 +22,22 @@ from .outlook import ReplicaOutlook, ServiceOutlook
 
 def may_sleep(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook, retirement: Retirement) -> bool:
     """Whether a replica that has drained is to sleep; takes the memory that it needs for that."""
-    container, report = replica.container, replica.container.sleep
+    container, report, spec = replica.container, replica.container.sleep, outlook.goal.spec or outlook.spec
+    reading = draft.observed.gpu_reading
     return (
         report is not None
         and report.can
+        and spec is not None
         and not retirement.failed
         and outlook.name in draft.desired.demands
         and not why_not_kept(draft, outlook, replica)
-        and container.health is ReplicaHealth.READY
+        and (container.health is ReplicaHealth.READY or not report.is_awake)
         and not container.reported_draining
         and container.ongoing == 0
-        and draft.observed.gpu_reading is not None
-        and draft.machine.take_sleeper(container)
+        and (draft.routing_usable or not spec.is_routed)
+        and reading is not None
+        and (reading.at == -math.inf or reading.used_bytes.keys() >= {*container.gpus})
+        and draft.machine.take_sleeper(container, spec)
     )
 
 
@@ -48,6 +53,16 @@ def why_not_kept(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook)
     if container.health is ReplicaHealth.FAILED:
         return f"its readiness probe failed: {container.health_detail}"
     return container.gpu_fault
+
+
+def stay_asleep(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook) -> None:
+    """Stop a replica that may not sleep any longer; delete a server that HAProxy has of one that may."""
+    why = why_not_kept(draft, outlook, replica)
+    server = draft.server_of(outlook.name, replica.name)
+    if why:
+        let_go(draft, replica.container, why)
+    elif server is not None:
+        draft.delete_server(server, outlook.name, "its replica sleeps")
 
 
 def put_to_sleep(draft: Draft, outlook: ServiceOutlook, replica: ReplicaOutlook, cause: str) -> None:
@@ -100,11 +115,16 @@ def let_go(draft: Draft, container: ReplicaContainer, cause: str) -> None:
     draft.add(SignalContainer(**names, signal="SIGTERM", cause=f"it sleeps, and {cause}"))
 
 
-def let_one_go(draft: Draft, cause: str, gpus: frozenset[str] | None = None) -> None:
-    """Stop the least recently used of the replicas that sleep (on these GPUs), one after the other."""
+def let_one_go(draft: Draft, needy: str, gpus: frozenset[str] | None = None) -> None:
+    """Stop the least recently used of the replicas that sleep, one after the other, for a service that needs the memory
+    of the machine, or of these GPUs. Those of this service go last.
+    """
     observed, marks = draft.observed, draft.observed.retirements
     leaving = [mark for one in observed.containers if (mark := marks.get(one.id)) and mark.stopping_since is not None]
-    if draft.let_go or observed.brake or any(mark.sleeping_since is not None for mark in leaving):
+    signalled = {action.container_id for action in observed.in_progress if isinstance(action, SignalContainer)}
+    one_leaves = any(mark.sleeping_since is not None for mark in leaving) or not signalled.isdisjoint(observed.asleep)
+    is_unclear = gpus is None and draft.machine.pledged_bytes  # less of it may be taken in the end
+    if draft.let_go or observed.brake or one_leaves or is_unclear:
         return
     taken = draft.busy.union(step.action.target for step in draft.steps)
     sleepers = [
@@ -112,7 +132,10 @@ def let_one_go(draft: Draft, cause: str, gpus: frozenset[str] | None = None) -> 
         for one in observed.containers
         if one.id in observed.asleep and one.name not in taken and (gpus is None or not gpus.isdisjoint(one.gpus))
     ]
-    wanted = draft.desired.targets
-    sleepers.sort(key=lambda one: (wanted.get(one.service, 0) > 0, marks[one.id].draining_since, one.name))
-    for one in sleepers[:1]:
-        let_go(draft, one, cause)
+    wanted, its = draft.desired.targets, "memory" if gpus is None else "GPUs' memory"
+
+    def value(one: ReplicaContainer) -> tuple[bool, bool, float, str]:
+        return one.service == needy, wanted.get(one.service, 0) > 0, marks[one.id].draining_since, one.name
+
+    for one in sorted(sleepers, key=value)[:1]:
+        let_go(draft, one, f"{needy} needs its {its}")

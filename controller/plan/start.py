@@ -224,8 +224,9 @@ def _wake(
         if isinstance(granted, Grant):
             wake(draft, outlook, free[0], cause, granted.after)
         return granted
-    if not gpus.awaits_reading and gpus.fits(outlook.name, request):
-        let_go(draft, asleep[0].container, "other GPUs than its own are free")
+    if gpus.awaits_reading or not gpus.fits(outlook.name, request):
+        return _take_gpus(draft, outlook, request, ())
+    let_go(draft, asleep[0].container, "other GPUs than its own are free")
     return None
 
 
@@ -236,17 +237,18 @@ def _machine_shortage(draft: Draft, outlook: ServiceOutlook, spec: ServiceSpec, 
         return Shortage(_full_words(draft, spec, here))
     shortage = draft.machine.shortage(spec, is_needed=mends(draft, outlook) or not outlook.alive())
     if shortage is not None and not shortage.is_brief:
-        let_one_go(draft, f"{outlook.name} needs its memory")
+        let_one_go(draft, outlook.name)
     return shortage
 
 
 def _take_gpus(
     draft: Draft, outlook: ServiceOutlook, request: GpuRequest, preferred: tuple[str, ...]
 ) -> Grant | Shortage:
-    """As `GpuBudget.take`; where only memory in use is in the way, a replica that sleeps makes room."""
+    """As `GpuBudget.take`; where only memory in use is in the way, and none gives way, a replica that sleeps leaves."""
     granted = draft.gpus.take(outlook.name, request, preferred)
-    if isinstance(granted, Shortage) and not (granted.blocked or draft.gpus.awaits_reading):
-        let_one_go(draft, f"{outlook.name} needs its GPUs' memory", draft.gpus.in_use_by_others(request))
+    is_clear = not (draft.gpus.awaits_reading or outlook.room_comes)
+    if isinstance(granted, Shortage) and is_clear and not granted.blocked:
+        let_one_go(draft, outlook.name, draft.gpus.in_use_by_others(request))
     return granted
 
 

@@ -3,7 +3,8 @@
 A taker is what lacks GPUs and nothing else: a replica that a service without `yields` is to have, or a service with
 `yields` (or its whole group) that has no replica and for which requests wait. Takers have their turn in this order: the
 former first, then by how long requests have waited. Each gets GPUs that are free or about to be; else those of replicas
-of other services with `yields`, the least recently used first, as few as it needs. Such a replica gives way when
+of other services with `yields`, first those on a GPU where the taker sleeps (sleep.py), then the least recently used,
+as few as it needs. Such a replica gives way when
 
 - it has been ready for its `min_stay_s`, and its service has had no request for `idle_s`; or
 - its service is in use, and it has stayed for `min_stay_s` since it was ready and since the taker's requests wait.
@@ -39,6 +40,8 @@ class _Taker:
     """When its requests began to wait; -inf = it takes no turns."""
     cause: str
     """Why it is to have them."""
+    asleep_on: frozenset[str]
+    """GPUs on which replicas of theirs sleep."""
 
     @property
     def names(self) -> str:
@@ -102,7 +105,8 @@ def _takers(draft: Draft, outlooks: Iterable[ServiceOutlook]) -> Iterator[_Taker
         if outlook.name in draft.desired.demands:
             groups.setdefault(_group(outlook), []).append(outlook)
         elif outlook.lacking() and (request := _lacks_gpus_alone(draft, outlook)):
-            one = _Taker((outlook,), ((outlook.name, request),), -math.inf, "it has too few replicas")
+            why, gpus = "it has too few replicas", _asleep_on(draft, [outlook])
+            one = _Taker((outlook,), ((outlook.name, request),), -math.inf, why, gpus)
             yield from [one] * outlook.lacking()
     for members in groups.values():
         lacking = tuple(outlook for outlook in members if outlook.target and not outlook.total())
@@ -111,7 +115,13 @@ def _takers(draft: Draft, outlooks: Iterable[ServiceOutlook]) -> Iterator[_Taker
         since = [use.waiting_since for use in demands if use.waiting_since is not None]
         if since and lacking and len(asked) == len(lacking):
             count = sum(use.waiting for use in demands)
-            yield _Taker(lacking, asked, min(since), "1 request waits" if count == 1 else f"{count} requests wait")
+            why = "1 request waits" if count == 1 else f"{count} requests wait"
+            yield _Taker(lacking, asked, min(since), why, _asleep_on(draft, lacking))
+
+
+def _asleep_on(draft: Draft, outlooks: Iterable[ServiceOutlook]) -> frozenset[str]:
+    found = (replica for outlook in outlooks for replica in sleepers(draft, outlook, outlook.version))
+    return frozenset(uuid for replica in found for uuid in replica.container.gpus)
 
 
 def _group(outlook: ServiceOutlook) -> str:
@@ -130,7 +140,7 @@ def _lacks_gpus_alone(draft: Draft, outlook: ServiceOutlook) -> GpuRequest | Non
     if left is None or left > 0 or sleepers(draft, outlook, outlook.version):
         return request
     if (room := draft.machine.left(spec)) is not None and room <= 0:
-        let_one_go(draft, f"{outlook.name} needs its memory")
+        let_one_go(draft, outlook.name)
     return None
 
 
@@ -178,10 +188,15 @@ def _seat(draft: Draft, trial: GpuBudget, taker: _Taker, stays: list[_Stay], bef
     return [stay for stay in stays if stay not in gone]
 
 
-def _order(stay: _Stay, taker: _Taker, now: float) -> tuple[bool, float]:
-    """Those that may leave now, the least recently used first; then those that may leave first."""
+def _order(stay: _Stay, taker: _Taker, now: float) -> tuple[bool, bool, float]:
+    """Those that may leave now: first where the taker sleeps, then the least recently used; then those that may leave
+    first.
+    """
     due = stay.due(taker.since)
-    return due > now, due if due > now else stay.used_at
+    if due > now:
+        return True, False, due
+    is_elsewhere = taker.asleep_on.isdisjoint(uuid for _, replica in stay.replicas for uuid in replica.container.gpus)
+    return False, is_elsewhere, stay.used_at
 
 
 def _fewest(trial: GpuBudget, taker: _Taker, stays: list[_Stay]) -> list[_Stay] | None:

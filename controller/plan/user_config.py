@@ -138,7 +138,7 @@ def configure(draft: Draft, outlook: ServiceOutlook) -> None:
         container = replica.container
         text = None if spec is None else wanted_in(container, spec, outlook.goal)
         address = None if spec is None else probe_address(container, spec)
-        if text is None or replica.busy or address is None or not is_due(container, text):
+        if text is None or replica.busy or address is None or not (container.is_awake and is_due(container, text)):
             continue
         former = container.user_config.wanted if container.user_config else "none"
         draft.add(

@@ -28,9 +28,9 @@ _STATES = {
     "green": ("RUNNING", "HEALTHY", "ready"),
     "yellow": (
         *("STARTING", "PENDING", "UPDATING", "UPSCALING", "DOWNSCALING", "DRAINING", "STOPPING"),
-        *("drain", "maint", "partly", "unknown", "leaving", "paused"),
+        *("drain", "maint", "partly", "unknown", "leaving", "drained", "paused", "ASLEEP"),
     ),
-    "red": ("FAILED", "UNHEALTHY", "DEPLOY_FAILED", "DOWN", "down"),
+    "red": ("FAILED", "CRASH_LOOP", "UNHEALTHY", "DEPLOY_FAILED", "DOWN", "down"),
 }
 STYLES = {state: colour for colour, states in _STATES.items() for state in states}
 SHORT_GPU = 12

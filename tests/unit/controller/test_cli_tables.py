@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,16 @@ from controller.status.records.answers import (
     Routes,
     StepDocument,
 )
-from controller.status.records.services import Failure, GpuSlotUse, RefusedAction, RejectionDocument, Service
+from controller.status.records.services import (
+    Failure,
+    GpuSlotUse,
+    RefusedAction,
+    RejectionDocument,
+    ReplicaState,
+    Service,
+    ServiceState,
+    ShownAvailability,
+)
 from controller.tool import tables, top
 from controller.tool.output import plain
 from controller.tool.prometheus import QueryResult, ServiceTraffic
@@ -72,6 +81,11 @@ def shown(page: Iterable[RenderableType], width: int) -> str:
 
 def picture(text: str) -> str:
     return textwrap.dedent(text).lstrip("\n")
+
+
+def test_every_state_has_a_colour() -> None:
+    states = {state for kind in (ReplicaState, ServiceState, ShownAvailability) for state in get_args(kind)}
+    assert states - tables.STYLES.keys() == {"active"}, "what is usual is not marked"
 
 
 def test_status_on_a_narrow_terminal() -> None:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from controller.desired.edge import edge_spec
 from controller.model.actions import WriteRouting
 from controller.model.observed import Observed
 from controller.model.spec import ProbeSpec, RolloutSpec, ServiceSpec, backend_name
-from controller.model.world import ReplicaContainer, ReplicaHealth, RoutingState, ServerState
+from controller.model.world import ReplicaContainer, ReplicaHealth, RoutingState, ServerState, SleepReport
 from controller.observe.snapshot import second_opinion
 from controller.routing.base import RoutingAction
 from tests.fakes.fake_router import FakeRouter
@@ -49,12 +50,19 @@ def test_haproxy_uses_the_probe_that_all_serving_replicas_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "is_asked", "health"),
-    [(False, True, ReplicaHealth.READY), (False, False, ReplicaHealth.FAILED), (True, True, ReplicaHealth.FAILED)],
-    ids=["HAProxy's check passes", "HAProxy asks nothing", "the replica has given itself up"],
+    ("said", "is_asked", "health"),
+    [
+        ({}, True, ReplicaHealth.READY),
+        ({}, False, ReplicaHealth.FAILED),
+        ({"broken": True}, True, ReplicaHealth.FAILED),
+        ({"sleep": SleepReport(True, False, True, "no memory")}, True, ReplicaHealth.FAILED),
+    ],
+    ids=["HAProxy's check passes", "HAProxy asks nothing", "the replica has given itself up", "it does not wake up"],
 )
-def test_when_haproxys_check_counts_as_a_second_opinion(broken: bool, is_asked: bool, health: ReplicaHealth) -> None:
-    silent = replica(SPEC, 1, health=ReplicaHealth.FAILED, broken=broken)
+def test_when_haproxys_check_counts_as_a_second_opinion(
+    said: dict[str, Any], is_asked: bool, health: ReplicaHealth
+) -> None:
+    silent = replica(SPEC, 1, health=ReplicaHealth.FAILED, **said)
     assert second_opinion(silent, routing(server(silent, is_asked=is_asked))).health is health
 
 

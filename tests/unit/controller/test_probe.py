@@ -463,7 +463,7 @@ async def test_a_sleep_that_has_come_wakes_the_loop(world: Replicas) -> None:
     await world.sync(BARE, spec=SLOW)
     world.answers[BARE.id], wakes = replace(GOOD, sleep=ASLEEP), world.wakes
     world.prober.learn(BARE.id, TURNING)
-    assert world.prober.judged(BARE).sleep == TURNING
+    assert (world.prober.judged(BARE).sleep, world.prober.judged(BARE).health) == (TURNING, ReplicaHealth.UNKNOWN)
     await until(lambda: world.prober.judged(BARE).sleep == ASLEEP)
     assert world.wakes > wakes
 
@@ -514,18 +514,27 @@ def test_since_when_a_busy_replica_has_not_moved(
 
 def test_one_that_was_told_to_sleep_is_not_ready_until_it_is_awake_and_starts_then() -> None:
     one, now, said = ProbeJudge(SPEC, 0.0, was_ready=True, reports_progress=True), 0.0, []
-    for wanted, asleep, error in [
-        *[(False, False, ""), (True, False, ""), (True, True, ""), (False, True, ""), (False, False, "")],
-        *[(True, True, ""), (False, True, "no memory")],
+    for retiring, wanted, asleep, error in [
+        *[(False, False, False, ""), (True, True, False, ""), (True, True, True, ""), (False, True, True, "")],
+        *[(False, False, True, ""), (False, False, False, "")],
+        *[(True, True, True, ""), (False, False, True, "no memory")],
     ]:
         now += 10.0
         report = SleepReport(True, wanted, asleep, error)
-        one.record(ProbeReading(ok=True, detail="200", sleep=report, progress=7), now)
+        one.record(ProbeReading(ok=True, detail="200", sleep=report, progress=7), now, retiring=retiring)
         said.append((one.verdict.health, one.verdict.ready_since, one.verdict.progressed_at))
     ready, unknown, failed = ReplicaHealth.READY, ReplicaHealth.UNKNOWN, ReplicaHealth.FAILED
     assert said == [
         (ready, 0.0, 10.0),
-        *[(unknown, None, 20.0), (unknown, None, 30.0), (unknown, None, 30.0), (ready, 50.0, 30.0)],
-        *[(unknown, None, 60.0), (failed, None, 60.0)],
+        *[(unknown, None, 20.0), (unknown, None, 30.0), (unknown, None, 30.0), (unknown, None, 30.0)],
+        *[(ready, 60.0, 30.0), (unknown, None, 70.0), (failed, None, 70.0)],
     ]
     assert one.verdict.health_detail == "it does not wake up: no memory"
+
+
+@pytest.mark.parametrize("retiring", [True, False])
+def test_one_that_sleeps_and_is_not_to_has_the_time_of_a_start_to_wake_up(retiring: bool) -> None:
+    one = ProbeJudge(SPEC, 0.0, was_ready=True, reports_progress=True)
+    for now in (100.0, 200.0, 300.0):
+        one.record(replace(GOOD, sleep=ASLEEP, progress=7), now, retiring=retiring)
+    assert one.verdict.progressed_at == (300.0 if retiring else 200.0)

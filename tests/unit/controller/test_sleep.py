@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from controller.model.desired import Demand, Desired
 from controller.model.machine import Machine
 from controller.model.observed import Observed
 from controller.model.phases import Phase, phase_of
-from controller.model.spec import AutoscaleSpec, ProbeSpec, ServiceSpec, YieldSpec
+from controller.model.spec import AutoscaleSpec, GpuRequest, GpuSlot, ProbeSpec, ServiceSpec, YieldSpec
 from controller.model.world import (
     ContainerState,
     Gpu,
@@ -22,11 +23,14 @@ from controller.model.world import (
     ReplicaContainer,
     ReplicaHealth,
     Retirement,
+    ServerState,
     SleepReport,
+    UserConfigReport,
 )
 from controller.plan import plan
+from controller.plan.leave import grace_of
 from tests.unit.controller.control import Control, until
-from tests.unit.controller.worlds import NOW, desired, gpu_service, observed, replica, version
+from tests.unit.controller.worlds import NOW, desired, gpu_service, observed, replica, routing, server, version
 
 GIB = 1024**3
 SIZE = 80 * GIB
@@ -106,7 +110,7 @@ OTHER = NAMES["a"][:-1] + "2"
 STARTS_ANOTHER = f"#2 create {OTHER} on GPU-1: 0 of 1 replicas exist\n#3 after #2 start {OTHER}: 0 of 1 replicas exist"
 HOLDS_IT = "it asks for 1 GPU and 0 of 1 are free: 1 held by a"
 IN_USE = (
-    "pending b: it asks for 1 GPU and 0 of 1 are free: 1 with 3 GiB in use by other processes; "
+    "pending b: it asks for 1 GPU and 0 of 1 are free: 1 with 9 GiB in use by replicas that sleep or other processes; "
     "no service that holds one gives way"
 )
 NO_MEMORY = (
@@ -115,9 +119,38 @@ NO_MEMORY = (
 LATE = "not ready 5000 s after its start and 1800 s after its last progress (startup.deadline_s): it never answered"
 
 
+STILL_IN_USE = IN_USE.replace("pending b", "pending a").replace("9 GiB", "30 GiB")
+
+
 def drained(**changes: Any) -> Observed:
     one = replace(ON, **changes)
     return world((one, mark(one)))
+
+
+def limited(gib: int) -> ServiceSpec:
+    """A, whose containers may take so much memory."""
+    return replace(A, container={"HostConfig": {"Memory": gib * GIB}})
+
+
+B_GIVES_WAY = (
+    f"#1 drain {NAMES['b']}: gives way to a: 1 request waits\n"
+    "pending a: it asks for 1 GPU and 0 of 2 are free: 1 held by b, 1 held by c; b makes room"
+)
+NO_SLOT = (
+    "pending b: it asks for 50 GiB of a GPU and 0 of 1 GPUs fit: 1 has 47 GiB free (replicas that sleep or other "
+    "processes use 8 GiB); c gives way in 10 s at the latest"
+)
+NO_SLOT_ALONE = (
+    "pending b: it asks for 50 GiB of a GPU and 0 of 1 GPUs fit: 1 has 40 GiB free (replicas that sleep or other "
+    "processes use 40 GiB); no service that holds one gives way"
+)
+SERVER_GOES = (
+    f"#1 set server svc_a/{NAMES['a']} to maint: its replica sleeps\n"
+    f"#2 after #1 delete server svc_a/{NAMES['a']}: its replica sleeps"
+)
+ROUTED = replace(A, route="/a")
+LEFT = world(sleeper(ROUTED), routing=routing(server(asleep(ROUTED), state=ServerState.DRAIN)))
+HALF = [replace(spec, gpu=GpuRequest(1, slot=GpuSlot(memory_bytes=50 * GIB))) for spec in (A, B)]
 
 
 PICTURES: dict[str, tuple[Desired, Observed, str]] = {
@@ -136,6 +169,22 @@ PICTURES: dict[str, tuple[Desired, Observed, str]] = {
     "not where the memory is not known": (wish(A), replace(DRAINED, machine=None), f"{STOPS}; nothing in flight"),
     "not where the GPUs' memory cannot be read": (
         *(wish(A), replace(DRAINED, gpu_reading=None), f"{STOPS}; nothing in flight"),
+    ),
+    "not where that of its own GPU cannot be read": (
+        *(wish(A), replace(DRAINED, gpu_reading=GpuReading(NOW, {"GPU-1": 0})), f"{STOPS}; nothing in flight"),
+    ),
+    "also while its reading is awaited": (wish(A), replace(DRAINED, gpu_reading=GpuReading(-math.inf)), FALLS),
+    "not where its container may not take as much memory": (
+        *(wish(limited(79)), DRAINED, f"{STOPS}; nothing in flight"),
+    ),
+    "where its container may": (wish(limited(81)), DRAINED, FALLS),
+    "not while HAProxy is away, which may have its server": (
+        *(wish(ROUTED), world((awake(ROUTED), mark(ON, drained_s=20)), routing=None)),
+        f"{STOPS}; still busy after 20 s (graceful_shutdown_timeout_s)",
+    ),
+    "one that wakes up and is no longer needed": (
+        *(wish(A), world((asleep(A, sleep=WAKES), mark(ON)))),
+        f"#1 put {NAMES['a']} to sleep: gives way; it is not ready, so it has no requests",
     ),
     "not one that failed": (wish(A), world((ON, mark(ON, failed=True))), f"{STOPS}; nothing in flight"),
     "not one whose number an operator has set": (
@@ -167,10 +216,66 @@ PICTURES: dict[str, tuple[Desired, Observed, str]] = {
     # ------------------------------------------------------------------------------------------------- while it sleeps
     "nobody needs anything": (wish(A), world(sleeper(A)), "nothing to do"),
     "its GPU is another one's": (wish(A, B, b=1), world(sleeper(A)), STARTS_B),
+    "it may leave a tenth of the GPU in use": (wish(A, B, b=1), world(sleeper(A), use=8), STARTS_B),
+    "so may two": (wish(A, B, C, b=1), world(sleeper(A), sleeper(C), use=8), STARTS_B),
     "not if it left too much there": (
         wish(A, B, b=1),
-        world(sleeper(A), use=3),
+        world(sleeper(A), use=9),
         f"{LEAVES}b needs its GPUs' memory\n{IN_USE}",
+    ),
+    "also if it is in its own way": (
+        wish(A, a=1),
+        world(sleeper(A), use=30),
+        f"{LEAVES}a needs its GPUs' memory\n{STILL_IN_USE}",
+    ),
+    "another one leaves before that": (
+        wish(A, C, a=1),
+        world(sleeper(A, told_s=70), sleeper(C), use=30),
+        f"#1 send SIGTERM to {NAMES['c']}: it sleeps, and a needs its GPUs' memory\n{STILL_IN_USE}",
+    ),
+    "a GPU on which nothing sleeps is taken first": (
+        wish(A, B, b=1),
+        world(sleeper(A), cards=2),
+        STARTS_B.replace("GPU-0", "GPU-1"),
+    ),
+    "so is a slot that is in no sleeper's way": (
+        wish(*HALF, b=1),
+        world(sleeper(A, gpu_slot=GpuSlot(memory_bytes=50 * GIB)), cards=2),
+        STARTS_B.replace("GPU-0", "50 GiB of GPU-1"),
+    ),
+    "HAProxy's server of it goes": (
+        wish(ROUTED),
+        LEFT,
+        SERVER_GOES,
+    ),
+    "it leaves for a slot if nothing else gives way": (
+        wish(A, *HALF[1:], b=1),
+        world(sleeper(A), use=40),
+        LEAVES + "b needs its GPUs' memory\n" + NO_SLOT_ALONE,
+    ),
+    "one that leaves needs no memory to sleep": (
+        wish(A, B, C, b=1),
+        world(
+            (replace(ON, sleep=TOLD), mark(ON, 1.0, stopping_since=NOW)),
+            cards=2,
+            machine=replace(ROOMY, free_bytes=81 * GIB),
+        ),
+        STARTS_B.replace("GPU-0", "GPU-1"),
+    ),
+    "what sleeps counts against slots, and stays while another one gives way": (
+        wish(A, *HALF[1:], C, b=1, c=1),
+        world(sleeper(A), awake(C, gpu_slot=GpuSlot(memory_bytes=25 * GIB), ready_since=NOW - 20), use=33),
+        NO_SLOT,
+    ),
+    "none leaves for memory that another one may not need to sleep": (
+        wish(A, B, C, b=1),
+        world(
+            (replace(ON, sleep=TOLD, health=ReplicaHealth.UNKNOWN), mark(ON, 1.0)),
+            sleeper(C, 1),
+            cards=3,
+            machine=replace(ROOMY, free_bytes=81 * GIB),
+        ),
+        NO_MEMORY.replace("0 MiB", "81 GiB", 1),
     ),
     "a start needs the memory of the one that was used least recently": (
         wish(A, B, C, b=1),
@@ -219,10 +324,23 @@ PICTURES: dict[str, tuple[Desired, Observed, str]] = {
         world(sleeper(A)),
         f"#1 wake {NAMES['a']}: 0 of 1 replicas exist",
     ),
+    "its GPU is held, and there is no memory for another one": (
+        replace(wish(A, B, a=1, b=1), demands={"b": Demand(NOW, 1, NOW - 1)}),
+        world(sleeper(A), awake(B, ready_since=NOW - 20), machine=replace(FULL, free_bytes=0)),
+        "pending a: it asks for 1 GPU and 0 of 1 are free: 1 held by b; b gives way in 10 s at the latest",
+    ),
     "not while its GPU is held": (
         wish(A, B, a=1, b=1),
         world(sleeper(A), awake(B, ready_since=NOW - 20)),
         "pending a: it asks for 1 GPU and 0 of 1 are free: 1 held by b; b gives way in 10 s at the latest",
+    ),
+    "what holds its GPU gives way before what was used less recently": (
+        replace(
+            wish(A, B, C, a=1, b=1, c=1),
+            demands={"a": Demand(NOW, 1, NOW - 1), "b": Demand(NOW - 50), "c": Demand(NOW - 80)},
+        ),
+        world(sleeper(A), awake(B), awake(C, 1), cards=2),
+        B_GIVES_WAY,
     ),
     "another GPU is free": (
         wish(A, B, a=1, b=1),
@@ -238,6 +356,9 @@ PICTURES: dict[str, tuple[Desired, Observed, str]] = {
         f"#1 wake {NAMES['a']}: it is wanted, and was not told to wake up yet",
     ),
     "it wakes up": (wish(A, a=1), world(asleep(A, sleep=WAKES)), "nothing to do"),
+    "it gets no user_config before it has woken up": (
+        *(wish(A, a=1), world(asleep(A, sleep=WAKES, user_config=UserConfigReport("other", "other"))), "nothing to do"),
+    ),
     "one that wakes up holds its GPU": (
         wish(A, B, a=1, b=1),
         world(asleep(A, sleep=WAKES)),
@@ -263,6 +384,20 @@ def test_what_is_told_in_a_plan_is_not_told_again_while_that_is_in_progress() ->
         actions = tuple(step.action for step in plan(wanted, seen, NOW).steps)
         assert isinstance(actions[0], PutToSleep | WakeReplica)
         assert str(plan(wanted, replace(seen, in_progress=actions), NOW)) == "nothing to do"
+
+
+def test_no_other_one_leaves_before_the_engine_has_sent_the_signal() -> None:
+    wanted, seen, _ = PICTURES["a start needs the memory of the one that was used least recently"]
+    (step,) = plan(wanted, seen, NOW).steps
+    assert str(plan(wanted, replace(seen, in_progress=(step.action,)), NOW)) == NO_MEMORY
+
+
+@pytest.mark.parametrize("was", [CAN, TOLD, SLEEPS, WAKES, None])
+@pytest.mark.parametrize("told_s", [None, 1.0])
+def test_one_that_has_slept_has_its_whole_grace_period(was: SleepReport | None, told_s: float | None) -> None:
+    one = asleep(A, sleep=was)
+    has_slept = told_s is not None or was in (TOLD, SLEEPS, WAKES)
+    assert grace_of(one, mark(one, told_s, stopping_since=NOW), A, version(A)) == (30.0 if has_slept else 5.0)
 
 
 def test_one_that_is_being_woken_holds_its_gpu() -> None:

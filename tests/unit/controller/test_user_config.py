@@ -12,6 +12,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
+from pierhead.edge.admission import Admission
 from pierhead.replica.admin import AdminServer, admin_taker
 from pierhead.replica.sleep import Sleep
 from pierhead.replica.user_config import UserConfig, call_hook
@@ -328,7 +329,7 @@ class Part:
 
 async def test_the_controller_gives_and_the_runtime_takes() -> None:
     config = UserConfig([Part()], NO_USER_CONFIG, call_hook)
-    sleep = Sleep([Part()], call_hook)
+    sleep = Sleep([Part()], call_hook, Admission(5))
     pages = [admin_taker("user_config", config.offer, config.report), admin_taker("sleep", sleep.offer, sleep.report)]
     server, probe = AdminServer({**pages[0], **pages[1]}, "its-token"), HttpProbe()
     port = await server.start("127.0.0.1", 0)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from aiohttp import ClientSession
 from pierhead import Service
+from pierhead.edge.admission import Admission
+from pierhead.errors import Draining
 from pierhead.replica.server import ReplicaServer
 from pierhead.replica.sleep import Sleep, SleepState
 from pierhead.replica.user_config import call_hook
@@ -54,6 +56,7 @@ class SlowSleeper(Sleeper):
         self.go = asyncio.Event()
         self.begun = 0
         self.cancelled = 0
+        self.begins: Callable[[], object] = lambda: None
 
     async def sleep(self) -> None:  # type: ignore[override]
         await self._wait()
@@ -65,6 +68,7 @@ class SlowSleeper(Sleeper):
 
     async def _wait(self) -> None:
         self.begun += 1
+        self.begins()
         try:
             await self.go.wait()
         except asyncio.CancelledError:
@@ -76,7 +80,8 @@ class Kept:
     """A Sleep, and the task that keeps it."""
 
     def __init__(self, *parts: object) -> None:
-        self.sleep = Sleep(parts, call_hook)
+        self.admission = Admission(max_ongoing_requests=5)
+        self.sleep = Sleep(parts, call_hook, self.admission)
         self.keeper = asyncio.ensure_future(self.sleep.keep())
 
     async def becomes(self, report: SleepState) -> None:
@@ -104,6 +109,94 @@ class TestSleep:
         first.can_sleep = False
         assert kept.sleep.report() == SleepState(can=False, wanted=False, asleep=False)
         kept.keeper.cancel()
+
+    async def test_one_whose_can_sleep_raises_cannot(self, caplog: pytest.LogCaptureFixture) -> None:
+        class Odd(Sleeper):
+            @property
+            def can_sleep(self) -> bool:  # type: ignore[override]
+                raise LookupError("no engine")
+
+        sleep = Sleep([Odd()], call_hook, Admission(5))
+        assert [sleep.report(), sleep.report()] == [SleepState(can=False, wanted=False, asleep=False)] * 2
+        assert [record.getMessage() for record in caplog.records] == [
+            "it cannot sleep: Odd.can_sleep raised LookupError: no engine"
+        ]
+
+    async def test_a_plain_method_does_not_hold_the_loop(self) -> None:
+        class Blocking(Sleeper):
+            def sleep(self) -> None:
+                assert loop_moved.wait(PATIENCE_S)
+                super().sleep()
+
+        loop_moved, part = threading.Event(), Blocking()
+        kept = Kept(part)
+        kept.sleep.offer(SLEEP)
+        asyncio.get_running_loop().call_later(0.01, loop_moved.set)
+        await kept.becomes(ASLEEP)
+        assert threading.get_ident() not in part.threads
+        kept.keeper.cancel()
+
+    async def test_from_the_wish_until_it_is_awake_it_admits_nothing(self, slow: tuple[Kept, SlowSleeper]) -> None:
+        kept, part = slow
+        admission, in_flight = kept.admission, list[int]()
+        part.begins = lambda: in_flight.append(admission.ongoing)
+        assert admission.enter() is None
+        kept.sleep.offer(SLEEP)
+        for enter in (admission.enter, admission.enter_while_draining):
+            assert isinstance(enter(), Draining)
+        asyncio.get_running_loop().call_later(0.01, admission.leave)
+        await until(lambda: part.begun == 1, "it falls asleep")
+        assert in_flight == [0], "only when nothing is in flight"
+        kept.sleep.offer(WAKE)
+        assert isinstance(admission.enter(), Draining), "it still falls asleep"
+        part.go.set()
+        await kept.becomes(AWAKE)
+        assert part.did == ["sleep", "wake"]
+        await until(lambda: not admission.asleep, "it admits requests")
+        assert admission.enter() is None
+
+    async def test_what_ends_does_not_fall_asleep(self, slow: tuple[Kept, SlowSleeper]) -> None:
+        kept, part = slow
+        assert kept.admission.enter() is None
+        kept.sleep.offer(SLEEP)
+        await asyncio.sleep(0)
+        kept.admission.draining = True
+        kept.admission.leave()
+        kept.sleep.offer(WAKE)
+        kept.sleep.offer(SLEEP)
+        await until(lambda: not kept.sleep._news.is_set(), "it has seen the wish")
+        assert part.begun == 0
+
+    async def test_the_end_waits_for_a_plain_method(self) -> None:
+        class Blocking(Sleeper):
+            def sleep(self) -> None:
+                assert ends.wait(PATIENCE_S)
+                super().sleep()
+
+        ends, part = threading.Event(), Blocking()
+        kept = Kept(part)
+        kept.sleep.offer(SLEEP)
+        await until(lambda: kept.sleep._is_turning, "it falls asleep")
+        kept.keeper.cancel()
+        asyncio.get_running_loop().call_later(0.01, ends.set)
+        await asyncio.wait([kept.keeper])
+        assert part.did == ["sleep"]
+
+    async def test_one_that_wakes_up_and_is_to_sleep_says_that_it_does_not_yet(
+        self, slow: tuple[Kept, SlowSleeper]
+    ) -> None:
+        kept, part = slow
+        part.go.set()
+        kept.sleep.offer(SLEEP)
+        await kept.becomes(ASLEEP)
+        part.go.clear()
+        kept.sleep.offer(WAKE)
+        await until(lambda: part.begun == 2, "it wakes up")
+        kept.sleep.offer(SLEEP)
+        assert kept.sleep.report() == TURNING
+        part.go.set()
+        await kept.becomes(ASLEEP)
+        assert part.did == ["sleep", "wake", "sleep"]
 
     async def test_it_reports_what_it_is_at(self, slow: tuple[Kept, SlowSleeper]) -> None:
         kept, part = slow
@@ -155,7 +248,7 @@ class TestSleep:
 
     @pytest.mark.parametrize("text", ["[", "[]", "{}", '{"sleep": 1}', '{"sleep": true, "level": 2}'])
     async def test_what_is_no_wish_is_refused(self, text: str) -> None:
-        sleep = Sleep([Sleeper()], call_hook)
+        sleep = Sleep([Sleeper()], call_hook, Admission(5))
         with pytest.raises(ValueError, match=r"[Ee]xpect"):
             sleep.offer(text)
         assert sleep.report() == AWAKE

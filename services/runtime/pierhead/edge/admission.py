@@ -25,6 +25,8 @@ class Admission:
         self.max_ongoing_requests = max_ongoing_requests
         self.ongoing = 0
         self.draining = False
+        self.asleep = False
+        """Nothing is admitted: the replica sleeps, or is to."""
         self._name = name
         self._queue: deque[Callable[[], None]] = deque()
         self._idle_waiters: list[asyncio.Future[None]] = []
@@ -37,6 +39,8 @@ class Admission:
 
     def enter_while_draining(self) -> PierheadError | None:
         """As `enter`, but also while draining: HTTP clients cannot choose another replica themselves."""
+        if self.asleep:
+            return Draining(f"{self._name} sleeps: it takes no requests until it is woken up; call another")
         if self.ongoing >= self.max_ongoing_requests:
             return Backpressure(
                 f"{self._name} already works on {self.ongoing} requests "

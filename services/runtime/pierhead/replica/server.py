@@ -109,10 +109,10 @@ class ReplicaServer:
         self._sharing: SharedMemory | None = None
         self._watch = HealthWatch(checks_of(parts), self.settings, self._load, self._judged, self._run)
         self._config = UserConfig(parts, self.settings.user_config, self._run)
-        self._sleep = Sleep(parts, self._run)
         self._reject_unfit(parts)
         name = self.settings.replica or self.settings.service or "this replica"
         self._admission = Admission(self.settings.max_ongoing_requests, name)
+        self._sleep = Sleep(parts, self._run, self._admission)
         self.edge = Edge(self.settings, self._admission, self.metrics)
         self._health = health.aio.HealthServicer()
         self._services: list[str] = []

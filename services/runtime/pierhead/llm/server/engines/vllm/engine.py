@@ -309,9 +309,11 @@ class VLLMEngine(LLMEngine):
 
     @property
     def can_sleep(self) -> bool:
-        """See LLMEngine.can_sleep: with enable_sleep_mode, on GPUs."""
-        has_mode = self._runs is not None and self._runs.settings.enable_sleep_mode
-        return bool(has_mode and current_platform.is_sleep_mode_available())
+        """See LLMEngine.can_sleep: with enable_sleep_mode, on GPUs, and without a connector, which keeps addresses in
+        the cache that a sleep gives back."""
+        settings = self._runs.settings if self._runs is not None else None
+        has_mode = settings is not None and settings.enable_sleep_mode and settings.kv_transfer_config is None
+        return has_mode and current_platform.is_sleep_mode_available()
 
     def _needs_sleep(self) -> None:
         if not current_platform.is_sleep_mode_available():  # a worker on a CPU would ignore it, and vLLM call it done
