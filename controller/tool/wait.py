@@ -11,11 +11,22 @@ from .errors import BAD_INPUT, FAILED
 from .rows import version
 
 if TYPE_CHECKING:
-    from ..status.records.services import DeadEnd, Nodes, Obstacle, RejectionDocument, Service, Services
+    from ..status.records.services import (
+        DeadEnd,
+        Nodes,
+        Obstacle,
+        RejectionDocument,
+        RolloutDocument,
+        Service,
+        Services,
+    )
 
 VIEWS_AFTER_A_REQUEST = 3
 """The controller answers from its last published view. The first view after a request may be older than the request,
 and the tick of the second one may have begun before it; the third one contains it."""
+FOLLOWED_S = 60.0
+"""`serving` waits for a rollout until this long after its beginning. One that takes longer has a long bake_s, a slow
+start or many replicas: it is named, and continues."""
 
 
 class TargetMovedError(Exception):
@@ -80,7 +91,8 @@ class ScaleWait:
 
 def judge_all(document: Services, *, serving: bool = False) -> WaitVerdict:
     """Judge /api/v1/services: done when every service has converged; `serving`: when as many replicas as wanted are
-    ready, also during a rollout and while other replicas drain.
+    ready, also while other replicas drain, and no client gets answers of a version whose rollout to the files' version
+    ends within FOLLOWED_S.
 
     A service whose files ask for a version that was rolled back is not done, although the former version serves.
     """
@@ -162,11 +174,8 @@ class RolloutWait:
         name, rejected = row.name, row.rejected
         if row.rollout:
             self._rolling.add(name)
-            rollout = row.rollout
-            part = Part(name, rollout.ready, rollout.wanted, rollout.phase, key=(rollout.phase, _key(row)))
-            if row.blocked and row.stuck:
-                return _stuck(row.stuck, part)
-            return WaitVerdict(f"{name}: {rollout.progress}; {rollout.message}", parts=(part,))
+            verdict = _in_rollout(row, row.rollout)
+            return _stuck(row.stuck, verdict.parts[0]) if row.blocked and row.stuck else verdict
         part = _part(row)
         if name not in self._rolling and len(self._views) < VIEWS_AFTER_A_REQUEST:
             return WaitVerdict(f"{name}: the controller has not taken it up yet", parts=(part,))
@@ -322,7 +331,22 @@ def _as_asked(row: Service, *, serving: bool) -> WaitVerdict:
     enough = row.ready >= row.wanted if serving else row.converged
     if enough and row.not_as_asked:
         return _ended_badly(_part(row), row.not_as_asked.words, row.not_as_asked.next_step)
+    if enough and serving and row.rollout and _is_reached_soon(row, row.rollout):
+        return _in_rollout(row, row.rollout)
     return _verdict(row, enough=enough)
+
+
+def _is_reached_soon(row: Service, rollout: RolloutDocument) -> bool:
+    """Whether clients still get answers of another version, and soon of the files' version alone."""
+    from_outside = row.route is not None or row.grpc_services
+    if not from_outside or rollout.to != row.offered or row.blocked:
+        return False
+    return rollout.phase != "SETTLING" and row.at - rollout.begun_at < FOLLOWED_S
+
+
+def _in_rollout(row: Service, rollout: RolloutDocument) -> WaitVerdict:
+    part = Part(row.name, rollout.ready, rollout.wanted, rollout.phase, key=(rollout.phase, _key(row)))
+    return WaitVerdict(f"{row.name}: {rollout.progress}; {rollout.message}", parts=(part,))
 
 
 def _stuck(found: DeadEnd, part: Part) -> WaitVerdict:

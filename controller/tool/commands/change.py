@@ -29,7 +29,7 @@ Some = Annotated[
 Uuid = Annotated[str, typer.Argument(metavar="UUID", help="of a GPU, as `pierhead gpus` shows it")]
 Reason = Annotated[str, typer.Argument(metavar="REASON", help="what is wrong with it")]
 Serving = Annotated[
-    bool, typer.Option("--serving", help="wait for ready replicas only: rollouts and drains may continue")
+    bool, typer.Option("--serving", help="wait for ready replicas, and up to 60 s for rollouts that clients see")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="show only what is in the way, and how it ended")]
 Now = Annotated[bool, typer.Option("--now", help="replace all replicas as soon as new ones are ready: no bake_s")]

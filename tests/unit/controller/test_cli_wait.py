@@ -154,6 +154,23 @@ def test_a_rollout_in_progress_is_named() -> None:
     assert judge_all(document(watched)).message.endswith("` to wait")
 
 
+def test_what_clients_reach_serves_once_no_other_version_answers_them() -> None:
+    def is_over(phase: str, began_s_ago: float = 10.0, **changes: Any) -> bool:
+        rollout = rolling(phase=phase).rollout
+        assert rollout is not None
+        rollout = replace(rollout, begun_at=AT - began_s_ago)
+        of_files = {"offered": rollout.to, "rollout": rollout}
+        return judge_all(document(rolling("api", ready=2, **{**of_files, **changes}), row()), serving=True).done
+
+    phases = ("WAITING", "STARTING", "BAKING", "ROLLING", "ROLLING_BACK", "SETTLING")
+    assert [is_over(phase) for phase in phases] == [False] * 5 + [True]
+    assert not is_over("BAKING", route=None, grpc_services=("shop.Api",))
+    assert is_over("BAKING", route=None), "no client reaches it"
+    assert is_over("BAKING", 60), "its bake_s is longer than an `up` waits"
+    assert is_over("BAKING", offered="0a0b0c0d"), "an operator asked for this version"
+    assert is_over("STARTING", blocked="no GPU"), "it is named in place of waited for"
+
+
 @pytest.mark.parametrize("problems", [[], ["x"]])
 def test_files_that_were_changed_a_moment_ago_are_read_first(problems: list[str]) -> None:
     for service in (row(), turned_down()):
