@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -426,6 +427,45 @@ async def test_a_server_may_have_an_adapter_of_a_replica_before(with_adapters: W
             await engine.load_adapter("french", path)
             assert with_adapters.asked == asked
             assert (await all_of(engine, ask_french()))[0].status == 200
+
+
+ANSWERING = saying(b'{"model": "-", "choices": []}', kind="application/json")
+"""Whatever the model's name is."""
+
+
+@pytest.mark.parametrize("listed", [("m", "m:french"), ("m", "french"), ()], ids=["as vLLM", "as SGLang", "no list"])
+async def test_a_list_that_has_an_adapter_of_the_server_alone_is_remembered_for_a_while(
+    listed: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        asked.append(request.path)
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": name} for name in listed]})
+        return await ANSWERING(request)
+
+    monkeypatch.setattr(openai_engine, "LISTED_S", math.inf)
+    async with started(handle) as engine:
+        asked.clear()
+        for _ in range(3):
+            assert (await all_of(engine, ask_french()))[0].status == 200
+        assert asked == ["/v1/models", *["/v1/chat/completions"] * 3]
+        monkeypatch.setattr(openai_engine, "LISTED_S", 0.0)
+        assert (await all_of(engine, ask_french()))[0].status == 200
+        assert asked[4:] == ["/v1/models", "/v1/chat/completions"], "what it remembers is old"
+
+
+async def test_a_list_that_lacks_an_adapter_is_asked_for_again() -> None:
+    names = ["m"]
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return await with_models(ANSWERING, *names)(request)
+
+    async with started(handle) as engine:
+        assert (await all_of(engine, ask_french()))[0].status == 404
+        names.append("m:french")
+        assert (await all_of(engine, ask_french()))[0].status == 200
 
 
 async def test_adapters_that_cannot_be_loaded_say_why() -> None:

@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import aiohttp
@@ -50,6 +51,8 @@ log = logging.getLogger(__name__)
 LARGEST_METRICS = 4 * 1024 * 1024
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 WATCH_EVERY_S = 5.0
+LISTED_S = 5.0
+"""For how long an adapter that the server has listed counts as there, so that not each request for it costs another."""
 METRICS_LAST_S = 30.0
 """Older metrics of the server are not shown."""
 _KEPT_S = 4.0
@@ -82,6 +85,8 @@ class OpenAIEngine(LLMEngine):
         self._metrics, self._metrics_at = b"", 0.0
         self._adapters: dict[str, str] = {}
         """Loaded adapters, and where their files are."""
+        self._listed: tuple[float, Collection[str]] = (-math.inf, ())
+        """When the server was asked for its models last, and their names."""
 
     # ---- its life
 
@@ -147,7 +152,9 @@ class OpenAIEngine(LLMEngine):
 
     async def _cards(self) -> dict[str, dict[str, Any]]:
         """The server's models by name; empty if it has no such list."""
-        return cards_of((await self._small("GET", "/v1/models"))[1])
+        cards = cards_of((await self._small("GET", "/v1/models"))[1])
+        self._listed = time.monotonic(), frozenset(cards)
+        return cards
 
     async def shutdown(self) -> None:
         """Close every connection: running requests fail here, and are aborted at the server."""
@@ -247,7 +254,8 @@ class OpenAIEngine(LLMEngine):
         asked = self._own(request)
         adapter = str(asked.model).removeprefix(self._model).removeprefix(":")
         path = self._adapters.get(adapter)
-        if adapter and path is None and await self._lacks(adapter):  # some servers answer whatever the model's name is
+        # Some servers answer whatever the model's name is.
+        if adapter and path is None and not self._was_listed(adapter) and await self._lacks(adapter):
             raise unknown_model(str(request.model), self.config.model_loading.model_id)
         async with contextlib.aclosing(ask(asked)) as answers:
             async for answer in answers:
@@ -264,10 +272,18 @@ class OpenAIEngine(LLMEngine):
                 yield answer
 
     async def _lacks(self, adapter: str) -> bool:
-        """Whether the server lists models, and this adapter is not one of them: vLLM by the name that `_put` gives it,
-        SGLang by its own."""
-        cards = await self._cards()
-        return bool(cards) and cards.keys().isdisjoint((self._adapter_name(adapter), adapter))
+        """Whether the server lists models, and this adapter is not one of them."""
+        return not self._is_among(adapter, await self._cards())
+
+    def _was_listed(self, adapter: str) -> bool:
+        """Whether the server had it, or no list, at most LISTED_S ago."""
+        at, names = self._listed
+        return time.monotonic() - at < LISTED_S and self._is_among(adapter, names)
+
+    def _is_among(self, adapter: str, names: Collection[str]) -> bool:
+        """Whether a list of models has the adapter, or is empty. vLLM has it by the name that `_put` gives it, SGLang
+        by its own."""
+        return not names or self._adapter_name(adapter) in names or adapter in names
 
     def _own(self, request: OpenAIRequest) -> OpenAIRequest:
         """The request as the server is asked it. Raises LLMRequestError."""
