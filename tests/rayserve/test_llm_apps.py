@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from openai import APIStatusError, BadRequestError, InternalServerError, NotFoundError, OpenAI
 from pierhead import rayserve as serve
+from pierhead.environment import Environment
 from pierhead.rayserve.config import RequestRouterConfig
 from pierhead.rayserve.context import DeploymentID, _RequestContext
 from pierhead.rayserve.llm import build_openai_app, build_pd_openai_app
@@ -153,6 +154,19 @@ def test_what_is_no_request_of_openai_s_is_refused_as_the_gateway_does(
     found, answer = post(port, "/v1/chat/completions", body)
     assert (found, answer["error"]["type"]) == (status, "invalid_request_error")
     assert words in answer["error"]["message"]
+
+
+def test_where_engines_may_fetch_from_is_read_once_for_all_routes(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("pierhead.rayserve.llm.ingress")
+    reads: list[Environment] = []
+
+    def read(environment: Environment) -> frozenset[str]:
+        reads.append(environment)
+        return frozenset()
+
+    monkeypatch.setattr(module, "media_hosts", read)
+    module.make_fastapi_ingress(module.OpenAiIngress)
+    assert len(reads) == 1
 
 
 def test_pierhead_s_own_engines(port: int) -> None:

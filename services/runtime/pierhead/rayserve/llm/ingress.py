@@ -265,9 +265,7 @@ def _route_of(name: str, kind: type[objects.OpenAIRequest]) -> Route:
     has_messages = any(each.messages for path, each in POSTS.items() if path in paths)
 
     def at(app: FastAPI) -> Callable[[Any], Any]:
-        environment = Environment()
-        hosts = media_hosts(environment)
-        environment.check()
+        hosts = app.state.media_hosts
 
         def decorate(method: Any) -> Any:
             async def endpoint(self: Any, request: Request) -> Response:
@@ -307,6 +305,9 @@ def make_fastapi_ingress(
     own = cls is OpenAiIngress and endpoint_map is None and app is None
     app = app or FastAPI()
     app.add_exception_handler(ApiError, _refuse)
+    environment = Environment()
+    app.state.media_hosts = media_hosts(environment)
+    environment.check()
     methods = {
         name: route(app)(getattr(cls, name))
         for name, route in (DEFAULT_ENDPOINTS if endpoint_map is None else endpoint_map).items()
