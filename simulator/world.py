@@ -70,6 +70,7 @@ class Replica:
     """Its retirement has begun: it gets no new requests."""
     server: ServerState | None = None
     working: int = 0
+    finished: int = 0
     backlog: deque[int] = field(default_factory=deque)
     """Accepted requests that wait inside it."""
 
@@ -186,6 +187,7 @@ class SimulatedWorld:
         requests.latency.append(now - requests.arrived[request])
         requests.waited.append(now - requests.arrived[request] - requests.needs[request])
         replica.working -= 1
+        replica.finished += 1
         if replica.backlog:
             self._work(replica, replica.backlog.popleft(), now)
         self._fill(replica, now)
@@ -350,5 +352,6 @@ def _container(replica: Replica, service: str, now: float) -> ReplicaContainer:
         ready_since=replica.ready_since,
         ongoing=replica.ongoing,
         ongoing_at=now,
+        used=replica.finished,
         waiting={},
     )

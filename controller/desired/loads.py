@@ -70,12 +70,17 @@ class Uses:
                 own, edge = (one.id, True), (one.id, False)
                 self._counts |= {key: before[key] for key in (own, edge) if key in before}
                 key, count = (own, one.used) if one.used is not None else (edge, _answered_at_edge(one, observed))
+                if count is None:
+                    continue
                 if count > before.get(key, count):
                     used.add(name)
                 self._counts[key] = count
         return used
 
 
-def _answered_at_edge(container: ReplicaContainer, observed: Observed) -> int:
-    server = observed.routing.server_of(container.service, container.name) if observed.routing else None
+def _answered_at_edge(container: ReplicaContainer, observed: Observed) -> int | None:
+    """Return what HAProxy has counted; None while it does not answer."""
+    if observed.routing is None:
+        return None
+    server = observed.routing.server_of(container.service, container.name)
     return server.answered if server else 0

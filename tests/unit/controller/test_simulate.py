@@ -85,6 +85,15 @@ def test_a_service_at_zero_wakes_and_sleeps_again() -> None:
     assert result.samples[-1].present == 0
 
 
+def test_requests_between_two_looks_keep_a_service_awake() -> None:
+    """As on a stack, where each replica counts what it has done."""
+    sleepy = replace(FIVE_EACH, min=0, downscale_delay_s=20.0, downscale_to_zero_delay_s=60.0)
+    times = [10.4 + 30 * number for number in range(10)]
+    result, _ = run(Trace("short", times, 340.0, [0.01] * len(times)), sleepy, begin=1)
+    assert targets(result) == [1]
+    assert all(sample.in_work == 0 for sample in result.samples), "no look has seen one"
+
+
 def test_failing_starts_are_tried_again() -> None:
     _, found = run("step:10x,rate=10,at=30,duration=300", failing_starts=0.5, start_time=parse_distribution("", "2"))
     assert found.failed_starts > 0

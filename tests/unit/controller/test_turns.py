@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from controller.desired.demands import Demands
+from controller.desired.loads import Uses
 from controller.model.desired import Demand, Desired
 from controller.model.observed import Observed
 from controller.model.plan import Plan
@@ -25,6 +26,7 @@ from tests.unit.controller.worlds import (
     replica,
     retirement,
     routing,
+    server,
     version,
 )
 
@@ -221,6 +223,14 @@ def test_a_replica_that_is_silent_for_a_moment_was_not_used_then() -> None:
     for seconds, used in enumerate((7, None, 7)):
         assert demands.look({"a": A}, (), world(on(A, used=used)), NOW + seconds)["a"] == Demand(NOW)
     assert demands.look({"a": A}, (), world(on(A, used=8)), NOW + 9)["a"] == Demand(NOW + 9)
+
+
+def test_an_edge_that_is_silent_for_a_moment_has_sent_nothing_then() -> None:
+    uses, foreign = Uses(), on(A)
+    counts = (routing(server(foreign, answered=count)) for count in (7, 7, 8))
+    first, again, one_more = (world(foreign, routing=each) for each in counts)
+    seen = [set(uses.look(["a"], each)) for each in (first, world(foreign, routing=None), again, one_more)]
+    assert seen == [set(), set(), set(), {"a"}]
 
 
 def test_a_request_is_seen_when_another_replica_leaves_at_the_same_time() -> None:
