@@ -567,8 +567,54 @@ def test_an_application_of_ray_serve_llm_runs_as_services(
 
     with user.cleaned_up():
         user.does("pierhead", "up")
-        url = f"http://127.0.0.1:{user.setting('PIERHEAD_HTTP_PORT')}{path}"
-        found = request(url, "POST", json.dumps(body).encode(), headers={"content-type": "application/json"})
-        assert found.status == 200, found.body
-        said = json.loads(found.body)
-        assert (said["answer"] if "answer" in said else said["choices"][0]["message"]["content"]) == answer
+        assert said(user, path, body) == answer
+
+
+def said(user: User, path: str, body: dict[str, Any]) -> str:
+    """The words of an answer."""
+    url = f"http://127.0.0.1:{user.setting('PIERHEAD_HTTP_PORT')}{path}"
+    found = request(url, "POST", json.dumps(body).encode(), headers={"content-type": "application/json"})
+    assert found.status == 200, found.body
+    whole = json.loads(found.body)
+    words: str = whole["answer"] if "answer" in whole else whole["choices"][0]["message"]["content"]
+    return words
+
+
+CLASSES_IN_YAML = """\
+applications:
+- name: own-app
+  import_path: ray.serve.llm:build_openai_app
+  route_prefix: /
+  args:
+    llm_configs:
+    - model_loading_config: {model_id: small}
+      llm_engine: custom_engine:MyCustomEngine
+      server_cls: custom_server:CustomLLMServer
+      placement_group_config: {bundles: [{CPU: 1}]}
+    - model_loading_config: {model_id: own}
+      llm_engine: custom_engine:MyCustomEngine
+      placement_group_config: {bundles: [{CPU: 1}]}
+"""
+
+
+def classes_of(file: str) -> str:
+    """A module of the guide without the application that it builds: the YAML says that."""
+    classes = (LLM_APPS / file).read_text().partition("\n\ndef config_of")[0].partition("\n\napp = ")[0]
+    return classes.replace("from custom_engine import config_of\n", "")
+
+
+def test_classes_that_ray_serve_llm_s_yaml_names_run_in_the_user_s_image(llm_programs: Path, tmp_path: Path) -> None:
+    user = User(llm_programs, tmp_path / "application")
+    user.directory.mkdir()
+    files = ("custom_engine.py", "custom_server.py")
+    for file in files:
+        (user.directory / file).write_text(classes_of(file))
+    (user.directory / "serve.yaml").write_text(CLASSES_IN_YAML)
+    (user.directory / "Dockerfile").write_text(f"FROM pierhead/llm-none:{TAG}\nCOPY {' '.join(files)} ./\n")
+    (user.directory / ".env").write_text(f"COMPOSE_PROJECT_NAME=raysllmtest\n{own_ports()}")
+    user.does("python", "-m", "pierhead", "import-ray", "serve.yaml", "-o", "compose.yaml")
+
+    with user.cleaned_up():
+        user.does("pierhead", "up")
+        assert said(user, "/v1/chat/completions", CHAT) == "small: added words"
+        assert said(user, "/v1/chat/completions", {**CHAT, "model": "own"}) == "own: hello"
