@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from aiohttp import web
@@ -32,7 +33,8 @@ class HubRepository:
 
     def commit(self, files: Mapping[str, bytes], name: str = "main") -> None:
         """A new commit with exactly these files, which gets the name."""
-        commit = _digest(repr((sorted(files.items()), len(self.commits))).encode())[:40]
+        contents = sorted((file, _digest(content)) for file, content in files.items())
+        commit = _digest(repr((contents, len(self.commits))).encode())[:40]
         self.commits[commit] = dict(files)
         self.names[name] = commit
 
@@ -185,8 +187,8 @@ class HubServer:
 
 
 @contextmanager
-def hub_server() -> Iterator[HubServer]:
-    """Runs the hub in a thread of its own until the block is left."""
+def hub_server(host: str = "127.0.0.1") -> Iterator[HubServer]:
+    """Runs the hub in a thread of its own until the block is left. `host`: the address that it listens on."""
     hub, loop, ready = HubServer(), asyncio.new_event_loop(), threading.Event()
 
     async def start() -> web.AppRunner:
@@ -194,7 +196,7 @@ def hub_server() -> Iterator[HubServer]:
         app.router.add_route("*", "/{path:.*}", hub.answer)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, host, 0).start()
         hub.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         return runner
 
@@ -213,6 +215,7 @@ def hub_server() -> Iterator[HubServer]:
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(20)
+        _digest.cache_clear()
 
 
 def _tag(content: bytes) -> str:
@@ -220,6 +223,7 @@ def _tag(content: bytes) -> str:
     return _digest(content)[: 40 if len(content) < LFS_BYTES else 64]
 
 
+@lru_cache
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 

@@ -28,6 +28,15 @@ CHAT_ENGINE = PLAIN | {  # as in compose/apps/llm.yaml
     "max_model_len": 2048, "enable_auto_tool_choice": True, "tool_call_parser": "hermes",
 }  # fmt: skip
 
+TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""A thread of NIXL looks for transfers without a pause in each engine. Engines that are bound to one core each, with
+threads that wait for one another, would take minutes for an answer on two cores."""
+LONG: Any = [
+    {"role": "user", "content": "France has many cities, and one of them is its capital. " * 30 + "What is it called?"}
+]
+"""Long enough for blocks of vLLM's cache, which have 128 tokens on CPUs."""
+
 Processes = dict[str, subprocess.Popen[bytes]]
 
 

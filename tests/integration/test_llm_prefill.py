@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,7 @@ from tests.environments import vllm
 from tests.environments.vllm import MODELS
 from tests.harness.stack import request
 from tests.harness.vllm_processes import STARTED_WITHIN_S
-from tests.harness.whole_way import CHAT_ENGINE, WholeWay, all_ready, whole_way
+from tests.harness.whole_way import CHAT_ENGINE, LONG, ONE_THREAD, TRANSFER, WholeWay, all_ready, whole_way
 from tests.unit.dashboards.sources import VLLM_PAGE
 
 pytestmark = [
@@ -20,18 +19,10 @@ pytestmark = [
     pytest.mark.skipif(not vllm.VLLM.is_made(), reason="no vLLM here; python -m tests.environments.vllm makes it"),
 ]
 
-TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
 NAMES = {
     "smollm2": "llm",
     "apart": {"service": "llm-decode", "prefill": "llm", "alias_of": "smollm2"},
 }
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-"""A thread of NIXL looks for transfers without a pause in each engine. Engines that are bound to one core each, with
-threads that wait for one another, would take minutes for an answer on two cores."""
-LONG: Any = [
-    {"role": "user", "content": "France has many cities, and one of them is its capital. " * 30 + "What is it called?"}
-]
-"""Long enough for blocks of vLLM's cache, which have 128 tokens on CPUs."""
 
 
 @pytest.fixture(scope="module")
