@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 from pierhead import BadRequest, Unavailable, UserCodeError, handle
+from pierhead.errors import Draining
 from pierhead.llm.mock.engine import MockEngine
 from pierhead.llm.objects import OpenAIRequest, RawAnswer
 from pierhead.llm.server import llm_server, service
@@ -290,8 +291,8 @@ async def test_the_controller_puts_it_to_sleep_and_wakes_it_up(cluster: Cluster)
     assert served.replica.readiness().sleep == AWAKE
     await put_to_sleep(served, wanted=True)
     await until(lambda: served.replica.readiness().sleep == ASLEEP, "it sleeps")
-    with pytest.raises(Unavailable, match="the engine sleeps"):
-        await served.chat()
+    refusal = served.replica.edge.admission.enter()
+    assert isinstance(refusal, Draining), "callers choose another replica"
     assert (await readyz(served.replica))[0] == 200
     await put_to_sleep(served, wanted=False)
     await until(lambda: served.replica.readiness().sleep == AWAKE, "it is awake")
