@@ -115,15 +115,14 @@ class ReplicaReport:
     user_config: UserConfigReport | None = None
     """None also of an earlier runtime, and of a program that does not listen yet."""
     sleep: SleepReport | None = None
+    """None also of an earlier runtime, and of an image without it."""
+    stats: PublishedStats = NO_STATS
+    """What it publishes for its callers' policies."""
 
     @property
     def is_awake(self) -> bool:
         """It neither sleeps nor is to, or it cannot."""
         return self.sleep is None or self.sleep.is_awake
-
-    """None also of an earlier runtime, and of an image without it."""
-    stats: PublishedStats = NO_STATS
-    """What it publishes for its callers' policies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
