@@ -281,6 +281,42 @@ async def test_a_server_that_is_gone_is_unavailable() -> None:
         await all_of(engine, ask())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_kept_connection_that_the_server_closes_is_replaced_by_a_new_one(stream: bool) -> None:
+    """llama.cpp closes each connection after a stream, without saying so: the next request may still be written."""
+    used: list[asyncio.Transport | None] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if (transport := request.transport) in used:
+            assert transport is not None
+            transport.close()
+        used.append(transport)
+        return await answer(request)
+
+    answer = saying(event("Hi"), LAST, DONE) if stream else saying(b"{}", kind="application/json")
+    async with started(with_models(handle)) as engine:
+        used.clear()
+        for _ in range(3):
+            assert await all_of(engine, ask(stream=stream))
+    assert len(used) == 5, "three requests, of which two were written to a connection that was closed"
+
+
+async def test_a_new_connection_that_the_server_closes_is_an_error() -> None:
+    asked: list[str] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if request.method == "POST":
+            asked.append(request.path)
+            assert request.transport is not None
+            request.transport.close()
+        return web.Response()
+
+    async with started(with_models(handle)) as engine:
+        with pytest.raises(Unavailable, match="ServerDisconnected"):
+            await all_of(engine, ask())
+    assert len(asked) == 2, "by the connection that was kept, and by a new one"
+
+
 async def test_a_server_that_says_nothing_is_given_up() -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
         await asyncio.Event().wait()

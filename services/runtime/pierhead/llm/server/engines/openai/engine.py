@@ -15,6 +15,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -96,6 +97,7 @@ class OpenAIEngine(LLMEngine):
         self._session = aiohttp.ClientSession(
             headers={"Accept-Encoding": "identity", **self._authorization()},
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S),  # the replica bounds its requests
+            trace_configs=[_notes_a_kept_connection()],
             timeout=aiohttp.ClientTimeout(sock_connect=arguments.connect_timeout_s, sock_read=arguments.read_timeout_s),
         )
         await self._wait_for_it()
@@ -305,7 +307,7 @@ class OpenAIEngine(LLMEngine):
         before = 0
         self._running += 1
         try:
-            async with self._open.request(
+            async with await self._request(
                 "POST" if wire else "GET",
                 where,
                 data=wire or None,
@@ -338,11 +340,22 @@ class OpenAIEngine(LLMEngine):
         try:
             async with (
                 asyncio.timeout(limit_s),
-                self._open.request(method, where, json=body, allow_redirects=method == "GET") as response,
+                await self._request(method, where, json=body, allow_redirects=method == "GET") as response,
             ):
                 return response.status, await read_body(response, LARGEST_METRICS)
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"{where} does not answer: {type(error).__name__}: {error}".rstrip(": ")) from error
+
+    async def _request(self, method: str, where: str, **options: Any) -> aiohttp.ClientResponse:
+        """The server's answer, from its headers on. Servers close connections without saying so (llama.cpp after each
+        stream): a request that meets this on a kept one is sent again. aiohttp does so for GET alone."""
+        while True:
+            connection = SimpleNamespace(is_kept=False)
+            try:
+                return await self._open.request(method, where, trace_request_ctx=connection, **options)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                if not connection.is_kept:  # each attempt takes one of those away
+                    raise
 
     @property
     def _open(self) -> aiohttp.ClientSession:
@@ -433,6 +446,19 @@ class OpenAIEngine(LLMEngine):
             return
         if status == 200:
             self._metrics, self._metrics_at = without_ours(text), time.monotonic()
+
+
+def _notes_a_kept_connection() -> aiohttp.TraceConfig:
+    """Sets `is_kept` of a request's trace_request_ctx where no new connection was made for it."""
+
+    async def note(
+        _: aiohttp.ClientSession, context: SimpleNamespace, __: aiohttp.TraceConnectionReuseconnParams
+    ) -> None:
+        context.trace_request_ctx.is_kept = True
+
+    config = aiohttp.TraceConfig()
+    config.on_connection_reuseconn.append(note)
+    return config
 
 
 def _ask_for_usage(request: OpenAIRequest) -> bool:
