@@ -116,6 +116,28 @@ async def test_events_pass_as_they_are_and_usage_only_where_the_client_asked() -
         assert b"".join(reply.data for reply in replies) == b"".join([*events, LAST, DONE])
 
 
+@pytest.mark.parametrize("end_s", [0.02, 5.0])
+async def test_the_last_event_comes_with_the_end_of_the_stream_or_soon(end_s: float) -> None:
+    """A client leaves when it has it, and a request that still runs then counts as left."""
+    ended: list[str] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(event("Hi") + LAST + DONE)
+        await asyncio.sleep(end_s)
+        ended.append(request.path)
+        return response
+
+    async with started(with_models(handle)) as engine:
+        replies = replies_of(engine.chat(ask(stream=True)))
+        assert (await anext(replies)).data.endswith(DONE)
+        assert bool(ended) == (end_s < 1)
+        with pytest.raises(StopAsyncIteration):
+            await anext(replies)
+        assert bool(ended) == (end_s < 1), "what never ends is not waited for"
+
+
 async def test_what_the_server_is_asked() -> None:
     seen: list[tuple[str | None, dict[str, Any]]] = []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
 from typing import Any
@@ -14,6 +16,8 @@ from pierhead.llm.server.events import Account, Splitter
 
 LARGEST_ANSWER = 60 * 1024 * 1024
 """Bytes of an answer that does not stream: a little less than the largest message between services."""
+END_WITHIN_S = 0.1
+"""Of the [DONE] of a stream. Servers send both at once."""
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
 _OURS = (b"process_", b"python_", b"pierhead_")
@@ -61,12 +65,24 @@ async def _events(response: aiohttp.ClientResponse, account: Account, *, ends: b
         whole = b"".join([event for event in splitter.feed(data) if account.note(event)])
         if model:
             whole = _MODEL.sub(lambda _: named, whole)
+        if account.done:
+            await _end_of(response.content)
         if whole:
             yield StreamEvents.from_bytes(whole, account.take(), account.usage if account.done else None)
+        if account.done:
+            break
     if splitter.rest.strip() or (ends and not account.done):
         raise UpstreamError("its stream ended in the middle")
     if not account.done:
         yield StreamEvents("", account.take(), account.usage)
+
+
+async def _end_of(content: aiohttp.StreamReader) -> None:
+    """Wait for the end of a stream whose [DONE] has come: clients leave when they have it, and a request that has not
+    ended by then counts as left; and the connection can be kept."""
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+        async with asyncio.timeout(END_WITHIN_S):
+            await content.readany()
 
 
 def _whole(data: bytes, account: Account, kind: type[OpenAIAnswer], model: str) -> OpenAIAnswer:
