@@ -12,6 +12,7 @@ from ..model.actions import replica_name
 from ..model.spec import GPU_PARTS, NO_USER_CONFIG, GpuSlot, ServiceSpec
 from ..model.text import told, whole_number
 from ..model.world import Gpu
+from .privileges import restrict
 
 DEFAULT_CDI_KIND = "nvidia.com/gpu"
 
@@ -41,9 +42,10 @@ def create_body(
         body["Env"] = sorted([*body.get("Env", []), *own])
     if slot := _slot_environment(spec, gpus):
         body["Env"] = sorted([*body.get("Env", []), *slot])
-    requests = _device_requests(gpus, spec.gpu.capabilities if spec.gpu else ("gpu",), cdi_kind)
-    if requests:
-        body.setdefault("HostConfig", {})["DeviceRequests"] = requests
+    host = body.setdefault("HostConfig", {})
+    if requests := _device_requests(gpus, spec.gpu.capabilities if spec.gpu else ("gpu",), cdi_kind):
+        host["DeviceRequests"] = requests
+    restrict(host)
     return body
 
 

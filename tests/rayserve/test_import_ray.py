@@ -101,6 +101,7 @@ def test_a_configuration_becomes_a_compose_file() -> None:
         },
     }
     assert notes == [
+        "http_options.host: write PIERHEAD_BIND=0.0.0.0 into .env to open the ports",
         "http_options.port: write PIERHEAD_HTTP_PORT=8080 into .env",
         "applications.shop.runtime_env.pip: write it into the Dockerfile",
         "applications.shop.deployments.Ranker.health_check_period_s: check_health runs in the replica every 10 s",

@@ -14,6 +14,10 @@ from .stack import ProjectStack
 
 GRAFANA = "PIERHEAD_GRAFANA_PORT"
 _USUAL = {**PORTS, GRAFANA: 3000}
+BIND = "PIERHEAD_BIND"
+_OPENED = ("PIERHEAD_HTTP_PORT", "PIERHEAD_GRPC_PORT")
+"""Ports of which BIND has the address."""
+_LOOPBACK, _EVERY = "127.0.0.1", ("0.0.0.0", "[::]")
 _CDI = "/etc/cdi:/var/run/cdi"
 """Where Docker looks for devices."""
 _PROCESS = re.compile(r'users:\(\("(?P<name>[^"]*)",pid=(?P<pid>\d+)')
@@ -26,7 +30,18 @@ def has_grafana(compose: Compose) -> bool:
 
 def address(stack: ProjectStack, name: str, path: str = "") -> str:
     """Of one of the stack's own ports, which the variable `name` has, on this machine."""
-    return f"http://127.0.0.1:{_port(stack, name)}{path}"
+    host = bound_to(stack) if name in _OPENED else _LOOPBACK
+    return f"http://{_LOOPBACK if host in _EVERY else host}:{_port(stack, name)}{path}"
+
+
+def bound_to(stack: ProjectStack) -> str:
+    """The address on which HTTP and gRPC listen."""
+    return stack.setting(BIND, _LOOPBACK)
+
+
+def is_closed(stack: ProjectStack) -> bool:
+    """Whether only clients on this machine reach HTTP and gRPC."""
+    return bound_to(stack).startswith("127.") or bound_to(stack) == "[::1]"
 
 
 def _port(stack: ProjectStack, name: str) -> str:

@@ -88,6 +88,15 @@ class OnMachine:
             names["Grafana"] = machine.GRAFANA
         return [(name, machine.address(self.stack, variable)) for name, variable in names.items()]
 
+    def who_reaches_it(self) -> str:
+        """How clients on other machines get access, where they have none."""
+        if not machine.is_closed(self.stack):
+            return ""
+        return (
+            f"Only this machine reaches HTTP and gRPC. The line {machine.BIND}=0.0.0.0 in .env opens them to others, "
+            "who may then use every service.\n"
+        )
+
     def tell_trouble(self, compose: Compose) -> None:
         """Nothing is wrong where the stack answers."""
 

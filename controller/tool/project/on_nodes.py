@@ -65,6 +65,10 @@ class OnNodes:
         """What answers in addition to services, and where."""
         return [("and the same", "at every other node")]
 
+    def who_reaches_it(self) -> str:
+        """Nothing: the ports are on every address of each node."""
+        return ""
+
     def tell_trouble(self, compose: Compose) -> None:
         """Say what is wrong although the stack answers."""
         self._call("trouble", compose)

@@ -177,6 +177,8 @@ class StackUp:
         rows.append(("gRPC", machine.address(stack, "PIERHEAD_GRPC_PORT").removeprefix("http://")))
         rows += self.place.addresses(compose)
         self.say("\n".join(["", *(f"  {name:<12} {address}" for name, address in rows), ""]))
+        if words := self.place.who_reaches_it():
+            self.say(words)
 
     def _advise_against_proxy(self) -> None:
         if machine.carries_ports_by_processes(self.stack):

@@ -240,6 +240,26 @@ def test_a_port_that_was_taken_while_the_stack_was_built_is_reported() -> None:
     assert "port 9000 (PIERHEAD_GRPC_PORT) is taken by another program." in user.is_refused()
 
 
+@pytest.mark.parametrize(
+    ("variables", "host", "is_told"),
+    [
+        ({}, "127.0.0.1", True),
+        ({"PIERHEAD_BIND": "127.0.0.2"}, "127.0.0.2", True),
+        ({"PIERHEAD_BIND": "0.0.0.0"}, "127.0.0.1", False),
+        ({"PIERHEAD_BIND": "[::]"}, "127.0.0.1", False),
+        ({"PIERHEAD_BIND": "10.1.2.3"}, "10.1.2.3", False),
+    ],
+)
+def test_who_reaches_the_ports_is_told(variables: Mapping[str, str], host: str, is_told: bool) -> None:
+    user = User(variables=variables)
+    user.types_up()
+    told = "\n".join(user.said)
+    assert f"http://{host}:8000/echo" in told
+    assert f"gRPC         {host}:9000" in told
+    assert "API          http://127.0.0.1:8100" in told
+    assert ("The line PIERHEAD_BIND=0.0.0.0 in .env opens them" in told) is is_told
+
+
 def test_images_that_are_missing_are_named() -> None:
     docker: dict[str, Done | str] = {
         "up --detach": Done(1),

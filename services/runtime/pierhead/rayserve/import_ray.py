@@ -37,7 +37,6 @@ _APPLICATION: Final = {
     "autoscaling_policy", "external_scaler_enabled",
 }  # fmt: skip
 _HTTP: Final[Mapping[str, str]] = {
-    "host": "HAProxy listens on every address of the machine",
     "root_path": "write x-serve.route",
     "keep_alive_timeout_s": "HAProxy's own",
     "ssl_keyfile": "put a proxy that ends TLS before HAProxy",
@@ -140,7 +139,10 @@ class _Translation:
             elif key == "port":
                 if value != 8000:
                     self._note("http_options.port", f"write PIERHEAD_HTTP_PORT={value} into .env")
-            elif value not in (None, "", 90) and not (key == "host" and value == "0.0.0.0"):
+            elif key == "host":
+                if value not in (None, "127.0.0.1", "localhost"):
+                    self._note("http_options.host", f"write PIERHEAD_BIND={value} into .env to open the ports")
+            elif value not in (None, "", 90):
                 self._note(f"http_options.{key}", _HTTP.get(key, "there is no counterpart"))
 
     def _grpc(self, options: Mapping[str, Any]) -> None:
