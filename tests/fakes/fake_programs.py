@@ -27,6 +27,8 @@ class FakePrograms(Programs):
     steps: list[str] = field(default_factory=list)
     variables: list[Mapping[str, str]] = field(default_factory=list)
     """Of each step, and of each program that prints in its place."""
+    foreign: frozenset[str] = frozenset({"10.99.99.99"})
+    """Addresses that this machine does not have."""
     given: dict[str, str] = field(default_factory=dict)
     """What each call read, by its words."""
 
@@ -72,6 +74,9 @@ class FakePrograms(Programs):
 
     def listens(self, address: str) -> bool:
         return address in self.listening
+
+    def has_address(self, host: str) -> bool:
+        return host not in self.foreign
 
     def status(self, address: str) -> int:
         self.calls.append(f"GET {address}")

@@ -48,9 +48,19 @@ def _port(stack: ProjectStack, name: str) -> str:
     return stack.setting(name, str(_USUAL[name]))
 
 
+def refuse_foreign_address(stack: ProjectStack) -> None:
+    """Raise InvalidRequest where this machine has no such address: Compose would stop HAProxy before it finds out."""
+    host = bound_to(stack)
+    if not stack.programs.has_address(host.strip("[]")):
+        raise InvalidRequest(
+            f"{BIND}: this machine has no address {host} (`ip address` lists those that it has). Write one of them, or "
+            "0.0.0.0 for all, into .env. Nothing was started."
+        )
+
+
 def refuse_taken_ports(compose: Compose) -> None:
     """Raise InvalidRequest where something that is not this stack's listens at a port that the stack publishes."""
-    taken = {port: name for port, name in _wanted(compose).items() if _is_taken(compose.stack, port)}
+    taken = {port: name for port, name in _wanted(compose).items() if _is_taken(compose.stack, name, port)}
     if not taken:
         return
     lines = [f"port {port} ({name}) is taken by {_listener(compose.stack, port)}." for port, name in taken.items()]
@@ -72,8 +82,8 @@ def _wanted(compose: Compose) -> dict[int, str]:
     return {port: name for name, port in reversed(named)}
 
 
-def _is_taken(stack: ProjectStack, port: int) -> bool:
-    if not stack.programs.listens(f"http://127.0.0.1:{port}"):
+def _is_taken(stack: ProjectStack, name: str, port: int) -> bool:
+    if not stack.programs.listens(address(stack, name) if name in _USUAL else f"http://{_LOOPBACK}:{port}"):
         return False
     own = ("--filter", f"label=com.docker.compose.project={stack.name}")
     return not stack.programs.read("docker", "ps", "--quiet", "--filter", f"publish={port}", *own).lines

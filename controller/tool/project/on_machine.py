@@ -29,6 +29,7 @@ class OnMachine:
     def refuse(self, compose: Compose, services: Services) -> None:
         """Raise InvalidRequest for what is in the way, before anything is built; `services`: of all profiles."""
         self._refuse_another_directorys()
+        machine.refuse_foreign_address(self.stack)
         machine.refuse_taken_ports(compose)
         self._warn_about_missing_gpus(services)
         self._refuse_unusable_files(services)

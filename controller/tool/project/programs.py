@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import os
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -111,6 +113,19 @@ class Programs:
         """Whether something listens at an address, http://host:port."""
         parts = urllib.parse.urlsplit(address)
         return direct.connects(parts.hostname or "", parts.port or 80)
+
+    def has_address(self, host: str) -> bool:
+        """Whether this machine has an IP address; also for what is none, of which Compose says so."""
+        try:
+            (family, _, _, _, place), *_ = socket.getaddrinfo(host, 0, flags=socket.AI_NUMERICHOST)
+        except OSError:
+            return True
+        with socket.socket(family) as listener:
+            try:
+                listener.bind(place)
+            except OSError as error:
+                return error.errno != errno.EADDRNOTAVAIL
+        return True
 
     def status(self, address: str) -> int:
         """The HTTP status that a GET is answered with; 0 where nothing answers."""

@@ -24,7 +24,7 @@ from controller.tool.project.engines import ProjectEngine
 from controller.tool.project.images import build_images
 from controller.tool.project.on_machine import OnMachine
 from controller.tool.project.on_nodes import OnNodes
-from controller.tool.project.programs import Done, Told
+from controller.tool.project.programs import Done, Programs, Told
 from controller.tool.project.project import Project
 from controller.tool.project.stack import NotUp, ProjectStack
 from controller.tool.project.up import StackUp
@@ -258,6 +258,30 @@ def test_who_reaches_the_ports_is_told(variables: Mapping[str, str], host: str, 
     assert f"gRPC         {host}:9000" in told
     assert "API          http://127.0.0.1:8100" in told
     assert ("The line PIERHEAD_BIND=0.0.0.0 in .env opens them" in told) is is_told
+
+
+def test_an_address_of_another_machine_is_refused_before_anything_is_stopped() -> None:
+    user = User(variables={"PIERHEAD_BIND": "10.99.99.99"})
+    assert "PIERHEAD_BIND: this machine has no address 10.99.99.99" in user.is_refused()
+    assert not user.calls("up --detach")
+
+
+@pytest.mark.parametrize(
+    ("listening", "is_taken"), [("http://10.1.2.3:8000", True), (f"{HTTP}:8000", False), (f"{HTTP}:8100", True)]
+)
+def test_a_port_is_taken_at_the_address_where_it_is_published(listening: str, is_taken: bool) -> None:
+    user = User(variables={"PIERHEAD_BIND": "10.1.2.3"}, listening=frozenset({listening}))
+    if is_taken:
+        assert "is taken by another program" in user.is_refused()
+    else:
+        user.types_up()
+
+
+def test_addresses_of_this_machine() -> None:
+    programs = Programs()
+    assert [programs.has_address(host) for host in ("127.0.0.1", "0.0.0.0", "127.9.9.9")] == [True] * 3
+    assert not programs.has_address("192.0.2.1"), "of no machine: RFC 5737"
+    assert programs.has_address("nonsense"), "Compose says what it is"
 
 
 def test_images_that_are_missing_are_named() -> None:
