@@ -280,7 +280,7 @@ def test_a_port_is_taken_at_the_address_where_it_is_published(listening: str, is
 def test_addresses_of_this_machine() -> None:
     programs = Programs()
     assert [programs.has_address(host) for host in ("127.0.0.1", "0.0.0.0", "127.9.9.9")] == [True] * 3
-    assert not programs.has_address("192.0.2.1"), "of no machine: RFC 5737"
+    assert not programs.has_address("203.0.113.77"), "kept for documentation (RFC 5737)"
     assert programs.has_address("nonsense"), "Compose says what it is"
 
 
