@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -98,12 +97,6 @@ def all_asked(stack: Stack) -> Iterator[dict[str, Asked]]:
             client.join()
 
 
-def turns(stack: Stack) -> Counter[str]:
-    """How often each gave way; an event that repeats is one with a number."""
-    found = [event for event in stack.events() if event["kind"] == "autoscale" and "gave way to" in event["message"]]
-    return Counter({name: sum(event["times"] for event in found if event["service"] == name) for name in NAMES})
-
-
 def test_all_have_turns_and_no_request_fails(running: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     """PIERHEAD_TEST_TURNS_S: for how long."""
     words: dict[str, str] = {}
@@ -119,11 +112,11 @@ def test_all_have_turns_and_no_request_fails(running: Stack, capsys: pytest.Capt
         for name, asked in seen.items():
             waits = sorted(asked.waits_s)
             print(
-                f"{name}: gave way {turns(running)[name]} times; {len(waits)} answers, {len(asked.failures)} failed; "
+                f"{name}: gave way {running.gave_way(name)} times; {len(waits)} answers, {len(asked.failures)} failed; "
                 f"first token after {median(waits):.2f} s (median), {waits[-1]:.1f} s (longest)"
             )
     assert {name: asked.failures for name, asked in seen.items()} == {name: [] for name in NAMES}
     assert set(words) == {"plan", "why", "status"}, "each says who gives way to whom"
     for name, asked in seen.items():
-        assert turns(running)[name] >= LOAD_S / (len(NAMES) * TURN_S) - 1
+        assert running.gave_way(name) >= LOAD_S / (len(NAMES) * TURN_S) - 1
         assert max(asked.waits_s) < len(NAMES) * TURN_S, "a turn of each other one, and its own start"

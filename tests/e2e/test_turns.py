@@ -33,12 +33,6 @@ def turns(stack: Stack) -> list[str]:
     return [message for message in stack.messages("autoscale") if "gave way to" in message]
 
 
-def gave_way(stack: Stack, service: str) -> int:
-    """How often it did; an event that repeats is one with a number."""
-    found = [event for event in stack.events() if event["kind"] == "autoscale" and event["service"] == service]
-    return sum(event["times"] for event in found if "gave way to" in event["message"])
-
-
 def test_each_answers_in_its_turn_and_one_at_a_time_has_the_gpu(
     running: Stack, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,7 +62,7 @@ def test_three_that_are_asked_without_end_alternate_and_no_request_fails(
 
 
 def _has_had_two_turns(stack: Stack, name: str) -> bool:
-    return gave_way(stack, name) >= 2
+    return stack.gave_way(name) >= 2
 
 
 def _waiting_words(stack: Stack) -> str:

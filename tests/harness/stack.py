@@ -218,6 +218,11 @@ class Stack:
         """What the events of a kind say."""
         return [event["message"] for event in self.events() if event["kind"] == kind]
 
+    def gave_way(self, service: str) -> int:
+        """How often it did; an event that repeats is one with a number."""
+        found = [event for event in self.events() if event["kind"] == "autoscale" and event["service"] == service]
+        return sum(event["times"] for event in found if "gave way to" in event["message"])
+
     def forget_events(self) -> None:
         """Leave out of `events` everything that has happened so far."""
         self._forgotten_at = max((float(event["last_at"]) for event in self.events()), default=self._forgotten_at)

@@ -10,14 +10,14 @@ from ...errors import InvalidRequest
 from . import resolved
 from .compose import Compose
 from .ports import PORTS
-from .stack import ProjectStack
+from .stack import ProjectStack, reached_at
 
 GRAFANA = "PIERHEAD_GRAFANA_PORT"
 _USUAL = {**PORTS, GRAFANA: 3000}
 BIND = "PIERHEAD_BIND"
 _OPENED = ("PIERHEAD_HTTP_PORT", "PIERHEAD_GRPC_PORT")
 """Ports of which BIND has the address."""
-_LOOPBACK, _EVERY = "127.0.0.1", ("0.0.0.0", "[::]")
+_LOOPBACK = "127.0.0.1"
 _CDI = "/etc/cdi:/var/run/cdi"
 """Where Docker looks for devices."""
 _PROCESS = re.compile(r'users:\(\("(?P<name>[^"]*)",pid=(?P<pid>\d+)')
@@ -31,7 +31,7 @@ def has_grafana(compose: Compose) -> bool:
 def address(stack: ProjectStack, name: str, path: str = "") -> str:
     """Of one of the stack's own ports, which the variable `name` has, on this machine."""
     host = bound_to(stack) if name in _OPENED else _LOOPBACK
-    return f"http://{_LOOPBACK if host in _EVERY else host}:{_port(stack, name)}{path}"
+    return f"http://{reached_at(host)}:{_port(stack, name)}{path}"
 
 
 def bound_to(stack: ProjectStack) -> str:

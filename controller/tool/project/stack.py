@@ -207,6 +207,10 @@ def started_from(directory: str) -> str:
     return str(place.parent if is_clones else place)
 
 
+def reached_at(address: str) -> str:
+    """The host by which this machine reaches what listens on an address."""
+    return "127.0.0.1" if address in ("0.0.0.0", "::", "[::]") else address
+
+
 def _url(published: re.Match[str]) -> str:
-    address = published["address"].strip("[]")
-    return f"http://{'127.0.0.1' if address in ('0.0.0.0', '::') else published['address']}:{published['port']}"
+    return f"http://{reached_at(published['address'])}:{published['port']}"

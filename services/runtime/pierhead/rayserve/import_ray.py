@@ -140,7 +140,7 @@ class _Translation:
                 if value != 8000:
                     self._note("http_options.port", f"write PIERHEAD_HTTP_PORT={value} into .env")
             elif key == "host":
-                if value not in (None, "127.0.0.1", "localhost"):
+                if value not in (None, "", "127.0.0.1", "localhost"):
                     self._note("http_options.host", f"write PIERHEAD_BIND={value} into .env to open the ports")
             elif value not in (None, "", 90):
                 self._note(f"http_options.{key}", _HTTP.get(key, "there is no counterpart"))
