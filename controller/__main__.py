@@ -51,7 +51,7 @@ async def run(settings: Settings) -> None:
 
 async def _control(settings: Settings, boundaries: Boundaries, stop: asyncio.Event) -> None:
     """Control the project until `stop` is set."""
-    probe, prometheus = HttpProbe(), Prometheus()
+    probe, prometheus = HttpProbe(boundaries.publish), Prometheus()
     world = World(
         settings.project,
         boundaries,
@@ -69,7 +69,6 @@ async def _control(settings: Settings, boundaries: Boundaries, stop: asyncio.Eve
             await remove_replicas(boundaries.engine, settings.project)
     finally:
         await prometheus.close()
-        await probe.close()
 
 
 async def _serve(settings: Settings, world: World, stop: asyncio.Event) -> None:

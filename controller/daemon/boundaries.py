@@ -38,6 +38,8 @@ class Boundaries:
     clock: Callable[[], float]
     """It never jumps (controller/storage/clock.py)."""
     gatekeeper: Gatekeeper
+    publish: Callable[[Path], bool] = lambda path: False
+    """Shows others the socket of a replica (controller/engines/sockets.py)."""
     policy_dir: Path | None = None
     """Where autoscaling functions are looked for."""
     acts: Callable[[], bool] = lambda: True

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 from ..engines.docker import DockerEngine
 from ..engines.gpu_discovery import GpuSources
+from ..engines.sockets import SocketDirectory
 from ..files.compose import ComposeProject
 from ..routing.haproxy import HAProxyRouter
 from ..settings import Settings
@@ -30,7 +31,8 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
                 yield None
                 return
             gpus = GpuSources(settings.gpu_cdi_kind, settings.cdi_dirs, settings.controller_image)
-            engine = DockerEngine(client, gpus)
+            sockets = SocketDirectory()
+            engine = DockerEngine(client, gpus, sockets)
             try:
                 yield Boundaries(
                     engine=engine,
@@ -39,6 +41,7 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
                     store=store,
                     clock=SteadyClock(store.latest_at),
                     gatekeeper=Gatekeeper(settings.api_token),
+                    publish=sockets.publish,
                     policy_dir=settings.project_dir,
                 )
             finally:

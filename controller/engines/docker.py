@@ -30,6 +30,7 @@ from .docker_images import ImageFiles, Images
 from .docker_reader import EngineReader
 from .gpu_discovery import GpuDiscovery, GpuSources
 from .labels import check_same, create_body
+from .sockets import SocketDirectory
 
 HTTP_TIMEOUT_S = 60
 
@@ -70,8 +71,12 @@ class DockerEngine:
 
     places: Places = "ours"
 
-    def __init__(self, client: APIClient, gpu_sources: GpuSources | None = None) -> None:
+    def __init__(
+        self, client: APIClient, gpu_sources: GpuSources | None = None, sockets: SocketDirectory | None = None
+    ) -> None:
+        """`sockets`: of the replicas; None = they have none."""
         self._client = client
+        self._sockets = sockets
         sources = gpu_sources or GpuSources()
         self._cdi_kind = sources.cdi_kind
         self._discovery = GpuDiscovery(client, sources)
@@ -108,6 +113,8 @@ class DockerEngine:
                 await self._calls.stop(f"{action.signal} to replica {action.target}", partial(self._signal, action))
             case RemoveContainer():
                 await self._calls.stop(f"removal of replica {action.target}", partial(self._remove, action))
+                if self._sockets is not None:
+                    self._sockets.forget(action.service, action.target)
                 self._unstarted.discard(action.target)
             case RestartRouter():
                 await self._calls.call(
@@ -174,6 +181,8 @@ class DockerEngine:
         body = create_body(
             action.spec, action.target, action.version, action.number, action.gpus, project, self._cdi_kind, self._node
         )
+        if self._sockets is not None:
+            self._sockets.prepare(body["HostConfig"].get("Mounts") or ())
         try:
             self._client.create_container_from_config(body, name=action.target)  # type: ignore[no-untyped-call]
             self._unstarted.add(action.target)

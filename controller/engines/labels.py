@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import EngineError
 from ..model.actions import replica_name
-from ..model.spec import GPU_PARTS, NO_USER_CONFIG, GpuSlot, ServiceSpec
+from ..model.spec import ADMIN_SUFFIX, GPU_PARTS, LISTEN, NO_USER_CONFIG, GpuSlot, ServiceSpec
 from ..model.text import told, whole_number
 from ..model.world import Gpu
 from .privileges import restrict
@@ -38,6 +38,7 @@ def create_body(
     if spec.managed:
         own = [f"PIERHEAD_REPLICA={replica}", f"PIERHEAD_VERSION={version}", f"PIERHEAD_NODE={node}"]
         # Not in `container`, and so not part of the version: a change is sent to running replicas.
+        own += _socket_environment(version, number) if spec.has_socket else []
         own += [f"PIERHEAD_USER_CONFIG={spec.user_config}"] if spec.user_config != NO_USER_CONFIG else []
         body["Env"] = sorted([*body.get("Env", []), *own])
     if slot := _slot_environment(spec, gpus):
@@ -74,6 +75,7 @@ def _labels(
         "pierhead.number": str(number),
         "pierhead.replica": replica,
         "pierhead.port": str(spec.port),
+        **({"pierhead.listen": "socket"} if spec.has_socket else {}),
         "pierhead.probe": f"{spec.probe.port}{spec.probe.path}",
         "pierhead.graceful_shutdown_timeout_s": f"{spec.graceful_shutdown_timeout_s:.10g}",
         "pierhead.stop_grace_period_s": f"{spec.stop_grace_period_s:.10g}",
@@ -113,6 +115,7 @@ def read_labels(labels: Mapping[str, str], name: str, project: str) -> dict[str,
         "number": number,
         "port": read_port(labels.get("pierhead.port", "")),
         "probe": read_probe(labels.get("pierhead.probe", "")),
+        "has_socket": labels.get("pierhead.listen") == "socket",
         "graceful_shutdown_timeout_s": read_seconds(labels.get("pierhead.graceful_shutdown_timeout_s", "")),
         "stop_grace_period_s": read_seconds(labels.get("pierhead.stop_grace_period_s", "")),
         "node": told(labels.get("pierhead.node", "")),
@@ -136,6 +139,11 @@ def _slot_environment(spec: ServiceSpec, gpus: Sequence[Gpu]) -> list[str]:
         share = size * GPU_PARTS // whole / GPU_PARTS
     variables = [] if size is None else [f"PIERHEAD_GPU_MEMORY_BYTES={size}"]
     return variables if share is None else [*variables, f"PIERHEAD_GPU_FRACTION={share:.10g}"]
+
+
+def _socket_environment(version: str, number: int) -> list[str]:
+    path = f"{LISTEN}/{version}-{number}"
+    return [f"PIERHEAD_SOCKET={path}", f"PIERHEAD_ADMIN_SOCKET={path}{ADMIN_SUFFIX}"]
 
 
 def _device_requests(gpus: Sequence[Gpu], capabilities: Sequence[str], cdi_kind: str) -> list[dict[str, Any]]:

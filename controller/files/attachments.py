@@ -8,7 +8,8 @@ An engine of several nodes has files of its own: `Dialect.files`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .problems import Problems, ServiceSource, at
@@ -52,6 +53,19 @@ def add_mounts(source: ServiceSource, body: dict[str, Any], problems: Problems) 
         target, _, options = entry.partition(":")
         tmpfs[target] = options
     host_config.update({"Mounts": mounts or None, "Binds": binds or None, "Tmpfs": tmpfs or None})
+
+
+def with_volume(source: ServiceSource, volume: str, mounts: Sequence[Mapping[str, Any]]) -> ServiceSource:
+    """The service with more mounts of one of the stack's own volumes."""
+    if not mounts:
+        return source
+    written = source.definition.get("volumes")
+    added = [{"type": "volume", "source": volume, **mount} for mount in mounts]
+    definition = {**source.definition, "volumes": [*(written if isinstance(written, list) else ()), *added]}
+    volumes = source.sections.get("volumes", {})
+    if source.control_networks is None:  # files without the stack
+        volumes = {volume: {}, **volumes}
+    return replace(source, definition=definition, sections={**source.sections, "volumes": volumes})
 
 
 def _has_target(path: str, volume: Mapping[str, Any], problems: Problems) -> bool:

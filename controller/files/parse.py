@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from pierhead.compose_names import image_name
 from pierhead.serve_block import DRAIN_MARGIN_S, AutoscaleBlock, ServeBlock
@@ -37,8 +37,9 @@ from .dialect import Dialect
 from .gpus import gpu_request
 from .llm_block import check_llm, llm_gpus
 from .problems import Problems, ServiceSource, at
-from .serve_block import parse_block, parse_policy, user_config_text
-from .shared_memory import SharedMemoryLimits, check_memory_limit, shared_memory, stack_size, with_sockets
+from .serve_block import SERVICE_NAME, parse_block, parse_policy, user_config_text
+from .shared_memory import SharedMemoryLimits, check_memory_limit, shared_memory, stack_size, with_memory_sockets
+from .sockets import ServiceSockets, StackSockets, service_sockets, stack_has_sockets, with_sockets
 from .stack_options import StackOptions
 from .translate import translate
 
@@ -51,7 +52,6 @@ STOP_MARGIN_S = 10.0
 _BLOCK = "x-serve"
 _ALIKE = 0.85
 """difflib's ratio of a name with one letter added, removed, changed or moved."""
-_SERVICE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _SECTIONS = ("networks", "volumes", "secrets", "configs")
 
@@ -71,8 +71,10 @@ def parse(project_name: str, config: object, dialects: Mapping[str, Dialect] = _
     definitions = problems.mapping("services", config.get("services"))
     control_networks = _control_networks(definitions)
     stack = StackOptions(definitions, CONTROLLER_SERVICE, problems)
-    memory, log = stack_size(stack), stack_access_log(stack)
     dialect = dialects.get(str(stack.get(ENGINE_VARIABLE)).lower())
+    served = frozenset(str(name) for name, one in definitions.items() if isinstance(one, Mapping) and _BLOCK in one)
+    sockets = StackSockets(stack_has_sockets(stack, sections["volumes"]) and dialect is None, served)
+    of_stack = _OfStack(stack_size(stack), stack_access_log(stack), sockets)
     blocks: dict[str, ServeBlock] = {}
     services: dict[str, ServiceSpec] = {}
     for name in sorted(definitions, key=str):
@@ -83,7 +85,7 @@ def parse(project_name: str, config: object, dialects: Mapping[str, Dialect] = _
         if _BLOCK not in definition:
             continue
         source = ServiceSource(project_name, str(name), definition, sections, control_networks, dialect)
-        block, service = _service(source, memory, log, problems)
+        block, service = _service(source, of_stack, problems)
         if block is not None:
             blocks[source.name] = block
         if service is not None:
@@ -151,13 +153,21 @@ def _control_networks(definitions: Mapping[Any, Any]) -> frozenset[str] | None:
     return frozenset(str(name) for name in networks) if isinstance(networks, Mapping | list) else frozenset({"default"})
 
 
+class _OfStack(NamedTuple):
+    """What of the whole stack counts for each service."""
+
+    memory: str | None
+    access_log: AccessLog
+    sockets: StackSockets
+
+
 def _service(
-    source: ServiceSource, stack_memory: str | None, stack_log: AccessLog, problems: Problems
+    source: ServiceSource, of_stack: _OfStack, problems: Problems
 ) -> tuple[ServeBlock | None, ServiceSpec | None]:
     """Read one service. The block is None when it has a problem, the service when anything in it has one."""
     before = len(problems.lines)
     path = source.path
-    if not _SERVICE_NAME.fullmatch(source.name):
+    if not SERVICE_NAME.fullmatch(source.name):
         problems.add(
             path,
             "expected a service name of lower-case letters, digits and hyphens (at most 40, no hyphen at the ends), "
@@ -182,10 +192,15 @@ def _service(
     drain_s = _drain_s(at(path, _BLOCK), block, problems) if block else 0.0
     grace_s = _stop_grace_period_s(path, source.definition, block, drain_s, problems)
     image = _image(source, problems)
-    memory = shared_memory(at(path, _BLOCK), block, stack_memory, problems) if block else SharedMemoryLimits()
-    log = access_log(block.logging, stack_log) if block else stack_log
+    memory = shared_memory(at(path, _BLOCK), block, of_stack.memory, problems) if block else SharedMemoryLimits()
+    log = access_log(block.logging, of_stack.access_log) if block else of_stack.access_log
+    callees = _callees(source.definition)
+    sockets = ServiceSockets()
+    if block:
+        sockets = service_sockets(at(path, _BLOCK), block, callees, of_stack.sockets, problems)
+    mounted = with_sockets(with_memory_sockets(source) if memory.size else source, sockets)
     environment = managed_environment(source, block, drain_s, memory, log) if block and block.is_managed else {}
-    container = translate(with_sockets(source) if memory.size else source, image, environment, grace_s, problems)
+    container = translate(mounted, image, environment, grace_s, problems)
     constraints = tuple((container.get("Placement") or {}).get("Constraints") or ())
     gpu = replace(gpu, constraints=constraints) if gpu else None
     check_memory_limit(at(path, _BLOCK), memory, container, problems)
@@ -199,7 +214,7 @@ def _service(
         replicas=autoscale.first if autoscale else block.replicas,
         autoscale=autoscale,
         rollout=rollout,
-        callees=_callees(source.definition),
+        callees=callees,
         probe=probe,
         route=block.route,
         strip_prefix=block.strip_prefix,
@@ -225,6 +240,7 @@ def _service(
         metrics_path=block.metrics.path,
         gpu=gpu,
         yields=yields,
+        has_socket=sockets.listens,
         managed=block.is_managed,
         has_build=source.definition.get("build") is not None,
         container=container,

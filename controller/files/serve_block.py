@@ -37,6 +37,7 @@ _MEMORY_UNITS = {"k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 _LEAST_MEMORY, _MOST_MEMORY = 1024**2, 1024**4
 _LEAST_THRESHOLD = 4096
 """One page: a smaller tensor would take as much."""
+SERVICE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _GRPC_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 _APPLICATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -217,6 +218,7 @@ _KINDS: Mapping[str, Any] = {
     "group": _matching(
         _APPLICATION, 'a word of up to 63 letters, digits and "-_.", which starts with a letter or digit'
     ),
+    "service_name": _matching(SERVICE_NAME, 'the name of a service such as "ranker"'),
     "grpc_name": _matching(_GRPC_NAME, 'the full name of a gRPC service such as "pierhead.echo.v1.Echo"'),
     "llm": LLMConfig | None,
     "policy_kwargs": Annotated[dict[str, Any], BeforeValidator(_check_policy_kwargs)],

@@ -6,7 +6,6 @@ which they pass each other memory; the memory itself has no name.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from pierhead.serve_block import ServeBlock, SharedMemoryBlock
 
 from ..model.spec import size_words
+from .attachments import with_volume
 from .problems import Problems, ServiceSource, at
 from .serve_block import memory_bytes, shared_memory_size
 from .stack_options import StackOptions
@@ -84,12 +84,6 @@ def check_memory_limit(path: str, memory: SharedMemoryLimits, container: Mapping
         )
 
 
-def with_sockets(source: ServiceSource) -> ServiceSource:
+def with_memory_sockets(source: ServiceSource) -> ServiceSource:
     """The service with the directory of sockets among its volumes."""
-    mount = {"type": "volume", "source": VOLUME, "target": DIRECTORY, "volume": {"nocopy": True}}
-    written = source.definition.get("volumes")
-    definition = {**source.definition, "volumes": [*(written if isinstance(written, list) else ()), mount]}
-    volumes = source.sections.get("volumes", {})
-    if source.control_networks is None:  # files without the stack
-        volumes = {VOLUME: {}, **volumes}
-    return dataclasses.replace(source, definition=definition, sections={**source.sections, "volumes": volumes})
+    return with_volume(source, VOLUME, [{"target": DIRECTORY, "volume": {"nocopy": True}}])

@@ -269,6 +269,8 @@ class ServiceSpec:
     gpu: GpuRequest | None = None
     yields: YieldSpec | None = None
     """None = no other service takes its GPUs."""
+    has_socket: bool = False
+    """Whether its replicas take requests at Unix sockets (`unix_address`), too."""
     managed: bool = True
     """True when the image is built on our runtime, which has an admin port and reads our environment."""
     has_build: bool = False
@@ -310,6 +312,23 @@ class Spec:
 def socket_address(ip: str, port: int) -> str:
     """`ip:port`, an IPv6 address in brackets."""
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+
+SOCKETS = "/run/pierhead/sockets"
+"""Where HAProxy, the controller and callers have the sockets of replicas: a directory for each service."""
+
+
+LISTEN = "/run/pierhead/listen"
+"""Where a replica makes its own; see controller/engines/sockets.py."""
+ADMIN_SUFFIX = ".admin"
+"""Of the socket with a replica's admin pages."""
+
+
+def unix_address(service: str, replica: str) -> str:
+    """`unix:<path>` of the socket that takes a replica's requests. The path does not tell the project: it may have 107
+    characters."""
+    _, version, number = replica.rsplit("-", 2)
+    return f"unix:{SOCKETS}/{service}/{version}-{number}"
 
 
 def backend_name(service: str) -> str:

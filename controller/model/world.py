@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
-from .spec import RESTART, GpuSlot, ServiceSpec, Spec, backend_name, socket_address
+from .spec import ADMIN_SUFFIX, RESTART, GpuSlot, ServiceSpec, Spec, backend_name, socket_address, unix_address
 
 
 class ContainerState(enum.StrEnum):
@@ -161,6 +161,8 @@ class ReplicaContainer(ReplicaVerdict):
     no such label (an earlier controller created it), so the spec's port applies."""
     probe: tuple[int, str] | None = None
     """Port and path of its readiness probe; None = it has no such label, so the spec's apply."""
+    has_socket: bool = False
+    """Whether it was made to take requests at a Unix socket."""
     graceful_shutdown_timeout_s: float | None = None
     stop_grace_period_s: float | None = None
     """The limits that it was created with, for a service that is no longer in the files; None = no such label."""
@@ -427,12 +429,21 @@ def adopting(spec: Spec, containers: Iterable[ReplicaContainer], images: Mapping
 
 
 def probe_address(container: ReplicaContainer, spec: ServiceSpec) -> str | None:
-    """The address of a replica's admin port; None while it has none."""
+    """Where a replica is asked whether it is ready; None while it has no address."""
+    if container.has_socket:
+        return unix_address(container.service, container.name) + ADMIN_SUFFIX
     port = spec.probe.port if container.probe is None else container.probe[0]
     return None if container.ip is None else socket_address(container.ip, port)
 
 
 def service_address(container: ReplicaContainer, spec: ServiceSpec) -> str | None:
+    """Where HAProxy reaches a replica; None while it has no address."""
+    if container.has_socket:
+        return unix_address(container.service, container.name)
+    return tcp_address(container, spec)
+
+
+def tcp_address(container: ReplicaContainer, spec: ServiceSpec) -> str | None:
     """The address of a replica's service port; None while it has none."""
     port = spec.port if container.port is None else container.port
     return None if container.ip is None else socket_address(container.ip, port)

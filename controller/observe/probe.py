@@ -23,12 +23,11 @@ import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, TypeVar
-
-import aiohttp
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import ReplicaError
-from ..model.spec import ProbeSpec, ServiceSpec
+from ..model.spec import ADMIN_SUFFIX, ProbeSpec, ServiceSpec, socket_address, unix_address
 from ..model.text import storable, told
 from ..model.world import (
     NO_STATS,
@@ -56,7 +55,7 @@ BODY_LIMIT = 64 * 1024
 MOST_CONTRACT_BYTES = 4 * 1024 * 1024
 """A larger contract counts as none."""
 CONTRACT_TYPE = "application/x-protobuf"
-JSON_BODY = {"Content-Type": "application/json"}
+JSON_BODY = "Content-Type: application/json\r\n"
 MOST_COUNTED = 2**53
 """A greater count is ignored: the autoscaler uses floats, which are exact integers only up to here."""
 MOST_STATS = 16
@@ -83,6 +82,10 @@ class ProbeReading(ReplicaReport):
 
 NO_ADDRESS = ProbeReading(ok=False, detail="it has no network address")
 """The reading of a replica without a network: it is not probed, as another container may have its address now."""
+NO_SOCKET = (
+    "it has made no socket yet; one whose image has an earlier pierhead than the controller makes none: build the "
+    "image again, or write x-serve.listen: tcp"
+)
 CONTRACT_UNREAD = "it is ready, and its contract is not known yet"
 
 
@@ -224,11 +227,12 @@ class Subject:
     """"" = it has none."""
     spec: ProbeSpec
     managed: bool
+    socket: str = ""
+    """`unix:<path>` of the socket that takes its requests; "" = it listens at ports alone."""
 
-    @property
-    def host(self) -> str:
-        """Its address as it is written in a URL."""
-        return f"[{self.ip}]" if ":" in self.ip else self.ip
+    def at(self, port: int) -> str:
+        """Where it is asked: at the socket of its admin pages, or at a port."""
+        return self.socket + ADMIN_SUFFIX if self.socket else socket_address(self.ip, port)
 
     def is_same_as(self, other: Subject | None) -> bool:
         """Whether the verdict on one is the verdict on the other."""
@@ -359,7 +363,8 @@ class Prober:
 
     async def _ask_forever(self, watch: _SubjectWatch) -> None:
         while True:
-            reading = await self._reading_of(watch) if watch.subject.ip else NO_ADDRESS
+            has_address = watch.subject.ip or watch.subject.socket
+            reading = await self._reading_of(watch) if has_address else NO_ADDRESS
             now = self._background.clock()
             before = watch.judge.verdict
             changed = watch.judge.record(reading, now, retiring=watch.retiring)
@@ -407,124 +412,150 @@ def _probe_of(container: ReplicaContainer, spec: ServiceSpec) -> ProbeSpec:
 def _subject(container: ReplicaContainer, spec: ProbeSpec, *, managed: bool) -> Subject | None:
     if not container.state.is_up:
         return None
-    return Subject(container.id, container.begun_at, container.ip or "", spec, managed)
+    socket = unix_address(container.service, container.name) if container.has_socket else ""
+    return Subject(container.id, container.begun_at, container.ip or "", spec, managed, socket)
 
 
 class HttpProbe:
-    """GET http://<ip>:<port><path>, 2xx = ready. No cookies, no proxy.
-
-    One kept connection a managed replica. A foreign image is asked on a new one each time: at SIGTERM some servers wait
-    until every client has closed its connections (Triton does).
+    """GET <path> of a replica's probe, 2xx = ready, on a new connection each time: at SIGTERM some servers wait until
+    every client has closed its connections (Triton does).
     """
 
-    def __init__(self) -> None:
-        connector = aiohttp.TCPConnector(limit=0, limit_per_host=1, keepalive_timeout=30.0, use_dns_cache=False)
-        self._session = aiohttp.ClientSession(
-            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), headers={"User-Agent": "pierhead-probe"}
-        )
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._session.close()
+    def __init__(self, publish: Callable[[Path], bool] = lambda path: False) -> None:
+        """`publish` shows others the socket that a replica has made, False if it has made none."""
+        self._publish = publish
 
     async def __call__(self, subject: Subject) -> ProbeReading:
         """Probe one replica once. Never raises, whatever the replica answers."""
         spec = subject.spec
-        where = f":{spec.port}{spec.path}"
+        where = spec.path if subject.socket else f":{spec.port}{spec.path}"
+        if not self._is_published(subject, ADMIN_SUFFIX):
+            return ProbeReading(ok=False, detail=NO_SOCKET)
         try:
             async with asyncio.timeout(spec.timeout_s):
-                status, body = await self._answer(subject) if subject.managed else (await _status(subject), b"")
+                answer = await _ask(subject.at(spec.port), "GET", spec.path, limit=BODY_LIMIT if subject.managed else 0)
         except TimeoutError:
             return ProbeReading(ok=False, detail=f"no answer from {where} within {spec.timeout_s:g} s")
         except _NoConnection as error:
             return ProbeReading(ok=False, detail=f"no connection to {where}: {error}")
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
             return ProbeReading(
                 ok=False, detail=f"no valid answer from {where}: {told(str(error)) or type(error).__name__}"
             )
-        return _reading(status, where, _report(body))
+        reading = _reading(answer.status, where, _report(answer.body))
+        if reading.ok and not self._is_published(subject):
+            return replace(reading, ok=False, detail=NO_SOCKET, reason=NO_SOCKET)
+        return reading
 
-    async def _answer(self, subject: Subject) -> tuple[int, bytes]:
-        no_limit = aiohttp.ClientTimeout()  # aiohttp's default ends a connection after 30 s; the caller has the limit
-        try:
-            url = f"http://{subject.host}:{subject.spec.port}{subject.spec.path}"
-            response, body = await self._ask("GET", url, timeout=no_limit)
-        except aiohttp.ClientConnectorError as error:
-            raise _NoConnection(error.os_error.strerror or str(error.os_error)) from error
-        return response.status, body
+    def _is_published(self, subject: Subject, suffix: str = "") -> bool:
+        """Whether others find the socket that the replica has made."""
+        return not subject.socket or self._publish(Path(subject.socket.removeprefix("unix:") + suffix))
 
     async def contract(self, subject: Subject) -> bytes | None:
         """Ask a managed replica for its contract, as `AskContract` says."""
         # A program's own readiness path may be at another port than the runtime's admin pages.
         admin = subject.spec if subject.spec.path == MANAGED_PROBE.path else MANAGED_PROBE
-        timeout = aiohttp.ClientTimeout(total=subject.spec.timeout_s)
         try:
-            url = f"http://{subject.host}:{admin.port}/contract"
-            response, body = await self._ask("GET", url, MOST_CONTRACT_BYTES, timeout=timeout)
-        except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
+            async with asyncio.timeout(subject.spec.timeout_s):
+                answer = await _ask(subject.at(admin.port), "GET", "/contract", limit=MOST_CONTRACT_BYTES)
+        except (TimeoutError, OSError, ValueError):
             return None
-        is_one = (response.status, response.content_type) == (200, CONTRACT_TYPE)
-        return body if is_one and len(body) <= MOST_CONTRACT_BYTES else b""
+        is_one = (answer.status, answer.content_type) == (200, CONTRACT_TYPE)
+        return answer.body if is_one and len(answer.body) <= MOST_CONTRACT_BYTES else b""
 
     async def give(self, address: str, text: str, token: str) -> UserConfigReport:
         """Send a replica a user_config; return its report. The caller sets a time limit. Raises ReplicaError."""
-        return await self._put(f"http://{address}/user-config", text, token, "user_config", _config_report)
+        return await _put(address, "/user-config", text, token, "user_config", _config_report)
 
     async def put_to_sleep(self, address: str, wanted: bool, token: str) -> SleepReport:
         """Have a replica sleep, or wake up; return its report, at once. As `give`."""
-        return await self._put(f"http://{address}/sleep", json.dumps({"sleep": wanted}), token, "sleep", _sleep_report)
-
-    async def _put(
-        self, url: str, text: str, token: str, member: str, read: Callable[[object], Report | None]
-    ) -> Report:
-        """What `read` finds in the answer's `member`. Raises ReplicaError."""
-        headers = JSON_BODY | {"Authorization": f"Bearer {token}"}
-        try:
-            response, body = await self._ask("PUT", url, data=text.encode(), headers=headers)
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            why = told(str(error)) or type(error).__name__
-            raise ReplicaError(f"{url} does not answer: {why}; it is tried again") from error
-        answer = _report(body)
-        report = read(answer.get(member))
-        if response.status != 200 or report is None:
-            why = told(str(answer.get("error") or "no reason is given"))
-            raise ReplicaError(f"{url} refused it with {response.status}: {why}")
-        return report
-
-    async def _ask(
-        self, method: str, url: str, limit: int = BODY_LIMIT, **options: Any
-    ) -> tuple[aiohttp.ClientResponse, bytes]:
-        """An answer and its body, of which little more than `limit` bytes are read: it may be endless."""
-        async with self._session.request(method, url, allow_redirects=False, **options) as response:
-            body = b""
-            while len(body) <= limit and (chunk := await response.content.readany()):
-                body += chunk
-            if not response.content.at_eof():
-                response.close()
-        return response, body
+        return await _put(address, "/sleep", json.dumps({"sleep": wanted}), token, "sleep", _sleep_report)
 
 
-class _NoConnection(Exception):
+async def _put(
+    address: str, path: str, text: str, token: str, member: str, read: Callable[[object], Report | None]
+) -> Report:
+    """What `read` finds in the answer's `member`. Raises ReplicaError."""
+    where = f"{address}{path}"
+    try:
+        answer = await _ask(address, "PUT", path, text.encode(), f"{JSON_BODY}Authorization: Bearer {token}\r\n")
+    except (OSError, ValueError) as error:
+        why = told(str(error)) or type(error).__name__
+        raise ReplicaError(f"{where} does not answer: {why}; it is tried again") from error
+    body = _report(answer.body)
+    report = read(body.get(member))
+    if answer.status != 200 or report is None:
+        why = told(str(body.get("error") or "no reason is given"))
+        raise ReplicaError(f"{where} refused it with {answer.status}: {why}")
+    return report
+
+
+class _NoConnection(OSError):
     """A replica accepts no connection, in words."""
 
 
-async def _status(subject: Subject) -> int:
-    """Ask on a new connection, and read the first line alone: half of what the question costs through aiohttp."""
-    spec = subject.spec
+class _Answer(NamedTuple):
+    """Of a replica, as far as it is read."""
+
+    status: int
+    content_type: str
+    body: bytes
+    """Of a longer one than the limit, some more bytes than that."""
+
+
+async def _ask(
+    address: str, method: str, path: str, body: bytes = b"", headers: str = "", *, limit: int = BODY_LIMIT
+) -> _Answer:
+    """Ask on a new connection: half of what a question costs through aiohttp on a kept one.
+
+    `limit`: of the answer's body, in bytes; 0 = it is not read. Raises OSError, and ValueError for what is no HTTP/1.
+    """
+    reader, writer = await _connected(address)
     try:
-        reader, writer = await asyncio.open_connection(subject.ip, spec.port)
-    except OSError as error:
-        raise _NoConnection(error.strerror or str(error)) from error
-    try:
-        head = f"GET {spec.path} HTTP/1.1\r\nHost: {subject.host}:{spec.port}\r\n"
-        writer.write(f"{head}User-Agent: pierhead-probe\r\nAccept: */*\r\nConnection: close\r\n\r\n".encode())
+        host = "localhost" if address.startswith("unix:") else address
+        head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: pierhead-probe\r\nAccept: */*\r\n{headers}"
+        length = f"Content-Length: {len(body)}\r\n" if body else ""
+        writer.write(f"{head}{length}Connection: close\r\n\r\n".encode() + body)
         line = await reader.readline()
+        status = STATUS_LINE.match(line)
+        if status is None:
+            raise ValueError(f"{line[:40]!r} is no status line of HTTP/1")
+        if not limit:
+            return _Answer(int(status[1]), "", b"")
+        fields = (await reader.readuntil(b"\r\n\r\n") if line != b"\r\n" else b"").decode("latin-1").lower()
+        return _Answer(int(status[1]), _field(fields, "content-type"), await _body(reader, fields, limit))
+    except asyncio.IncompleteReadError as error:
+        raise ValueError("the answer ends before its body") from error
+    except asyncio.LimitOverrunError as error:
+        raise ValueError("the head of the answer is too long") from error
     finally:
         writer.close()
-    answer = STATUS_LINE.match(line)
-    if answer is None:
-        raise ValueError(f"{line[:40]!r} is no status line of HTTP/1")
-    return int(answer[1])
+
+
+async def _connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    try:
+        if address.startswith("unix:"):
+            return await asyncio.open_unix_connection(address.removeprefix("unix:"))
+        host, _, port = address.rpartition(":")
+        return await asyncio.open_connection(host.strip("[]"), int(port))
+    except OSError as error:
+        raise _NoConnection(error.strerror or str(error)) from error
+
+
+def _field(fields: str, name: str) -> str:
+    """A header of an answer, in lower case, without parameters; "" where it has none."""
+    found = re.search(rf"(?:^|\n){name}:[ \t]*([^;\r\n]*)", fields)
+    return found[1].strip() if found else ""
+
+
+async def _body(reader: asyncio.StreamReader, fields: str, limit: int) -> bytes:
+    """The body up to its length or its end, and little more than `limit` of it: it may be endless."""
+    length = _field(fields, "content-length")
+    most = min(limit + 1, int(length)) if length.isdecimal() and length.isascii() else limit + 1
+    body = b""
+    while len(body) < most and (chunk := await reader.read(most - len(body))):
+        body += chunk
+    return body
 
 
 def _reading(status: int, where: str, report: Mapping[str, Any]) -> ProbeReading:

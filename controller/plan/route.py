@@ -49,7 +49,7 @@ def register(draft: Draft, outlook: ServiceOutlook) -> None:
         server = draft.server_of(outlook.name, replica.name)
         if replica.busy:
             continue
-        if server and replica.container.state.is_up and replica.container.ip is None:
+        if server and replica.container.state.is_up and service_address(replica.container, spec) is None:
             # Docker may give the address to another container.
             draft.delete_server(server, outlook.name, "the replica has lost its network address", force=True)
         elif replica.phase is Phase.RUNNING:

@@ -163,8 +163,8 @@ class HAProxyProcess:
                 return False
             same_name = None
         if same_name is None:
-            options = config.server_options(action.spec)
-            await self.runtime.ask(command("add", "server", server, address, "id", str(number), *options))
+            words = text.server_words(address, number, config.server_options(action.spec))
+            await self.runtime.ask(command("add", "server", server, *words))
             listed[action.backend, action.target] = _Listed(address, number)
         if action.weight != 1:
             await self.runtime.ask(command("set", "server", server, "weight", str(action.weight)))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..errors import RoutingError
+from ..model.spec import socket_address, unix_address
 from ..model.world import HeldRequests, RoutingState, Server, ServerState
 from .haproxy_text import BACKEND_PREFIX, HOLD_SERVER
 
@@ -135,7 +136,7 @@ def servers(servers_state: str, found: Mapping[tuple[str, str], StatRow]) -> lis
         server = Server(
             backend=backend,
             name=name,
-            address=f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}",
+            address=_address(backend, name, ip, int(port)),
             state=_admin_state(int(admin)),
             up=int(operation) != _STOPPED,
             weight=int(weight),
@@ -143,6 +144,13 @@ def servers(servers_state: str, found: Mapping[tuple[str, str], StatRow]) -> lis
         )
         listed.append((server, int(server_id)))
     return sorted(listed, key=lambda item: (item[0].backend, item[0].name))
+
+
+def _address(backend: str, name: str, ip: str, port: int) -> str:
+    """A server's address. HAProxy does not tell the path of a Unix socket, which follows from the names."""
+    if ip == "-":
+        return unix_address(backend.removeprefix(BACKEND_PREFIX), name) if name.count("-") >= 2 else ""
+    return socket_address(ip, port)
 
 
 def _admin_state(bits: int) -> ServerState:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import RoutingError
-from ..model.spec import backend_name
+from ..model.spec import ADMIN_SUFFIX, SOCKETS, backend_name
 from ..model.text import whole_number
 
 BACKEND_PREFIX = backend_name("")
@@ -20,6 +20,7 @@ BACKEND_PREFIX = backend_name("")
 SERVICE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62})")
 # Every name that HAProxy accepts: an unusual name of a server that an operator added must not block the others.
 _SERVER = re.compile(r"[A-Za-z0-9_.:-]+")
+_UNIX = re.compile(rf"unix:{SOCKETS}/[a-z0-9-]+/[a-z0-9-]+")
 HASH_LINE = re.compile(r"^    set-var proc\.pierhead_routing str\(([0-9a-f]*)\)$", re.MULTILINE)
 _EPOCH_LINE = re.compile(r"^    set-var proc\.pierhead_epoch int\((\d+)\)$", re.MULTILINE)
 _SERVERS_MARK = "    # servers: "
@@ -92,7 +93,11 @@ def checked_backend(name: str) -> str:
 
 
 def checked_address(address: str) -> str:
-    """`ip:port` (IPv6 in brackets), or RoutingError: HAProxy resolves no names of servers added at run time."""
+    """`ip:port` (IPv6 in brackets) or `unix:<path>`, or RoutingError: HAProxy resolves no names of servers added at run
+    time.
+    """
+    if address.startswith("unix:"):
+        return matching(_UNIX, address, "server address")
     host, _, port = address.rpartition(":")
     try:
         ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
@@ -103,11 +108,26 @@ def checked_address(address: str) -> str:
     return address
 
 
+def server_words(address: str, number: int, options: Iterable[str]) -> tuple[str, ...]:
+    """The words of a server after its name: its address, its id, and the options of its backend.
+
+    A check of a replica's port of requests, or of its admin port, goes to the socket in that port's place.
+    """
+    address, words = checked_address(address), list(options)
+    if address.startswith("unix:"):
+        address = address.replace("unix:", "unix@", 1)
+        if "port" in words:
+            at = words.index("port")
+            words[at : at + 2] = ["addr", address + ADMIN_SUFFIX]
+    return (address, "id", str(number), *words)
+
+
 def _server_line(server: ServerLine, options: str) -> str:
-    name, address = checked_server_name(server.name), checked_address(server.address)
+    name = checked_server_name(server.name)
     if server.limit:
         options = re.sub(r"\bmaxconn \d+", f"maxconn {server.limit}", options)
-    return f"{_SERVER_LINE}{name} {address} id {server.id} {options}{' disabled' if server.disabled else ''}"
+    words = " ".join(server_words(server.address, server.id, options.split()))
+    return f"{_SERVER_LINE}{name} {words}{' disabled' if server.disabled else ''}"
 
 
 def matching(pattern: re.Pattern[str], value: str, what: str) -> str:

@@ -10,7 +10,7 @@ from pierhead.discovery.v1.discovery_pb2 import Endpoint, ServiceEndpoints
 from ..model.desired import Desired, VersionGoal, goal_of
 from ..model.observed import Observed
 from ..model.spec import ServiceSpec, socket_address
-from ..model.world import ReplicaContainer, ReplicaHealth, service_address
+from ..model.world import ReplicaContainer, ReplicaHealth, service_address, tcp_address
 from ..plan.shares import weights
 from .records.answers import Target
 
@@ -102,13 +102,15 @@ def _endpoint(container: ReplicaContainer, spec: ServiceSpec, *, retiring: bool)
     address = service_address(container, spec)
     if address is None or not container.state.is_up:
         return None
+    tcp = tcp_address(container, spec) or ""
     serving = container.health is ReplicaHealth.READY
     finishing = container.reported_draining or (retiring and container.health is not ReplicaHealth.UNKNOWN)
     if not serving and not finishing:
         return None
     return Endpoint(
         replica=container.name,
-        address=address,
+        address=tcp,
+        socket="" if address == tcp else address,
         state=Endpoint.DRAINING if retiring or container.reported_draining else Endpoint.READY,
         max_ongoing_requests=max(spec.max_ongoing_requests, 0),
         version=container.version,

@@ -82,6 +82,7 @@ PROCESSES: Final = Subject("ours:processes", "bare processes behind the peer's H
 ALL_LINES: Final = Subject("ours:all-lines", "a line of every request", "ours", stack=(("PIERHEAD_ACCESS_LOG", "all"),))
 VARIANTS: Final = (
     ALL_LINES,
+    Subject("ours:tcp", "ports in place of sockets", "ours", stack=(("PIERHEAD_LISTEN", "tcp"),)),
     PROCESSES,
     Subject("ours:grpc", "plain gRPC instead of lanes", "ours", (("PIERHEAD_TRANSPORT", "grpc"),)),
 )
@@ -157,7 +158,7 @@ def _visits(options: Options, number: int, chain: str) -> Iterator[Visit]:
         limits = BARE if chain == "echo" else MODEL
         yield _visit(number, limits, chain, [_limit_steps(options, app) for app in apps])
     if "ablation" in options.parts:
-        for variant in VARIANTS if options.mode == "containers" else VARIANTS[2:]:
+        for variant in VARIANTS if options.mode == "containers" else VARIANTS[3:]:
             yield _visit(number, variant, chain, [_variant_steps(options, app, variant) for app in apps])
     if "triton" in options.parts and chain == "dlrm":
         yield _visit(number, TRITON, chain, [_closed(options, app, app.main_level) for app in apps])

@@ -61,6 +61,7 @@ class Settings:
     | PIERHEAD_PROJECT, _SERVICE, _REPLICA, _VERSION | names for metrics, logs and the controller |
     | PIERHEAD_HOST | address to listen on, default 0.0.0.0 |
     | PIERHEAD_PORT | port of the service's requests: 50051 (gRPC) or 8080 (HTTP) |
+    | PIERHEAD_SOCKET, _ADMIN_SOCKET | paths of Unix sockets that take what the two ports take; empty = none |
     | PIERHEAD_GRPC_PORT | gRPC port of a process that serves both kinds, default 50051 |
     | PIERHEAD_ADMIN_PORT | /livez, /readyz, /metrics; default 9100 |
     | PIERHEAD_ADMIN_TOKEN | token that a change through the admin port must have; empty = none |
@@ -97,6 +98,9 @@ class Settings:
     host: str = "0.0.0.0"
     port: int | None = None
     """None = the default port for the kind of requests."""
+    socket: str = ""
+    """Path of a Unix socket for the requests, too; "" = none."""
+    admin_socket: str = ""
     grpc_port: int = DEFAULT_GRPC_PORT
     """Used only by a process that serves gRPC and HTTP; `port` is then the HTTP one."""
     admin_port: int = DEFAULT_ADMIN_PORT
@@ -147,6 +151,8 @@ class Settings:
             version=env.text("PIERHEAD_VERSION"),
             host=env.text("PIERHEAD_HOST", "0.0.0.0"),
             port=env.read("PIERHEAD_PORT", None, _port, f"{_PORT} (0 = any free one)"),
+            socket=env.text("PIERHEAD_SOCKET"),
+            admin_socket=env.text("PIERHEAD_ADMIN_SOCKET"),
             grpc_port=env.read("PIERHEAD_GRPC_PORT", DEFAULT_GRPC_PORT, _port, _PORT),
             admin_port=env.read("PIERHEAD_ADMIN_PORT", DEFAULT_ADMIN_PORT, _port, _PORT),
             admin_token=env.text("PIERHEAD_ADMIN_TOKEN"),

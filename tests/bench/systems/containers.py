@@ -48,7 +48,8 @@ def running(work: Workplace, subject: Subject, name: str, path: str) -> Iterator
     files = [str(each.relative_to(ROOT)) for each in (app_file, file)]
     if work.device == "cuda" and name == "dlrm":
         files.append(f"compose/gpu-{app}.yaml")
-    stack = Stack(PROJECT, files, dict(subject.stack))
+    words = {"PIERHEAD_BIND": "0.0.0.0", **dict(subject.stack)}
+    stack = Stack(PROJECT, files, words)
     try:
         with _as_bench_errors():
             stack.down()  # of a run that was killed

@@ -162,21 +162,18 @@ async def raw_replica(answer: bytes) -> AsyncIterator[Subject]:
 async def test_any_answer_of_a_replica_is_a_reading(value: str) -> None:
     ok = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-protobuf\r\nConnection: close\r\n\r\n"
     probe = HttpProbe()
-    try:
-        for answer in [*(ok + body for body in _reports(value)), *_heads(value)]:
-            async with raw_replica(answer) as subject:
-                reading = await probe(subject)
-                assert isinstance(reading, ProbeReading)
-                told = (reading.detail, reading.reason, reading.stage, *_config_texts(reading))
-                assert all(len(text) <= 2000 and text.isprintable() for text in told)
-                assert isinstance(await probe(_foreign(subject)), ProbeReading)
-                assert isinstance(await probe.contract(subject), bytes | None)
-                with contextlib.suppress(ReplicaError):
-                    await probe.give(f"127.0.0.1:{subject.spec.port}", "{}", "")
-                with contextlib.suppress(ReplicaError):
-                    await probe.put_to_sleep(f"127.0.0.1:{subject.spec.port}", True, "")
-    finally:
-        await probe.close()
+    for answer in [*(ok + body for body in _reports(value)), *_heads(value)]:
+        async with raw_replica(answer) as subject:
+            reading = await probe(subject)
+            assert isinstance(reading, ProbeReading)
+            told = (reading.detail, reading.reason, reading.stage, *_config_texts(reading))
+            assert all(len(text) <= 2000 and text.isprintable() for text in told)
+            assert isinstance(await probe(_foreign(subject)), ProbeReading)
+            assert isinstance(await probe.contract(subject), bytes | None)
+            with contextlib.suppress(ReplicaError):
+                await probe.give(f"127.0.0.1:{subject.spec.port}", "{}", "")
+            with contextlib.suppress(ReplicaError):
+                await probe.put_to_sleep(f"127.0.0.1:{subject.spec.port}", True, "")
 
 
 def _foreign(subject: Subject) -> Subject:

@@ -7,7 +7,10 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pierhead.serve_block import Between, Key, ServeBlock, Syntax, all_keys, is_block
 
-from tests.unit.controller.compose_configs import ranker
+from controller.files.parse import parse
+from controller.model.spec import ServiceSpec
+from controller.swarm.files.dialect import DIALECTS
+from tests.unit.controller.compose_configs import PROJECT, config, ranker, service
 
 SCALED = {"autoscale": {"min": 0, "max": 4, "initial": 2}, "rollout": {"max_surge": 2}, "canary": {"weight": 5}}
 LLM = {"engine": "mock", "model_loading": {"model_id": "tiny"}, "engine_kwargs": {"max_model_len": 64}}
@@ -102,6 +105,8 @@ AROUND: dict[str, dict[str, Any]] = {
 def sample(key: Key) -> Any:
     """A value of the key that is not its default."""
     syntax, bounds = key.get(Syntax), key.get(Between)
+    if key.path == "calls":
+        return ["ranker"]
     if syntax:
         return SAMPLES[syntax.name]
     if bounds:
@@ -117,11 +122,17 @@ def put(block: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     return {**block, name: put(block.get(name) or {}, rest, value) if rest else value}
 
 
+def with_sockets(block: dict[str, Any]) -> ServiceSpec:
+    """The service in a stack whose replicas may listen at sockets."""
+    whole = config(ranker=service(block)) | {"volumes": {"replica-sockets": {}}}
+    return parse(PROJECT, whole, DIALECTS).services["ranker"]
+
+
 KEYS = {key.path: key for key in all_keys(ServeBlock) if not is_block(key.hint)}
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
 def test_a_key_that_needs_a_new_container_changes_the_hash_and_no_other_does(key: Key) -> None:
     around = AROUND.get(key.path, AROUND.get(key.path.partition(".")[0], {}))
-    before, after = ranker(around), ranker(put(around, key.path, sample(key)))
+    before, after = with_sockets(around), with_sockets(put(around, key.path, sample(key)))
     assert (before.definition_hash != after.definition_hash) is key.needs_new_container

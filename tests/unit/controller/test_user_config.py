@@ -348,7 +348,6 @@ async def test_the_controller_gives_and_the_runtime_takes() -> None:
             await probe.give(f"127.0.0.1:{port}", "[]", "its-token")
     finally:
         await server.close()
-        refused = f"http://127.0.0.1:{port}/user-config does not answer: "
+        refused = f"127.0.0.1:{port}/user-config does not answer: "
         with pytest.raises(ReplicaError, match=refused):
             await probe.give(f"127.0.0.1:{port}", A, "its-token")
-        await probe.close()

@@ -206,6 +206,7 @@ class FakeDiscovery(discovery_pb2_grpc.DiscoveryServicer):
         policy: str = "",
         stats: Mapping[str, tuple[int, Mapping[str, float]]] | None = None,
         scaled_to_zero_by: str = "",
+        sockets: Mapping[str, str] | None = None,
     ) -> None:
         """The whole list of a service: (name, address, draining) each. `stats`: version and numbers, by name."""
         known = self._states.get(service)
@@ -221,6 +222,7 @@ class FakeDiscovery(discovery_pb2_grpc.DiscoveryServicer):
                     state=state.DRAINING if draining else state.READY,
                     max_ongoing_requests=limit,
                     node=(nodes or {}).get(name, ""),
+                    socket=(sockets or {}).get(name, ""),
                     stats_version=(stats or {}).get(name, (0, {}))[0],
                     stats=(stats or {}).get(name, (0, {}))[1],
                 )

@@ -16,6 +16,7 @@ import random
 import socket
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
 
@@ -188,7 +189,7 @@ def _listing(state: discovery_pb2.ServiceEndpoints) -> ReplicaListing:
         endpoints=[
             Endpoint(
                 name=endpoint.replica,
-                address=endpoint.address,
+                address=_address_here(endpoint),
                 draining=endpoint.state == draining,
                 max_ongoing_requests=endpoint.max_ongoing_requests,
                 node=endpoint.node,
@@ -202,6 +203,12 @@ def _listing(state: discovery_pb2.ServiceEndpoints) -> ReplicaListing:
         policy_kwargs=state.policy_kwargs,
         absence=switched_off(state.scaled_to_zero_by) if state.scaled_to_zero_by else None,
     )
+
+
+def _address_here(endpoint: discovery_pb2.Endpoint) -> str:
+    """The replica's socket where this process has the directory that it is in, else its port."""
+    has_directory = endpoint.socket and Path(endpoint.socket.removeprefix("unix:")).parent.is_dir()
+    return endpoint.socket if has_directory else endpoint.address
 
 
 async def resolve(host: str, port: int) -> list[str]:

@@ -32,9 +32,11 @@ METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS",
 PREFIX_KEY = "x-forwarded-prefix"
 """The route that HAProxy took off the path (x-serve.strip_prefix). It lets no client's own one through."""
 
-_READ = {
-    key.encode(): key for key in (REQUEST_ID_KEY, TIMEOUT_KEY, TRACEPARENT_KEY, SESSION_KEY, MODEL_KEY, PREFIX_KEY)
-}
+FOR_KEY = "x-forwarded-for"
+"""HAProxy adds its client's address at the end. It is the client where the connection, to a Unix socket, tells none."""
+
+_KEYS = (REQUEST_ID_KEY, TIMEOUT_KEY, TRACEPARENT_KEY, SESSION_KEY, MODEL_KEY, PREFIX_KEY, FOR_KEY)
+_READ = {key.encode(): key for key in _KEYS}
 
 
 class asgi:  # noqa: N801 - reads as the function it is to its callers
@@ -98,6 +100,8 @@ class AsgiEdge:
     async def _visit(self, scope: Scope, exchange: Exchange) -> None:
         headers = {_READ[name]: value.decode("latin-1") for name, value in scope["headers"] if name in _READ}
         scope[EDGE_KEY] = True
+        if scope.get("client") is None and FOR_KEY in headers:
+            scope["client"] = (headers[FOR_KEY].rpartition(",")[2].strip(), 0)
         if PREFIX_KEY in headers:
             _mount(scope, headers[PREFIX_KEY])
         visit = exchange.visit = Visit(headers.get, self._edge)

@@ -7,6 +7,7 @@ import logging
 import socket
 from typing import Any
 
+from pierhead.edge import unix_sockets
 from pierhead.edge.edge import Edge
 from pierhead.errors import SettingsError, cannot_listen
 from pierhead.http.asgi_edge import AsgiApp, AsgiEdge
@@ -37,12 +38,14 @@ class UvicornServer:
         self._server.lifespan = config.lifespan_class(config)
         self._running: asyncio.Task[None] | None = None
 
-    async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port. Raises OSError where it cannot, RuntimeError where the application cannot start."""
+    async def start(self, host: str, port: int, *more: socket.socket) -> int:
+        """Listen, also at `more`; returns the port. Raises OSError where it cannot, RuntimeError where the application
+        cannot start.
+        """
         bound = _bind(host, port)
         try:
             # Not serve(), which takes over the process's signals.
-            await self._server.startup(sockets=[bound])
+            await self._server.startup(sockets=[bound, *more])
         except SystemExit as error:
             bound.close()
             raise RuntimeError("the application's lifespan has failed at its start; see the log") from error
@@ -79,7 +82,8 @@ class AsgiListener:
             timeout_keep_alive=KEEPALIVE_S,
         )
         try:
-            return await self._server.start(host, port)
+            more = [unix_sockets.bound(edge.settings.socket)] if edge.settings.socket else []
+            return await self._server.start(host, port, *more)
         except OSError as error:
             raise cannot_listen("PIERHEAD_PORT", host, port, error) from error
 

@@ -7,6 +7,7 @@ from typing import Protocol
 from aiohttp import web
 
 from pierhead.edge.edge import Edge
+from pierhead.edge.unix_sockets import bound
 from pierhead.errors import cannot_listen
 from pierhead.http.asgi_edge import asgi, is_asgi
 from pierhead.http.asgi_server import AsgiListener
@@ -19,7 +20,10 @@ class HttpListener(Protocol):
     """A server for HTTP in a replica."""
 
     async def start(self, edge: Edge, host: str, port: int) -> int:
-        """Start the application and listen; returns the port. Raises SettingsError if it cannot be opened."""
+        """Start the application and listen, also at the edge's own socket; returns the port.
+
+        Raises SettingsError if one of them cannot be opened.
+        """
         ...
 
     def moved(self) -> int:
@@ -69,7 +73,10 @@ class AiohttpListener:
             await web.TCPSite(self._runner, host, port, backlog=BACKLOG).start()
         except OSError as error:
             raise cannot_listen("PIERHEAD_PORT", host, port, error) from error
-        return int(self._runner.addresses[0][1])
+        port = int(self._runner.addresses[0][1])
+        if edge.settings.socket:
+            await web.SockSite(self._runner, bound(edge.settings.socket), backlog=BACKLOG).start()
+        return port
 
     def moved(self) -> int:
         """See HttpListener."""

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Literal, NamedTuple
 
+from pierhead.edge.unix_sockets import bound
 from pierhead.json_data import not_json
 from pierhead.metrics import CONTENT_TYPE
 from pierhead.replica.sleep import SleepState
@@ -138,6 +139,7 @@ class AdminServer:
         self._token = token
         self._pages = pages
         self._server: asyncio.Server | None = None
+        self._at_path: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int) -> int:
@@ -145,10 +147,16 @@ class AdminServer:
         self._server = await asyncio.start_server(self._connected, host, port, limit=MAX_HEAD_BYTES, backlog=128)
         return int(self._server.sockets[0].getsockname()[1])
 
+    async def listen_at(self, path: str) -> None:
+        """Listen at a Unix socket, too. Raises SettingsError if it cannot be opened."""
+        self._at_path = await asyncio.start_unix_server(
+            self._connected, sock=bound(path), limit=MAX_HEAD_BYTES, backlog=128
+        )
+
     async def close(self) -> None:
         """Close the port and every connection."""
-        if self._server is not None:
-            self._server.close()
+        for server in filter(None, (self._server, self._at_path)):
+            server.close()
         for connection in self._connections:
             connection.cancel()
         if self._connections:

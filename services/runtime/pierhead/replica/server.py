@@ -29,6 +29,7 @@ from pierhead.edge.admission import Admission
 from pierhead.edge.edge import REFUSAL_REASONS, Edge
 from pierhead.edge.grpc_server import SERVER_OPTIONS, register
 from pierhead.edge.methods import Context, ServedMethod, is_servicer, methods_of, pools_of
+from pierhead.edge.unix_sockets import admit, cannot_listen_at, clear
 from pierhead.errors import SettingsError, cannot_listen
 from pierhead.lanes.server import Lanes
 from pierhead.memory.link_setup import SharedMemory, share_memory
@@ -266,6 +267,8 @@ class ReplicaServer:
         if self._sleep.part is not None:
             pages |= admin_taker("sleep", self._sleep.offer, self._sleep.report)
         self._admin = AdminServer(pages, self.settings.admin_token)
+        if self.settings.admin_socket:
+            await self._admin.listen_at(self.settings.admin_socket)
         host, port = self.settings.host, self.settings.admin_port
         try:
             self.admin_port = await self._admin.start(host, port)
@@ -294,6 +297,8 @@ class ReplicaServer:
             names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server, JoinedPools(pools_of(self._servicers)))
             self.grpc_port = self._bind_grpc(self._server, port)
+            if settings.socket and not self._listeners:
+                _bind_grpc_at(settings.socket, self._server)
             await self._server.start()
         for listener in self._listeners.values():
             port = DEFAULT_HTTP_PORT if settings.port is None else settings.port
@@ -415,6 +420,16 @@ class ReplicaServer:
             await self._lanes.close()
         if self._server is not None:
             await self._server.stop(LAST_STATUS_S)
+
+
+def _bind_grpc_at(path: str, server: grpc.aio.Server) -> None:
+    """Add a Unix socket to a server. Raises SettingsError."""
+    try:
+        clear(path)
+        server.add_insecure_port(f"unix:{path}")
+        admit(path)
+    except (OSError, RuntimeError) as error:
+        raise cannot_listen_at(path, error) from error
 
 
 def listeners_of(parts: Iterable[object]) -> dict[int, HttpListener]:

@@ -100,15 +100,17 @@ class _EarlyAdmin:
         except SettingsError:
             self._listens.set()
             return  # serve() reports the bad settings
-        asyncio.run(self._listen(settings.host, settings.admin_port))
+        asyncio.run(self._listen(settings))
 
-    async def _listen(self, host: str, port: int) -> None:
+    async def _listen(self, settings: Settings) -> None:
         self._end, self._loop = asyncio.Event(), asyncio.get_running_loop()
         server = AdminServer(admin_pages(self._readiness, PROCESS.expose))
         try:
-            await server.start(host, port)
-        except OSError as error:
-            logger.warning("the progress of the start cannot be reported on port %d: %s", port, error)
+            await server.start(settings.host, settings.admin_port)
+            if settings.admin_socket:
+                await server.listen_at(settings.admin_socket)
+        except (OSError, SettingsError) as error:
+            logger.warning("the progress of the start cannot be reported: %s", error)
         self._listens.set()
         await self._end.wait()
         await server.close()

@@ -1,0 +1,64 @@
+"""The directory of Unix sockets by which replicas of one machine are reached.
+
+    <root>/.listen/<service>/    where its replicas make their sockets: only they and the controller have this directory
+    <root>/<service>/            the same sockets for HAProxy and callers, once the controller has seen what they are
+
+What a replica makes may be a symbolic link to the socket of another service, or of the Docker Engine, and HAProxy or a
+caller would follow it. So nobody connects to a path that a replica can change: the controller makes a hard link, which
+does not follow anything, in the second directory, and removes it if it is no socket.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..model.spec import ADMIN_SUFFIX, LISTEN, SOCKETS, unix_address
+
+_log = logging.getLogger(__name__)
+
+
+class SocketDirectory:
+    """The directory as the controller has it."""
+
+    def __init__(self, root: Path = Path(SOCKETS)) -> None:
+        self._root = root
+
+    def prepare(self, mounts: Iterable[Any]) -> None:
+        """Make the directories that a replica mounts: the engine makes none in a volume. Raises OSError."""
+        for mount in mounts:
+            if mount["Target"] != LISTEN and not mount["Target"].startswith(f"{SOCKETS}/"):
+                continue
+            directory = self._root / mount["VolumeOptions"]["Subpath"]
+            directory.mkdir(parents=True, exist_ok=True)
+            if not mount.get("ReadOnly"):
+                directory.chmod(0o1777)  # a replica runs as the user of its image
+
+    def publish(self, path: Path) -> bool:
+        """Link the socket that a replica has made to `path`, where others look for it; False if it has made none."""
+        made = self._root / ".listen" / path.parent.name / path.name
+        try:
+            found = made.lstat()
+            if path.exists() and os.path.samestat(found, path.lstat()):
+                return True
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)  # of an earlier replica of that name
+            os.link(made, path, follow_symlinks=False)
+            if stat.S_ISSOCK(path.lstat().st_mode):
+                return True
+            path.unlink()
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                _log.warning("the socket of a replica cannot be linked to %s: %s", path, error)
+        return False
+
+    def forget(self, service: str, replica: str) -> None:
+        """Remove the sockets of a replica that is being removed."""
+        path = Path(unix_address(service, replica))
+        for directory in (self._root / service, self._root / ".listen" / service):
+            for name in (path.name, path.name + ADMIN_SUFFIX):
+                (directory / name).unlink(missing_ok=True)

@@ -1,0 +1,80 @@
+"""Reads `x-serve.listen` and `x-serve.calls`, and gives a replica its directories of sockets. Pure.
+
+controller/engines/sockets.py says what the directories are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pierhead.serve_block import ServeBlock
+
+from ..model.spec import LISTEN, SOCKETS
+from .attachments import with_volume
+from .definition import ADMIN_PORT
+from .problems import Problems, ServiceSource, at
+from .stack_options import StackOptions
+
+VOLUME = "replica-sockets"
+"""Its name in the top-level volumes section (compose/compose.yaml)."""
+STACK_VARIABLE = "PIERHEAD_LISTEN"
+"""`tcp`: no service listens at a socket."""
+
+
+def stack_has_sockets(stack: StackOptions, volumes: Collection[str]) -> bool:
+    """Whether services may listen at sockets at all. `volumes`: the names in the top-level section."""
+    written = stack.get(STACK_VARIABLE) or "socket"
+    if written not in ("socket", "tcp"):
+        stack.expected(STACK_VARIABLE, "socket or tcp", written)
+    return VOLUME in volumes and bool(written == "socket")
+
+
+class StackSockets(NamedTuple):
+    """What of the whole stack decides on the sockets of a service."""
+
+    are_used: bool
+    services: frozenset[str]
+    """Those with x-serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSockets:
+    """The sockets that the replicas of one service have."""
+
+    listens: bool = False
+    """Whether they listen at sockets of their own."""
+    callees: tuple[str, ...] = ()
+    """The services to whose sockets they can connect."""
+
+
+def service_sockets(
+    path: str, block: ServeBlock, depends_on: Collection[str], of_stack: StackSockets, problems: Problems
+) -> ServiceSockets:
+    """The sockets of a service. `path` is the block's path."""
+    for key in sorted(block.written & {"listen", "calls"}) if not block.is_managed else ():
+        problems.add(
+            at(path, key),
+            "has no effect on an image that is not built on Pierhead's runtime (managed: false): its own program "
+            "decides where it listens and whom it calls, and uses ports; remove it",
+        )
+    for number, name in enumerate(block.calls):
+        if name not in of_stack.services:
+            problems.expected(at(at(path, "calls"), number), "the name of a service with x-serve", name)
+    if not (of_stack.are_used and block.is_managed):
+        return ServiceSockets()
+    is_asked_there = block.health.probe.port in (None, ADMIN_PORT)
+    callees = {*depends_on, *block.calls} & of_stack.services
+    return ServiceSockets(block.listen == "socket" and is_asked_there, tuple(sorted(callees)))
+
+
+def with_sockets(source: ServiceSource, sockets: ServiceSockets) -> ServiceSource:
+    """The service with the directories of its sockets among its volumes."""
+    mounts: list[dict[str, Any]] = [
+        {"target": f"{SOCKETS}/{name}", "read_only": True, "volume": {"nocopy": True, "subpath": name}}
+        for name in sockets.callees
+    ]
+    if sockets.listens:
+        mounts.append({"target": LISTEN, "volume": {"nocopy": True, "subpath": f".listen/{source.name}"}})
+    return with_volume(source, VOLUME, mounts)
