@@ -218,7 +218,6 @@ _KINDS: Mapping[str, Any] = {
     "group": _matching(
         _APPLICATION, 'a word of up to 63 letters, digits and "-_.", which starts with a letter or digit'
     ),
-    "service_name": _matching(SERVICE_NAME, 'the name of a service such as "ranker"'),
     "grpc_name": _matching(_GRPC_NAME, 'the full name of a gRPC service such as "pierhead.echo.v1.Echo"'),
     "llm": LLMConfig | None,
     "policy_kwargs": Annotated[dict[str, Any], BeforeValidator(_check_policy_kwargs)],

@@ -1,4 +1,4 @@
-"""Reads `x-serve.listen` and `x-serve.calls`, and gives a replica its directories of sockets. Pure.
+"""Reads `x-serve.listen`, and gives a replica its directory of sockets and those of its callees. Pure.
 
 controller/engines/sockets.py says what the directories are.
 """
@@ -53,20 +53,17 @@ def service_sockets(
     path: str, block: ServeBlock, depends_on: Collection[str], of_stack: StackSockets, problems: Problems
 ) -> ServiceSockets:
     """The sockets of a service. `path` is the block's path."""
-    for key in sorted(block.written & {"listen", "calls"}) if not block.is_managed else ():
+    if "listen" in block.written and not block.is_managed:
         problems.add(
-            at(path, key),
+            at(path, "listen"),
             "has no effect on an image that is not built on Pierhead's runtime (managed: false): its own program "
-            "decides where it listens and whom it calls, and uses ports; remove it",
+            "decides where it listens; remove it",
         )
-    for number, name in enumerate(block.calls):
-        if name not in of_stack.services:
-            problems.expected(at(at(path, "calls"), number), "the name of a service with x-serve", name)
     if not (of_stack.are_used and block.is_managed):
         return ServiceSockets()
     is_asked_there = block.health.probe.port in (None, ADMIN_PORT)
-    callees = {*depends_on, *block.calls} & of_stack.services
-    return ServiceSockets(block.listen == "socket" and is_asked_there, tuple(sorted(callees)))
+    callees = sorted(of_stack.services & set(depends_on))
+    return ServiceSockets(block.listen == "socket" and is_asked_there, tuple(callees))
 
 
 def with_sockets(source: ServiceSource, sockets: ServiceSockets) -> ServiceSource:

@@ -81,7 +81,7 @@ class ProbeReading(ReplicaReport):
 
 
 NO_ADDRESS = ProbeReading(ok=False, detail="it has no network address")
-"""The reading of a replica without a network: it is not probed, as another container may have its address now."""
+"""The reading of a replica without a network: another container may have its address, and it reaches nobody."""
 NO_SOCKET = (
     "it has made no socket yet; one whose image has an earlier pierhead than the controller makes none: build the "
     "image again, or write x-serve.listen: tcp"
@@ -363,8 +363,7 @@ class Prober:
 
     async def _ask_forever(self, watch: _SubjectWatch) -> None:
         while True:
-            has_address = watch.subject.ip or watch.subject.socket
-            reading = await self._reading_of(watch) if has_address else NO_ADDRESS
+            reading = await self._reading_of(watch) if watch.subject.ip else NO_ADDRESS
             now = self._background.clock()
             before = watch.judge.verdict
             changed = watch.judge.record(reading, now, retiring=watch.retiring)

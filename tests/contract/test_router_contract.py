@@ -92,6 +92,17 @@ async def test_servers_outlive_other_routes_and_waiting_rooms_open_again(router:
     assert state.closed == frozenset(), "a new worker has all of them open"
 
 
+async def test_a_server_at_a_socket_is_read_back_and_outlives_other_routes(router: Router) -> None:
+    name, address = "shop-echo-abcd1234-2", "unix:/run/pierhead/sockets/echo/abcd1234-2"
+    await write_routes(router, ECHO)
+    for _ in range(2):
+        await router.perform(add(name, address))
+        await router.perform(add("echo-1"))
+        state = await observe(router)
+        assert {server.name: server.address for server in state.servers} == {name: address, "echo-1": ADDRESS}
+        await write_routes(router, ECHO, OTHER)
+
+
 async def test_what_is_gone_needs_no_drain_and_no_deletion(router: Router) -> None:
     await write_routes(router, ECHO)
     await router.perform(add("echo-1"))

@@ -30,6 +30,9 @@ REQUEST_TIMEOUT_S = 600.0
 TAG = "${PIERHEAD_TAG:-latest}"
 """Of the images, as the clone names them."""
 
+_CALLED = ("service", "prefill")
+"""What in a model's entry names a service."""
+
 Document = dict[str, Any]
 
 
@@ -86,9 +89,13 @@ def llm_gateway(
         service = entry if isinstance(entry, str) else entry.get("service", "")  # "" = aliases
         suffix = f"_OF_{re.sub('[^A-Za-z0-9]', '_', service).upper()}" if service else ""
         variables.setdefault(f"PIERHEAD_LLM_MODELS{suffix}", {})[model] = entry
+    called = {
+        entry.get(key, "") if isinstance(entry, Mapping) else entry for entry in models.values() for key in _CALLED
+    }
     return {
         "image": image or f"pierhead/llm-gateway:{tag}",
         "scale": 0,
+        "depends_on": sorted(filter(None, called)),
         # Keys' limits hold for all gateways together: each gateway grants its share.
         "environment": {
             **{variable: json.dumps(entries) for variable, entries in variables.items()},

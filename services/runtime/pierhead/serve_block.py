@@ -308,7 +308,6 @@ class ServeBlock(KeyBlock):
     protocol: Annotated[Protocol | None, NewContainer()] = None
     port: Annotated[Port | None, NewContainer()] = None
     listen: Annotated[Literal["socket", "tcp"], NewContainer()] = "socket"
-    calls: Annotated[list[Annotated[str, Syntax("service_name")]], NewContainer()] = field(default_factory=list)
     route: Annotated[str, Syntax("route")] | None = None
     strip_prefix: bool = False
     grpc_services: list[Annotated[str, Syntax("grpc_name")]] = field(default_factory=list)
@@ -368,7 +367,6 @@ class XServe(TypedDict, total=False):
     protocol: str
     port: int
     listen: str
-    calls: list[str]
     route: str
     strip_prefix: bool
     grpc_services: list[str]

@@ -58,9 +58,8 @@ ECHO = ("/run/pierhead/sockets/echo", "echo", True)
     [
         ({}, {}, True, [OWN]),
         ({"listen": "tcp"}, {}, False, []),
-        ({"calls": ["echo"]}, {}, True, [ECHO, OWN]),
         ({}, {"depends_on": ["echo", "redis"]}, True, [ECHO, OWN]),
-        ({"listen": "tcp", "calls": ["echo"]}, {}, False, [ECHO]),
+        ({"listen": "tcp"}, {"depends_on": ["echo"]}, False, [ECHO]),
         (FOREIGN, {"depends_on": ["echo"]}, False, []),
         ({"managed": True, "health": {"probe": {"path": "/ok", "port": 7000}}}, {}, False, []),
     ],
@@ -89,15 +88,10 @@ def test_a_stack_without_sockets_has_none(whole: dict[str, Any]) -> None:
             ),
         ),
         (
-            stack(ranker=service({"calls": ["ehco"]})),
-            'services.ranker.x-serve.calls[0]: expected the name of a service with x-serve, found "ehco"',
-        ),
-        (
             stack(ranker=service({**FOREIGN, "listen": "socket"})),
             (
                 "services.ranker.x-serve.listen: has no effect on an image that is not built on Pierhead's runtime "
-                "(managed: false): its own program decides where it listens and whom it calls, and uses "
-                "ports; remove it"
+                "(managed: false): its own program decides where it listens; remove it"
             ),
         ),
     ],
@@ -132,7 +126,7 @@ def test_the_longest_names_make_a_path_that_a_socket_can_have() -> None:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """The directory with the parts of one service, as a replica's mounts ask for them."""
-    SocketDirectory(tmp_path).prepare(spec_of({"calls": ["echo"]}).container["HostConfig"]["Mounts"])
+    SocketDirectory(tmp_path).prepare(spec_of({}, depends_on=["echo"]).container["HostConfig"]["Mounts"])
     return tmp_path
 
 

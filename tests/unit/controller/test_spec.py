@@ -411,7 +411,7 @@ A_SIZE = 'expected a size from "1MiB" to "1TiB" such as "2GiB"'
             {"zz": 2},
             "zz: unknown key; known keys: user_config, strip_prefix, streams_requests, startup, shared_memory, ",
         ),
-        ({"a b\n": 2}, '"a b\\n": unknown key; known keys: debug, calls, health, canary, startup, managed and '),
+        ({"a b\n": 2}, '"a b\\n": unknown key; known keys: debug, health, canary, startup, managed, replicas and '),
         ({"health": {"probe": {"prt": 1}}}, 'health.probe.prt: unknown key; did you mean "port"?'),
         ({"logging": {"logs_dir": "/var/log"}}, "logging.logs_dir: unknown key; a replica writes to standard error"),
         ({"logging_config": {}}, "logging_config: unknown key; write logging"),

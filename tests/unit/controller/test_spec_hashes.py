@@ -105,8 +105,6 @@ AROUND: dict[str, dict[str, Any]] = {
 def sample(key: Key) -> Any:
     """A value of the key that is not its default."""
     syntax, bounds = key.get(Syntax), key.get(Between)
-    if key.path == "calls":
-        return ["ranker"]
     if syntax:
         return SAMPLES[syntax.name]
     if bounds:
