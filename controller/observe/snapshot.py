@@ -200,9 +200,11 @@ def second_opinion(container: ReplicaContainer, routing: RoutingState | None) ->
     HAProxy sends the same probe. If only the controller gets no answer, the fault is on the controller's side (a
     firewall, a lost network), and replacing every replica for it would cause an outage. HAProxy's result does not count
     where its check only connects (controller/desired/edge.py), because a replica that hangs accepts connections too,
-    and not for a replica that reports that it is broken, because HAProxy's result may be older, or that it sleeps.
+    and not for a replica that reports that it is broken, because HAProxy's result may be older, or that it sleeps; nor
+    for one without a network, which HAProxy reaches at its socket.
     """
-    if container.health is not ReplicaHealth.FAILED or container.broken or not container.is_awake or routing is None:
+    may_be_ours = container.health is ReplicaHealth.FAILED and container.ip is not None and not container.broken
+    if not (may_be_ours and container.is_awake and routing is not None):
         return container
     server = routing.server_of(container.service, container.name)
     if server is not None and server.up and server.is_asked and server.state is ServerState.READY:

@@ -54,10 +54,17 @@ def test_haproxy_uses_the_probe_that_all_serving_replicas_answer() -> None:
     [
         ({}, True, ReplicaHealth.READY),
         ({}, False, ReplicaHealth.FAILED),
+        ({"ip": None, "has_socket": True}, True, ReplicaHealth.FAILED),
         ({"broken": True}, True, ReplicaHealth.FAILED),
         ({"sleep": SleepReport(True, False, True, "no memory")}, True, ReplicaHealth.FAILED),
     ],
-    ids=["HAProxy's check passes", "HAProxy asks nothing", "the replica has given itself up", "it does not wake up"],
+    ids=[
+        "HAProxy's check passes",
+        "HAProxy asks nothing",
+        "no network",
+        "it has given itself up",
+        "it does not wake up",
+    ],
 )
 def test_when_haproxys_check_counts_as_a_second_opinion(
     said: dict[str, Any], is_asked: bool, health: ReplicaHealth
