@@ -1,6 +1,6 @@
 """Users of a language model in one process: `python -m tests.bench.llm.load URL --users 64 ...`.
 
-Each streams a chat, counts its tokens, and asks again. URL is http://host:port of an OpenAI API, or lane://host:port of
+Each streams a chat, counts its tokens, and asks again. URL is http://host:port of an OpenAI API, or lane://<gRPC address> of
 an LLM server, asked as a gateway asks it. Says "begin" when what it sees begins to count, "end" when it no longer does,
 and then the result as one line of JSON. Histograms are HdrHistograms (microseconds, 3 digits).
 
@@ -330,7 +330,7 @@ async def _users_of(url: str, asking: Asking) -> Callable[[Iterator[simulation.P
     from pierhead.calls.clients import Clients
     from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 
-    Clients.use(Settings(static={"LLM": (urlsplit(url).netloc,)}))
+    Clients.use(Settings(static={"LLM": (url.removeprefix("lane://"),)}))
     stub = handle(LLMServerStub, "llm")
     return lambda prompts, rng: lane_user(asking, stub, prompts, rng)
 

@@ -39,7 +39,7 @@ class Replicas:
 
     kept: Sequence[Kept]
     addresses: Sequence[str]
-    """ip:port of each one's gRPC."""
+    """unix:<path> of each one's gRPC, as on the stack."""
     pages: Sequence[str]
     """URL of each one's metrics."""
 
@@ -90,7 +90,9 @@ class Site:
         for host in hosts:
             _wait_until_ready(f"{host}:{admin}", kept, within_s)
         return Replicas(
-            kept, [f"{host}:{port}" for host in hosts], [f"http://{host}:{admin}/metrics" for host in hosts]
+            kept,
+            [f"unix:{self._socket(SERVICE, host)}" for host in hosts],
+            [f"http://{host}:{admin}/metrics" for host in hosts],
         )
 
     def gateway(self, addresses: Sequence[str], policy: str, model: str = MODEL) -> tuple[str, str, list[Kept]]:
@@ -119,6 +121,10 @@ class Site:
         (port,) = free_ports(1)
         route = Route("llm-gateway", "/", int(address.rpartition(":")[2]), int(admin_port), [address])
         text = configuration(route, port, self.work.directory)
+        socket = self._socket("llm-gateway", address.partition(":")[0])
+        if Path(socket).exists():  # as on the stack
+            text = text.replace(f" {address} id ", f" unix@{socket} id ")
+            text = text.replace(f" port {admin_port} ", f" addr unix@{socket}.admin ")
         version = subprocess.run([program, "-v"], capture_output=True, text=True, check=True).stdout
         if is_older_than_3(version):
             text = in_words_of_2_8(text)
@@ -130,6 +136,9 @@ class Site:
         wait_for(lambda: get(f"http://{url}/v1/models")[0] == 200, "HAProxy has the gateway", START_S, [kept])
         return url, kept
 
+    def _socket(self, service: str, host: str) -> str:
+        return str(self.work.directory / f"{service}-{host}.socket")
+
     def _env(self, service: str, host: str, port: int, admin: int) -> dict[str, str]:
         memory = {
             "PIERHEAD_SHARED_MEMORY_BYTES": str(1 << 20), "PIERHEAD_SHARED_MEMORY_DIR": str(self.work.directory)
@@ -140,6 +149,8 @@ class Site:
             "PIERHEAD_HOST": host,
             "PIERHEAD_PORT": str(port),
             "PIERHEAD_ADMIN_PORT": str(admin),
+            "PIERHEAD_SOCKET": self._socket(service, host),
+            "PIERHEAD_ADMIN_SOCKET": f"{self._socket(service, host)}.admin",
             "PIERHEAD_MAX_ONGOING_REQUESTS": str(MAX_ONGOING_REQUESTS),
             "PIERHEAD_REQUEST_TIMEOUT_S": "120",
         }
