@@ -13,6 +13,7 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 ENGINES = ("DOCKER", "SWARM")
 CDI_KIND = re.compile(r"[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
 PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+HOSTS = re.compile(r"[A-Za-z0-9_.-]+( *, *[A-Za-z0-9_.-]+)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,9 @@ class Settings:
     api_token: str | None = None
     """Bearer token that allows changes from anywhere (PIERHEAD_API_TOKEN); None = changes from this machine only. On a
     Swarm there is always one."""
+    api_hosts: frozenset[str] = frozenset()
+    """Names, in lower case, by which the API may be asked in addition to those that nobody can register
+    (PIERHEAD_API_HOSTS)."""
     secrets_dir: Path = Path("/run/secrets")
     """Where a Swarm puts the controller's certificate (PIERHEAD_SECRETS_DIR)."""
     log_level: str = "INFO"
@@ -97,6 +101,7 @@ class Settings:
             api_port=reader.port("PIERHEAD_API_PORT", 8100),
             discovery_port=reader.port("PIERHEAD_DISCOVERY_PORT", 8101),
             api_token=reader.token("PIERHEAD_API_TOKEN", is_needed=on_swarm),
+            api_hosts=reader.hosts("PIERHEAD_API_HOSTS"),
             secrets_dir=Path(env.get("PIERHEAD_SECRETS_DIR") or "/run/secrets"),
             log_level=reader.choice("PIERHEAD_LOG_LEVEL", LOG_LEVELS, "INFO"),
             edge=_edge_limits(reader),
@@ -138,6 +143,12 @@ class _EnvironmentReader:
         if is_needed and value is None:
             self.problems.append(f"{name}: a Swarm's controller needs a token (`make up` makes one)")
         return value
+
+    def hosts(self, name: str) -> frozenset[str]:
+        value = self._env.get(name, "").strip()
+        if value and not HOSTS.fullmatch(value):
+            self.problems.append(f"{name}: expected names of hosts without ports, separated by commas, found {value!r}")
+        return frozenset(host.strip().lower() for host in value.split(",") if host.strip())
 
     def port(self, name: str, default: int) -> int:
         return self.integer(name, 1, 65535, default, "a port")
