@@ -145,7 +145,7 @@ class _EnvironmentReader:
         return value
 
     def hosts(self, name: str) -> frozenset[str]:
-        value = self._env.get(name, "").strip()
+        value = (self._env.get(name) or "").strip()
         if value and not HOSTS.fullmatch(value):
             self.problems.append(f"{name}: expected names of hosts without ports, separated by commas, found {value!r}")
         return frozenset(host.strip().lower() for host in value.split(",") if host.strip())

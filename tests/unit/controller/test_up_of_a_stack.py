@@ -266,6 +266,19 @@ def test_an_address_of_another_machine_is_refused_before_anything_is_stopped() -
     assert not user.calls("up --detach")
 
 
+@pytest.mark.parametrize("engine", ["docker", "swarm"])
+def test_settings_that_the_controller_would_refuse_are_refused_before_it_is_stopped(engine: str) -> None:
+    wrong = {"PIERHEAD_ENGINE": engine, "PIERHEAD_MAX_CONNECTIONS": "many", "PIERHEAD_API_HOSTS": "a.example:8100"}
+    user = User(variables={"PIERHEAD_ENGINE": engine}, services={**SERVICES, "controller": {"environment": wrong}})
+    assert user.is_refused().splitlines() == [
+        "the controller could not start with these settings:",
+        "PIERHEAD_API_HOSTS: expected names of hosts without ports, separated by commas, found 'a.example:8100'",
+        "PIERHEAD_MAX_CONNECTIONS: expected an integer between 1 and 30000, found 'many'",
+        "Correct them in .env (or in the shell) and repeat. Nothing was started; running services are not affected.",
+    ]
+    assert user.calls(CHANGES) == []
+
+
 @pytest.mark.parametrize(
     ("listening", "is_taken"), [("http://10.1.2.3:8000", True), (f"{HTTP}:8000", False), (f"{HTTP}:8100", True)]
 )
