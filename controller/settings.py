@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ HOSTS = re.compile(r"[A-Za-z0-9_.-]+( *, *[A-Za-z0-9_.-]+)*")
 
 @dataclass(frozen=True, slots=True)
 class EdgeLimits:
-    """Bounds at HAProxy, for connections and for what it tells. A bound of one client address that is 0 is off."""
+    """Bounds at HAProxy, for connections and for what it tells, and whom it believes. A bound of one client address
+    that is 0 is off.
+    """
 
     connections: int = 10_000
     """Open connections of HTTP clients, and the same number of gRPC clients (PIERHEAD_MAX_CONNECTIONS)."""
@@ -36,6 +39,8 @@ class EdgeLimits:
     """Open WebSockets of one client address (PIERHEAD_CLIENT_WEBSOCKETS)."""
     shows_routes: bool = False
     """`/-/routes` and errors for unknown routes and gRPC services list what there is (PIERHEAD_ROUTES=shown)."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Networks, as 10.0.0.0/8, whose word on a request's client is passed on (PIERHEAD_TRUSTED_PROXIES)."""
 
     @property
     def queued_requests(self) -> int:
@@ -150,6 +155,18 @@ class _EnvironmentReader:
             self.problems.append(f"{name}: expected names of hosts without ports, separated by commas, found {value!r}")
         return frozenset(host.strip().lower() for host in value.split(",") if host.strip())
 
+    def networks(self, name: str) -> tuple[str, ...]:
+        found = []
+        for text in (self._env.get(name) or "").replace(",", " ").split():
+            try:
+                found.append(str(ipaddress.ip_network(text)))
+            except ValueError:
+                self.problems.append(
+                    f"{name}: expected an address or a network such as 10.0.0.0/8, with zeros after its first 8 bits, "
+                    f"found {text!r}"
+                )
+        return tuple(found)
+
     def port(self, name: str, default: int) -> int:
         return self.integer(name, 1, 65535, default, "a port")
 
@@ -181,4 +198,5 @@ def _edge_limits(reader: _EnvironmentReader) -> EdgeLimits:
         client_requests_per_s=reader.integer("PIERHEAD_CLIENT_REQUESTS_PER_S", 0, 100_000, 0),
         client_websockets=reader.integer("PIERHEAD_CLIENT_WEBSOCKETS", 0, 100_000, 0),
         shows_routes=reader.choice("PIERHEAD_ROUTES", ("HIDDEN", "SHOWN"), "HIDDEN") == "SHOWN",
+        trusted_proxies=reader.networks("PIERHEAD_TRUSTED_PROXIES"),
     )
