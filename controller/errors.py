@@ -86,6 +86,13 @@ class Forbidden(ControllerError):
     exit_code = 2
 
 
+class UnknownHost(ControllerError):
+    """The request is for a host of another name than the API's."""
+
+    http_status = 421
+    exit_code = 2
+
+
 class EngineError(ControllerError):
     """The Docker Engine refused a call."""
 

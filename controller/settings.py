@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +14,14 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 ENGINES = ("DOCKER", "SWARM")
 CDI_KIND = re.compile(r"[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
 PROJECT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+HOSTS = re.compile(r"[A-Za-z0-9_.-]+( *, *[A-Za-z0-9_.-]+)*")
 
 
 @dataclass(frozen=True, slots=True)
 class EdgeLimits:
-    """Bounds at HAProxy, for connections and for what it tells. A bound of one client address that is 0 is off."""
+    """Bounds at HAProxy, for connections and for what it tells, and whom it believes. A bound of one client address
+    that is 0 is off.
+    """
 
     connections: int = 10_000
     """Open connections of HTTP clients, and the same number of gRPC clients (PIERHEAD_MAX_CONNECTIONS)."""
@@ -35,6 +39,8 @@ class EdgeLimits:
     """Open WebSockets of one client address (PIERHEAD_CLIENT_WEBSOCKETS)."""
     shows_routes: bool = False
     """`/-/routes` and errors for unknown routes and gRPC services list what there is (PIERHEAD_ROUTES=shown)."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Networks, as 10.0.0.0/8, whose word on a request's client is passed on (PIERHEAD_TRUSTED_PROXIES)."""
 
     @property
     def queued_requests(self) -> int:
@@ -68,6 +74,9 @@ class Settings:
     api_token: str | None = None
     """Bearer token that allows changes from anywhere (PIERHEAD_API_TOKEN); None = changes from this machine only. On a
     Swarm there is always one."""
+    api_hosts: frozenset[str] = frozenset()
+    """Names, in lower case, by which the API may be asked in addition to those that nobody can register
+    (PIERHEAD_API_HOSTS)."""
     secrets_dir: Path = Path("/run/secrets")
     """Where a Swarm puts the controller's certificate (PIERHEAD_SECRETS_DIR)."""
     log_level: str = "INFO"
@@ -97,6 +106,7 @@ class Settings:
             api_port=reader.port("PIERHEAD_API_PORT", 8100),
             discovery_port=reader.port("PIERHEAD_DISCOVERY_PORT", 8101),
             api_token=reader.token("PIERHEAD_API_TOKEN", is_needed=on_swarm),
+            api_hosts=reader.hosts("PIERHEAD_API_HOSTS"),
             secrets_dir=Path(env.get("PIERHEAD_SECRETS_DIR") or "/run/secrets"),
             log_level=reader.choice("PIERHEAD_LOG_LEVEL", LOG_LEVELS, "INFO"),
             edge=_edge_limits(reader),
@@ -139,6 +149,24 @@ class _EnvironmentReader:
             self.problems.append(f"{name}: a Swarm's controller needs a token (`make up` makes one)")
         return value
 
+    def hosts(self, name: str) -> frozenset[str]:
+        value = (self._env.get(name) or "").strip()
+        if value and not HOSTS.fullmatch(value):
+            self.problems.append(f"{name}: expected names of hosts without ports, separated by commas, found {value!r}")
+        return frozenset(host.strip().lower() for host in value.split(",") if host.strip())
+
+    def networks(self, name: str) -> tuple[str, ...]:
+        found = []
+        for text in (self._env.get(name) or "").replace(",", " ").split():
+            try:
+                found.append(str(ipaddress.ip_network(text)))
+            except ValueError:
+                self.problems.append(
+                    f"{name}: expected an address or a network such as 10.0.0.0/8, with zeros after its first 8 bits, "
+                    f"found {text!r}"
+                )
+        return tuple(found)
+
     def port(self, name: str, default: int) -> int:
         return self.integer(name, 1, 65535, default, "a port")
 
@@ -170,4 +198,5 @@ def _edge_limits(reader: _EnvironmentReader) -> EdgeLimits:
         client_requests_per_s=reader.integer("PIERHEAD_CLIENT_REQUESTS_PER_S", 0, 100_000, 0),
         client_websockets=reader.integer("PIERHEAD_CLIENT_WEBSOCKETS", 0, 100_000, 0),
         shows_routes=reader.choice("PIERHEAD_ROUTES", ("HIDDEN", "SHOWN"), "HIDDEN") == "SHOWN",
+        trusted_proxies=reader.networks("PIERHEAD_TRUSTED_PROXIES"),
     )

@@ -25,7 +25,7 @@ from aiohttp import web
 from pierhead.json_data import not_json
 
 from ..build import BUILD_HEADER, current_build
-from ..errors import ControllerError, Forbidden, InvalidRequest, NotYet
+from ..errors import ControllerError, Forbidden, InvalidRequest, NotYet, UnknownHost
 from ..files.watch import SpecWatch
 from ..model.actions import KINDS
 from ..model.spec import MOST_REPLICAS
@@ -74,7 +74,9 @@ class Api:
 
     def application(self) -> web.Application:
         """Return the aiohttp application."""
-        app = web.Application(middlewares=[answer_errors, self.keep_changes], client_max_size=BODY_LIMIT)
+        app = web.Application(
+            middlewares=[answer_errors, self.refuse_unknown_hosts, self.keep_changes], client_max_size=BODY_LIMIT
+        )
         app.add_routes(
             [
                 web.get("/api/v1/services", self.services),
@@ -104,6 +106,12 @@ class Api:
         app.on_shutdown.append(self._close)
         app.on_response_prepare.append(_name_build)
         return app
+
+    @web.middleware
+    async def refuse_unknown_hosts(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer 421 to a request that a web page may have sent by a name of its own for this machine."""
+        self._gatekeeper.refuse_unknown_host(request.headers.get("Host"))
+        return await handler(request)
 
     @web.middleware
     async def keep_changes(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -482,7 +490,8 @@ def _error(status: int, code: str, message: str, headers: Mapping[str, str] | No
 
 
 # ----------------------------------------------------------------------------------------------------
-# Changes are accepted from callers on this machine and from callers that send the token.
+# Callers get an answer where no web page can have the name that they call the API by. Changes are accepted from callers
+# on this machine and from callers that send the token.
 
 
 ROUTES = Path("/proc/net/route")
@@ -491,6 +500,10 @@ _REFUSED = (
     "changes are accepted from the machine itself (published at 127.0.0.1) or with the header "
     "`Authorization: Bearer <PIERHEAD_API_TOKEN>`"
 )
+_HOST = re.compile(r"(?P<name>[^\[\]:]+|\[(?P<address>[^\[\]]+)\])(:[0-9]*)?")
+_NO_STRANGERS = re.compile(r"[^.]+|.+\.localhost|.+\.internal")
+"""Names that nobody can register: without a dot (localhost, Compose's services), of this machine, of private networks
+(host.docker.internal)."""
 
 
 def default_gateways(table: str) -> frozenset[str]:
@@ -521,15 +534,36 @@ async def _name_build(request: web.Request, response: web.StreamResponse) -> Non
 
 
 class Gatekeeper:
-    """Decides which callers may change something."""
+    """Decides which callers get an answer, and which may change something."""
 
-    def __init__(self, token: str | None, gateways: Callable[[], frozenset[str]] | None = read_gateways) -> None:
+    def __init__(
+        self,
+        token: str | None,
+        gateways: Callable[[], frozenset[str]] | None = read_gateways,
+        hosts: frozenset[str] = frozenset(),
+    ) -> None:
         """`gateways`: the addresses of this machine as the controller's container sees it. None: only the token counts,
-        as where containers of others are on the controller's network.
+        as where containers of others are on the controller's network. `hosts`: further names of the API.
         """
         self._token = token
         self._gateways = gateways
+        self._hosts = hosts
         self._refused = _TOKEN_ONLY if gateways is None else _REFUSED
+
+    def refuse_unknown_host(self, host: str | None) -> None:
+        """Raise UnknownHost where the header `Host` has a name that its owner may point at this machine: web pages of
+        the owner would be of the API's origin then, and could read it. Clients without the header are no browsers.
+        """
+        if host is None:
+            return
+        found = _HOST.fullmatch(host)
+        name = (found["address"] or found["name"]).lower() if found else ""
+        if name in self._hosts or _address_of(name) or _NO_STRANGERS.fullmatch(name):
+            return
+        raise UnknownHost(
+            f"Host: the API does not answer to {one_line(host)[:100]!r}, because a web page could be at that name. Ask "
+            "for an address, or for localhost, or add the name to PIERHEAD_API_HOSTS in .env and repeat `pierhead up`"
+        )
 
     def admit(self, peer: str | None, headers: Mapping[str, str]) -> None:
         """Raise Forbidden unless the peer's address or its token allows changes."""
@@ -552,10 +586,14 @@ class Gatekeeper:
     def _is_this_machine(self, peer: str | None) -> bool:
         if self._gateways is None:
             return False
-        try:
-            address = ipaddress.ip_address(peer or "")
-        except ValueError:
-            return False
+        address = _address_of(peer or "")
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
             address = address.ipv4_mapped
-        return address.is_loopback or str(address) in self._gateways()
+        return address is not None and (address.is_loopback or str(address) in self._gateways())
+
+
+def _address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None

@@ -40,7 +40,7 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
                     source=ComposeProject.from_environment(os.environ),
                     store=store,
                     clock=SteadyClock(store.latest_at),
-                    gatekeeper=Gatekeeper(settings.api_token),
+                    gatekeeper=Gatekeeper(settings.api_token, hosts=settings.api_hosts),
                     publish=sockets.publish,
                     policy_dir=settings.project_dir,
                 )

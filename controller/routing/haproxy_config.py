@@ -32,6 +32,7 @@ TEMPLATE = Path(__file__).resolve().parents[2] / "haproxy" / "haproxy.cfg.j2"
 _ROUTE = re.compile(r"/[A-Za-z0-9/._~-]*")
 _PROBE_PATH = re.compile(r"/[A-Za-z0-9._~/?&=%:@+,-]*")
 _GRPC_SERVICE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
+_NETWORK = re.compile(r"[0-9a-f.:]+/[0-9]{1,3}")
 _APPLICATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HOLD_SERVER_ID = 1_000_000
 """Replicas' servers are numbered from 1."""
@@ -132,6 +133,8 @@ def _render(services: Collection[ServiceSpec], limits: EdgeLimits, *, is_remote:
     # The longest prefix decides, so it comes first.
     http = sorted((s for s in routed if s["route"]), key=lambda s: (-len(s["route"]), s["route"]))
     grpc = [s for s in routed if s["grpc_services"]]
+    for network in limits.trusted_proxies:
+        matching(_NETWORK, network, "network of trusted proxies")
     routes = {s["route"]: s["name"] for s in http if limits.shows_routes}
     routes_text = f" The routes are {', '.join(routes)}." if routes else " There are no routes yet."
     grpc_names = ", ".join(sorted({name for spec in specs for name in spec.grpc_services}))

@@ -58,7 +58,7 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
             source=KeptProject(settings.project, KeptText(compose_files_of(configs, settings.project))),
             store=StateStore(holder.rows),
             clock=holder.controller_clock,
-            gatekeeper=Gatekeeper(settings.api_token, gateways=None),
+            gatekeeper=Gatekeeper(settings.api_token, gateways=None, hosts=settings.api_hosts),
             acts=holder.acts,
             node_commands=SwarmNodeCommands,
             certificate_ends_at=tls.ends_at,

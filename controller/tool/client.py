@@ -30,7 +30,7 @@ TOLD_AFTER_S = 5.0
 """A longer wait says what it waits for."""
 
 LOG = "the controller's log (`pierhead logs controller`)"
-_BAD_INPUT = (400, 403, 404, 405, 413)
+_BAD_INPUT = (400, 403, 404, 405, 413, 421)
 
 
 class ControllerClient:

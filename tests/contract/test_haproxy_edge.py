@@ -104,6 +104,35 @@ async def test_headers_that_a_replica_and_a_client_get(edge: Edge) -> None:
         assert "x-forwarded-prefix" not in (await answer.json())["headers"]
 
 
+@pytest.mark.parametrize("network", ["", "203.0.113.0/24", "gateway"])
+async def test_what_clients_say_of_themselves_is_removed_unless_a_trusted_proxy_says_it(
+    edge: Edge, network: str
+) -> None:
+    client = edge.container.gateway
+    networks = (f"{client}/32", "203.0.113.0/24") if network == "gateway" else tuple(filter(None, [network]))
+    edge.router = HAProxyRouter(edge.run_dir, EdgeLimits(trusted_proxies=networks))
+    await edge.route(service("echo"))
+    await edge.serve("echo", "echo-1")
+    said = {
+        "X-Forwarded-For": "192.0.2.1",
+        "x-forwarded-proto": "https",
+        "X-FORWARDED-HOST": "shop.example",
+        "x-forwarded-port": "443",
+        "x-forwarded-user": "root",
+        "Forwarded": "for=192.0.2.1;proto=https",
+        "X-Real-IP": "192.0.2.1",
+    }
+    async with edge.http.get("/echo", headers=[*said.items(), ("x-forwarded-for", "192.0.2.2")]) as answer:
+        seen = (await answer.json())["headers"]
+    got = {name: text for name, text in seen.items() if "forwarded" in name or name == "x-real-ip"}
+    if network == "gateway":
+        # Of a header with several lines the replica shows the last one.
+        assert got == {name.lower(): text for name, text in said.items()} | {"x-forwarded-for": client}
+    else:
+        host = f"{edge.container.ip}:8000"
+        assert got == {"x-forwarded-for": client, "x-forwarded-proto": "http", "x-forwarded-host": host}
+
+
 async def test_a_request_that_a_replica_has_begun_is_not_repeated(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(haproxy_config, "SERVER_TIMEOUT_SLACK_S", 0.0)
     await edge.route(service("echo"), service("late", request_timeout_s=0.3))
@@ -425,6 +454,14 @@ async def test_grpc_calls_that_find_every_replica_busy(
         assert metadata_of(error).get("pierhead-refused") == refused
         replica.let_go.set()
         assert await held is grpc.StatusCode.OK
+
+
+async def test_what_grpc_clients_say_of_themselves_is_removed(edge: Edge) -> None:
+    async with grpc_edge(edge) as (_, channel):
+        said = (("x-forwarded-for", "192.0.2.1"), ("x-forwarded-user", "root"), ("forwarded", "for=192.0.2.1"))
+        call = channel.unary_unary("/test.Echo/Unary")(b"x", metadata=said)
+        assert await call == b"x"
+        assert dict(await call.trailing_metadata())["received"] == f"x-forwarded-for={edge.container.gateway}"
 
 
 async def test_a_grpc_replica_that_dies_is_unavailable(edge: Edge) -> None:

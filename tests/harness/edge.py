@@ -243,7 +243,9 @@ async def error_of(edge: Edge, path: str, **arguments: Any) -> tuple[int, dict[s
 
 
 class GrpcReplica:
-    """Serves every method of `test.Echo`: Unary gives back what it was sent, Hold waits, Die ends the server."""
+    """Serves every method of `test.Echo`: Unary gives back what it was sent, and in its trailers who is said to have
+    sent it; Hold waits, Die ends the server.
+    """
 
     def __init__(self, host: str, name: str = "one") -> None:
         self.name = name
@@ -265,7 +267,8 @@ class GrpcReplica:
         self.address = f"{host}:{self.server.add_insecure_port(f'{host}:0')}"
 
     async def _unary(self, request: bytes, context: Any) -> bytes:
-        context.set_trailing_metadata((("replica", self.name),))
+        sent = " ".join(f"{name}={text}" for name, text in context.invocation_metadata() if "forwarded" in name)
+        context.set_trailing_metadata((("replica", self.name), ("received", sent)))
         return request
 
     async def _hold(self, request: bytes, context: Any) -> bytes:

@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ...errors import InvalidRequest
+from ...errors import InvalidRequest, SettingsError
+from ...settings import Settings
 from . import resolved
 from .compose import Compose
 from .ports import PORTS
+from .resolved import Services
 from .stack import ProjectStack, reached_at
 
 GRAFANA = "PIERHEAD_GRAFANA_PORT"
@@ -56,6 +58,22 @@ def refuse_foreign_address(stack: ProjectStack) -> None:
             f"{BIND}: this machine has no address {host} (`ip address` lists those that it has). Write one of them, or "
             "0.0.0.0 for all, into .env. Nothing was started."
         )
+
+
+def refuse_wrong_settings(stack: ProjectStack, services: Services) -> None:
+    """Raise InvalidRequest for settings with which the controller would end at its start, after the former one has been
+    stopped.
+    """
+    own = services.get("controller", {}).get("environment") or {}
+    # Which engine there is has been found out, and a stack on many nodes gets its token later.
+    given = {**own, "COMPOSE_PROJECT_NAME": stack.name, "PIERHEAD_PROJECT_DIR": str(stack.root), "PIERHEAD_ENGINE": ""}
+    try:
+        Settings.from_env(given)
+    except SettingsError as error:
+        raise InvalidRequest(
+            f"the controller could not start with these settings:\n{error}\nCorrect them in .env (or in the shell) and "
+            "repeat. Nothing was started; running services are not affected."
+        ) from None
 
 
 def refuse_taken_ports(compose: Compose) -> None:

@@ -72,10 +72,13 @@ def ask(client: openai.OpenAI, question: str) -> Iterator[str]:
 
 
 def address() -> str:
-    """Where `pierhead up` has put it: the port is a line of .env."""
+    """Where `pierhead up` has put it: the port is a line of .env, and so is the address if you have chosen one."""
     lines = Path(__file__).with_name(".env").read_text().splitlines()
-    [port] = [line.partition("=")[2].strip() for line in lines if line.startswith("PIERHEAD_HTTP_PORT=")]
-    return f"http://127.0.0.1:{port}"
+    written = {name: text.strip() for name, _, text in (line.partition("=") for line in lines)}
+    host = written.get("PIERHEAD_BIND") or "127.0.0.1"
+    if host in ("0.0.0.0", "[::]"):  # every address of this machine
+        host = "127.0.0.1"
+    return f"http://{host}:{written['PIERHEAD_HTTP_PORT']}"
 
 
 if __name__ == "__main__":

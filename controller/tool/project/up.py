@@ -40,6 +40,7 @@ class StackUp:
         with self._alone():
             compose = Compose(self.stack)
             services = compose.every_service()
+            machine.refuse_wrong_settings(self.stack, services)
             self.place.refuse(compose, services)
             compose = self._with_images(compose)
             self._tell_what_goes(services)

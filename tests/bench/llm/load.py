@@ -1,6 +1,6 @@
 """Users of a language model in one process: `python -m tests.bench.llm.load URL --users 64 ...`.
 
-Each streams a chat, counts its tokens, and asks again. URL is http://host:port of an OpenAI API, or lane://<gRPC address> of
+Each streams a chat, counts its tokens, and asks again. URL is http://host:port of an OpenAI API, or lane://<gRPC> of
 an LLM server, asked as a gateway asks it. Says "begin" when what it sees begins to count, "end" when it no longer does,
 and then the result as one line of JSON. Histograms are HdrHistograms (microseconds, 3 digits).
 

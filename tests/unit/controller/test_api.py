@@ -214,6 +214,14 @@ async def test_changes_from_elsewhere_need_the_token(control: Control, monkeypat
         assert (await client.get("/api/v1/services")).status == 200, "reading needs no token"
 
 
+async def test_a_page_that_rebinds_its_name_reads_nothing(control: Control) -> None:
+    page, named = {"Host": "evil.example:8100"}, {"Host": "pierhead.example.com"}
+    async with serving(control, Gatekeeper(None, frozenset, frozenset({"pierhead.example.com"}))) as client:
+        for path in ("api/v1/services", "api/v1/services/web/logs", "metrics", "healthz", "nowhere"):
+            assert (await error_of(await client.get(f"/{path}", headers=page)))[:2] == (421, "unknown_host"), path
+        assert (await client.get("/api/v1/services", headers=named)).status == 200
+
+
 async def test_unknown_paths_and_methods(control: Control) -> None:
     async with serving(control, web=2) as client:
         assert (await error_of(await client.get("/api/v2")))[:2] == (404, "not_found")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.daemon.api import Gatekeeper, default_gateways
-from controller.errors import Forbidden
+from controller.errors import Forbidden, UnknownHost
 
 ROUTES = """Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT
 eth0	00000000	010012AC	0003	0	0	0	00000000	0	0	0
@@ -58,3 +58,48 @@ def test_a_web_page_may_not() -> None:
     with pytest.raises(Forbidden, match="web pages"):
         keeper("secret").admit("127.0.0.1", PAGE)
     keeper("secret").admit("127.0.0.1", PAGE | RIGHT)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        None,
+        "127.0.0.1:8100",
+        "10.1.2.3",
+        "[::1]:8100",
+        "[fe80::1]",
+        "localhost",
+        "LOCALHOST:8100",
+        "controller:8100",
+        "gpu-box",
+        "api.localhost",
+        "host.docker.internal:8100",
+        "Pierhead.example.com:443",
+    ],
+)
+def test_names_that_no_stranger_has_get_an_answer(host: str | None) -> None:
+    Gatekeeper(None, hosts=frozenset({"pierhead.example.com"})).refuse_unknown_host(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8100",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "evil.example.",
+        "tasks.example",
+        "evil.example@localhost",
+        "[evil.example]",
+        "::1",
+        ".localhost",
+        "",
+        "localhost:8100:evil",
+        "internal.evil.example",
+        "x.pierhead.example.com",
+    ],
+)
+def test_a_name_that_a_web_page_may_have_gets_no_answer(host: str) -> None:
+    with pytest.raises(UnknownHost, match=r"^Host: the API does not answer to .* PIERHEAD_API_HOSTS in \.env"):
+        Gatekeeper(None, hosts=frozenset({"pierhead.example.com"})).refuse_unknown_host(host)

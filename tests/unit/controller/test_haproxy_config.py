@@ -62,6 +62,30 @@ def test_an_edge_that_leaves_says_so_before_all_else_and_the_only_haproxy_never_
         assert "leaving" not in config.render(services)
 
 
+@pytest.mark.parametrize("frontend", ["frontend http", "frontend grpc"])
+def test_what_clients_say_of_themselves_is_removed_except_from_trusted_proxies(frontend: str) -> None:
+    removed = ["x-forwarded- -m beg", "forwarded", "x-real-ip"]
+    lines = section(config.render([WEB]), frontend)
+    first = lines.index("http-request del-header x-forwarded- -m beg")
+    assert lines[first : first + 3] == [f"http-request del-header {header}" for header in removed]
+    trusting = EdgeLimits(trusted_proxies=("10.1.2.3/32", "2001:db8::/32"))
+    assert section(config.render([WEB], trusting), frontend)[first : first + 5] == [
+        "acl from_trusted_proxy src 10.1.2.3/32",
+        "acl from_trusted_proxy src 2001:db8::/32",
+        *(f"http-request del-header {header} unless from_trusted_proxy" for header in removed),
+    ]
+    assert routing_hash([WEB], trusting) != routing_hash([WEB])
+    assert not [line for line in section(config.render([WEB]), "frontend held") if "del-header" in line], (
+        "what HAProxy wrote stays in the second pass"
+    )
+
+
+@pytest.mark.parametrize("network", ["10.0.0.0/8\n    http-request deny", "any", "10.0.0.0/8 or"])
+def test_only_networks_are_put_into_the_list_of_trusted_proxies(network: str) -> None:
+    with pytest.raises(RoutingError, match="network of trusted proxies"):
+        config.render([WEB], EdgeLimits(trusted_proxies=(network,)))
+
+
 def test_every_error_page_is_json_and_every_page_named_exists() -> None:
     pages = config.TEMPLATE.parent / "errors"
     services = [WEB, replace(WEB, name="b", max_queued_requests=0)]

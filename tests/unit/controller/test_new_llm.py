@@ -154,9 +154,9 @@ class OpenAIsServer(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def openais_server() -> Iterator[int]:
+def openais_server(host: str = "127.0.0.1") -> Iterator[int]:
     """Its port."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), OpenAIsServer)
+    server = ThreadingHTTPServer((host, 0), OpenAIsServer)
     thread = Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -189,3 +189,16 @@ def test_its_client_prints_the_answer_and_its_test_passes(tmp_path: Path) -> Non
         tested = commands.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], 100, chat, env)
     assert tested.returncode == 0, tested.stdout + tested.stderr
     assert "1 passed" in tested.stdout
+
+
+@pytest.mark.parametrize(
+    ("written", "listens"),
+    [("", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("[::]", "127.0.0.1"), ("127.0.0.2", "127.0.0.2")],
+)
+def test_its_client_asks_the_address_that_the_stack_listens_on(tmp_path: Path, written: str, listens: str) -> None:
+    chat = tmp_path / "chat"
+    new_llm(chat, "mock")
+    with openais_server(listens) as port:
+        (chat / ".env").write_text(f"# Ports\nPIERHEAD_HTTP_PORT={port}\nPIERHEAD_BIND={written}\n")
+        asked = commands.run([sys.executable, "chat.py", "What", "is it?"], 60, chat, dict(os.environ))
+    assert (asked.returncode, asked.stdout) == (0, f"{''.join(WORDS)}\n"), asked.stderr

@@ -20,6 +20,24 @@ def test_empty_means_default(tmp_path: Path) -> None:
     assert settings.cdi_dirs == (Path("/etc/cdi"), Path("/var/run/cdi"))
 
 
+def test_trusted_proxies(tmp_path: Path) -> None:
+    env = {"COMPOSE_PROJECT_NAME": "p", "PIERHEAD_PROJECT_DIR": str(tmp_path)}
+    for text in ("10.1.2.3,10.2.0.0/16, 2001:DB8::/32", " 10.1.2.3 10.2.0.0/16\t2001:db8::/32 "):
+        named = Settings.from_env(env | {"PIERHEAD_TRUSTED_PROXIES": text}).edge.trusted_proxies
+        assert named == ("10.1.2.3/32", "10.2.0.0/16", "2001:db8::/32")
+    for wrong in ("proxy", "10.0.0.1/8", "10.0.0.0/33"):
+        words = f"a network such as 10.0.0.0/8, with zeros after its first 8 bits, found '{wrong}'"
+        with pytest.raises(SettingsError, match=f"^PIERHEAD_TRUSTED_PROXIES: expected an address or {words}$"):
+            Settings.from_env(env | {"PIERHEAD_TRUSTED_PROXIES": f"10.1.2.3, {wrong}"})
+
+
+def test_further_names_of_the_api(tmp_path: Path) -> None:
+    env = {"COMPOSE_PROJECT_NAME": "p", "PIERHEAD_PROJECT_DIR": str(tmp_path)}
+    named = Settings.from_env(env | {"PIERHEAD_API_HOSTS": " Gpu.example , b.example"}).api_hosts
+    assert named == {"gpu.example", "b.example"}
+    assert not Settings.from_env(env).api_hosts
+
+
 def test_on_a_swarm_there_is_a_token_and_no_directory_of_the_project() -> None:
     on_swarm = {"COMPOSE_PROJECT_NAME": "pierhead", "PIERHEAD_ENGINE": "swarm"}
     with pytest.raises(SettingsError, match=r"^PIERHEAD_API_TOKEN: a Swarm's controller needs a token \(.*\)$"):
@@ -45,6 +63,7 @@ def test_every_wrong_value_is_named() -> None:
         "PIERHEAD_API_PORT": "70000",
         "PIERHEAD_DISCOVERY_PORT": "²",
         "PIERHEAD_GPU_CDI_KIND": "nvidia",
+        "PIERHEAD_API_HOSTS": "a.example:8100",
         "PIERHEAD_LOG_LEVEL": "loud",
         "PIERHEAD_MAX_CONNECTIONS": "0",
         "PIERHEAD_CLIENT_CONNECTIONS": "-1",
@@ -59,6 +78,7 @@ def test_every_wrong_value_is_named() -> None:
         "PIERHEAD_GPU_CDI_KIND: expected <vendor>/<class>, found 'nvidia'",
         "PIERHEAD_API_PORT: expected a port between 1 and 65535, found '70000'",
         "PIERHEAD_DISCOVERY_PORT: expected a port between 1 and 65535, found '²'",
+        "PIERHEAD_API_HOSTS: expected names of hosts without ports, separated by commas, found 'a.example:8100'",
         "PIERHEAD_LOG_LEVEL: expected one of DEBUG, INFO, WARNING, ERROR, found 'LOUD'",
         "PIERHEAD_MAX_CONNECTIONS: expected an integer between 1 and 30000, found '0'",
         "PIERHEAD_CLIENT_CONNECTIONS: expected an integer between 0 and 100000, found '-1'",

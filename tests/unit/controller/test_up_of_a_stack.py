@@ -266,6 +266,20 @@ def test_an_address_of_another_machine_is_refused_before_anything_is_stopped() -
     assert not user.calls("up --detach")
 
 
+@pytest.mark.parametrize("engine", ["docker", "swarm"])
+def test_settings_that_the_controller_would_refuse_are_refused_before_it_is_stopped(engine: str) -> None:
+    wrong = {"PIERHEAD_ENGINE": engine, "PIERHEAD_MAX_CONNECTIONS": "many", "PIERHEAD_TRUSTED_PROXIES": "10.0.0.1/8"}
+    user = User(variables={"PIERHEAD_ENGINE": engine}, services={**SERVICES, "controller": {"environment": wrong}})
+    network = "expected an address or a network such as 10.0.0.0/8, with zeros after its first 8 bits"
+    assert user.is_refused().splitlines() == [
+        "the controller could not start with these settings:",
+        "PIERHEAD_MAX_CONNECTIONS: expected an integer between 1 and 30000, found 'many'",
+        f"PIERHEAD_TRUSTED_PROXIES: {network}, found '10.0.0.1/8'",
+        "Correct them in .env (or in the shell) and repeat. Nothing was started; running services are not affected.",
+    ]
+    assert user.calls(CHANGES) == []
+
+
 @pytest.mark.parametrize(
     ("listening", "is_taken"), [("http://10.1.2.3:8000", True), (f"{HTTP}:8000", False), (f"{HTTP}:8100", True)]
 )
