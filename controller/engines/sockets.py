@@ -40,21 +40,24 @@ class SocketDirectory:
 
     def publish(self, path: Path) -> bool:
         """Link the socket that a replica has made to `path`, where others look for it; False if it has made none."""
-        made = self._root / ".listen" / path.parent.name / path.name
+        made, unchecked = self._root / ".listen" / path.parent.name / path.name, path.with_name(f".{path.name}")
         try:
-            found = made.lstat()
-            if path.exists() and os.path.samestat(found, path.lstat()):
+            if os.path.lexists(path) and os.path.samestat(made.lstat(), path.lstat()):
                 return True
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)  # of an earlier replica of that name
-            os.link(made, path, follow_symlinks=False)
-            if stat.S_ISSOCK(path.lstat().st_mode):
-                return True
-            path.unlink()
+            unchecked.unlink(missing_ok=True)
+            os.link(made, unchecked, follow_symlinks=False)
+            is_socket = stat.S_ISSOCK(unchecked.lstat().st_mode)
+            if is_socket:
+                unchecked.replace(path)
+            else:
+                unchecked.unlink()
+        except FileNotFoundError:
+            return False
         except OSError as error:
-            if not isinstance(error, FileNotFoundError):
-                _log.warning("the socket of a replica cannot be linked to %s: %s", path, error)
-        return False
+            _log.warning("what a replica has made cannot be linked to %s: %s", path, error)
+            return False
+        return is_socket
 
     def forget(self, service: str, replica: str) -> None:
         """Remove the sockets of a replica that is being removed."""

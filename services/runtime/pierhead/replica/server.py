@@ -267,8 +267,6 @@ class ReplicaServer:
         if self._sleep.part is not None:
             pages |= admin_taker("sleep", self._sleep.offer, self._sleep.report)
         self._admin = AdminServer(pages, self.settings.admin_token)
-        if self.settings.admin_socket:
-            await self._admin.listen_at(self.settings.admin_socket)
         host, port = self.settings.host, self.settings.admin_port
         try:
             self.admin_port = await self._admin.start(host, port)
@@ -282,6 +280,8 @@ class ReplicaServer:
                 port,
                 self.admin_port,
             )
+        if self.settings.admin_socket:  # last: it takes the place of another process's, where a port does not
+            await self._admin.listen_at(self.settings.admin_socket)
 
     async def _listen(self) -> None:
         settings = self.settings
