@@ -113,9 +113,9 @@ class DockerEngine:
                 await self._calls.stop(f"{action.signal} to replica {action.target}", partial(self._signal, action))
             case RemoveContainer():
                 await self._calls.stop(f"removal of replica {action.target}", partial(self._remove, action))
+                self._unstarted.discard(action.target)
                 if self._sockets is not None:
                     self._sockets.forget(action.service, action.target)
-                self._unstarted.discard(action.target)
             case RestartRouter():
                 await self._calls.call(
                     f"restart of {action.target}", partial(self._kill_and_start, project, action.target)

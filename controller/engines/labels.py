@@ -75,7 +75,7 @@ def _labels(
         "pierhead.number": str(number),
         "pierhead.replica": replica,
         "pierhead.port": str(spec.port),
-        **({"pierhead.listen": "socket"} if spec.has_socket else {}),
+        "pierhead.listen": "socket" if spec.has_socket else "tcp",  # also against a label of the image
         "pierhead.probe": f"{spec.probe.port}{spec.probe.path}",
         "pierhead.graceful_shutdown_timeout_s": f"{spec.graceful_shutdown_timeout_s:.10g}",
         "pierhead.stop_grace_period_s": f"{spec.stop_grace_period_s:.10g}",

@@ -1,6 +1,6 @@
 """The directory of Unix sockets by which replicas of one machine are reached.
 
-    <root>/.listen/<service>/    where its replicas make their sockets: only they and the controller have this directory
+    <root>/.listen/<service>/    where its replicas make their sockets: nobody else can write there
     <root>/<service>/            the same sockets for HAProxy and callers, once the controller has seen what they are
 
 What a replica makes may be a symbolic link to the socket of another service, or of the Docker Engine, and HAProxy or a
@@ -10,14 +10,15 @@ does not follow anything, in the second directory, and removes it if it is no so
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..model.spec import ADMIN_SUFFIX, LISTEN, SOCKETS, unix_address
+from ..model.spec import ADMIN_SUFFIX, SOCKETS, SOCKETS_VOLUME, unix_address
 
 _log = logging.getLogger(__name__)
 
@@ -28,12 +29,13 @@ class SocketDirectory:
     def __init__(self, root: Path = Path(SOCKETS)) -> None:
         self._root = root
 
-    def prepare(self, mounts: Iterable[Any]) -> None:
+    def prepare(self, mounts: Iterable[Mapping[str, Any]]) -> None:
         """Make the directories that a replica mounts: the engine makes none in a volume. Raises OSError."""
         for mount in mounts:
-            if mount["Target"] != LISTEN and not mount["Target"].startswith(f"{SOCKETS}/"):
+            part = (mount.get("VolumeOptions") or {}).get("Subpath")
+            if part is None or not str(mount.get("Source")).endswith(f"_{SOCKETS_VOLUME}"):
                 continue
-            directory = self._root / mount["VolumeOptions"]["Subpath"]
+            directory = self._root / part
             directory.mkdir(parents=True, exist_ok=True)
             if not mount.get("ReadOnly"):
                 directory.chmod(0o1777)  # a replica runs as the user of its image
@@ -52,16 +54,17 @@ class SocketDirectory:
                 unchecked.replace(path)
             else:
                 unchecked.unlink()
-        except FileNotFoundError:
-            return False
         except OSError as error:
-            _log.warning("what a replica has made cannot be linked to %s: %s", path, error)
+            _log.debug("nothing is linked to %s: %s", path, error)
             return False
         return is_socket
 
     def forget(self, service: str, replica: str) -> None:
-        """Remove the sockets of a replica that is being removed."""
+        """Remove the sockets of a container that is gone, if it was a replica that had some."""
+        if replica.count("-") < 2:
+            return
         path = Path(unix_address(service, replica))
         for directory in (self._root / service, self._root / ".listen" / service):
             for name in (path.name, path.name + ADMIN_SUFFIX):
-                (directory / name).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # what else a replica has made there stays
+                    (directory / name).unlink()

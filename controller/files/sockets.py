@@ -11,24 +11,22 @@ from typing import Any, NamedTuple
 
 from pierhead.serve_block import ServeBlock
 
-from ..model.spec import LISTEN, SOCKETS
+from ..model.spec import LISTEN, SOCKETS, SOCKETS_VOLUME
 from .attachments import with_volume
 from .definition import ADMIN_PORT
 from .problems import Problems, ServiceSource, at
 from .stack_options import StackOptions
 
-VOLUME = "replica-sockets"
-"""Its name in the top-level volumes section (compose/compose.yaml)."""
 STACK_VARIABLE = "PIERHEAD_LISTEN"
 """`tcp`: no service listens at a socket."""
 
 
 def stack_has_sockets(stack: StackOptions, volumes: Collection[str]) -> bool:
     """Whether services may listen at sockets at all. `volumes`: the names in the top-level section."""
-    written = stack.get(STACK_VARIABLE) or "socket"
+    written = str(stack.get(STACK_VARIABLE) or "socket")
     if written not in ("socket", "tcp"):
         stack.expected(STACK_VARIABLE, "socket or tcp", written)
-    return VOLUME in volumes and bool(written == "socket")
+    return SOCKETS_VOLUME in volumes and written == "socket"
 
 
 class StackSockets(NamedTuple):
@@ -74,4 +72,4 @@ def with_sockets(source: ServiceSource, sockets: ServiceSockets) -> ServiceSourc
     ]
     if sockets.listens:
         mounts.append({"target": LISTEN, "volume": {"nocopy": True, "subpath": f".listen/{source.name}"}})
-    return with_volume(source, VOLUME, mounts)
+    return with_volume(source, SOCKETS_VOLUME, mounts)

@@ -116,7 +116,7 @@ class GiveUserConfig(Action):
 
     container_id: str
     address: str
-    """Of its admin port."""
+    """Of its admin pages."""
     text: str = field(repr=False)
 
     @property
@@ -131,7 +131,7 @@ class PutToSleep(Action):
 
     container_id: str
     address: str
-    """Of its admin port."""
+    """Of its admin pages."""
 
     template: ClassVar = "put {0.target} to sleep"
 
@@ -142,7 +142,7 @@ class WakeReplica(Action):
 
     container_id: str
     address: str
-    """Of its admin port."""
+    """Of its admin pages."""
 
     template: ClassVar = "wake {0.target}"
 

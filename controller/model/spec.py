@@ -318,6 +318,8 @@ SOCKETS = "/run/pierhead/sockets"
 """Where HAProxy, the controller and callers have the sockets of replicas: a directory for each service."""
 
 
+SOCKETS_VOLUME = "replica-sockets"
+"""The volume's name in the top-level section (compose/compose.yaml)."""
 LISTEN = "/run/pierhead/listen"
 """Where a replica makes its own; see controller/engines/sockets.py."""
 ADMIN_SUFFIX = ".admin"

@@ -259,7 +259,7 @@ class Server:
     backend: str
     name: str
     address: str
-    """ip:port"""
+    """ip:port or unix:path"""
     state: ServerState
     up: bool
     sessions: int = 0

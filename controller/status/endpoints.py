@@ -99,10 +99,9 @@ def scrape_targets(desired: Desired, observed: Observed) -> tuple[Target, ...]:
 
 
 def _endpoint(container: ReplicaContainer, spec: ServiceSpec, *, retiring: bool) -> Endpoint | None:
-    address = service_address(container, spec)
-    if address is None or not container.state.is_up:
+    address, tcp = service_address(container, spec), tcp_address(container, spec)
+    if address is None or tcp is None or not container.state.is_up:
         return None
-    tcp = tcp_address(container, spec) or ""
     serving = container.health is ReplicaHealth.READY
     finishing = container.reported_draining or (retiring and container.health is not ReplicaHealth.UNKNOWN)
     if not serving and not finishing:

@@ -21,9 +21,8 @@ class EchoChild(Service):
 
     async def generate(self, message: str, num_tokens: int) -> AsyncIterator[str]:
         chunk = CHUNK % (time.time_ns(), time.time(), json.dumps(message)[:-1])
-        for index in range(num_tokens):
+        for index, reason in enumerate((["null"] * (num_tokens - 1) + ['"stop"'])[:num_tokens]):
             await asyncio.sleep(0)  # one in each turn of the loop, as a model hands them out
-            reason = "null" if index + 1 < num_tokens else '"stop"'
             yield f'{chunk} {index}","logprobs":null,"finish_reason":{reason}}}]}}'
         yield "[DONE]"
 

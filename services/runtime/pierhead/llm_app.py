@@ -30,9 +30,6 @@ REQUEST_TIMEOUT_S = 600.0
 TAG = "${PIERHEAD_TAG:-latest}"
 """Of the images, as the clone names them."""
 
-_CALLED = ("service", "prefill")
-"""What in a model's entry names a service."""
-
 Document = dict[str, Any]
 
 
@@ -89,13 +86,9 @@ def llm_gateway(
         service = entry if isinstance(entry, str) else entry.get("service", "")  # "" = aliases
         suffix = f"_OF_{re.sub('[^A-Za-z0-9]', '_', service).upper()}" if service else ""
         variables.setdefault(f"PIERHEAD_LLM_MODELS{suffix}", {})[model] = entry
-    called = {
-        entry.get(key, "") if isinstance(entry, Mapping) else entry for entry in models.values() for key in _CALLED
-    }
     return {
         "image": image or f"pierhead/llm-gateway:{tag}",
         "scale": 0,
-        "depends_on": sorted(filter(None, called)),
         # Keys' limits hold for all gateways together: each gateway grants its share.
         "environment": {
             **{variable: json.dumps(entries) for variable, entries in variables.items()},
@@ -128,7 +121,8 @@ def llm_app(
                 "give one of them another model_id, or raise replicas of the other"
             )
         models[model_id] = name
-    return {"services": {gateway: llm_gateway(models, replicas=gateways, tag=tag), **services}, "volumes": {CACHE: {}}}
+    ours = llm_gateway(models, replicas=gateways, tag=tag) | {"depends_on": sorted(services)}
+    return {"services": {gateway: ours, **services}, "volumes": {CACHE: {}}}
 
 
 def _as_it_is(value: Any) -> Any:

@@ -426,6 +426,7 @@ def test_labels_are_ours_and_those_of_a_compose_one_off() -> None:
         "pierhead.number": "2",
         "pierhead.replica": "shop-ranker-abcd1234-2",
         "pierhead.port": "50051",
+        "pierhead.listen": "tcp",
         "pierhead.probe": "9100/readyz",
         "pierhead.graceful_shutdown_timeout_s": f"{spec.graceful_shutdown_timeout_s:.10g}",
         "pierhead.stop_grace_period_s": f"{spec.stop_grace_period_s:.10g}",

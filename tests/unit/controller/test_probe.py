@@ -217,6 +217,48 @@ async def test_no_connection_is_kept(probe: HttpProbe, managed: bool) -> None:
     assert len(clients) == 3
 
 
+ANSWERED = b'{"state": "ready", "ongoing": 3}'
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(ANSWERED), ANSWERED), (True, 3)),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + ANSWERED, (True, 3)),
+        (b"HTTP/1.1 200 OK\nContent-Type: application/json\n\n" + ANSWERED, (True, 3)),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + ANSWERED, (False, None)),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10", (False, None)),
+        (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 40_000, (False, None)),
+        (b"", (False, None)),
+    ],
+    ids=["its length", "to the end", "bare newlines", "a short body", "a short head", "an endless head", "nothing"],
+)
+async def test_what_counts_as_an_answer(probe: HttpProbe, answer: bytes, found: tuple[bool, int | None]) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        subject = Subject("c1", 0.0, "127.0.0.1", replace(SPEC, port=port, timeout_s=PATIENCE_S), managed=True)
+        reading = await probe(subject)
+        assert (reading.ok, reading.ongoing) == found
+        assert (await probe.contract(subject) is None) is not found[0]
+
+
+async def test_a_replica_that_would_answer_in_chunks_is_understood(probe: HttpProbe) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for part in (ANSWERED[:9], ANSWERED[9:]):
+            await response.write(part)
+        return response
+
+    async with listening(answer) as target:
+        assert (await probe(target)).ongoing == 3
+
+
 PUTS: dict[str, Callable[[HttpProbe, str], Awaitable[object]]] = {
     "user-config": lambda probe, address: probe.give(address, "{}", ""),
     "sleep": lambda probe, address: probe.put_to_sleep(address, True, ""),

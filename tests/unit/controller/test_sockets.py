@@ -115,6 +115,23 @@ def test_a_replica_learns_its_sockets_and_its_label_says_so() -> None:
     assert not read["has_socket"]
 
 
+def test_a_users_mount_is_no_directory_of_ours(tmp_path: Path) -> None:
+    theirs = [
+        {"Type": "bind", "Source": "/data", "Target": "/run/pierhead/sockets/x"},
+        {"Target": "/t", "Type": "tmpfs"},
+    ]
+    part = {"Source": "shop_data", "Target": "/data", "VolumeOptions": {"Subpath": "a"}}
+    SocketDirectory(tmp_path).prepare([*theirs, part])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_label_of_the_image_does_not_count() -> None:
+    body = create_body(spec_of({"listen": "tcp"}), REPLICA, "abcd1234", 2, (), PROJECT)
+    read = read_labels({"pierhead.listen": "socket"} | body["Labels"], REPLICA, PROJECT)
+    assert read is not None
+    assert not read["has_socket"]
+
+
 def test_the_longest_names_make_a_path_that_a_socket_can_have() -> None:
     path = unix_address("s" * 40, f"{'p' * 63}-{'s' * 40}-abcd1234-1000").removeprefix("unix:")
     assert len(f"{path}.admin") <= 107
@@ -192,6 +209,9 @@ def test_the_sockets_of_a_removed_replica_go(root: Path) -> None:
         assert SocketDirectory(root).publish(root / "ranker" / name)
     for _ in range(2):
         SocketDirectory(root).forget("ranker", REPLICA)
+        SocketDirectory(root).forget("ranker", "shop_ranker_1")  # Compose's own name of a stray
+    (root / ".listen" / "ranker" / "abcd1234-2").mkdir()
+    SocketDirectory(root).forget("ranker", REPLICA)
     assert {path.name for path in root.rglob("*") if path.is_socket()} == {"abcd1234-20"}
 
 
@@ -271,6 +291,8 @@ def test_callers_are_told_of_both() -> None:
     seen = Observed(containers=(CONTAINER,))
     (endpoint,) = endpoints(Desired("p", {"ranker": spec}, {"ranker": 1}), seen)["ranker"].endpoints
     assert (endpoint.address, endpoint.socket) == ("10.0.0.2:50051", ADDRESS)
+    seen = Observed(containers=(replace(CONTAINER, ip=None),))
+    assert not endpoints(Desired("p", {"ranker": spec}, {"ranker": 1}), seen)["ranker"].endpoints, "it reaches nobody"
     seen = Observed(containers=(replace(CONTAINER, has_socket=False),))
     (endpoint,) = endpoints(Desired("p", {"ranker": spec}, {"ranker": 1}), seen)["ranker"].endpoints
     assert (endpoint.address, endpoint.socket) == ("10.0.0.2:50051", "")

@@ -75,6 +75,8 @@ class ServiceProcess:
             "PIERHEAD_PORT": str(self.http_port if self.facts.has_http else self.grpc_port),
             "PIERHEAD_GRPC_PORT": str(self.grpc_port),
             "PIERHEAD_ADMIN_PORT": str(self.admin_port),
+            "PIERHEAD_SOCKET": "",  # those of a replica that this may run in are not its own
+            "PIERHEAD_ADMIN_SOCKET": "",
             "PIERHEAD_LOG_ENCODING": "text",
             "PIERHEAD_ACCESS_LOG": "all",
         }

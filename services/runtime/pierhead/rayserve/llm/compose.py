@@ -51,7 +51,9 @@ def compose_parts(
             for child in servers[name].children:
                 models[config.model_id]["prefill"] = parts[child].service
     options = root.options if has_ingress else DeploymentOptions(max_ongoing_requests=GATEWAY_MAX_ONGOING_REQUESTS)
-    gateway = ComposePart(f"{start}llm-gateway", True, options, llm_gateway(models, replicas=options.first_replicas))
+    called = {"depends_on": sorted(part.service for part in parts.values())}
+    definition = llm_gateway(models, replicas=options.first_replicas) | called
+    gateway = ComposePart(f"{start}llm-gateway", True, options, definition)
     return {root.name if has_ingress else "": gateway, **parts}
 
 
