@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import EngineError
 from ..model.actions import replica_name
-from ..model.spec import ADMIN_SUFFIX, GPU_PARTS, LISTEN, NO_USER_CONFIG, GpuSlot, ServiceSpec
+from ..model.spec import ADMIN_SUFFIX, GPU_PARTS, LISTEN, NO_USER_CONFIG, GpuSlot, ServiceSpec, unix_address
 from ..model.text import told, whole_number
 from ..model.world import Gpu
 from .privileges import restrict
@@ -38,7 +38,7 @@ def create_body(
     if spec.managed:
         own = [f"PIERHEAD_REPLICA={replica}", f"PIERHEAD_VERSION={version}", f"PIERHEAD_NODE={node}"]
         # Not in `container`, and so not part of the version: a change is sent to running replicas.
-        own += _socket_environment(version, number) if spec.has_socket else []
+        own += _socket_environment(spec.name, replica) if spec.has_socket else []
         own += [f"PIERHEAD_USER_CONFIG={spec.user_config}"] if spec.user_config != NO_USER_CONFIG else []
         body["Env"] = sorted([*body.get("Env", []), *own])
     if slot := _slot_environment(spec, gpus):
@@ -141,8 +141,8 @@ def _slot_environment(spec: ServiceSpec, gpus: Sequence[Gpu]) -> list[str]:
     return variables if share is None else [*variables, f"PIERHEAD_GPU_FRACTION={share:.10g}"]
 
 
-def _socket_environment(version: str, number: int) -> list[str]:
-    path = f"{LISTEN}/{version}-{number}"
+def _socket_environment(service: str, replica: str) -> list[str]:
+    path = f"{LISTEN}/{unix_address(service, replica).rpartition('/')[2]}"
     return [f"PIERHEAD_SOCKET={path}", f"PIERHEAD_ADMIN_SOCKET={path}{ADMIN_SUFFIX}"]
 
 

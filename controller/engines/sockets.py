@@ -61,10 +61,8 @@ class SocketDirectory:
 
     def forget(self, service: str, replica: str) -> None:
         """Remove the sockets of a container that is gone, if it was a replica that had some."""
-        if replica.count("-") < 2:
-            return
-        path = Path(unix_address(service, replica))
-        for directory in (self._root / service, self._root / ".listen" / service):
-            for name in (path.name, path.name + ADMIN_SUFFIX):
+        _, _, name = unix_address(service, replica).rpartition("/")
+        for directory in (self._root / service, self._root / ".listen" / service) if name else ():
+            for file in (directory / name, directory / (name + ADMIN_SUFFIX)):
                 with contextlib.suppress(OSError):  # what else a replica has made there stays
-                    (directory / name).unlink()
+                    file.unlink()

@@ -316,8 +316,6 @@ def socket_address(ip: str, port: int) -> str:
 
 SOCKETS = "/run/pierhead/sockets"
 """Where HAProxy, the controller and callers have the sockets of replicas: a directory for each service."""
-
-
 SOCKETS_VOLUME = "replica-sockets"
 """The volume's name in the top-level section (compose/compose.yaml)."""
 LISTEN = "/run/pierhead/listen"
@@ -327,10 +325,12 @@ ADMIN_SUFFIX = ".admin"
 
 
 def unix_address(service: str, replica: str) -> str:
-    """`unix:<path>` of the socket that takes a replica's requests. The path does not tell the project: it may have 107
-    characters."""
-    _, version, number = replica.rsplit("-", 2)
-    return f"unix:{SOCKETS}/{service}/{version}-{number}"
+    """`unix:<path>` of the socket that takes a replica's requests; "" for what is no replica's name.
+
+    The path does not tell the project: it may have 107 characters.
+    """
+    _, *rest = replica.rsplit("-", 2)
+    return f"unix:{SOCKETS}/{service}/{'-'.join(rest)}" if len(rest) == 2 else ""
 
 
 def backend_name(service: str) -> str:

@@ -55,7 +55,6 @@ BODY_LIMIT = 64 * 1024
 MOST_CONTRACT_BYTES = 4 * 1024 * 1024
 """A larger contract counts as none."""
 CONTRACT_TYPE = "application/x-protobuf"
-JSON_BODY = "Content-Type: application/json\r\n"
 MOST_COUNTED = 2**53
 """A greater count is ignored: the autoscaler uses floats, which are exact integers only up to here."""
 MOST_STATS = 16
@@ -477,7 +476,8 @@ async def _put(
     """What `read` finds in the answer's `member`. Raises ReplicaError."""
     where = f"{address} {path}" if address.startswith("unix:") else f"{address}{path}"
     try:
-        answer = await _ask(address, "PUT", path, text.encode(), f"{JSON_BODY}Authorization: Bearer {token}\r\n")
+        headers = f"Content-Type: application/json\r\nAuthorization: Bearer {token}\r\n"
+        answer = await _ask(address, "PUT", path, text.encode(), headers)
     except (OSError, ValueError) as error:
         why = told(str(error)) or type(error).__name__
         raise ReplicaError(f"{where} does not answer: {why}; it is tried again") from error

@@ -148,9 +148,7 @@ def servers(servers_state: str, found: Mapping[tuple[str, str], StatRow]) -> lis
 
 def _address(backend: str, name: str, ip: str, port: int) -> str:
     """A server's address. HAProxy does not tell the path of a Unix socket, which follows from the names."""
-    if ip == "-":
-        return unix_address(backend.removeprefix(BACKEND_PREFIX), name) if name.count("-") >= 2 else ""
-    return socket_address(ip, port)
+    return unix_address(backend.removeprefix(BACKEND_PREFIX), name) if ip == "-" else socket_address(ip, port)
 
 
 def _admin_state(bits: int) -> ServerState:

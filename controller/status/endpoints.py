@@ -9,8 +9,8 @@ from pierhead.discovery.v1.discovery_pb2 import Endpoint, ServiceEndpoints
 
 from ..model.desired import Desired, VersionGoal, goal_of
 from ..model.observed import Observed
-from ..model.spec import ServiceSpec, socket_address
-from ..model.world import ReplicaContainer, ReplicaHealth, service_address, tcp_address
+from ..model.spec import ServiceSpec, socket_address, unix_address
+from ..model.world import ReplicaContainer, ReplicaHealth, tcp_address
 from ..plan.shares import weights
 from .records.answers import Target
 
@@ -99,8 +99,8 @@ def scrape_targets(desired: Desired, observed: Observed) -> tuple[Target, ...]:
 
 
 def _endpoint(container: ReplicaContainer, spec: ServiceSpec, *, retiring: bool) -> Endpoint | None:
-    address, tcp = service_address(container, spec), tcp_address(container, spec)
-    if address is None or tcp is None or not container.state.is_up:
+    address = tcp_address(container, spec)
+    if address is None or not container.state.is_up:
         return None
     serving = container.health is ReplicaHealth.READY
     finishing = container.reported_draining or (retiring and container.health is not ReplicaHealth.UNKNOWN)
@@ -108,8 +108,8 @@ def _endpoint(container: ReplicaContainer, spec: ServiceSpec, *, retiring: bool)
         return None
     return Endpoint(
         replica=container.name,
-        address=tcp,
-        socket="" if address == tcp else address,
+        address=address,
+        socket=unix_address(container.service, container.name) if container.has_socket else "",
         state=Endpoint.DRAINING if retiring or container.reported_draining else Endpoint.READY,
         max_ongoing_requests=max(spec.max_ongoing_requests, 0),
         version=container.version,

@@ -11,6 +11,7 @@ that neither the controller, for UNKNOWN_GRACE_S, nor DNS has known; without a c
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import random
 import socket
@@ -207,8 +208,13 @@ def _listing(state: discovery_pb2.ServiceEndpoints) -> ReplicaListing:
 
 def _address_here(endpoint: discovery_pb2.Endpoint) -> str:
     """The replica's socket where this process has the directory that it is in, else its port."""
-    has_directory = endpoint.socket and Path(endpoint.socket.removeprefix("unix:")).parent.is_dir()
-    return endpoint.socket if has_directory else endpoint.address
+    directory, _, _ = endpoint.socket.removeprefix("unix:").rpartition("/")
+    return endpoint.socket if directory and _is_here(directory) else endpoint.address
+
+
+@functools.cache  # a container's mounts stay, and lists of many replicas come every second
+def _is_here(directory: str) -> bool:
+    return Path(directory).is_dir()
 
 
 async def resolve(host: str, port: int) -> list[str]:

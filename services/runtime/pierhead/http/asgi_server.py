@@ -38,19 +38,24 @@ class UvicornServer:
         self._server.lifespan = config.lifespan_class(config)
         self._running: asyncio.Task[None] | None = None
 
-    async def start(self, host: str, port: int, *more: socket.socket) -> int:
-        """Listen, also at `more`; returns the port. Raises OSError where it cannot, RuntimeError where the application
-        cannot start.
+    async def start(self, host: str, port: int, path: str = "") -> int:
+        """Listen, also at the Unix socket `path`; returns the port. Raises OSError or SettingsError where it cannot,
+        RuntimeError where the application cannot start.
         """
-        bound = _bind(host, port)
+        listeners = [_bind(host, port)]
         try:
+            if path:  # last: it takes the place of another process's, where a port does not
+                listeners.append(unix_sockets.bound(path))
             # Not serve(), which takes over the process's signals.
-            await self._server.startup(sockets=[bound, *more])
-        except SystemExit as error:
-            bound.close()
+            await self._server.startup(sockets=listeners)
+        except (SettingsError, SystemExit) as error:
+            for each in listeners:
+                each.close()
+            if isinstance(error, SettingsError):
+                raise
             raise RuntimeError("the application's lifespan has failed at its start; see the log") from error
         self._running = asyncio.create_task(self._server.main_loop(), name="uvicorn")
-        return int(bound.getsockname()[1])
+        return int(listeners[0].getsockname()[1])
 
     async def stop(self) -> None:
         """Close the port and every connection."""
@@ -82,8 +87,7 @@ class AsgiListener:
             timeout_keep_alive=KEEPALIVE_S,
         )
         try:
-            more = [unix_sockets.bound(edge.settings.socket)] if edge.settings.socket else []
-            return await self._server.start(host, port, *more)
+            return await self._server.start(host, port, edge.settings.socket)
         except OSError as error:
             raise cannot_listen("PIERHEAD_PORT", host, port, error) from error
 

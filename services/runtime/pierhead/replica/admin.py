@@ -138,24 +138,24 @@ class AdminServer:
         """`token`: what a PUT has to show as `Authorization: Bearer`; "" = nothing."""
         self._token = token
         self._pages = pages
-        self._server: asyncio.Server | None = None
-        self._at_path: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port. Raises OSError if it cannot be opened."""
-        self._server = await asyncio.start_server(self._connected, host, port, limit=MAX_HEAD_BYTES, backlog=128)
-        return int(self._server.sockets[0].getsockname()[1])
+        server = await asyncio.start_server(self._connected, host, port, limit=MAX_HEAD_BYTES, backlog=128)
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
 
     async def listen_at(self, path: str) -> None:
         """Listen at a Unix socket, too. Raises SettingsError if it cannot be opened."""
-        self._at_path = await asyncio.start_unix_server(
-            self._connected, sock=bound(path), limit=MAX_HEAD_BYTES, backlog=128
+        self._servers.append(
+            await asyncio.start_unix_server(self._connected, sock=bound(path), limit=MAX_HEAD_BYTES, backlog=128)
         )
 
     async def close(self) -> None:
         """Close the port and every connection."""
-        for server in filter(None, (self._server, self._at_path)):
+        for server in self._servers:
             server.close()
         for connection in self._connections:
             connection.cancel()
