@@ -91,11 +91,13 @@ def test_the_seed_s_yaml_becomes_the_stack_s_own_services() -> None:
         "route": "/",
         "max_ongoing_requests": 4096,
         "request_timeout_s": 600.0,
+        "shared_memory": {"size": "1MiB"},
     }
     assert qwen["x-serve"] == {
         "max_ongoing_requests": 256,
         "request_timeout_s": 600.0,
         "router": {"policy": "prefix"},
+        "shared_memory": {"size": "1MiB"},
         "autoscale": {"min": 1, "max": 2, "target_ongoing_requests": 64.0},
         "llm": {
             "model_loading": {"model_id": "qwen-0.5b", "model_source": "Qwen/Qwen2.5-0.5B-Instruct"},

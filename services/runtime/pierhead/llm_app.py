@@ -27,6 +27,9 @@ replica."""
 REQUEST_TIMEOUT_S = 600.0
 """Time for a long answer of a slow model; the default of Ray Serve LLM's clients, too."""
 
+SHARED_MEMORY = {"size": "1MiB"}
+"""Of gateway and models: with it a replica writes its streams to the clients itself. None of the memory is used."""
+
 TAG = "${PIERHEAD_TAG:-latest}"
 """Of the images, as the clone names them."""
 
@@ -69,6 +72,7 @@ def llm_service(
         "max_ongoing_requests": MAX_ONGOING_REQUESTS,
         "request_timeout_s": REQUEST_TIMEOUT_S,
         "router": {"policy": policy},
+        "shared_memory": dict(SHARED_MEMORY),
         "llm": config.model_dump(mode="json", exclude_defaults=True),
     })  # fmt: skip
     return service
@@ -99,6 +103,7 @@ def llm_gateway(
             "route": "/",
             "max_ongoing_requests": 4096,
             "request_timeout_s": REQUEST_TIMEOUT_S,
+            "shared_memory": dict(SHARED_MEMORY),
         },
     }
 

@@ -36,6 +36,8 @@ HOW = """\
 - The engine works in steps, as with continuous batching: one token for each request that runs, 50 times a second. As
   fast as it goes: an engine that makes tokens faster than anybody passes them on; what arrives while a part of the way
   is busy is passed on together, on both sides.
+- Behind HAProxy gateway and replica share memory, as in the files that `pierhead llm build` writes, so the replica
+  writes the events of a stream to the connections of HAProxy. Without it every event goes through the gateway.
 - The same packages with nothing of ours: HAProxy, one aiohttp handler, one grpc.aio stream on which all tokens of a
   step travel as one message, an engine that repeats one token (tests/bench/bare/llm_*.py). No client is waited for,
   nothing is checked, counted, logged, limited or cancelled: about the least that this chain can cost in Python.
@@ -135,7 +137,7 @@ class Bench:
 
     def _overhead(self, number: int) -> None:
         users = replace(cases.STREAMS, count=16, tokens=32, warm_s=1.0) if self._options.quick else cases.STREAMS
-        subjects = ["floor", "gateway", *(["haproxy", "lent", "bare"] if self._work.haproxy else [])]
+        subjects = ["floor", "gateway", *(["haproxy", "relayed", "bare"] if self._work.haproxy else [])]
         if self._work.peer_python is not None and number <= self._long_rounds:
             subjects.append("peer")
         for subject in cases.order(subjects, number):

@@ -118,7 +118,7 @@ SUBJECTS: Final = {
     "floor": "the replica alone, asked over a lane",
     "gateway": "gateway, replica",
     "haproxy": "HAProxy, gateway, replica",
-    "lent": "HAProxy, gateway, replica that writes to the clients itself",
+    "relayed": "HAProxy, gateway, replica, without shared memory",
     "bare": "the same packages with nothing of ours",
     "peer": "Ray Serve LLM",
 }

@@ -22,8 +22,8 @@ ROLES = {
     "ray": (PEER, "Ray's own"),
 }
 LABELS = {
-    "floor": "replica\nalone", "gateway": "gateway", "haproxy": "HAProxy,\ngateway", "bare": "nothing\nof ours",
-    "peer": "Ray Serve\nLLM",
+    "floor": "replica\nalone", "gateway": "gateway", "haproxy": "HAProxy,\ngateway", "relayed": "no shared\nmemory",
+    "bare": "nothing\nof ours", "peer": "Ray Serve\nLLM",
 }  # fmt: skip
 
 

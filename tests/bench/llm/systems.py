@@ -63,7 +63,7 @@ class Site:
     stack: contextlib.ExitStack
     hosts: Iterator[str] = field(default_factory=lambda: iter(f"127.0.0.{number}" for number in range(2, 255)))
     shares_memory: bool = False
-    """Whether x-serve.shared_memory is set, so that replicas write their streams to the clients."""
+    """Whether x-serve.shared_memory is set, as behind HAProxy on the stack: replicas write their streams to it."""
 
     def keep(self, role: str, command: Sequence[str], env: Mapping[str, str], name: str = "") -> Kept:
         kept = Kept(role, command, env, self.work.directory / f"{name or role}.log", GRACE_S)
@@ -165,19 +165,19 @@ def site(work: Workplace) -> Iterator[Site]:
 
 @contextlib.contextmanager
 def ours(work: Workplace, subject: str, engine: Mapping[str, Any]) -> Iterator[Running]:
-    """One replica: alone (`floor`), behind a gateway, or behind HAProxy as well (`lent`: and writes to the clients).
+    """One replica: alone (`floor`), behind a gateway, or behind HAProxy as well (`relayed`: without shared memory).
 
     Raises BenchError.
     """
     with site(work) as here:
-        here.shares_memory = subject == "lent"
+        here.shares_memory = subject == "haproxy"
         replicas = here.replicas(1, engine)
         kept = [*replicas.kept]
         url = f"lane://{replicas.addresses[0]}"
         if subject != "floor":
             address, admin, more = here.gateway(replicas.addresses, "power_of_two")
             kept += more
-            if subject in ("haproxy", "lent"):
+            if subject in ("haproxy", "relayed"):
                 address, haproxy = here.haproxy(address, admin)
                 kept.append(haproxy)
             url = f"http://{address}"
@@ -260,6 +260,7 @@ def both_vllms(work: Workplace) -> Iterator[dict[str, Running]]:
     """The same vLLM twice, by its way (cases.WAYS): both are loaded, and one generates. Raises BenchError."""
     vllm = VLLM.here()
     with site(work) as here:
+        here.shares_memory = work.haproxy is not None
         config = {
             "engine": "vllm", "model_loading": {"model_id": VLLM_MODEL, "model_source": str(vllm.model)},
             "engine_kwargs": dict(VLLM_ENGINE),

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from pierhead.errors import ContentGone
-from pierhead.memory.lending import BorrowedConnection
+from pierhead.memory.lending import BorrowedConnection, Burst
 from pierhead.memory.pool import Region
 from pierhead.memory.regions import BadRegionError, Content, ContentReference, Mapping, receive
 
@@ -87,6 +87,7 @@ class Link:
         """Content that the sender has asked for and that no message here names yet, and the last call begun then."""
         self._expected: dict[int, BorrowedConnection] = {}
         """Calls of the other side, by number, for which it is to lend a client's connection."""
+        self._burst = Burst()
 
     @property
     def destination(self) -> str | bytes:
@@ -134,7 +135,7 @@ class Link:
 
     def borrow(self, number: int) -> BorrowedConnection:
         """At the replica: what the caller lends to its call of that number, or says that it does not lend."""
-        borrowed = BorrowedConnection(lambda: self._expected.pop(number, None))
+        borrowed = BorrowedConnection(lambda: self._expected.pop(number, None), self._burst)
         self._expected[number] = borrowed
         return borrowed
 

@@ -19,7 +19,7 @@ from pierhead.llm.server.errors import LLMRequestError
 from pierhead.request import new_request_id
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-_MARK, _MARKED = "\x00", b"\\u0000"
+_MARK, _MARKED = "\x00", "\\u0000"
 """Stands where the token goes while a choice's event is made once for all of its tokens; and what JSON makes of it."""
 
 
@@ -76,14 +76,14 @@ class MockAnswer:
         self.choices = _choices(body, asked, arguments, chat=chat)
         self._id = f"{'chatcmpl' if chat else 'cmpl'}-{new_request_id()}"
         self._frame = {"id": self._id, "created": int(time.time()), "model": body["model"]}
-        self._templates: list[tuple[bytes, bytes, bytes, list[bytes]]] = []
+        self._templates: list[tuple[str, str, str, list[str]]] = []
         """Of each choice: what stands before, between and behind tokens, and these as JSON; of streams only."""
 
     def events(self, given: Iterable[int]) -> tuple[str, int]:
         """The events of the new tokens, and how many these are. `given`: how many tokens each choice has now."""
         if not self._templates:
             self._templates = [self._template(number, choice) for number, choice in enumerate(self.choices)]
-        data, count = b"", 0
+        data, count = "", 0
         for number, (choice, end) in enumerate(zip(self.choices, given, strict=True)):
             if end == choice.sent:
                 continue
@@ -95,12 +95,12 @@ class MockAnswer:
             choice.sent = end
             if end == len(choice.tokens):
                 data += self._event(number, {"delta": {}} if self._chat else {"text": ""}, choice.finish)
-        return data.decode(), count
+        return data, count
 
     def end(self, usage: Usage) -> str:
         """The end of a stream."""
-        last = self._line({"choices": [], "usage": _usage(usage)}) if self._include_usage else b""
-        return last.decode() + "data: [DONE]\n\n"
+        last = self._line({"choices": [], "usage": _usage(usage)}) if self._include_usage else ""
+        return last + "data: [DONE]\n\n"
 
     def whole(self, usage: Usage) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
@@ -121,22 +121,22 @@ class MockAnswer:
         calls = [call | {"function": {"name": tool, "arguments": said}}]
         return {"role": "assistant", "content": None, "refusal": None, "tool_calls": calls}
 
-    def _template(self, number: int, choice: Choice) -> tuple[bytes, bytes, bytes, list[bytes]]:
+    def _template(self, number: int, choice: Choice) -> tuple[str, str, str, list[str]]:
         delta: dict[str, Any] = {"content": _MARK}
         if choice.tool is not None:
             delta = {"tool_calls": [{"index": 0, "function": {"arguments": _MARK}}]}
         before, _, behind = self._event(number, {"delta": delta} if self._chat else {"text": _MARK}).partition(_MARKED)
         said = "".join(choice.tokens)
         if len(json.dumps(said)) == len(said) + 2:  # most texts need no escape
-            return before, behind + before, behind, [token.encode() for token in choice.tokens]
-        return before, behind + before, behind, [json.dumps(token)[1:-1].encode() for token in choice.tokens]
+            return before, behind + before, behind, choice.tokens
+        return before, behind + before, behind, [json.dumps(token)[1:-1] for token in choice.tokens]
 
-    def _event(self, number: int, content: dict[str, Any], finish: str | None = None) -> bytes:
+    def _event(self, number: int, content: dict[str, Any], finish: str | None = None) -> str:
         return self._line({"choices": [_choice(number, content, finish)]})
 
-    def _line(self, members: dict[str, Any]) -> bytes:
+    def _line(self, members: dict[str, Any]) -> str:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
-        return b"data: %b\n\n" % json.dumps(self._frame | {"object": kind} | members).encode()
+        return f"data: {json.dumps(self._frame | {'object': kind} | members)}\n\n"
 
 
 def check_length(prompt: int, wanted: int, arguments: MockArguments) -> None:

@@ -47,6 +47,7 @@ from pierhead.llm.objects import (
 from pierhead.llm.server import bodies
 from pierhead.llm.server.engine import Answers, EngineStats, LLMEngine, ModelDescription
 from pierhead.llm.server.errors import LLMStartError, unknown_model
+from pierhead.tasks import wake
 
 VECTOR_SIZE = 64
 
@@ -58,22 +59,29 @@ class _Job:
         self.sequences: Sequence[schedule.Sequence] = ()
         self._whole = whole
         self._failure: Exception | None = None
-        self._changed = asyncio.Event()
+        self._has_news = False
+        self._waiter: asyncio.Future[None] | None = None
 
     def note_tokens(self) -> None:
         """One of the sequences has new tokens."""
         if not self._whole or all(sequence.done for sequence in self.sequences):
-            self._changed.set()
+            self._tell()
 
     def fail(self, error: Exception) -> None:
         """Make `news` raise."""
         self._failure = error
-        self._changed.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        self._has_news = True
+        wake(self._waiter)
 
     async def news(self) -> list[int]:
         """Wait for what comes next. Returns how many tokens each sequence has. Raises what the job failed with."""
-        await self._changed.wait()
-        self._changed.clear()
+        if not self._has_news:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self._has_news = False
         if self._failure is not None:
             raise self._failure
         return [sequence.given for sequence in self.sequences]

@@ -26,12 +26,14 @@ class DirectWriter:
         """Whether the gateway knows of a token: it measures the time until the first one."""
         self._second = int(time.monotonic())
 
-    def with_others(self, reply: LLMReply, *, events: bool) -> LLMReply:
+    async def with_others(self, reply: LLMReply, *, events: bool) -> LLMReply:
         """A reply that the gateway gets and writes: the first one, after which it is asked for the client's connection
         if the answer is one of events, and every one that is more than events: it ends the lending.
         """
         if not reply.status:
-            self.close()
+            if self._connection is not None:
+                await self._connection.finish()
+                self._connection = None
         elif events:
             borrow = getattr(self._context, "borrow", None)
             self._connection = borrow() if borrow is not None and self._request.lends else None

@@ -69,7 +69,7 @@ def _replying(find: Callable[[Any, Any], Any]) -> Callable[..., AsyncGenerator[L
                         if reply is not None:
                             yield reply
                     else:
-                        yield direct.with_others(writer.reply_of(answer), events=isinstance(answer, StreamEvents))
+                        yield await direct.with_others(writer.reply_of(answer), events=isinstance(answer, StreamEvents))
                 if last := writer.end():
                     yield last
         except LLMRequestError as error:
