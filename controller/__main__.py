@@ -20,6 +20,7 @@ from .daemon.api import Gatekeeper
 from .daemon.assembly import Controller, World, assemble
 from .daemon.boundaries import Boundaries
 from .daemon.down import is_going_down, remove_replicas
+from .daemon.llm_replicas import operate
 from .desired.measurements import Prometheus
 from .errors import ControllerError, EngineUnreachable, SettingsError
 from .observe.probe import HttpProbe
@@ -59,6 +60,7 @@ async def _control(settings: Settings, boundaries: Boundaries, stop: asyncio.Eve
         prometheus,
         probe.give,
         probe.put_to_sleep,
+        operate,
         is_manual=settings.is_manual,
         router_silence_s=settings.haproxy_silence_s,
         ask_contract=probe.contract,

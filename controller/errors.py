@@ -33,6 +33,12 @@ class UnknownService(InvalidRequest):
     http_status = 404
 
 
+class NoReadyReplica(ControllerError):
+    """No replica of the service is ready for what was asked; nothing was changed."""
+
+    http_status = 409
+
+
 class SettingsError(ControllerError):
     """An environment variable of the controller has a value that it cannot use; it does not start."""
 

@@ -3,6 +3,7 @@
 
 Times are unix times by the machine's present wall clock.
 Changes are accepted from this machine or with the token only, and answered with 202 before the world has changed.
+Operations on language models are answered with 200, when the replicas have answered.
 Errors: {"error": {"code", "message"}}.
 """
 
@@ -19,7 +20,7 @@ import struct
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from aiohttp import web
 from pierhead.json_data import not_json
@@ -47,6 +48,7 @@ MOST_LINES = 10_000
 MOST_EVENTS = 1000
 LONGEST_WAIT_S = 60
 LONGEST_FAULT = 500
+LEAST_OPERATION_S, LONGEST_OPERATION_S = 0.1, 3600
 BODY_LIMIT = 64 * 1024
 RETRY_AFTER_S = 1
 """The Retry-After of a request that came before the controller's first look."""
@@ -88,6 +90,7 @@ class Api:
                 web.post("/api/v1/services/{name}/abort", self.abort),
                 web.post("/api/v1/services/{name}/promote", self.promote),
                 web.post("/api/v1/services/{name}/restart", self.restart),
+                web.post("/api/v1/services/{name}/operations", self.operate),
                 web.post("/api/v1/deploy", self.deploy),
                 web.put("/api/v1/gpus/{uuid}", self.gpu),
                 web.get("/api/v1/nodes", self.nodes),
@@ -206,6 +209,11 @@ class Api:
         name = request.match_info["name"]
         nothing_in(await self._admitted(request))
         return answer(changes.Asked(name, await self._commands.restart(name)), 202)
+
+    async def operate(self, request: web.Request) -> web.Response:
+        """Have every ready replica of a language model sleep, wake up or drop its cache of prompts."""
+        name, wanted = request.match_info["name"], operation_in(await self._admitted(request))
+        return answer(changes.Operated(name, wanted.operation, await self._commands.operate(name, wanted)))
 
     async def gpu(self, request: web.Request) -> web.Response:
         """Mark a GPU as not to be used, or remove its mark."""
@@ -400,6 +408,25 @@ def version_in(body: bytes) -> str | None:
     if version is not None and not (isinstance(version, str) and version):
         raise InvalidRequest(f"to: expected a version such as 1a2b3c4d, found {_shown(version)}")
     return version
+
+
+def operation_in(body: bytes) -> changes.Operate:
+    """Return the operation of {"operation": "sleep", "level": 1, "timeout_s": 300}; raises InvalidRequest."""
+    example = '{"operation": "sleep", "level": 1, "timeout_s": 300}'
+    document = _document(body, example, "operation", "level", "timeout_s", is_required=True)
+    wanted, known = changes.Operate(**{"operation": None, **document}), get_args(changes.LLMOperation)
+    level, timeout_s = wanted.level, wanted.timeout_s
+    if wanted.operation not in known:
+        raise InvalidRequest(f"operation: expected one of {', '.join(known)}, found {_shown(wanted.operation)}")
+    if "level" in document and wanted.operation != "sleep":
+        raise InvalidRequest(f"level: expected with sleep alone, found it with {wanted.operation}")
+    if not isinstance(level, int) or isinstance(level, bool) or level not in (1, 2):
+        raise InvalidRequest(f"level: expected 1 or 2, found {_shown(level)}")
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if not is_number or not LEAST_OPERATION_S <= timeout_s <= LONGEST_OPERATION_S:
+        bounds = f"from {LEAST_OPERATION_S} to {LONGEST_OPERATION_S}"
+        raise InvalidRequest(f"timeout_s: expected a number {bounds}, found {_shown(timeout_s)}")
+    return wanted
 
 
 def fault_in(body: bytes) -> str | None:

@@ -34,6 +34,7 @@ from .api import Api, Gatekeeper
 from .apply import Executor, Give, Performer, Reporter, TellToSleep
 from .boundaries import Boundaries
 from .commands import Commands
+from .llm_replicas import OperateReplica
 from .loop import Loop, Wakeup
 from .nodes import NodeParts
 
@@ -51,6 +52,8 @@ class World:
     """Sends a replica its user_config."""
     tell_to_sleep: TellToSleep
     """Tells a replica to sleep, or to wake up."""
+    operate: OperateReplica
+    """Has a replica of a language model do what an operator asks for."""
     is_manual: bool = False
     """New versions wait for `pierhead deploy`."""
     router_silence_s: float = 10.0
@@ -174,7 +177,18 @@ def assemble(
         )
     )
     commands = Commands(
-        store, events, specs, deployer, at.engine, observer, gpu_marks, wakeup.ring, loop.look_again, nodes, clock
+        store,
+        events,
+        specs,
+        deployer,
+        at.engine,
+        observer,
+        gpu_marks,
+        world.operate,
+        wakeup.ring,
+        loop.look_again,
+        nodes,
+        clock,
     )
     return Controller(
         loop=loop,

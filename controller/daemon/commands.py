@@ -1,4 +1,5 @@
-"""The operations behind the REST API: scaling, rollouts, marks on GPUs, logs. Each change wakes the loop."""
+"""The operations behind the REST API: scaling, rollouts, language models, marks on GPUs, logs. Each change of what is
+wanted wakes the loop."""
 
 from __future__ import annotations
 
@@ -9,14 +10,18 @@ from dataclasses import dataclass
 
 from ..desired.deployer import Deployer
 from ..engines.base import NO_MARKS, ClusterEngine
-from ..errors import InvalidRequest, NotYet, SpecError, UnknownService
+from ..errors import InvalidRequest, NoReadyReplica, NotYet, SpecError, UnknownService
 from ..files.watch import SpecWatch
 from ..model.desired import Revision
+from ..model.phases import is_ready, phase_of
 from ..model.spec import ServiceSpec, Spec
+from ..model.world import service_address
 from ..observe.gpu_marks import GpuMarks
 from ..observe.snapshot import Observer
+from ..status.records import changes
 from ..storage.events import EventLog
 from ..storage.store import Override, StateStore
+from .llm_replicas import LLMReplica, OperateReplica
 from .nodes import NodeCommands
 
 
@@ -34,6 +39,7 @@ class Commands:
     _engine: ClusterEngine
     _observer: Observer
     _gpu_marks: GpuMarks
+    _operate: OperateReplica
     _wake: Callable[[], None]
     _look_again: Callable[[], Awaitable[None]]
     nodes: NodeCommands
@@ -152,6 +158,33 @@ class Commands:
     def _woken(self, sentence: str) -> str:
         self._wake()
         return sentence
+
+    # ------------------------------------------------------------------------------------------------ language models
+
+    async def operate(self, service: str, wanted: changes.Operate) -> tuple[changes.ReplicaOperated, ...]:
+        """Ask every ready replica of a language model at once; return all answers, also those of replicas that failed.
+
+        Raises UnknownService, SpecError, InvalidRequest (it is no language model), NoReadyReplica.
+        """
+        spec = self.known(service).services[service]
+        if spec.protocol != "grpc":
+            raise InvalidRequest(
+                f"{service} is no language model: it speaks {spec.protocol}; `pierhead status` names all"
+            )
+        ready = self._ready_replicas(spec)
+        if not ready:
+            verb = wanted.operation.replace("_", "-")
+            raise NoReadyReplica(f"{service} has no ready replica to {verb}; `pierhead why {service}` says why")
+        return tuple(await asyncio.gather(*(self._operate(replica, wanted) for replica in ready)))
+
+    def _ready_replicas(self, spec: ServiceSpec) -> list[LLMReplica]:
+        seen, now = self._observer.latest, self._clock()
+        return [
+            LLMReplica(container.name, address, self._store.token_of(container.name))
+            for container in seen.containers_of(spec.name)
+            if is_ready(container, phase_of(container, spec, seen.retirements.get(container.id), now)[0])
+            and (address := service_address(container, spec))
+        ]
 
     # ----------------------------------------------------------------------------------------------------------- GPUs
 

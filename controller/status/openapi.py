@@ -43,13 +43,15 @@ class Query:
 
 @dataclass(frozen=True)
 class Operation:
-    """A route's parameters and answer. An operation with a body is a change and is answered with 202."""
+    """A route's parameters and answer. An operation with a body is a change, and is answered with 202."""
 
     answer: Any = None
     """None: text."""
     body: Any = None
     query: tuple[Query, ...] = ()
     media_type: str = "application/json"
+    is_done: bool = False
+    """It is a change that is answered with 200, after it was carried out."""
 
 
 def _integer(name: str, description: str, least: int, most: int | None = None, default: int | None = None) -> Query:
@@ -79,6 +81,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "abort": Operation(changes.Asked, changes.Nothing),
     "promote": Operation(changes.Asked, changes.Nothing),
     "restart": Operation(changes.Asked, changes.Nothing),
+    "operate": Operation(changes.Operated, changes.Operate, is_done=True),
     "deploy": Operation(changes.Deployed, changes.Deploy),
     "gpu": Operation(changes.Marked, changes.Mark),
     "nodes": Operation(services.Nodes),
@@ -124,7 +127,7 @@ def document(app: web.Application) -> dict[str, Any]:
             "title": "Pierhead's controller",
             "version": VERSION,
             "x-build": current_build(),
-            "description": f"{_WHO_MAY} Changes are answered with 202 before they are carried out. "
+            "description": f"{_WHO_MAY} A change that is answered with 202 is not carried out yet. "
             "Times are unix times by the machine's wall clock.",
         },
         "paths": paths,
@@ -146,12 +149,13 @@ def _operation(handler: Any, path: str) -> dict[str, Any]:
         {"name": query.name, "in": "query", "description": query.description, "schema": dict(query.schema)}
         for query in operation.query
     ]
+    is_accepted = operation.body is not None and not operation.is_done
     described: dict[str, Any] = {
         "operationId": handler.__name__,
         "summary": (inspect.getdoc(handler) or "").split("\n", 1)[0],
         "parameters": parameters,
         "responses": {
-            "202" if operation.body else "200": _content("Accepted." if operation.body else "The answer.", operation),
+            "202" if is_accepted else "200": _content("Accepted." if is_accepted else "The answer.", operation),
             "default": {"description": "Refused, or failed.", "content": _json(answers.Error)},
         },
     }

@@ -76,6 +76,10 @@ class ControllerApi:
         """Replace every replica by one of the same definition."""
         return self._asked(service, "restart", changes.Nothing())
 
+    def operate(self, service: str, wanted: changes.Operate) -> changes.Operated:
+        """Have every ready replica of a language model do something."""
+        return read(changes.Operated, self._client.post(service_path(service, "operations"), wanted))
+
     def mark(self, uuid: str, fault: str | None) -> changes.Marked:
         """Mark a GPU as faulty; None: take the mark away."""
         return read(changes.Marked, self._client.put(f"/api/v1/gpus/{segment(uuid)}", changes.Mark(fault)))

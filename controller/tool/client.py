@@ -57,11 +57,14 @@ class ControllerClient:
         self._own_stack = own_stack
 
     @classmethod
-    def from_environment(cls, timeout_s: float = TIMEOUT_S) -> ControllerClient:
+    def from_environment(
+        cls, timeout_s: float = TIMEOUT_S, change_timeout_s: float = CHANGE_TIMEOUT_S
+    ) -> ControllerClient:
         """The API at PIERHEAD_API_URL, else that of the controller in this container."""
         url, token = os.environ.get("PIERHEAD_API_URL") or DEFAULT_URL, os.environ.get("PIERHEAD_API_TOKEN")
         patience_s = min(float(os.environ.get("PIERHEAD_API_PATIENCE_S") or 0), timeout_s)
-        return cls(url, token, timeout_s, patience_s=patience_s, own_stack=os.environ.get("PIERHEAD_OWN_STACK", ""))
+        own_stack = os.environ.get("PIERHEAD_OWN_STACK", "")
+        return cls(url, token, timeout_s, change_timeout_s, patience_s, own_stack)
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         """Return the JSON at a path. Raises CommandError and its kinds."""
@@ -113,6 +116,7 @@ class ControllerClient:
                 document = json.load(response)
         except urllib.error.HTTPError as error:
             with error:
+                self._warn_of_stale_code(error.headers.get(BUILD_HEADER))  # it may not know the path
                 raise _refusal(error.code, error.read(), is_passing="Retry-After" in error.headers) from None
         except ValueError as error:
             raise CommandError(f"{self._url} is not Pierhead's API: its answer is not JSON") from error

@@ -74,6 +74,7 @@ class FakeContainer:
     number: int = 0
     port: int | None = None
     probe: tuple[int, str] | None = None
+    has_socket: bool = False
     graceful_shutdown_timeout_s: float | None = None
     stop_grace_period_s: float | None = None
     node: str = ""
@@ -471,6 +472,7 @@ class FakeEngine:
             number=action.number,
             port=spec.port,
             probe=(spec.probe.port, spec.probe.path),
+            has_socket=spec.has_socket,
             graceful_shutdown_timeout_s=spec.graceful_shutdown_timeout_s,
             stop_grace_period_s=spec.stop_grace_period_s,
             node=self.node,

@@ -8,6 +8,8 @@ from typing import Literal
 
 from .document import Document
 
+LLMOperation = Literal["sleep", "wake", "reset_prefix_cache"]
+
 
 @dataclass(frozen=True, slots=True)
 class Scale(Document):
@@ -61,6 +63,38 @@ class Asked(Document):
 
     service: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operate(Document):
+    """What every ready replica of a language model is to do."""
+
+    operation: LLMOperation
+    level: int = 1
+    """Of `sleep`: 1 moves the weights to the machine's memory, 2 drops them."""
+    timeout_s: float = 300.0
+    """0.1 to 3600: the longest wait for a replica. After a sleep of level 2 the weights are read from disk again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOperated(Document):
+    """What one replica answered."""
+
+    name: str
+    done: bool
+    message: str
+    """Why it was not done."""
+    late: bool
+    """It did not answer in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operated(Document):
+    """The answers of all replicas that were ready."""
+
+    service: str
+    operation: LLMOperation
+    replicas: tuple[ReplicaOperated, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""`pierhead llm ...`: writes compose files for language models, which needs no running stack; and sends sleep, wake and
-reset-prefix-cache to all replicas of a model."""
+"""`pierhead llm ...`: writes compose files for language models, which needs no running stack; and has all replicas of a
+model sleep, wake up or drop their cache of prompts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .options import Output, connect
 from .options import Service as OneService
 
 if TYPE_CHECKING:
-    from pierhead.llm.v1.llm_pb2 import Operation
     from pierhead.llm_config import LLMConfig
 
+    from ...status.records.changes import LLMOperation
     from ..project.project import Project
 
 
@@ -58,10 +58,14 @@ Force = Annotated[bool, typer.Option("--force", help="write over FILE")]
 Level = Annotated[
     int, typer.Option("--level", metavar="1|2", min=1, max=2, help="1: weights to the machine's memory; 2: drop them")
 ]
-Patience = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="the most for each replica")]
+Patience = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", min=0.1, max=3600.0, help="the most for each replica")
+]
 
 OPERATE_S = 300.0
 """After a sleep of level 2 the weights are read from disk again."""
+ANSWER_S = 10.0
+"""How much longer the controller may take to answer than its replicas."""
 
 
 def register(app: typer.Typer) -> None:
@@ -246,45 +250,32 @@ def _how_to_start(place: Path, project: Project | None) -> str:
 
 def sleep(service: OneService, level: Level = 1, timeout: Patience = OPERATE_S, output: Output = "text") -> None:
     """Make every ready replica free its accelerator's memory. Replicas answer no requests until `wake`."""
-    from pierhead.llm.v1.llm_pb2 import Operation
-
-    _operate(service, Operation(sleep=Operation.Sleep(level=level)), "sleep", timeout, output)
+    _operate(service, "sleep", timeout, output, level=level)
 
 
 def wake(service: OneService, timeout: Patience = OPERATE_S, output: Output = "text") -> None:
     """Undo `sleep` on every ready replica."""
-    from pierhead.llm.v1.llm_pb2 import Operation
-
-    _operate(service, Operation(wake=Operation.Wake()), "wake", timeout, output)
+    _operate(service, "wake", timeout, output)
 
 
 def reset_prefix_cache(service: OneService, timeout: Patience = OPERATE_S, output: Output = "text") -> None:
     """Make every ready replica drop its cache of prompts."""
-    from pierhead.llm.v1.llm_pb2 import Operation
-
-    reset = Operation(reset_prefix_cache=Operation.ResetPrefixCache())
-    _operate(service, reset, "reset-prefix-cache", timeout, output)
+    _operate(service, "reset_prefix_cache", timeout, output)
 
 
-def _operate(service: str, operation: Operation, verb: str, timeout_s: float, output: str) -> None:
-    """Send the operation to each replica and show the answers. Raises CommandError where a replica failed."""
-    from ..llm_replicas import operate
+def _operate(service: str, operation: LLMOperation, timeout_s: float, output: str, *, level: int = 1) -> None:
+    """Have each replica do it and show the answers. Raises CommandError where a replica failed."""
+    from ...status.records.changes import Operate
 
-    as_json = out.is_json(output)
-    row = connect().service(service)
-    if row.protocol != "grpc":
-        raise BadInput(f"{service} is no language model: it speaks {row.protocol}; `pierhead status` names all")
-    ready = [(each.name, each.address) for each in row.replicas if each.state == "RUNNING"]
-    if not ready:
-        raise CommandError(f"{service} has no ready replica to {verb}; `pierhead why {service}` says why")
-    answers = operate(ready, operation, timeout_s)
+    as_json, verb = out.is_json(output), operation.replace("_", "-")
+    answers = connect(timeout_s + ANSWER_S).operate(service, Operate(operation, level, timeout_s)).replicas
     if as_json:
-        listed = [{"name": a.replica, "address": a.address, "done": a.done, "message": a.message} for a in answers]
+        listed = [{"name": each.name, "done": each.done, "message": each.message} for each in answers]
         out.print_json({"service": service, "operation": verb, "replicas": listed})
     else:
-        listing = tables.CellTable(("REPLICA", "ADDRESS", verb.upper()), "WHY NOT", optional=("ADDRESS",))
+        listing = tables.CellTable(("REPLICA", verb.upper()), "WHY NOT")
         for answer in answers:
-            listing.add(answer.replica, answer.address, "done" if answer.done else "no", sentence=answer.message)
+            listing.add(answer.name, "done" if answer.done else "no", sentence=answer.message)
         console = out.console()
         out.show(listing.render(out.width(console)), console)
     failed = [answer for answer in answers if not answer.done]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .. import completion
-from ..client import ControllerClient
+from ..client import CHANGE_TIMEOUT_S, ControllerClient
 
 if TYPE_CHECKING:
     from ..api import ControllerApi
@@ -31,8 +31,8 @@ OfService = Annotated[
 ]
 
 
-def connect() -> ControllerApi:
+def connect(change_timeout_s: float = CHANGE_TIMEOUT_S) -> ControllerApi:
     """The API at PIERHEAD_API_URL, else that of the controller in this container."""
     from ..api import ControllerApi  # imported when needed: with its records, which help and completion do not need
 
-    return ControllerApi(ControllerClient.from_environment())
+    return ControllerApi(ControllerClient.from_environment(change_timeout_s=change_timeout_s))

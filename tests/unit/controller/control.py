@@ -12,6 +12,7 @@ from typing import Any, Self
 from controller.daemon.api import Gatekeeper
 from controller.daemon.assembly import Controller, World, assemble
 from controller.daemon.boundaries import Boundaries
+from controller.daemon.llm_replicas import operate
 from controller.daemon.nodes import NoNodes
 from controller.desired.measurements import Query
 from controller.errors import PolicyError, ReplicaError
@@ -296,6 +297,7 @@ class Control:
                     run=directly,
                     give=self.give,
                     tell_to_sleep=self.tell_to_sleep,
+                    operate=operate,
                     ask_contract=self.ask_contract,
                 )
                 self.controller = assemble(world, tasks.create_task, wall=self.wall, engine_lost_s=self.engine_lost_s)

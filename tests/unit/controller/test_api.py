@@ -13,11 +13,20 @@ import pytest
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 
-from controller.daemon.api import Gatekeeper, deployment_in, fault_in, nothing_in, replicas_in, version_in
+from controller.daemon.api import (
+    Gatekeeper,
+    deployment_in,
+    fault_in,
+    nothing_in,
+    operation_in,
+    replicas_in,
+    version_in,
+)
 from controller.errors import InvalidRequest, RoutingError, SpecError
 from controller.model.actions import AddServer
 from controller.model.spec import Spec
 from controller.status.documents import routes
+from controller.status.records.changes import Operate
 from tests.fakes.fake_engine import Behaviour
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import Control, until
@@ -157,6 +166,17 @@ DEPLOY = 'body: expected JSON such as {"services": ["ranker"], "now": true} or {
         (nothing_in, b'{"to": "0"}', 'body: expected {} and nothing else, found {"to": "0"}'),
         (fault_in, b"{}", 'fault: expected null or 1 to 500 characters, found ""'),
         (fault_in, b'{"fault": "\\n"}', "found"),
+        (operation_in, b"", "body: expected JSON such as"),
+        (operation_in, b"[]", 'expected {"operation": "sleep", "level": 1, "timeout_s": 300} and nothing else, found'),
+        (operation_in, b'{"level": 1}', "operation: expected one of sleep, wake, reset_prefix_cache, found null"),
+        (operation_in, b'{"operation": ["wake"]}', 'found ["wake"]'),
+        (operation_in, b'{"operation": "wake", "level": 1}', "level: expected with sleep alone, found it with wake"),
+        (operation_in, b'{"operation": "sleep", "level": true}', "level: expected 1 or 2, found true"),
+        (operation_in, b'{"operation": "sleep", "level": 3}', "level: expected 1 or 2, found 3"),
+        (operation_in, b'{"operation": "wake", "timeout_s": 0}', "expected a number from 0.1 to 3600, found 0"),
+        (operation_in, b'{"operation": "wake", "timeout_s": 3601}', "found 3601"),
+        (operation_in, b'{"operation": "wake", "timeout_s": NaN}', "found NaN"),
+        (operation_in, b'{"operation": "wake", "timeout_s": "9"}', "timeout_s: expected a number from 0.1 to"),
     ],
 )
 def test_the_error_for_a_wrong_body_says_what_was_expected(
@@ -173,6 +193,8 @@ def test_right_bodies() -> None:
     assert [deployment_in(body) for body in bodies] == [(["b", "a"], False), (None, True), (None, False)]
     assert [version_in(b'{"to": "1a2b3c4d"}'), version_in(b"{}")] == ["1a2b3c4d", None]
     assert [fault_in(b'{"fault": "\\ud800\\nfan"}'), fault_in(b'{"fault": null}')] == ["\\ud800 fan", None]
+    assert operation_in(b'{"operation": "sleep", "level": 2, "timeout_s": 0.1}') == Operate("sleep", 2, 0.1)
+    assert operation_in(b'{"operation": "wake"}') == Operate("wake", 1, 300.0)
 
 
 async def test_scaling_and_refusals_that_change_nothing(control: Control) -> None:
@@ -197,6 +219,7 @@ CHANGES = (
     "services/web/rollback",
     "services/web/abort",
     "services/web/promote",
+    "services/web/operations",
     "deploy",
     "gpus/0",
 )

@@ -65,6 +65,17 @@ def test_the_command_warns_once_and_continues() -> None:
     assert done.stderr.startswith("pierhead: the controller's image was built from other code than this clone")
 
 
+def test_a_controller_without_the_path_is_named() -> None:
+    missing = json.dumps({"error": {"code": "not_found", "message": "there is nothing at /x"}}).encode()
+    with serving(lambda handler: sends(handler, 404, missing, {"X-Pierhead-Build": "0123456789ab"})) as url:
+        environment = {**os.environ, "PIERHEAD_API_URL": url, "PYTHONPATH": str(ROOT), "PIERHEAD_OWN_STACK": "clone"}
+        command = [sys.executable, "-m", "controller.tool.command", "llm", "wake", "llm"]
+        done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False)
+    warning, error = done.stderr.splitlines()
+    assert (done.returncode, error) == (2, "there is nothing at /x")
+    assert warning.startswith("pierhead: the controller's image was built from other code than this clone")
+
+
 FORMER = {"project": "p", "at": 1.0, "services": [], "gpus": [], "nodes": [], "gpu_memory_problem": ""}
 """An answer that lacks a member."""
 

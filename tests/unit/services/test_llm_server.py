@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+import grpc
 import pytest
 from pierhead import BadRequest, Unavailable, UserCodeError, handle
 from pierhead.errors import Draining
@@ -75,6 +76,7 @@ async def start(cluster: Cluster, what: LLMConfig, **settings: Any) -> Served:
         what,
         make_server=partial(LLMServer, engine_cls=make, metrics=metrics, report=lambda *_: None),
         metrics=metrics,
+        admin_token=settings.get("admin_token", ""),
     )
     replica = await cluster.start(server, metrics=metrics, **settings)
     return Served(server, replica, engines)
@@ -332,6 +334,25 @@ async def test_operations_that_cannot_be(served: Served) -> None:
         await served.stub.Operate(Operation(), timeout=PATIENCE_S)
     with pytest.raises(BadRequest, match="this service has no adapters"):
         await served.stub.Operate(Operation(load_adapter=Operation.LoadAdapter(adapter="a")), timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("way", ["lane", "grpc"])
+async def test_only_who_knows_the_token_may_operate(cluster: Cluster, way: str) -> None:
+    served = await start(cluster, config(), admin_token="t0ken")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{served.replica.grpc_port}") as channel:
+        stub = served.stub if way == "lane" else LLMServerStub(channel)
+        for shown in ("", "Bearer another", "Bearer", "t0ken", "Basic t0ken", "bearer"):
+            for what in ({"sleep": Operation.Sleep()}, {"load_adapter": Operation.LoadAdapter(adapter="a")}):
+                metadata = (("authorization", shown),) if shown else ()
+                with pytest.raises(grpc.RpcError) as refused:
+                    await stub.Operate(Operation(**what), timeout=PATIENCE_S, metadata=metadata)
+                assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+                assert "Operate is for the controller alone, by a token" in (refused.value.details() or "")
+        assert (await served.chat())[0].status == 200
+        shows = (("authorization", "Bearer t0ken"),)
+        await stub.Operate(Operation(sleep=Operation.Sleep()), timeout=PATIENCE_S, metadata=shows)
+    with pytest.raises(Unavailable, match="the engine sleeps"):
+        await served.chat()
 
 
 # ----------------------------------------------------------------------------------------------------------- adapters

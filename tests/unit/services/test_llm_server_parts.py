@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from pierhead.errors import Backpressure, SettingsError
 from pierhead.llm.mock.engine import MockEngine
@@ -21,7 +22,8 @@ from pierhead.llm.server.registry import ENGINES, engine_class
 from pierhead.llm.server.service import request_of
 from pierhead.llm.server.settings import ServerSettings
 from pierhead.llm.server.watchdog import TokenWatchdog
-from pierhead.llm.v1.llm_pb2 import LLMRequest
+from pierhead.llm.v1.llm_pb2 import LLMRequest, Operation
+from pierhead.llm.v1.llm_pb2_grpc import LLMServerStub
 from pierhead.llm_config import ENGINE_EXPECTED, ENGINE_NAMES, LLMConfig, Lora, ModelLoading
 from pierhead.metrics import RuntimeMetrics
 from pydantic import ValidationError
@@ -187,9 +189,13 @@ CONFIG = {"engine": "mock", "model_loading": {"model_id": "mock"}, "engine_kwarg
 
 
 def test_settings() -> None:
-    settings = ServerSettings.from_env({"PIERHEAD_LLM_CONFIG": json.dumps(CONFIG), "PIERHEAD_LLM_CACHE": "/models"})
+    variables = {"PIERHEAD_LLM_CONFIG": json.dumps(CONFIG), "PIERHEAD_LLM_CACHE": "/models"}
+    settings = ServerSettings.from_env(variables)
     assert settings.config.engine == "mock"
     assert settings.cache == Path("/models")
+    assert settings.admin_token == ""
+    secret = ServerSettings.from_env({**variables, "PIERHEAD_ADMIN_TOKEN": "t0ken"})
+    assert (secret.admin_token, "t0ken" in repr(secret)) == ("t0ken", False)
 
 
 @pytest.mark.parametrize(
@@ -210,11 +216,11 @@ def test_settings_that_cannot_be(raw: str, words: str) -> None:
 # ---------------------------------------------------------------------------------------------------------- a process
 
 
-async def process(config: Any, *command: str) -> asyncio.subprocess.Process:
+async def process(config: Any, *command: str, **variables: str) -> asyncio.subprocess.Process:
     """A replica as a process, on free ports."""
     environ = os.environ | {
         "PIERHEAD_LLM_CONFIG": json.dumps(config), "PIERHEAD_HOST": "127.0.0.1", "PIERHEAD_PORT": "0",
-        "PIERHEAD_ADMIN_PORT": "0", "PIERHEAD_SERVICE": "llm",
+        "PIERHEAD_ADMIN_PORT": "0", "PIERHEAD_SERVICE": "llm", **variables,
     }  # fmt: skip
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(sys.executable, *command, env=environ, stdout=pipe, stderr=pipe)
@@ -228,6 +234,24 @@ async def test_a_start_that_fails_ends_with_its_reason() -> None:
     assert made.returncode == 1
     assert "could not be served: no such path: /models/nothing; mount it" in log.decode()
     assert "Traceback" not in log.decode()
+
+
+async def test_its_token_is_that_of_the_admin_port(tmp_path: Path) -> None:
+    variables = {"PIERHEAD_SOCKET": str(tmp_path / "llm"), "PIERHEAD_ADMIN_TOKEN": "t0ken"}
+    made = await process(CONFIG, "-m", "pierhead.llm.server", **variables)
+    assert made.stderr is not None
+    try:
+        async with asyncio.timeout(30), grpc.aio.insecure_channel(f"unix:{tmp_path / 'llm'}") as channel:
+            while b'"ready"' not in (line := await made.stderr.readline()):
+                assert line, "it has ended"
+            stub, wake = LLMServerStub(channel), Operation(wake=Operation.Wake())
+            with pytest.raises(grpc.RpcError) as refused:
+                await stub.Operate(wake)
+            assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+            await stub.Operate(wake, metadata=(("authorization", "Bearer t0ken"),))
+    finally:
+        made.kill()
+        await made.communicate()
 
 
 HANGS = """

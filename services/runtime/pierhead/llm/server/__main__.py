@@ -20,4 +20,4 @@ if __name__ == "__main__":
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(2) from None
-    serve(LLMService(settings.config))
+    serve(LLMService(settings.config, admin_token=settings.admin_token))

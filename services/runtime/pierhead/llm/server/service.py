@@ -7,12 +7,15 @@ then:                the server's check_health
 from __future__ import annotations
 
 import dataclasses
+import hmac
 import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
+import grpc
 from pierhead import BadRequest, PierheadError
+from pierhead.errors import RemoteError
 from pierhead.llm import objects
 from pierhead.llm.objects import ErrorResponse, OpenAIAnswer, OpenAIRequest, RawAnswer, StreamEvents
 from pierhead.llm.openai_error import LLMRequestError
@@ -248,9 +251,16 @@ class LLMService(LLMServerServicer):
     """The gateway asks for it again and again, also where no client uses the model."""
 
     def __init__(
-        self, config: LLMConfig, *, make_server: MakeServer | None = None, metrics: RuntimeMetrics = PROCESS
+        self,
+        config: LLMConfig,
+        *,
+        make_server: MakeServer | None = None,
+        metrics: RuntimeMetrics = PROCESS,
+        admin_token: str = "",
     ) -> None:
+        """`admin_token`: what `Operate` asks for; "" = nothing."""
         self.config = config
+        self._admin_token = admin_token
         self._make_server = make_server
         self._server: LLMServer | None = None
         self._user_config: Mapping[str, Any] | None = None
@@ -286,11 +296,12 @@ class LLMService(LLMServerServicer):
         return ModelCard(**dataclasses.asdict(await self.server.describe()))
 
     async def Operate(self, request: Operation, context: Any) -> OperationDone:
-        """Run the operation, and return when it is done. Raises NotSupported, BadRequest.
+        """Run the operation, and return when it is done. Raises NotSupported, BadRequest, RemoteError (no token).
 
         An operator's sleep does not show in the report of `PUT /sleep`, which is the controller's. A `wake` of either
         ends the sleep of both.
         """
+        self._require_token(context)
         server = self.server
         what = request.WhichOneof("what")
         if what == "sleep":
@@ -307,6 +318,18 @@ class LLMService(LLMServerServicer):
             raise BadRequest("Operation.what: expected one of its members, found none")
         logger.info("done: %s", what)
         return OperationDone()
+
+    def _require_token(self, context: Any) -> None:
+        """Raise RemoteError for a call without the token, as the admin port refuses `PUT /sleep`."""
+        if not self._admin_token:
+            return
+        shown = dict(context.invocation_metadata() or ()).get("authorization", "")
+        if not hmac.compare_digest(str(shown).encode(), f"Bearer {self._admin_token}".encode()):
+            raise RemoteError(
+                "Operate is for the controller alone, by a token (`pierhead llm sleep` and `wake` ask the controller); "
+                "if its state was lost, restart the service",
+                grpc.StatusCode.PERMISSION_DENIED,
+            )
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """See LLMServer.reconfigure."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pierhead.environment import Environment
@@ -19,10 +19,12 @@ class ServerSettings:
     |---|---|
     | PIERHEAD_LLM_CONFIG | what is served: an LLMConfig as JSON; the controller sets it from x-serve.llm |
     | PIERHEAD_LLM_CACHE | where models and adapters from elsewhere are kept; default /cache |
+    | PIERHEAD_ADMIN_TOKEN | what `Operate` asks for, as the admin port does; empty = nothing |
     """
 
     config: LLMConfig
     cache: Path
+    admin_token: str = field(default="", repr=False)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> ServerSettings:
@@ -39,7 +41,7 @@ class ServerSettings:
         except ValidationError as error:
             problems = [_problem(each["loc"], each["msg"]) for each in error.errors(include_url=False)]
             raise SettingsError("\n".join(problems)) from None
-        return cls(config, cache_directory(environ))
+        return cls(config, cache_directory(environ), env.text("PIERHEAD_ADMIN_TOKEN"))
 
 
 def cache_directory(environ: Mapping[str, str] | None = None) -> Path:
