@@ -21,7 +21,7 @@ from ..model.plan import PendingReplica, Plan, Refusal
 from ..model.reports import AutoscaleStatus, RolloutStatus, UserConfigStatus
 from ..model.spec import ServiceSpec
 from ..model.text import age
-from ..model.world import ContainerState, FailureRecord, ReplicaContainer, ReplicaHealth, ServerState, tcp_address
+from ..model.world import ContainerState, FailureRecord, ReplicaContainer, ReplicaHealth, ServerState, service_address
 from ..plan.leave import grace_of
 from ..plan.user_config import progress_words, user_config_status
 from .reasons import autoscale_words, explained, pending_words, refusal_words, refused_action
@@ -280,7 +280,7 @@ def _replica(material: _Material, container: ReplicaContainer) -> ReplicaStatus:
             message = material.observed.retirements[container.id].cause + (f"; {stopping}" if stopping else "")
         case _:
             pass
-    address = tcp_address(container, material.spec) if material.spec else container.ip
+    address = service_address(container, material.spec) if material.spec else container.ip
     node = container.node if material.observed.nodes else ""
     if not message and node in material.leaving:
         message = f"node {node} leaves: another replica takes its place first"

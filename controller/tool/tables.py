@@ -146,7 +146,7 @@ def replicas(services: Sequence[Service], width: int) -> CellTable:
                 replica.name or f"{row.name} (none yet)",
                 replica.state,
                 *([replica.node or "-"] if has_nodes else []),
-                replica.address or "-",
+                _place(replica.address),
                 ", ".join(_gpu(uuid, width) for uuid in replica.gpus) or "-",
                 "-" if replica.ongoing is None else str(replica.ongoing),
                 sentence=replica.message,
@@ -219,11 +219,16 @@ def routes(document: Routes, width: int) -> Iterator[RenderableType]:
         yield from servers.render(width)
 
 
+def _place(address: str) -> str:
+    """Of a replica's requests. The path of a socket has nothing that the replica's name does not say."""
+    return "socket" if address.startswith("unix:") else address or "-"
+
+
 def _add_server(listing: CellTable, server: Server) -> None:
     listing.add(
         server.name,
         server.state if server.up else "DOWN",
-        server.address,
+        _place(server.address),
         str(server.weight),
         str(server.sessions),
         str(server.queued),

@@ -100,7 +100,6 @@ WAYS: Final = {
     "closed": "127.0.0.1, the published port",
     "remote": "another network namespace, the published port",
     "address": "HAProxy's container address",
-    "ingress": "the ingress's address, without HAProxy",
     "alone": "a handler without a call",
 }
 """Closed loops by the way that their requests take; the last one is the bare chain's. MODE=processes has the first and
@@ -185,7 +184,7 @@ def _main_steps(options: Options, app: App, subject: Subject) -> list[Step]:
             levels = (1, app.main_level)
         steps += _closed(options, app, *levels)
     if closed and app.name == "echo" and options.mode == "containers":
-        ways = ("remote", "address", "ingress") if subject is OURS else ("remote",)
+        ways = ("remote", "address") if subject is OURS else ("remote",)
         steps += [Step(app.name, way, app.main_level, options.seconds) for way in ways]
     if closed and app.name == "stream":
         steps += _first(options, app)

@@ -65,8 +65,7 @@ def test_own_rows_are_scored_alike_over_http_and_grpc(stack: Stack) -> None:
 
 def test_a_client_without_our_code_calls_the_ranker_through_haproxy(stack: Stack) -> None:
     """HAProxy knows services by name and describes none: the description comes from a replica, the call does not."""
-    [network] = next(iter(stack.replicas("ranker").values())).attrs["NetworkSettings"]["Networks"].values()
-    replica = f"{network['IPAddress']}:50051"
+    replica = f"unix:{stack.sockets_of('ranker')[0]}"
     assert RANKER in reflecting(replica)
     request = json.dumps(rank_request())
     [direct] = reflecting(replica, f"{RANKER}/rank", request)

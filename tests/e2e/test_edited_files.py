@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.harness.load import Load
 from tests.harness.shared_stacks import WrittenStack
-from tests.harness.stack import ROOT, Stack, request
+from tests.harness.stack import ROOT, Stack, get_at
 from tests.harness.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
@@ -72,22 +73,21 @@ def test_a_replica_that_is_to_leave_serves_for_as_long_as_its_service_says(echo:
     echo.write(WRITTEN.replace("replicas: 1", keys, 1))
     echo.wait_settled(echo=2)
     assert containers <= echo.replica_ids(), "nothing was replaced for it"
-    addresses = [replica["address"] for replica in echo.service("echo")["replicas"]]
+    sockets = echo.sockets_of("echo")
     began = time.monotonic()
     assert echo.api("/api/v1/services/echo/scale", "PUT", {"replicas": 1}).status == 202
-    eventually(lambda: not all(serves(address) for address in addresses), "one is stopped", every_s=0.01)
+    eventually(lambda: not all(map(serves, sockets)), "one is stopped", every_s=0.01)
     assert time.monotonic() - began >= stay_s, "not before"
     echo.wait_settled(echo=1)
     [why] = echo.messages("signal_container")
     assert "nothing in flight" in why, "as its time is over, long before its deadline"
 
 
-def serves(address: str) -> bool:
-    """Whether a replica that is asked by its address answers, and has no SIGTERM yet."""
-    admin = f"{address.partition(':')[0]}:9100"
+def serves(replica: Path) -> bool:
+    """Whether a replica that is asked at its socket answers, and has no SIGTERM yet."""
     try:
-        told = request(f"http://{admin}/readyz").status != 200
-        return not told and request(f"http://{address}/echo?message=x").status == 200
+        told = get_at(replica.with_name(f"{replica.name}.admin"), "/readyz").status != 200
+        return not told and get_at(replica, "/echo?message=x").status == 200
     except OSError:
         return False
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -49,6 +50,7 @@ x-vllm: &vllm
 services:
   llm-gateway:
     image: pierhead/llm-gateway:${{PIERHEAD_TAG:-latest}}
+    depends_on: $CALLED
     scale: 0
     environment:
       PIERHEAD_LLM_MODELS: '$MODELS'
@@ -96,7 +98,8 @@ def running(name: str, services: str, models: str) -> Iterator[tuple[Stack, Open
     """A stack with these services and the gateway, and a client of it."""
     EVIDENCE.mkdir(exist_ok=True)
     file = EVIDENCE / f"{name}-{OURS}.yaml"
-    file.write_text(APP.replace("$SERVICES", services).replace("$MODELS", models))
+    called = json.dumps(re.findall("^  ([a-z-]+):", services, re.MULTILINE))
+    file.write_text(APP.replace("$SERVICES", services).replace("$MODELS", models).replace("$CALLED", called))
     stack = Stack(name, [f"{EVIDENCE.name}/{file.name}"])
     with stack.running(), OpenAI(base_url=stack.url("/v1"), api_key="none", max_retries=0, timeout=ANSWER_S) as client:
         stack.wait_settled(**{"llm-gateway": 1})

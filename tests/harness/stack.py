@@ -11,7 +11,9 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -96,6 +98,13 @@ class Stack:
     def up(self) -> None:
         done = self.compose("up", "--detach", "--no-build", "--remove-orphans")
         assert done.returncode == 0, done.stderr
+
+    def sockets_of(self, service: str) -> list[Path]:
+        """The sockets of a service's replicas as this machine sees them; that of the admin pages ends with `.admin`."""
+        short = Path(tempfile.mkdtemp(dir="/tmp")) / "s"  # the paths of sockets are short
+        short.symlink_to(self.docker.volumes.get(f"{self.project}_replica-sockets").attrs["Mountpoint"])
+        addresses = [replica["address"] for replica in self.service(service)["replicas"]]
+        return [short / service / address.rpartition("/")[2] for address in addresses]
 
     def down(self) -> None:
         """Remove everything; what the controller could not (it is dead, say) goes with the orphans."""
@@ -287,6 +296,29 @@ class Stack:
 
 UNAVAILABLE = (OSError, docker.errors.DockerException, subprocess.SubprocessError)
 """The API does not answer, a container is being removed, a command does not end."""
+
+
+class _Socket(http.client.HTTPConnection):
+    """To a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=ANSWER_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def get_at(path: Path, target: str) -> Answer:
+    """GET at a Unix socket; any status is an answer, only a broken connection raises (OSError)."""
+    with contextlib.closing(_Socket(str(path))) as connection:
+        try:
+            connection.request("GET", target)
+            return _read(connection.getresponse())
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"{path}: {type(error).__name__}: {error}") from error
 
 
 def address_of(container: Container) -> str:

@@ -46,6 +46,8 @@ def read_user_config(text: str | bytes) -> Mapping[str, Any]:
 
 B = TypeVar("B", bound=KeyBlock)
 
+EVERYWHERE = ("0.0.0.0", "::")
+LOOPBACK = "127.0.0.1"
 DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT = DEFAULT_PORTS["grpc"], DEFAULT_PORTS["http"]
 DEFAULT_ADMIN_PORT = 9100
 DEFAULT_DRAIN_S = 20.0
@@ -99,7 +101,8 @@ class Settings:
     port: int | None = None
     """None = the default port for the kind of requests."""
     socket: str = ""
-    """Path of a Unix socket for the requests, too; "" = none."""
+    """Path of a Unix socket for the requests; "" = none. Beside it their ports are open to this machine, or container,
+    alone."""
     admin_socket: str = ""
     grpc_port: int = DEFAULT_GRPC_PORT
     """Used only by a process that serves gRPC and HTTP; `port` is then the HTTP one."""
@@ -188,6 +191,11 @@ class Settings:
         )
         env.check()
         return settings
+
+    @property
+    def request_host(self) -> str:
+        """Where the ports of requests listen. Admin pages have `host`: Prometheus reads them from another container."""
+        return LOOPBACK if self.socket and self.host in EVERYWHERE else self.host
 
     def static_addresses(self, service: str) -> tuple[str, ...]:
         """Addresses that PIERHEAD_STATIC_<SERVICE> lists; empty when it is not set."""

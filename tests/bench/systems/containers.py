@@ -24,7 +24,7 @@ from tests.harness.waiting import eventually
 PROJECT = "pierhead-bench"
 BARE_FILE = "tests/bench/bare/compose.yaml"
 START_S = 180.0
-HAPROXY_PORT, INGRESS_PORT = 8000, 8080
+HAPROXY_PORT = 8000
 
 ENGINE = {
     "dockerd": "dockerd",
@@ -104,7 +104,6 @@ def _running(work: Workplace, stack: Stack, chain: Chain) -> Running:
     port = stack.ports["PIERHEAD_HTTP_PORT"]
     ways = {
         "address": f"http://{address_of(haproxy)}:{HAPROXY_PORT}",
-        "ingress": f"http://{address_of(ingresses[min(ingresses)])}:{INGRESS_PORT}",
     }
     if work.seen_from_elsewhere:
         ways["remote"] = f"http://{work.seen_from_elsewhere}:{port}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,11 @@ from pierhead import Settings
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
-from pierhead.errors import SettingsError
+from pierhead.errors import NoReplica, SettingsError
 from pierhead.metrics import RuntimeMetrics
 from pierhead.replica.starting import Start
 
+from tests.harness.ports import free_ports
 from tests.harness.waiting import until
 from tests.unit.runtime.harness import Cluster, EchoService, FakeDiscovery, echo
 
@@ -99,6 +102,29 @@ async def test_progress_of_a_start_at_a_socket(tmp_path: Path, monkeypatch: pyte
         start.hand_over()
 
 
+@pytest.mark.parametrize("part", [aiohttp_application, lambda: asgi_application, EchoService])
+@pytest.mark.parametrize("has_socket", [True, False])
+async def test_beside_a_socket_the_port_of_requests_is_this_containers_alone(
+    cluster: Cluster, sockets: dict[str, str], part: Any, has_socket: bool
+) -> None:
+    server = await cluster.start(part(), host="0.0.0.0", **(sockets if has_socket else {}))
+    port = server.http_port or server.grpc_port
+    assert connects("127.0.0.1", port)
+    assert connects("127.0.0.2", port) is not has_socket, "127.0.0.2 stands for an address of another container"
+    assert connects("127.0.0.2", server.admin_port), "Prometheus reads it from elsewhere"
+
+
+def connects(host: str, port: Any) -> bool:
+    try:
+        with socket.create_connection((host, port), 5):
+            return True
+    except ConnectionRefusedError:
+        return False
+
+
+ELSEWHERE = "unix:/run/of-another-container/1a2b-1"
+
+
 @pytest.mark.parametrize("transport", ["lane", "grpc"])
 @pytest.mark.parametrize("sees_it", [True, False])
 async def test_callers_use_the_socket_where_they_see_it_and_else_the_port(
@@ -106,13 +132,29 @@ async def test_callers_use_the_socket_where_they_see_it_and_else_the_port(
 ) -> None:
     server = await cluster.start(EchoService(), **sockets)
     port = f"127.0.0.1:{server.grpc_port}"
-    at = f"unix:{sockets['socket']}" if sees_it else "unix:/run/of-another-container/1a2b-1"
+    at = f"unix:{sockets['socket']}" if sees_it else ELSEWHERE
+    async with calling(at, port, transport) as channel:
+        assert (await EchoStub(channel).Echo(echo())).response == "echo: hi"
+        assert [replica.address for replica in channel.pool().replicas()] == [at if sees_it else port]
+
+
+@pytest.mark.parametrize("transport", ["lane", "grpc"])
+async def test_a_caller_that_does_not_see_the_socket_is_told_what_to_write(transport: str) -> None:
+    [free] = free_ports(1)
+    async with calling(ELSEWHERE, f"127.0.0.1:{free}", transport) as channel:
+        with pytest.raises(NoReplica, match=r"r1 is not connected: it takes requests at a socket .* in depends_on"):
+            await EchoStub(channel).Echo(echo(), timeout=1)
+        pool = channel.pool()
+        await until(lambda: "depends_on" in pool.unreached().get("r1", ""), "the status says so, too")
+
+
+@asynccontextmanager
+async def calling(at: str, port: str, transport: str) -> AsyncIterator[HandleChannel]:
+    """A handle of a service whose replica r1 has this socket and this port."""
     discovery = FakeDiscovery()
     discovery.say("echo-child", ("r1", port, False), sockets={"r1": at})
     Clients.use(Settings(discovery=f"127.0.0.1:{await discovery.listen()}", transport=transport))
     try:
-        channel = HandleChannel("echo-child", metrics=RuntimeMetrics())
-        assert (await EchoStub(channel).Echo(echo())).response == "echo: hi"
-        assert [replica.address for replica in channel.pool().replicas()] == [at if sees_it else port]
+        yield HandleChannel("echo-child", metrics=RuntimeMetrics())
     finally:
         await discovery.close()

@@ -190,12 +190,13 @@ def _listing(state: discovery_pb2.ServiceEndpoints) -> ReplicaListing:
         endpoints=[
             Endpoint(
                 name=endpoint.replica,
-                address=_address_here(endpoint),
+                address=endpoint.socket if _sees(endpoint.socket) else endpoint.address,
                 draining=endpoint.state == draining,
                 max_ongoing_requests=endpoint.max_ongoing_requests,
                 node=endpoint.node,
                 weight=endpoint.weight or 1,
                 stats=Stats(endpoint.stats_version, dict(endpoint.stats)) if endpoint.stats_version else None,
+                out_of_sight=bool(endpoint.socket) and not _sees(endpoint.socket),
             )
             for endpoint in state.endpoints
         ],
@@ -206,10 +207,10 @@ def _listing(state: discovery_pb2.ServiceEndpoints) -> ReplicaListing:
     )
 
 
-def _address_here(endpoint: discovery_pb2.Endpoint) -> str:
-    """The replica's socket where this process has the directory that it is in, else its port."""
-    directory, _, _ = endpoint.socket.removeprefix("unix:").rpartition("/")
-    return endpoint.socket if directory and _is_here(directory) else endpoint.address
+def _sees(socket: str) -> bool:
+    """Whether the directory of a replica's socket is mounted here."""
+    directory, _, _ = socket.removeprefix("unix:").rpartition("/")
+    return bool(directory) and _is_here(directory)
 
 
 @functools.cache  # a container's mounts stay, and lists of many replicas come every second

@@ -17,6 +17,11 @@ FULL_TRUSTED_S = 0.05
 CONNECT_S = 3.0
 """How long a connection may take before the replica counts as not reached."""
 
+OUT_OF_SIGHT = (
+    "it takes requests at a socket that is not in this container: name its service in depends_on, or give it "
+    "x-serve.listen: tcp"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -33,6 +38,8 @@ class Endpoint:
     """Its share of the calls, relative to the other replicas'."""
     stats: Stats | None = None
     """The numbers that it publishes for policies, as the source last read them; None = unknown."""
+    out_of_sight: bool = False
+    """It takes requests at a socket that this process does not see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +62,8 @@ class Replica:
 
     __slots__ = (
         "address", "closing", "connection", "full", "inflight", "limit", "listed_draining", "listed_limit", "load",
-        "lost_at", "models", "name", "node", "others_until", "refuses", "reported_at", "standing", "stats",
-        "stats_version", "weight",
+        "lost_at", "models", "name", "node", "others_until", "out_of_sight", "refuses", "reported_at", "standing",
+        "stats", "stats_version", "weight",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -90,6 +97,7 @@ class Replica:
         self.name = endpoint.name
         self.node = endpoint.node
         self.weight = endpoint.weight
+        self.out_of_sight = endpoint.out_of_sight
         listed = endpoint.max_ongoing_requests or sys.maxsize
         if listed != self.listed_limit:
             self.limit = self.listed_limit = listed
@@ -141,7 +149,9 @@ class Replica:
         if self.drains:
             return ""
         if not self.connection.ready:
-            return "no connection" if now - self.lost_at >= CONNECT_S else ""
+            if now - self.lost_at < CONNECT_S:
+                return ""
+            return OUT_OF_SIGHT if self.out_of_sight else "no connection"
         return "its calls there fail" if self.standing.until > now else ""
 
     def describe(self, now: float) -> str:
@@ -149,7 +159,7 @@ class Replica:
         if self.drains:
             return f"{self.name} is draining"
         if not self.connection.ready:
-            return f"{self.name} is not connected"
+            return f"{self.name} is not connected" + (f": {OUT_OF_SIGHT}" if self.out_of_sight else "")
         limit = "" if self.limit == sys.maxsize else f" of {self.limit}"
         works = f"{self.name} works on {self.load}{limit}"
         standing = self.standing

@@ -296,20 +296,20 @@ class ReplicaServer:
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
             names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server, JoinedPools(pools_of(self._servicers)))
-            self.grpc_port = self._bind_grpc(self._server, port)
+            self.grpc_port = self._bind_grpc(self._server, settings.request_host, port)
             if settings.socket and not self._listeners:
                 _bind_grpc_at(settings.socket, self._server)
             await self._server.start()
         for listener in self._listeners.values():
             port = DEFAULT_HTTP_PORT if settings.port is None else settings.port
-            self.http_port = await listener.start(self.edge, settings.host, port)
+            self.http_port = await listener.start(self.edge, settings.request_host, port)
 
-    def _bind_grpc(self, server: grpc.aio.Server, port: int) -> int:
+    def _bind_grpc(self, server: grpc.aio.Server, host: str, port: int) -> int:
         try:
-            return server.add_insecure_port(f"{self.settings.host}:{port}")
+            return server.add_insecure_port(f"{host}:{port}")
         except RuntimeError as error:
             variable = "PIERHEAD_GRPC_PORT" if self._listeners else "PIERHEAD_PORT"
-            raise cannot_listen(variable, self.settings.host, port, error) from error
+            raise cannot_listen(variable, host, port, error) from error
 
     # ---- health
 
