@@ -52,9 +52,9 @@ def echo(written: WrittenStack) -> WrittenStack:
 
 def stranger(stack: WrittenStack, *tries: str) -> list[object]:
     """What a container of no service of the stack finds."""
-    [image] = {replica.image.id for replica in stack.replicas("echo").values()}
+    [replica] = stack.replicas("echo").values()
     said = stack.docker.containers.run(
-        image, ["python", "-c", TRY, json.dumps(tries)], remove=True, network=f"{stack.project}_default",
+        replica.attrs["Image"], ["python", "-c", TRY, json.dumps(tries)], remove=True, network=f"{stack.project}_default",
         labels={"pierhead.test": "neighbours", "com.docker.compose.project": stack.project},
     )  # fmt: skip
     found = json.loads(said)
@@ -84,6 +84,7 @@ def test_a_caller_has_the_sockets_of_the_services_that_it_names_and_cannot_repla
     [front] = echo.replicas("echo").values()
     tries = ["seen()", "writes('/run/pierhead/sockets/echo-child/mine')"]
     code, said = front.exec_run(["python", "-c", TRY, json.dumps(tries)])
+    assert isinstance(said, bytes)
     assert (code, list(json.loads(said).values())) == (0, [["echo-child"], "Read-only file system"])
 
 
