@@ -50,6 +50,17 @@ def unfound(names: Sequence[str]) -> Absence:
     )
 
 
+OUT_OF_SIGHT = "it takes requests at a socket that is not in this container"
+
+
+def out_of_sight(service: str) -> NoReplica:
+    """An Absence: the service has replicas, whose sockets are not mounted here."""
+    return NoReplica(
+        f"no replica of {service} can be called: {OUT_OF_SIGHT}; name {service} in depends_on of this service, or "
+        f"write x-serve.listen: tcp for {service}. Nothing was done."
+    )
+
+
 def stopped(service: str) -> NoReplica:
     """An Absence: the service was in this process, and has ended, or did not start."""
     return NoReplica(f"no replica of {service} can be called: it has ended, or did not start. Nothing was done.")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import grpc
 
-from pierhead.calls.absence import switched_off, unfound, unknown
+from pierhead.calls.absence import Absence, out_of_sight, switched_off, unfound, unknown
 from pierhead.calls.replica import Endpoint, ReplicaListing
 from pierhead.discovery.v1 import discovery_pb2, discovery_pb2_grpc
 from pierhead.routing_stats import Stats
@@ -186,6 +186,11 @@ def _at(addresses: Iterable[str]) -> ReplicaListing:
 def _listing(state: discovery_pb2.ServiceEndpoints) -> ReplicaListing:
     """A listing as the controller reports it."""
     draining = discovery_pb2.Endpoint.DRAINING
+    absence: Absence | None = None
+    if state.scaled_to_zero_by:
+        absence = switched_off(state.scaled_to_zero_by)
+    elif state.endpoints and all(endpoint.socket and not _sees(endpoint.socket) for endpoint in state.endpoints):
+        absence = out_of_sight
     return ReplicaListing(
         endpoints=[
             Endpoint(
@@ -203,7 +208,7 @@ def _listing(state: discovery_pb2.ServiceEndpoints) -> ReplicaListing:
         max_queued_requests=state.max_queued_requests if state.HasField("max_queued_requests") else None,
         policy=state.policy or None,
         policy_kwargs=state.policy_kwargs,
-        absence=switched_off(state.scaled_to_zero_by) if state.scaled_to_zero_by else None,
+        absence=absence,
     )
 
 

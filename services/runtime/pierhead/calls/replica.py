@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pierhead.calls.absence import Absence
+from pierhead.calls.absence import OUT_OF_SIGHT, Absence
 from pierhead.calls.outliers import Standing
 from pierhead.lanes.connection import Connection
 from pierhead.routing_stats import NOTHING, Stats
@@ -16,11 +16,6 @@ FULL_TRUSTED_S = 0.05
 
 CONNECT_S = 3.0
 """How long a connection may take before the replica counts as not reached."""
-
-OUT_OF_SIGHT = (
-    "it takes requests at a socket that is not in this container: name its service in depends_on, or give it "
-    "x-serve.listen: tcp"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +154,7 @@ class Replica:
         if self.drains:
             return f"{self.name} is draining"
         if not self.connection.ready:
-            return f"{self.name} is not connected" + (f": {OUT_OF_SIGHT}" if self.out_of_sight else "")
+            return f"{self.name} is not connected"
         limit = "" if self.limit == sys.maxsize else f" of {self.limit}"
         works = f"{self.name} works on {self.load}{limit}"
         standing = self.standing
