@@ -72,8 +72,8 @@ class Settings:
     api_port: int = 8100
     discovery_port: int = 8101
     api_token: str | None = None
-    """Bearer token that allows changes from anywhere (PIERHEAD_API_TOKEN); None = changes from this machine only. On a
-    Swarm there is always one."""
+    """Bearer token of callers that are not on this machine (PIERHEAD_API_TOKEN); None = they get no answer. On a Swarm
+    there is always one."""
     api_hosts: frozenset[str] = frozenset()
     """Names, in lower case, by which the API may be asked in addition to those that nobody can register
     (PIERHEAD_API_HOSTS)."""

@@ -2,7 +2,7 @@
 `Api.application`, and status/openapi.py for machines.
 
 Times are unix times by the machine's present wall clock.
-Changes are accepted from this machine or with the token only, and answered with 202 before the world has changed.
+Callers are on this machine or have the token. Changes are answered with 202 before the world has changed.
 Operations on language models are answered with 200, when the replicas have answered.
 Errors: {"error": {"code", "message"}}.
 """
@@ -50,6 +50,8 @@ LONGEST_WAIT_S = 60
 LONGEST_FAULT = 500
 LEAST_OPERATION_S, LONGEST_OPERATION_S = 0.1, 3600
 BODY_LIMIT = 64 * 1024
+OPEN_PATHS: Final = ("/healthz", "/metrics", "/api/v1/targets")
+"""What Prometheus, in a container of its own, reads without a token; they have no logs, settings or events."""
 RETRY_AFTER_S = 1
 """The Retry-After of a request that came before the controller's first look."""
 STUCK_AFTER_S = 120.0
@@ -77,7 +79,7 @@ class Api:
     def application(self) -> web.Application:
         """Return the aiohttp application."""
         app = web.Application(
-            middlewares=[answer_errors, self.refuse_unknown_hosts, self.keep_changes], client_max_size=BODY_LIMIT
+            middlewares=[answer_errors, self.admit_callers, self.keep_changes], client_max_size=BODY_LIMIT
         )
         app.add_routes(
             [
@@ -111,9 +113,13 @@ class Api:
         return app
 
     @web.middleware
-    async def refuse_unknown_hosts(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer 421 to a request that a web page may have sent by a name of its own for this machine."""
+    async def admit_callers(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer 421 to a request that a web page may have sent by a name of its own for this machine, and 403 to a
+        caller that is neither on it nor has the token.
+        """
         self._gatekeeper.refuse_unknown_host(request.headers.get("Host"))
+        if request.path not in OPEN_PATHS:
+            self._gatekeeper.admit(request.remote, request.headers)
         return await handler(request)
 
     @web.middleware
@@ -155,7 +161,7 @@ class Api:
 
     async def scale(self, request: web.Request) -> web.Response:
         """Set how many replicas a service should have."""
-        replicas = replicas_in(await self._admitted(request))
+        replicas = replicas_in(await self._body(request))
         name = request.match_info["name"]
         message = self._commands.scale(name, replicas)
         spec = self._commands.known(name).services[name]
@@ -183,41 +189,41 @@ class Api:
 
     async def deploy(self, request: web.Request) -> web.Response:
         """Roll out what the compose files and images give."""
-        services, now = deployment_in(await self._admitted(request))
+        services, now = deployment_in(await self._body(request))
         sentences = await self._commands.deploy(services, is_watched=not now)
         return answer(changes.Deployed(sentences), 202)
 
     async def rollback(self, request: web.Request) -> web.Response:
         """Go back to an earlier version."""
-        name, to = request.match_info["name"], version_in(await self._admitted(request))
+        name, to = request.match_info["name"], version_in(await self._body(request))
         return answer(changes.Asked(name, await self._commands.roll_back(name, to)), 202)
 
     async def abort(self, request: web.Request) -> web.Response:
         """End a rollout: the former version serves again."""
         name = request.match_info["name"]
-        nothing_in(await self._admitted(request))
+        nothing_in(await self._body(request))
         return answer(changes.Asked(name, self._commands.abort(name)), 202)
 
     async def promote(self, request: web.Request) -> web.Response:
         """End the watch over a first batch."""
         name = request.match_info["name"]
-        nothing_in(await self._admitted(request))
+        nothing_in(await self._body(request))
         return answer(changes.Asked(name, self._commands.promote(name)), 202)
 
     async def restart(self, request: web.Request) -> web.Response:
         """Replace every replica by one of the same definition."""
         name = request.match_info["name"]
-        nothing_in(await self._admitted(request))
+        nothing_in(await self._body(request))
         return answer(changes.Asked(name, await self._commands.restart(name)), 202)
 
     async def operate(self, request: web.Request) -> web.Response:
         """Have every ready replica of a language model sleep, wake up or drop its cache of prompts."""
-        name, wanted = request.match_info["name"], operation_in(await self._admitted(request))
+        name, wanted = request.match_info["name"], operation_in(await self._body(request))
         return answer(changes.Operated(name, wanted.operation, await self._commands.operate(name, wanted)))
 
     async def gpu(self, request: web.Request) -> web.Response:
         """Mark a GPU as not to be used, or remove its mark."""
-        uuid, fault = request.match_info["uuid"], fault_in(await self._admitted(request))
+        uuid, fault = request.match_info["uuid"], fault_in(await self._body(request))
         if fault is None:
             self._commands.unmark_gpu(uuid)
         else:
@@ -231,18 +237,18 @@ class Api:
 
     async def drain_node(self, request: web.Request) -> web.Response:
         """Move the replicas of a node elsewhere, and then everything else."""
-        name, at_once = request.match_info["node"], force_in(await self._admitted(request))
+        name, at_once = request.match_info["node"], force_in(await self._body(request))
         return await self._node_asked(name, self._commands.nodes.drain(name, at_once=at_once))
 
     async def activate_node(self, request: web.Request) -> web.Response:
         """Use a node again."""
         name = request.match_info["node"]
-        nothing_in(await self._admitted(request))
+        nothing_in(await self._body(request))
         return await self._node_asked(name, self._commands.nodes.activate(name))
 
     async def label_node(self, request: web.Request) -> web.Response:
         """Set labels of a node, for placement constraints."""
-        name, labels = request.match_info["node"], labels_in(await self._admitted(request))
+        name, labels = request.match_info["node"], labels_in(await self._body(request))
         return await self._node_asked(name, self._commands.nodes.label(name, labels))
 
     async def _node_asked(self, name: str, change: Awaitable[str]) -> web.Response:
@@ -318,9 +324,8 @@ class Api:
             body=self._publisher.metrics.page(), headers={"Content-Type": self._publisher.metrics.content_type}
         )
 
-    async def _admitted(self, request: web.Request) -> bytes:
-        """The body of a request for a change. Raises Forbidden; InvalidRequest for a body that is not sent as JSON."""
-        self._gatekeeper.admit(request.remote, request.headers)
+    async def _body(self, request: web.Request) -> bytes:
+        """The body of a request for a change. Raises InvalidRequest for one that is not sent as JSON."""
         body = await request.read()
         if body and (problem := not_json(request.headers.get("Content-Type"))):
             raise InvalidRequest(problem)
@@ -517,14 +522,14 @@ def _error(status: int, code: str, message: str, headers: Mapping[str, str] | No
 
 
 # ----------------------------------------------------------------------------------------------------
-# Callers get an answer where no web page can have the name that they call the API by. Changes are accepted from callers
-# on this machine and from callers that send the token.
+# Callers get an answer where no web page can have the name that they call the API by, if they are on this machine or
+# send the token.
 
 
 ROUTES = Path("/proc/net/route")
-_TOKEN_ONLY = "changes need the header `Authorization: Bearer <PIERHEAD_API_TOKEN>`"  # noqa: S105
+_TOKEN_ONLY = "the API answers with the header `Authorization: Bearer <PIERHEAD_API_TOKEN>` only"  # noqa: S105
 _REFUSED = (
-    "changes are accepted from the machine itself (published at 127.0.0.1) or with the header "
+    "the API answers the machine itself (published at 127.0.0.1), and others with the header "
     "`Authorization: Bearer <PIERHEAD_API_TOKEN>`"
 )
 _HOST = re.compile(r"(?P<name>[^\[\]:]+|\[(?P<address>[^\[\]]+)\])(:[0-9]*)?")
@@ -552,7 +557,7 @@ def read_gateways() -> frozenset[str]:
     try:
         return default_gateways(ROUTES.read_text(encoding="ascii"))
     except (OSError, ValueError) as error:
-        logger.warning("cannot read %s, so changes are accepted from loopback only: %s", ROUTES, error)
+        logger.warning("cannot read %s, so callers without the token are answered on loopback only: %s", ROUTES, error)
         return frozenset()
 
 
@@ -561,7 +566,7 @@ async def _name_build(request: web.Request, response: web.StreamResponse) -> Non
 
 
 class Gatekeeper:
-    """Decides which callers get an answer, and which may change something."""
+    """Decides which callers get an answer."""
 
     def __init__(
         self,
@@ -593,7 +598,7 @@ class Gatekeeper:
         )
 
     def admit(self, peer: str | None, headers: Mapping[str, str]) -> None:
-        """Raise Forbidden unless the peer's address or its token allows changes."""
+        """Raise Forbidden unless the peer is on this machine, or has the token."""
         offered = headers.get("Authorization")
         if offered is not None and self._is_token(offered):
             return
@@ -601,9 +606,9 @@ class Gatekeeper:
             raise Forbidden(f"the token in `Authorization` is not PIERHEAD_API_TOKEN; {self._refused}")
         if "Origin" in headers:
             # A browser on this machine sends requests for any web page; this header names the page.
-            raise Forbidden(f"web pages may not ask for changes without the token; {self._refused}")
+            raise Forbidden(f"web pages may not ask without the token; {self._refused}")
         if not self._is_this_machine(peer):
-            raise Forbidden(f"{peer or 'an unknown address'} may not ask for changes: {self._refused}")
+            raise Forbidden(f"{peer or 'an unknown address'} may not ask without the token: {self._refused}")
 
     def _is_token(self, offered: str) -> bool:
         if self._token is None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +25,9 @@ _IN_PATHS = {
     "uuid": "A GPU's UUID, as `pierhead gpus` lists it.",
     "node": "A node's name, as `pierhead nodes` lists it, or its id.",
 }
-_SECURITY: Sequence[Mapping[str, Sequence[str]]] = ({}, {"token": []})
 _WHO_MAY = (
-    "Changes are accepted from the machine itself without a token, and from anywhere else with `PIERHEAD_API_TOKEN` as "
-    "`Authorization: Bearer <token>`."
+    "The machine itself is answered without a token, and everybody else with `PIERHEAD_API_TOKEN` as "
+    "`Authorization: Bearer <token>`. `/healthz`, `/metrics` and `/api/v1/targets` are open."
 )
 
 
@@ -130,6 +129,7 @@ def document(app: web.Application) -> dict[str, Any]:
             "description": f"{_WHO_MAY} A change that is answered with 202 is not carried out yet. "
             "Times are unix times by the machine's wall clock.",
         },
+        "security": [{}, {"token": []}],
         "paths": paths,
         "components": {
             "schemas": _schemas(),
@@ -160,7 +160,7 @@ def _operation(handler: Any, path: str) -> dict[str, Any]:
         },
     }
     if operation.body is not None:
-        described |= {"requestBody": {"content": _json(operation.body)}, "security": [dict(each) for each in _SECURITY]}
+        described["requestBody"] = {"content": _json(operation.body)}
     return described
 
 

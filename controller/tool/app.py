@@ -1,5 +1,5 @@
 """The command line: `pierhead COMMAND`. It talks to the REST API, inside the controller's container or, with
-PIERHEAD_API_URL (and PIERHEAD_API_TOKEN for changes), from anywhere.
+PIERHEAD_API_URL and PIERHEAD_API_TOKEN, from anywhere.
 """
 
 from __future__ import annotations

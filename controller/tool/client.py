@@ -34,7 +34,7 @@ _BAD_INPUT = (400, 403, 404, 405, 413, 421)
 
 
 class ControllerClient:
-    """`url` without a path; `token` for changes from another machine.
+    """`url` without a path; `token` for an API on another machine.
 
     `patience_s`: how long a request that cannot be sent is tried again. The controller that acts may just have been
     lost, and another one takes its place. `own_stack`: see `stale_words`.

@@ -77,9 +77,11 @@ def test_a_stranger_reaches_the_edge_and_reads_metrics_and_nothing_else(echo: Wr
         f"connects('{edge}', 9999)",
         f"asks('PUT', '{child_ip}', 9100, '/user-config', greeting='mine')",
         f"asks('PUT', '{api}', 8100, '/api/v1/services/echo/scale', replicas=0)",
+        f"asks('GET', '{api}', 8100, '/api/v1/services/echo/logs')",
+        f"asks('GET', '{api}', 8100, '/metrics')",
         "seen()",
     )
-    assert found == [200, 200, *["ConnectionRefusedError"] * 3, 403, 403, None]
+    assert found == [200, 200, *["ConnectionRefusedError"] * 3, 403, 403, 403, 200, None]
 
 
 def test_a_caller_has_the_sockets_of_the_services_that_it_names_and_cannot_replace_them(echo: WrittenStack) -> None:

@@ -14,6 +14,7 @@ from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 
 from controller.daemon.api import (
+    OPEN_PATHS,
     Gatekeeper,
     deployment_in,
     fault_in,
@@ -225,7 +226,7 @@ CHANGES = (
 )
 
 
-async def test_changes_from_elsewhere_need_the_token(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_callers_from_elsewhere_need_the_token(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Gatekeeper, "_is_this_machine", lambda self, peer: False)
     async with serving(control, Gatekeeper("secret", frozenset)) as client:
         await control.settled("web", 2)
@@ -234,7 +235,12 @@ async def test_changes_from_elsewhere_need_the_token(control: Control, monkeypat
             assert (await error_of(await change(f"/api/v1/{path}", json={})))[:2] == (403, "forbidden"), path
             allowed = await change(f"/api/v1/{path}", json={}, headers={"Authorization": "Bearer secret"})
             assert allowed.status in (202, 400), path
-        assert (await client.get("/api/v1/services")).status == 200, "reading needs no token"
+        for path in ("services", "services/web", "services/web/logs", "plan", "events", "openapi.json", "nowhere"):
+            assert (await error_of(await client.get(f"/api/v1/{path}")))[:2] == (403, "forbidden"), path
+        read = await client.get("/api/v1/services", headers={"Authorization": "Bearer secret"})
+        assert read.status == 200
+        for path in OPEN_PATHS:
+            assert (await client.get(path)).status == 200, f"Prometheus reads {path}"
 
 
 async def test_a_page_that_rebinds_its_name_reads_nothing(control: Control) -> None:

@@ -1,4 +1,4 @@
-"""Who may ask for a change."""
+"""Who gets an answer of the API."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_other_addresses_may_with_the_token_only(peer: str | None) -> None:
 def test_where_the_controller_has_no_machine_of_its_own_only_the_token_counts() -> None:
     on_a_swarm = Gatekeeper("secret", None)
     for peer in THIS_MACHINE:
-        with pytest.raises(Forbidden, match=r"may not ask for changes: changes need the header"):
+        with pytest.raises(Forbidden, match=r"may not ask without the token: the API answers with the header"):
             on_a_swarm.admit(peer, {})
         on_a_swarm.admit(peer, RIGHT)
 
