@@ -60,6 +60,12 @@ def service_sockets(
     if not (of_stack.are_used and block.is_managed):
         return ServiceSockets()
     is_asked_there = block.health.probe.port in (None, ADMIN_PORT)
+    if "listen" in block.written and block.listen == "socket" and not is_asked_there:
+        problems.add(
+            at(path, "listen"),
+            f"expected tcp, as health.probe.port is {block.health.probe.port}: a program that is asked at a port of "
+            "its own takes requests at a port, too; found socket",
+        )
     callees = sorted(of_stack.services & set(depends_on))
     return ServiceSockets(block.listen == "socket" and is_asked_there, tuple(callees))
 

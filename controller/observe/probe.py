@@ -85,6 +85,10 @@ NO_SOCKET = (
     "it listens at no socket yet. If its image was built with an earlier pierhead, build it again, or write "
     "x-serve.listen: tcp"
 )
+REFUSED_SOCKET = (
+    ". SELinux, and runtimes that are sandboxes, keep containers from each other's sockets: write PIERHEAD_LISTEN=tcp "
+    "in .env, and repeat `pierhead up`"
+)
 CONTRACT_UNREAD = "it is ready, and its contract is not known yet"
 
 
@@ -536,6 +540,8 @@ async def _connected(address: str) -> tuple[asyncio.StreamReader, asyncio.Stream
             return await asyncio.open_unix_connection(address.removeprefix("unix:"))
         host, _, port = address.rpartition(":")
         return await asyncio.open_connection(host.strip("[]"), int(port))
+    except PermissionError as error:
+        raise _NoConnection(f"{error.strerror}{REFUSED_SOCKET if address.startswith('unix:') else ''}") from error
     except OSError as error:
         raise _NoConnection(error.strerror or str(error)) from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import socket
 from dataclasses import replace
@@ -92,6 +94,13 @@ def test_a_stack_without_sockets_has_none(whole: dict[str, Any]) -> None:
             (
                 "services.ranker.x-serve.listen: has no effect on an image that is not built on Pierhead's runtime "
                 "(managed: false): its own program decides where it listens; remove it"
+            ),
+        ),
+        (
+            stack(ranker=service({"listen": "socket", "managed": True, "health": {"probe": {"path": "/", "port": 7}}})),
+            (
+                "services.ranker.x-serve.listen: expected tcp, as health.probe.port is 7: a program that is asked at a "
+                "port of its own takes requests at a port, too; found socket"
             ),
         ),
     ],
@@ -256,6 +265,17 @@ async def test_a_replica_is_asked_at_its_socket_once_it_has_made_one(root: Path)
         assert (reading.ok, reading.ongoing, reading.detail) == (True, 3, "200 from /readyz")
     finally:
         await admin.close()
+
+
+async def test_a_kernel_that_keeps_containers_apart_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(path: str) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(asyncio, "open_unix_connection", refuse)
+    subject = Subject("c1", 0.0, "", ProbeSpec(9100, "/readyz"), managed=True, socket=f"unix:{root}/ranker/abcd1234-2")
+    detail = (await HttpProbe(lambda path: True)(subject)).detail
+    assert detail.startswith("no connection to /readyz: Permission denied. SELinux")
+    assert "PIERHEAD_LISTEN=tcp" in detail
 
 
 CHECKED = ("check", "check-proto", "h1", "port", "9100", "inter", "500ms", "maxconn", "100")
