@@ -23,7 +23,7 @@ from .daemon.down import is_going_down, remove_replicas
 from .daemon.llm_replicas import operate
 from .desired.measurements import Prometheus
 from .errors import ControllerError, EngineUnreachable, SettingsError
-from .observe.probe import HttpProbe
+from .observe.admin_pages import HttpProbe
 from .settings import Settings
 from .status.discovery import DiscoveryServer
 from .swarm import boundaries as on_swarm

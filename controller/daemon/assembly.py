@@ -19,7 +19,8 @@ from ..observe.contracts import ImageContracts
 from ..observe.engine_events import LOST_S, EngineEvents
 from ..observe.gpu_marks import GpuMarks
 from ..observe.gpu_memory import GpuMemoryWatch
-from ..observe.probe import AskContract, Prober, ProbeReading, Subject, no_contract
+from ..observe.judge import ProbeReading
+from ..observe.prober import AskContract, Prober, Subject, no_contract
 from ..observe.router_silence import RouterWatch
 from ..observe.snapshot import Observer, engine_watch
 from ..outlive import Background, Spawn, outlive

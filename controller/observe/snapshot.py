@@ -35,7 +35,7 @@ from .gpu_faults import with_fault
 from .gpu_marks import GpuMarks
 from .gpu_memory import GpuMemoryWatch
 from .node_losses import NodeLosses
-from .probe import Prober
+from .prober import Prober
 from .router_silence import RouterWatch
 from .watch import Watch, WatchReading
 

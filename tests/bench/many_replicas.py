@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from controller.model.spec import GpuRequest, ProbeSpec, ServiceSpec
-from controller.observe.probe import ProbeReading, Subject
+from controller.observe.judge import ProbeReading
+from controller.observe.prober import Subject
 from tests.bench.many_nodes import Edges, ListedSwarm, ManyEdges
 from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.fakes.fake_router import FakeRouter

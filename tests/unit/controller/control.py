@@ -19,7 +19,8 @@ from controller.errors import PolicyError, ReplicaError
 from controller.model.reports import Event
 from controller.model.spec import NO_USER_CONFIG, PrometheusPolicy, ServiceSpec, Spec, digest
 from controller.model.world import SleepReport, UserConfigReport, current_version
-from controller.observe.probe import ProbeReading, Subject
+from controller.observe.judge import ProbeReading
+from controller.observe.prober import Subject
 from controller.status.view import View
 from controller.storage.file import StateFile
 from controller.storage.store import StateStore

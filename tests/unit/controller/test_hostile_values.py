@@ -16,7 +16,9 @@ from controller.engines.gpu_discovery import GpuSources
 from controller.engines.labels import read_labels
 from controller.errors import ReplicaError
 from controller.model.spec import ProbeSpec
-from controller.observe.probe import HttpProbe, ProbeReading, Subject
+from controller.observe.admin_pages import HttpProbe
+from controller.observe.judge import ProbeReading
+from controller.observe.prober import Subject
 from controller.status.documents import timed_lines
 from controller.swarm.engine.placing import EVERY_NODE, narrowing
 from controller.swarm.engine.reader import SwarmListing, left_alone, replicas

@@ -16,7 +16,8 @@ from controller.model.observed import NOT_LOOKED_YET
 from controller.model.plan import Plan
 from controller.model.spec import ProbeSpec
 from controller.model.world import Gpu
-from controller.observe.probe import ProbeReading, Subject
+from controller.observe.judge import ProbeReading
+from controller.observe.prober import Subject
 from controller.observe.watch import Watch
 from tests.fakes.fake_engine import Behaviour, FakeEngine
 from tests.unit.controller.control import Control, until

@@ -14,7 +14,8 @@ from controller.model.spec import Spec
 from controller.model.world import Retirement
 from controller.observe.gpu_marks import GpuMarks
 from controller.observe.gpu_memory import GpuMemoryWatch
-from controller.observe.probe import Prober, ProbeReading
+from controller.observe.judge import ProbeReading
+from controller.observe.prober import Prober
 from controller.observe.router_silence import RouterWatch
 from controller.observe.snapshot import Observer, engine_watch
 from controller.outlive import Background

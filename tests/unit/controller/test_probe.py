@@ -17,15 +17,9 @@ from controller.errors import ReplicaError
 from controller.model.phases import Phase, phase_of
 from controller.model.spec import ProbeSpec, ServiceSpec
 from controller.model.world import PublishedStats, ReplicaContainer, ReplicaHealth, SleepReport, UserConfigReport
-from controller.observe.probe import (
-    CONTRACT_UNREAD,
-    MOST_CONTRACT_BYTES,
-    HttpProbe,
-    ProbeJudge,
-    Prober,
-    ProbeReading,
-    Subject,
-)
+from controller.observe.admin_pages import MOST_CONTRACT_BYTES, HttpProbe
+from controller.observe.judge import ProbeJudge, ProbeReading
+from controller.observe.prober import CONTRACT_UNREAD, Prober, Subject
 from controller.outlive import Background
 from tests.harness.waiting import PATIENCE_S
 from tests.unit.controller.control import until

@@ -21,7 +21,8 @@ from controller.model.desired import Desired
 from controller.model.observed import Observed
 from controller.model.spec import ProbeSpec, ServiceSpec, unix_address
 from controller.model.world import ContainerState, ReplicaContainer, ReplicaHealth, probe_address, service_address
-from controller.observe.probe import NO_SOCKET, HttpProbe, Subject
+from controller.observe.admin_pages import NO_SOCKET, HttpProbe
+from controller.observe.prober import Subject
 from controller.routing.haproxy_state import servers
 from controller.routing.haproxy_text import ServerLine, server_words, with_servers
 from controller.status.endpoints import endpoints

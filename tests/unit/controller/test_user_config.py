@@ -25,7 +25,7 @@ from controller.model.desired import VersionGoal
 from controller.model.reports import UserConfigStatus
 from controller.model.spec import NO_USER_CONFIG, RolloutSpec, ServiceSpec, digest
 from controller.model.world import ReplicaContainer, ReplicaHealth, SleepReport, UserConfigReport, current_version
-from controller.observe.probe import HttpProbe
+from controller.observe.admin_pages import HttpProbe
 from controller.plan import plan
 from controller.plan.user_config import differences, remembered, user_config_status
 from controller.status.documents import plan_words
