@@ -101,8 +101,7 @@ class Settings:
     port: int | None = None
     """None = the default port for the kind of requests."""
     socket: str = ""
-    """Path of a Unix socket for the requests; "" = none. Beside it their ports are open to this machine, or container,
-    alone."""
+    """Path of a Unix socket for the requests; "" = none. With one, ports of requests are this container's alone."""
     admin_socket: str = ""
     grpc_port: int = DEFAULT_GRPC_PORT
     """Used only by a process that serves gRPC and HTTP; `port` is then the HTTP one."""
