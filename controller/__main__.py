@@ -16,9 +16,9 @@ import uvloop
 from aiohttp import web
 
 from .daemon import log, one_machine
-from .daemon.api import Gatekeeper
 from .daemon.assembly import Controller, World, assemble
 from .daemon.boundaries import Boundaries
+from .daemon.callers import Gatekeeper
 from .daemon.down import is_going_down, remove_replicas
 from .daemon.llm_replicas import operate
 from .desired.measurements import Prometheus

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import SettingsError
+from .model.callers import FORM, ApiToken, read_tokens
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 ENGINES = ("DOCKER", "SWARM")
@@ -71,9 +72,9 @@ class Settings:
     api_host: str = "0.0.0.0"
     api_port: int = 8100
     discovery_port: int = 8101
-    api_token: str | None = None
-    """Bearer token of callers that are not on this machine (PIERHEAD_API_TOKEN); None = they get no answer. On a Swarm
-    there is always one."""
+    api_tokens: tuple[ApiToken, ...] = ()
+    """Of callers of the API: PIERHEAD_API_TOKEN, which may everything, and those of PIERHEAD_API_TOKENS. With any, each
+    caller needs one; with none, callers are on this machine. On a Swarm there is always one."""
     api_hosts: frozenset[str] = frozenset()
     """Names, in lower case, by which the API may be asked in addition to those that nobody can register
     (PIERHEAD_API_HOSTS)."""
@@ -105,7 +106,7 @@ class Settings:
             api_host=env.get("PIERHEAD_API_HOST") or "0.0.0.0",
             api_port=reader.port("PIERHEAD_API_PORT", 8100),
             discovery_port=reader.port("PIERHEAD_DISCOVERY_PORT", 8101),
-            api_token=reader.token("PIERHEAD_API_TOKEN", is_needed=on_swarm),
+            api_tokens=reader.tokens(is_needed=on_swarm),
             api_hosts=reader.hosts("PIERHEAD_API_HOSTS"),
             secrets_dir=Path(env.get("PIERHEAD_SECRETS_DIR") or "/run/secrets"),
             log_level=reader.choice("PIERHEAD_LOG_LEVEL", LOG_LEVELS, "INFO"),
@@ -143,11 +144,17 @@ class _EnvironmentReader:
             self.problems.append(f"{name}: expected the absolute path of the project's directory, found {found}")
         return path
 
-    def token(self, name: str, *, is_needed: bool) -> str | None:
-        value = self._env.get(name) or None
-        if is_needed and value is None:
-            self.problems.append(f"{name}: a Swarm's controller needs a token (`make up` makes one)")
-        return value
+    def tokens(self, *, is_needed: bool) -> tuple[ApiToken, ...]:
+        of_stack, named = self._env.get("PIERHEAD_API_TOKEN"), self._env.get("PIERHEAD_API_TOKENS") or ""
+        if is_needed and not of_stack:
+            self.problems.append("PIERHEAD_API_TOKEN: a Swarm's controller needs a token (`make up` makes one)")
+        if named.strip() and not of_stack:
+            self.problems.append("PIERHEAD_API_TOKENS: needs PIERHEAD_API_TOKEN as well, which the command has")
+        try:
+            return read_tokens(of_stack, named)
+        except ValueError as error:
+            self.problems.append(f"PIERHEAD_API_TOKENS: expected {FORM}, found {str(error)[:80]!r}")
+            return ()
 
     def hosts(self, name: str) -> frozenset[str]:
         value = (self._env.get(name) or "").strip()

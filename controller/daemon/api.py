@@ -10,25 +10,21 @@ Errors: {"error": {"code", "message"}}.
 from __future__ import annotations
 
 import asyncio
-import hmac
-import ipaddress
 import json
 import logging
 import re
-import socket
-import struct
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, get_args
 
 from aiohttp import web
 from pierhead.json_data import not_json
 
 from ..build import BUILD_HEADER, current_build
-from ..errors import ControllerError, Forbidden, InvalidRequest, NotYet, UnknownHost
+from ..errors import ControllerError, InvalidRequest, NotYet
 from ..files.watch import SpecWatch
 from ..model.actions import KINDS
+from ..model.callers import Role
 from ..model.spec import MOST_REPLICAS
 from ..model.text import one_line, whole_number
 from ..status import documents
@@ -38,6 +34,7 @@ from ..status.records.document import as_json
 from ..status.records.services import Nodes, Services
 from ..storage.events import EventLog
 from .apply import Executor
+from .callers import Gatekeeper
 from .commands import Commands
 
 logger = logging.getLogger(__name__)
@@ -50,6 +47,13 @@ LONGEST_WAIT_S = 60
 LONGEST_FAULT = 500
 LEAST_OPERATION_S, LONGEST_OPERATION_S = 0.1, 3600
 BODY_LIMIT = 64 * 1024
+MOST_OF_BODY = 300
+"""Characters of a change that its event has."""
+ROLE_OF: Final[Mapping[str, Role]] = {
+    "scale": "scale", "operate": "scale",
+    **dict.fromkeys(("deploy", "rollback", "abort", "promote", "restart"), "deploy"),
+}  # fmt: skip
+"""By handler, the role that a change needs; others need admin."""
 OPEN_PATHS: Final = ("/healthz", "/metrics", "/api/v1/targets")
 """What Prometheus, in a container of its own, reads without a token; they have no logs, settings or events."""
 RETRY_AFTER_S = 1
@@ -114,13 +118,27 @@ class Api:
 
     @web.middleware
     async def admit_callers(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer 421 to a request that a web page may have sent by a name of its own for this machine, and 403 to a
-        caller that is neither on it nor has the token.
+        """Answer 421 to a request that a web page may have sent by a name of its own for this machine, 403 to callers
+        that may not ask. Events tell who has asked for a change.
         """
         self._gatekeeper.refuse_unknown_host(request.headers.get("Host"))
-        if request.path not in OPEN_PATHS:
-            self._gatekeeper.admit(request.remote, request.headers)
-        return await handler(request)
+        if request.path in OPEN_PATHS:
+            return await handler(request)
+        is_change = request.method not in ("GET", "HEAD")
+        role = ROLE_OF.get(request.match_info.handler.__name__, "admin") if is_change else "read"
+        caller = self._gatekeeper.admit(request.remote, request.headers, role)
+        response = await handler(request)
+        if is_change and response.status < 400:
+            await self._note_change(request, caller)
+        return response
+
+    async def _note_change(self, request: web.Request, caller: str) -> None:
+        body = one_line((await request.read()).decode(errors="replace"))
+        path = request.path.removeprefix("/api/v1/")
+        said = f"{caller} at {request.remote}: {request.method} {path} {body[:MOST_OF_BODY]}".rstrip()
+        name = request.match_info.get("name", "")
+        target = request.match_info.get("uuid") or request.match_info.get("node") or ""
+        self._events.record("asked", said, service=name, target=target, outcome="ok")
 
     @web.middleware
     async def keep_changes(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -521,111 +539,5 @@ def _error(status: int, code: str, message: str, headers: Mapping[str, str] | No
     return answer(answers.Error(answers.ErrorBody(code, message)), status, kept)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Callers get an answer where no web page can have the name that they call the API by, if they are on this machine or
-# send the token.
-
-
-ROUTES = Path("/proc/net/route")
-_TOKEN_ONLY = "the API answers with the header `Authorization: Bearer <PIERHEAD_API_TOKEN>` only"  # noqa: S105
-_REFUSED = (
-    "the API answers the machine itself (published at 127.0.0.1), and others with the header "
-    "`Authorization: Bearer <PIERHEAD_API_TOKEN>`"
-)
-_HOST = re.compile(r"(?P<name>[^\[\]:]+|\[(?P<address>[^\[\]]+)\])(:[0-9]*)?")
-_NO_STRANGERS = re.compile(r"[^.]+|.+\.localhost|.+\.internal")
-"""Names that nobody can register: without a dot (localhost, Compose's services), of this machine, of private networks
-(host.docker.internal)."""
-
-
-def default_gateways(table: str) -> frozenset[str]:
-    """Return the gateways of the default routes in a table such as /proc/net/route.
-
-    Connections to a published port come from the gateway of the container's default route: it is the host. Connections
-    of another container come from its own address.
-    """
-    gateways = set()
-    for line in table.splitlines()[1:]:
-        fields = line.split()
-        if len(fields) > 7 and fields[1] == fields[7] == "00000000" and fields[2] != "00000000":
-            gateways.add(socket.inet_ntoa(struct.pack("=L", int(fields[2], 16))))
-    return frozenset(gateways)
-
-
-def read_gateways() -> frozenset[str]:
-    """Return this container's gateways; none where there is no route table (not Linux)."""
-    try:
-        return default_gateways(ROUTES.read_text(encoding="ascii"))
-    except (OSError, ValueError) as error:
-        logger.warning("cannot read %s, so callers without the token are answered on loopback only: %s", ROUTES, error)
-        return frozenset()
-
-
 async def _name_build(request: web.Request, response: web.StreamResponse) -> None:
     response.headers[BUILD_HEADER] = current_build()
-
-
-class Gatekeeper:
-    """Decides which callers get an answer."""
-
-    def __init__(
-        self,
-        token: str | None,
-        gateways: Callable[[], frozenset[str]] | None = read_gateways,
-        hosts: frozenset[str] = frozenset(),
-    ) -> None:
-        """`gateways`: the addresses of this machine as the controller's container sees it. None: only the token counts,
-        as where containers of others are on the controller's network. `hosts`: further names of the API.
-        """
-        self._token = token
-        self._gateways = gateways
-        self._hosts = hosts
-        self._refused = _TOKEN_ONLY if gateways is None else _REFUSED
-
-    def refuse_unknown_host(self, host: str | None) -> None:
-        """Raise UnknownHost where the header `Host` has a name that its owner may point at this machine: web pages of
-        the owner would be of the API's origin then, and could read it. Clients without the header are no browsers.
-        """
-        if host is None:
-            return
-        found = _HOST.fullmatch(host)
-        name = (found["address"] or found["name"]).lower() if found else ""
-        if name in self._hosts or _address_of(name) or _NO_STRANGERS.fullmatch(name):
-            return
-        raise UnknownHost(
-            f"Host: the API does not answer to {one_line(host)[:100]!r}, because a web page could be at that name. Ask "
-            "for an address, or for localhost, or add the name to PIERHEAD_API_HOSTS in .env and repeat `pierhead up`"
-        )
-
-    def admit(self, peer: str | None, headers: Mapping[str, str]) -> None:
-        """Raise Forbidden unless the peer is on this machine, or has the token."""
-        offered = headers.get("Authorization")
-        if offered is not None and self._is_token(offered):
-            return
-        if offered is not None:
-            raise Forbidden(f"the token in `Authorization` is not PIERHEAD_API_TOKEN; {self._refused}")
-        if "Origin" in headers:
-            # A browser on this machine sends requests for any web page; this header names the page.
-            raise Forbidden(f"web pages may not ask without the token; {self._refused}")
-        if not self._is_this_machine(peer):
-            raise Forbidden(f"{peer or 'an unknown address'} may not ask without the token: {self._refused}")
-
-    def _is_token(self, offered: str) -> bool:
-        if self._token is None:
-            return False
-        return hmac.compare_digest(offered.encode(errors="replace"), f"Bearer {self._token}".encode())
-
-    def _is_this_machine(self, peer: str | None) -> bool:
-        if self._gateways is None:
-            return False
-        address = _address_of(peer or "")
-        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
-            address = address.ipv4_mapped
-        return address is not None and (address.is_loopback or str(address) in self._gateways())
-
-
-def _address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(text)
-    except ValueError:
-        return None

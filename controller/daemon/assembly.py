@@ -31,9 +31,10 @@ from ..status.publisher import Publisher
 from ..status.view import View
 from ..storage.events import EventLog
 from ..storage.store import StateStore
-from .api import Api, Gatekeeper
+from .api import Api
 from .apply import Executor, Give, Performer, Reporter, TellToSleep
 from .boundaries import Boundaries
+from .callers import Gatekeeper
 from .commands import Commands
 from .llm_replicas import OperateReplica
 from .loop import Loop, Wakeup

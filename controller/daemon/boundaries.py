@@ -19,7 +19,7 @@ from ..errors import EngineSocketGone, EngineUnreachable
 from ..files.watch import SpecSource
 from ..routing.base import Router
 from ..storage.store import StateStore
-from .api import Gatekeeper
+from .callers import Gatekeeper
 from .nodes import NodeCommands, NodeParts, NoNodes
 
 logger = logging.getLogger("controller")

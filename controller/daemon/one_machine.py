@@ -17,8 +17,8 @@ from ..storage.clock import SteadyClock
 from ..storage.file import StateFile
 from ..storage.lock import state_lock
 from ..storage.store import StateStore
-from .api import Gatekeeper
 from .boundaries import Boundaries, connected
+from .callers import Gatekeeper
 
 
 @contextlib.asynccontextmanager
@@ -40,7 +40,7 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
                     source=ComposeProject.from_environment(os.environ),
                     store=store,
                     clock=SteadyClock(store.latest_at),
-                    gatekeeper=Gatekeeper(settings.api_token, hosts=settings.api_hosts),
+                    gatekeeper=Gatekeeper(settings.api_tokens, hosts=settings.api_hosts),
                     publish=sockets.publish,
                     policy_dir=settings.project_dir,
                 )

@@ -270,6 +270,7 @@ KINDS = frozenset(
     {
         *map(action_name, Action.__subclasses__()),
         "adopted",
+        "asked",
         "autoscale",
         "edge_back",
         "edge_differs",

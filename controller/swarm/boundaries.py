@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..daemon.api import Gatekeeper
 from ..daemon.boundaries import Boundaries, connected
+from ..daemon.callers import Gatekeeper
 from ..settings import Settings
 from ..storage.store import StateStore
 from . import certificates
@@ -58,7 +58,7 @@ async def boundaries(settings: Settings, stop: asyncio.Event) -> AsyncIterator[B
             source=KeptProject(settings.project, KeptText(compose_files_of(configs, settings.project))),
             store=StateStore(holder.rows),
             clock=holder.controller_clock,
-            gatekeeper=Gatekeeper(settings.api_token, gateways=None, hosts=settings.api_hosts),
+            gatekeeper=Gatekeeper(settings.api_tokens, hosts=settings.api_hosts),
             acts=holder.acts,
             node_commands=SwarmNodeCommands,
             certificate_ends_at=tls.ends_at,

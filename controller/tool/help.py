@@ -12,12 +12,12 @@ from typer.core import TyperGroup
 GROUPS: Final = {
     "A project": ("new", "init", "up", "down"),
     "An application's code": ("dev", "build", "serve", "proto", "contract", "import-ray"),
-    "What runs": ("status", "why", "top", "logs", "events", "gpus", "nodes", "routes", "revisions", "plan"),
+    "What runs": ("status", "why", "top", "logs", "events", "audit", "gpus", "nodes", "routes", "revisions", "plan"),
     "Changes": (
         *("scale", "deploy", "promote", "abort", "rollback", "restart", "wait-ready"),
         *("mark", "unmark", "node", "llm"),
     ),
-    "Files and tools": ("validate", "schema", "simulate", "completion"),
+    "Files and tools": ("validate", "schema", "simulate", "token", "completion"),
 }
 """By heading."""
 

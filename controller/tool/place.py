@@ -22,7 +22,7 @@ from .project.programs import Programs
 from .project.project import NoProject, Project, find
 from .project.stack import OWN_SERVICES, PROMETHEUS_PORT, ControllerContainer, NoStack, ProjectStack, started_from
 
-HERE = ("new", "init", "up", "build-images", "down", "completion", "schema", "simulate", "--help", "-h")
+HERE = ("new", "init", "up", "build-images", "down", "completion", "schema", "simulate", "token", "--help", "-h")
 WITHOUT_A_STACK = ("validate", "llm build")
 OF_THE_MACHINE = ("node init", "node join", "node token")
 LOG_LINES = "200"
@@ -163,7 +163,9 @@ def _addresses(
                 f"Start it with: {stack.typed('up')}"
             )
     prometheus = stack.setting("PIERHEAD_PROMETHEUS_PORT", str(PROMETHEUS_PORT))
+    token = stack.setting("PIERHEAD_API_TOKEN")
     return {
+        **({"PIERHEAD_API_TOKEN": token} if token else {}),
         "PIERHEAD_API_URL": api or _NOWHERE,
         "PIERHEAD_PROMETHEUS_URL": stack.environment.get("PIERHEAD_PROMETHEUS_URL") or f"http://127.0.0.1:{prometheus}",
     }

@@ -147,9 +147,10 @@ services:
     x-serve: {replicas: 1, protocol: grpc}
   web:
     <<: *all
+    depends_on: [model]
     x-serve: {replicas: 2, route: /renamed, rollout: {bake_s: 2}}
 """
-AFTER = BEFORE.replace("before.py", "after.py").replace("  model:", "  scorer:")
+AFTER = BEFORE.replace("before.py", "after.py").replace("  model:", "  scorer:").replace("[model]", "[scorer]")
 
 
 def test_a_callee_that_is_renamed_loses_no_request(written: WrittenStack) -> None:

@@ -18,7 +18,7 @@ from pierhead.llm.gateway.app import make_app
 from pierhead.llm.gateway.models.model_map import VARIABLE, read_models
 from pierhead.llm.gateway.settings import GatewaySettings
 
-from controller.daemon.api import Gatekeeper
+from controller.daemon.callers import Gatekeeper
 from tests.unit.controller.control import Control
 from tests.unit.controller.worlds import service
 from tests.unit.runtime.conftest import make_unknown
@@ -95,7 +95,7 @@ class Site:
     async def controller(self) -> Place:
         control = Control.of(self.folder, service("web"))
         controller = await self.stack.enter_async_context(control.running())
-        api = TestServer(controller.api(Gatekeeper(None, frozenset)).application())
+        api = TestServer(controller.api(Gatekeeper((), frozenset)).application())
         await self.stack.enter_async_context(api)
         await control.settled("web", 2)
         return Place("PUT", str(api.make_url("/api/v1/services/web/scale")), {"replicas": 1})

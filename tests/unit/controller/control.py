@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from controller.daemon.api import Gatekeeper
 from controller.daemon.assembly import Controller, World, assemble
 from controller.daemon.boundaries import Boundaries
+from controller.daemon.callers import Gatekeeper
 from controller.daemon.llm_replicas import operate
 from controller.daemon.nodes import NoNodes
 from controller.desired.measurements import Query
@@ -286,7 +286,7 @@ class Control:
                         self.source,
                         self.store,
                         holder.controller_clock if holder else self.clock,
-                        Gatekeeper(None),
+                        Gatekeeper(()),
                         policy_dir=self.directory,
                         acts=holder.acts if holder else lambda: True,
                         node_commands=SwarmNodeCommands if self.engine.places != "ours" else NoNodes,

@@ -15,7 +15,6 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from controller.daemon.api import (
     OPEN_PATHS,
-    Gatekeeper,
     deployment_in,
     fault_in,
     nothing_in,
@@ -23,8 +22,10 @@ from controller.daemon.api import (
     replicas_in,
     version_in,
 )
+from controller.daemon.callers import Gatekeeper
 from controller.errors import InvalidRequest, RoutingError, SpecError
 from controller.model.actions import AddServer
+from controller.model.callers import ROLES, digest_of, read_tokens
 from controller.model.spec import Spec
 from controller.status.documents import routes
 from controller.status.records.changes import Operate
@@ -45,7 +46,7 @@ def control(tmp_path: Path) -> Control:
 @contextlib.asynccontextmanager
 async def serving(control: Control, gatekeeper: Gatekeeper | None = None, **replicas: int) -> AsyncIterator[Client]:
     async with control.running(**replicas) as controller:
-        application = controller.api(gatekeeper or Gatekeeper(None, frozenset)).application()
+        application = controller.api(gatekeeper or Gatekeeper((), frozenset)).application()
         async with TestClient(TestServer(application)) as client:
             yield client
 
@@ -226,26 +227,58 @@ CHANGES = (
 )
 
 
-async def test_callers_from_elsewhere_need_the_token(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Gatekeeper, "_is_this_machine", lambda self, peer: False)
-    async with serving(control, Gatekeeper("secret", frozenset)) as client:
+async def test_who_has_no_token_is_told_nothing(control: Control) -> None:
+    async with serving(control, Gatekeeper(read_tokens("secret", ""), frozenset)) as client:
         await control.settled("web", 2)
         for path in CHANGES:
             change = client.put if path.startswith("gpus") or path.endswith("scale") else client.post
             assert (await error_of(await change(f"/api/v1/{path}", json={})))[:2] == (403, "forbidden"), path
-            allowed = await change(f"/api/v1/{path}", json={}, headers={"Authorization": "Bearer secret"})
+            allowed = await change(f"/api/v1/{path}", json={}, headers=bearer("secret"))
             assert allowed.status in (202, 400), path
         for path in ("services", "services/web", "services/web/logs", "plan", "events", "openapi.json", "nowhere"):
             assert (await error_of(await client.get(f"/api/v1/{path}")))[:2] == (403, "forbidden"), path
-        read = await client.get("/api/v1/services", headers={"Authorization": "Bearer secret"})
-        assert read.status == 200
+        assert (await client.get("/api/v1/services", headers=bearer("secret"))).status == 200
         for path in OPEN_PATHS:
             assert (await client.get(path)).status == 200, f"Prometheus reads {path}"
 
 
+async def test_each_change_needs_its_role(control: Control) -> None:
+    named = ",".join(f"{role}:{role}:{digest_of(role)}" for role in ROLES)
+    needed = {"scale": "scale", "operations": "scale", "gpus": "admin"}
+    async with serving(control, Gatekeeper(read_tokens("secret", named), frozenset)) as client:
+        await control.settled("web", 2)
+        for path in CHANGES:
+            change = client.put if path.startswith("gpus") or path.endswith("scale") else client.post
+            may = ROLES.index(next((role for word, role in needed.items() if word in path), "deploy"))
+            for number, role in enumerate(ROLES):
+                status = (await change(f"/api/v1/{path}", json={"wrong": 1}, headers=bearer(role))).status
+                assert status == (400 if number >= may else 403), (path, role)
+
+
+async def test_events_tell_who_asked_for_which_change_and_from_where(control: Control) -> None:
+    tokens = read_tokens("secret", f"ci:scale:{digest_of('x')}")
+    async with serving(control, Gatekeeper(tokens, frozenset)) as client:
+        await control.settled("web", 2)
+        path = "/api/v1/services/web/scale"
+        assert (await client.put(path, json={"replicas": 3}, headers=bearer("x"))).status == 202
+        for refused in (400, 403):
+            body: dict[str, Any] = {"replicas": -1} if refused == 400 else {"replicas": 4}
+            headers = bearer("x") if refused == 400 else {}
+            assert (await client.put(path, json=body, headers=headers)).status == refused
+        found = await (await client.get("/api/v1/events?kind=asked", headers=bearer("x"))).json()
+        [event] = found["events"]
+        assert (event["service"], event["message"]) == (
+            "web", 'ci at 127.0.0.1: PUT services/web/scale {"replicas": 3}'
+        )  # fmt: skip
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
 async def test_a_page_that_rebinds_its_name_reads_nothing(control: Control) -> None:
     page, named = {"Host": "evil.example:8100"}, {"Host": "pierhead.example.com"}
-    async with serving(control, Gatekeeper(None, frozenset, frozenset({"pierhead.example.com"}))) as client:
+    async with serving(control, Gatekeeper((), frozenset, frozenset({"pierhead.example.com"}))) as client:
         for path in ("api/v1/services", "api/v1/services/web/logs", "metrics", "healthz", "nowhere"):
             assert (await error_of(await client.get(f"/{path}", headers=page)))[:2] == (421, "unknown_host"), path
         assert (await client.get("/api/v1/services", headers=named)).status == 200
@@ -348,7 +381,7 @@ async def test_events_are_followed(control: Control) -> None:
 
 async def test_waiting_for_events_ends_with_the_server(control: Control) -> None:
     async with control.running() as controller:
-        client = TestClient(TestServer(controller.api(Gatekeeper(None, frozenset)).application()))
+        client = TestClient(TestServer(controller.api(Gatekeeper((), frozenset)).application()))
         await client.start_server()
         await control.settled("api", 1)
         await control.settled("web", 2)
@@ -396,7 +429,7 @@ async def test_a_loop_that_stands_still_or_fails_is_not_healthy(control: Control
     async with control.running(web=2) as controller:
         late_s = 0.0
         late = replace(controller, clock=lambda: control.clock() + late_s)
-        application = late.api(Gatekeeper(None, frozenset)).application()
+        application = late.api(Gatekeeper((), frozenset)).application()
         async with TestClient(TestServer(application)) as client:
 
             async def health() -> tuple[int, str, str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from controller.daemon.api import Gatekeeper, default_gateways
+from controller.daemon.callers import Gatekeeper, default_gateways
 from controller.errors import Forbidden, UnknownHost
+from controller.model.callers import ROLES, ApiToken, digest_of, made, read_tokens
 
 ROUTES = """Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT
 eth0	00000000	010012AC	0003	0	0	0	00000000	0	0	0
@@ -13,8 +16,12 @@ eth0	000012AC	00000000	0001	0	0	0	0000FFFF	0	0	0
 eth1	000013AC	020013AC	0003	0	0	0	0000FFFF	0	0	0
 """
 THIS_MACHINE = ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "172.18.0.1", "::ffff:172.18.0.1"]
-RIGHT = {"Authorization": "Bearer secret"}
+TOKENS = read_tokens("secret", f"ci:deploy:{digest_of('d')}, grafana:read:{digest_of('r')} ops:scale:{digest_of('s')}")
 PAGE = {"Origin": "http://evil.example"}
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
 
 
 def test_gateways_of_the_default_route() -> None:
@@ -22,42 +29,77 @@ def test_gateways_of_the_default_route() -> None:
     assert default_gateways("") == default_gateways("header\nnonsense\n") == frozenset()
 
 
-def keeper(token: str | None = None) -> Gatekeeper:
-    return Gatekeeper(token, lambda: frozenset({"172.18.0.1"}))
+def keeper(tokens: tuple[ApiToken, ...] = ()) -> Gatekeeper:
+    return Gatekeeper(tokens, lambda: frozenset({"172.18.0.1"}))
 
 
 @pytest.mark.parametrize("peer", THIS_MACHINE)
-def test_this_machine_may(peer: str) -> None:
-    keeper().admit(peer, {})
-    keeper("secret").admit(peer, {})
+def test_without_tokens_this_machine_may_everything(peer: str) -> None:
+    assert keeper().admit(peer, {}, "admin") == "this machine"
 
 
 @pytest.mark.parametrize("peer", ["172.18.0.7", "10.0.0.1", "", "nonsense", None])
-def test_other_addresses_may_with_the_token_only(peer: str | None) -> None:
-    with pytest.raises(Forbidden, match="PIERHEAD_API_TOKEN"):
-        keeper("secret").admit(peer, {})
-    keeper("secret").admit(peer, RIGHT)
+def test_other_addresses_may_with_a_token_only(peer: str | None) -> None:
+    for role in ROLES:
+        with pytest.raises(Forbidden, match=r"may not ask without a token: .*PIERHEAD_API_TOKEN"):
+            keeper().admit(peer, {}, role)
+        assert keeper(TOKENS).admit(peer, bearer("secret"), role) == "PIERHEAD_API_TOKEN"
 
 
-def test_where_the_controller_has_no_machine_of_its_own_only_the_token_counts() -> None:
-    on_a_swarm = Gatekeeper("secret", None)
-    for peer in THIS_MACHINE:
-        with pytest.raises(Forbidden, match=r"may not ask without the token: the API answers with the header"):
-            on_a_swarm.admit(peer, {})
-        on_a_swarm.admit(peer, RIGHT)
+@pytest.mark.parametrize("peer", [*THIS_MACHINE, "172.18.0.7"])
+def test_with_tokens_this_machine_needs_one_too(peer: str) -> None:
+    with pytest.raises(Forbidden, match="answers with a token only"):
+        keeper(TOKENS).admit(peer, {}, "read")
 
 
-@pytest.mark.parametrize("offered", ["Bearer wrong", "secret", "Bearer ", "Basic c2VjcmV0", "Bearer sécret"])
-def test_a_wrong_token_may_not_even_from_this_machine(offered: str) -> None:
-    for token in ("secret", None):
-        with pytest.raises(Forbidden, match="is not PIERHEAD_API_TOKEN"):
-            keeper(token).admit("127.0.0.1", {"Authorization": offered})
+@pytest.mark.parametrize(
+    ("token", "name", "may"),
+    [("r", "grafana", 1), ("s", "ops", 2), ("d", "ci", 3), ("secret", "PIERHEAD_API_TOKEN", 4)],
+)
+def test_a_role_may_what_those_before_it_may(token: str, name: str, may: int) -> None:
+    for role in ROLES[:may]:
+        assert keeper(TOKENS).admit("10.0.0.1", bearer(token), role) == name
+    for role in ROLES[may:]:
+        with pytest.raises(Forbidden, match=f"the token {name} has the role {ROLES[may - 1]}, and this needs {role}"):
+            keeper(TOKENS).admit("10.0.0.1", bearer(token), role)
+
+
+@pytest.mark.parametrize(
+    "offered", ["Bearer wrong", "secret", "Bearer ", "Basic c2VjcmV0", "Bearer s\u00e9cret", "bearer r"]
+)
+def test_a_wrong_token_may_nothing_not_even_from_this_machine(offered: str) -> None:
+    for tokens in (TOKENS, ()):
+        with pytest.raises(Forbidden, match="none of the tokens that this stack knows"):
+            keeper(tokens).admit("127.0.0.1", {"Authorization": offered}, "read")
 
 
 def test_a_web_page_may_not() -> None:
     with pytest.raises(Forbidden, match="web pages"):
-        keeper("secret").admit("127.0.0.1", PAGE)
-    keeper("secret").admit("127.0.0.1", PAGE | RIGHT)
+        keeper().admit("127.0.0.1", PAGE, "read")
+    assert keeper(TOKENS).admit("127.0.0.1", PAGE | bearer("r"), "read") == "grafana"
+
+
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [
+        ("ci:deploy", "ci:deploy"),
+        (f"ci:boss:{digest_of('x')}", f"ci:boss:{digest_of('x')}"),
+        (f"c/i:read:{digest_of('x')}", f"c/i:read:{digest_of('x')}"),
+        (f"ci:read:{digest_of('x')},ci:admin:{digest_of('y')}", "ci twice"),
+        (f"PIERHEAD_API_TOKEN:read:{digest_of('x')}", "PIERHEAD_API_TOKEN twice"),
+    ],
+)
+def test_wrong_entries(named: str, found: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(found)}$"):
+        read_tokens("secret", named)
+
+
+def test_a_token_that_was_made_is_known_by_its_entry() -> None:
+    token, entry = made("ci", "deploy")
+    assert token not in entry
+    known = read_tokens("secret", entry)
+    assert keeper(known).admit(None, bearer(token), "deploy") == "ci"
+    assert token not in repr(known)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +120,7 @@ def test_a_web_page_may_not() -> None:
     ],
 )
 def test_names_that_no_stranger_has_get_an_answer(host: str | None) -> None:
-    Gatekeeper(None, hosts=frozenset({"pierhead.example.com"})).refuse_unknown_host(host)
+    Gatekeeper((), hosts=frozenset({"pierhead.example.com"})).refuse_unknown_host(host)
 
 
 @pytest.mark.parametrize(
@@ -102,4 +144,4 @@ def test_names_that_no_stranger_has_get_an_answer(host: str | None) -> None:
 )
 def test_a_name_that_a_web_page_may_have_gets_no_answer(host: str) -> None:
     with pytest.raises(UnknownHost, match=r"^Host: the API does not answer to .* PIERHEAD_API_HOSTS in \.env"):
-        Gatekeeper(None, hosts=frozenset({"pierhead.example.com"})).refuse_unknown_host(host)
+        Gatekeeper((), hosts=frozenset({"pierhead.example.com"})).refuse_unknown_host(host)

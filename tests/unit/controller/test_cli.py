@@ -23,8 +23,9 @@ from aiohttp import web
 from aiohttp.test_utils import unused_port
 from typer.main import get_command
 
-from controller.daemon.api import Gatekeeper
+from controller.daemon.callers import Gatekeeper
 from controller.errors import SpecError
+from controller.model.callers import ApiToken, read_tokens
 from controller.status.documents import plan_words
 from controller.status.view import View
 from controller.tool.app import app
@@ -78,9 +79,9 @@ class Command:
 
 
 @contextlib.asynccontextmanager
-async def served(control: Control, **replicas: int) -> AsyncIterator[Command]:
+async def served(control: Control, tokens: tuple[ApiToken, ...] = (), **replicas: int) -> AsyncIterator[Command]:
     async with control.running(**replicas) as controller:
-        runner = web.AppRunner(controller.api(Gatekeeper(None, frozenset)).application(), shutdown_timeout=0.1)
+        runner = web.AppRunner(controller.api(Gatekeeper(tokens, frozenset)).application(), shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         try:
@@ -107,6 +108,33 @@ async def interrupted(process: Process) -> tuple[int | None, str]:
     async with asyncio.timeout(20):
         _, err = await process.communicate()
     return process.returncode, err.decode()
+
+
+async def test_a_token_is_made_used_and_seen_in_the_audit(control: Control) -> None:
+    done = await Command("http://127.0.0.1:9")("token", "ci", "--role", "scale")
+    (token,), entry = done.out.splitlines(), done.err.splitlines()[-1]
+    assert (done.code, token not in done.err, entry.startswith("ci:scale:")) == (0, True, True)
+    async with served(control, read_tokens("secret", entry)) as pierhead:
+        assert "the API answers with a token only" in (await pierhead("status")).err
+        has_it = {"PIERHEAD_API_TOKEN": token}
+        assert (await pierhead("scale", "web", "3", **has_it)).code == 0
+        refused = await pierhead("restart", "web", **has_it)
+        assert (refused.code, "ci has the role scale, and this needs deploy" in refused.err) == (2, True)
+        seen = await pierhead("audit", **has_it)
+        assert 'ci at 127.0.0.1: PUT services/web/scale {"replicas": 3}' in seen.out
+        assert "restart" not in seen.out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("token", "c/i"), "NAME: expected 1 to 40 letters, digits and ._-, found"),
+        (("token", "ci", "--role", "boss"), "--role: expected read, scale, deploy, admin, found"),
+    ],
+)
+async def test_a_token_that_cannot_be(words: tuple[str, ...], expected: str) -> None:
+    done = await Command("http://127.0.0.1:9")(*words)
+    assert (done.code, done.out, expected in done.err) == (2, "", True)
 
 
 async def test_a_day_with_the_command(control: Control) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.daemon.api import Gatekeeper
+from controller.daemon.callers import Gatekeeper
 from controller.model.actions import (
     Action,
     BeginRetirement,
@@ -367,7 +367,7 @@ async def test_what_is_refused(tmp_path: Path) -> None:
     engine.add_node("n4", is_manager=False, labels={"zone": "a"})
     for name in ("n2", "n3"):
         engine.forget(name)
-    async with serving(control, Gatekeeper(None, frozenset)) as client:
+    async with serving(control, Gatekeeper((), frozenset)) as client:
         await control.settled("web", 1)
         assert await change(client, "POST", "n44/drain") == "there is no node 'n44'; did you mean 'n4'? Nodes: n1, n4"
         assert "n1 is the only manager that takes tasks" in await change(client, "POST", "n1/drain")

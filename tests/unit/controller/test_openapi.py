@@ -11,7 +11,8 @@ import pytest
 from aiohttp import ClientResponse
 from pydantic import TypeAdapter
 
-from controller.daemon.api import Api, Gatekeeper
+from controller.daemon.api import Api
+from controller.daemon.callers import Gatekeeper
 from controller.status import openapi
 from controller.status.openapi import OPERATIONS
 from controller.status.records.answers import Error
@@ -59,7 +60,7 @@ async def test_it_has_every_route_and_every_schema(control: Control) -> None:
 
 
 async def test_real_answers_have_its_shapes(control: Control) -> None:
-    async with serving(control, Gatekeeper(None, lambda: frozenset({"127.0.0.1"}))) as client:
+    async with serving(control, Gatekeeper((), lambda: frozenset({"127.0.0.1"}))) as client:
         await control.settled("web", 2)
         await control.settled("ranker", 1)
         for name in ("services", "plan", "routes", "events", "targets"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from controller.errors import SettingsError
+from controller.model.callers import digest_of
 from controller.settings import DEFAULT_LIMITS, Settings
 
 
@@ -16,8 +17,20 @@ def test_empty_means_default(tmp_path: Path) -> None:
         {**needed, "PIERHEAD_API_TOKEN": "", "PIERHEAD_LOG_LEVEL": "", "PIERHEAD_CDI_DIRS": ""}
     )
     assert settings == Settings.from_env(needed) == Settings(project="pierhead", project_dir=tmp_path)
-    assert (settings.api_port, settings.discovery_port, settings.api_token) == (8100, 8101, None)
+    assert (settings.api_port, settings.discovery_port, settings.api_tokens) == (8100, 8101, ())
     assert settings.cdi_dirs == (Path("/etc/cdi"), Path("/var/run/cdi"))
+
+
+def test_tokens(tmp_path: Path) -> None:
+    env = {"COMPOSE_PROJECT_NAME": "p", "PIERHEAD_PROJECT_DIR": str(tmp_path)}
+    entry = f"ci:deploy:{digest_of('x')}"
+    settings = Settings.from_env(env | {"PIERHEAD_API_TOKEN": "hidden", "PIERHEAD_API_TOKENS": f" {entry}, "})
+    assert [(one.name, one.role) for one in settings.api_tokens] == [("PIERHEAD_API_TOKEN", "admin"), ("ci", "deploy")]
+    assert "hidden" not in repr(settings)
+    with pytest.raises(SettingsError, match=r"^PIERHEAD_API_TOKENS: needs PIERHEAD_API_TOKEN as well"):
+        Settings.from_env(env | {"PIERHEAD_API_TOKENS": entry})
+    with pytest.raises(SettingsError, match=r"^PIERHEAD_API_TOKENS: expected name:role:hash, .*, found 'ci:boss'"):
+        Settings.from_env(env | {"PIERHEAD_API_TOKEN": "secret", "PIERHEAD_API_TOKENS": "ci:boss"})
 
 
 def test_trusted_proxies(tmp_path: Path) -> None:

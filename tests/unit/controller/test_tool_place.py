@@ -62,6 +62,12 @@ def test_a_command_asks_the_port_that_the_controller_has_on_this_machine() -> No
     assert user.warnings == []
 
 
+def test_a_command_has_the_projects_token() -> None:
+    where = Typing(runs(), variables={"PIERHEAD_API_TOKEN": "of the project"}).types("status")
+    assert isinstance(where, Here)
+    assert where.variables["PIERHEAD_API_TOKEN"] == "of the project"
+
+
 @pytest.mark.parametrize(
     ("published", "api"),
     [("0.0.0.0:8100->8100/tcp", "http://127.0.0.1:8100"), ("[::]:8100->8100/tcp", "http://127.0.0.1:8100")],

@@ -1,0 +1,73 @@
+"""Who may ask the API for what: tokens with a name and a role. Pure.
+
+read      status, plan, events, logs
+scale     in addition: numbers of replicas, sleep and wake of language models
+deploy    in addition: deployments, their end, restarts
+admin     everything, GPUs and nodes as well
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+Role = Literal["read", "scale", "deploy", "admin"]
+ROLES: tuple[Role, ...] = get_args(Role)
+"""Each may what those before it may."""
+
+FORM = "name:role:hash, as `pierhead token` prints them, separated by commas"
+_TOKEN = re.compile(rf"(?P<name>[A-Za-z0-9._-]{{1,40}}):(?P<role>{'|'.join(ROLES)}):(?P<digest>[0-9a-f]{{64}})")
+_OF_THE_STACK = "PIERHEAD_API_TOKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiToken:
+    """A token that the API knows by its hash."""
+
+    name: str
+    role: Role
+    digest: str = field(repr=False)
+    """SHA-256 of the token, in hexadecimal digits. Enough for a random token of 256 bits."""
+
+    def may(self, role: Role) -> bool:
+        """Whether it may what this role may."""
+        return ROLES.index(self.role) >= ROLES.index(role)
+
+
+def digest_of(token: str) -> str:
+    """The hash of a token."""
+    return hashlib.sha256(token.encode(errors="replace")).hexdigest()
+
+
+def made(name: str, role: Role) -> tuple[str, str]:
+    """A new random token, and its entry for PIERHEAD_API_TOKENS."""
+    token = f"ph_{secrets.token_urlsafe(32)}"
+    return token, f"{name}:{role}:{digest_of(token)}"
+
+
+def read_tokens(of_stack: str | None, named: str) -> tuple[ApiToken, ...]:
+    """The tokens of PIERHEAD_API_TOKEN, which may everything, and of PIERHEAD_API_TOKENS.
+
+    Raises ValueError, with the entry that is wrong.
+    """
+    found = [ApiToken(_OF_THE_STACK, "admin", digest_of(of_stack))] if of_stack else []
+    for entry in filter(None, re.split(r"[,\s]+", named)):
+        parts = _TOKEN.fullmatch(entry)
+        if parts is None:
+            raise ValueError(entry)
+        role: Role = next(role for role in ROLES if role == parts["role"])
+        if parts["name"] in {token.name for token in found}:
+            raise ValueError(f"{parts['name']} twice")
+        found.append(ApiToken(parts["name"], role, parts["digest"]))
+    return tuple(found)
+
+
+def owner_of(offered: str, tokens: Collection[ApiToken]) -> ApiToken | None:
+    """The token that a header `Authorization` shows; None where it is none of these."""
+    digest = digest_of(offered.removeprefix("Bearer ")) if offered.startswith("Bearer ") else ""
+    return next((token for token in tokens if hmac.compare_digest(token.digest, digest)), None)
