@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from .api_tokens import FORM, ApiToken, read_tokens
 from .errors import SettingsError
-from .model.callers import FORM, ApiToken, read_tokens
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 ENGINES = ("DOCKER", "SWARM")

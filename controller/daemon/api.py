@@ -20,11 +20,11 @@ from typing import Any, Final, get_args
 from aiohttp import web
 from pierhead.json_data import not_json
 
+from ..api_tokens import Role
 from ..build import BUILD_HEADER, current_build
 from ..errors import ControllerError, InvalidRequest, NotYet
 from ..files.watch import SpecWatch
 from ..model.actions import KINDS
-from ..model.callers import Role
 from ..model.spec import MOST_REPLICAS
 from ..model.text import one_line, whole_number
 from ..status import documents

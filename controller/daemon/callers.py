@@ -14,8 +14,8 @@ import struct
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+from ..api_tokens import ApiToken, Role, owner_of
 from ..errors import Forbidden, UnknownHost
-from ..model.callers import ApiToken, Role, owner_of
 from ..model.text import one_line
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ SERVICES = modules_of(ROOT / "services", "services")
 GRAPH = graph_of(CONTROLLER)
 RUNTIME = modules_of(ROOT / "services" / "runtime" / "pierhead", "pierhead")
 
-GROUND_FLOOR = {"build", "docker_http", "errors", "settings", "outlive"}
+GROUND_FLOOR = {"api_tokens", "build", "docker_http", "errors", "settings", "outlive"}
 """Modules of the root that every room may import. They import nothing of ours but each other."""
 TOP_FLOOR = {"__main__"}
 """The daemon's start. No room imports it."""

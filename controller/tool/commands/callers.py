@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 def token(name: Name, role: RoleName = "read") -> None:
     """Make a token for the API, and print it once; the stack knows its hash."""
-    from ...model.callers import ROLES, made
+    from ...api_tokens import ROLES, made
 
     wanted = next((one for one in ROLES if one == role), None)
     if wanted is None:

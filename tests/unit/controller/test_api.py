@@ -13,6 +13,7 @@ import pytest
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 
+from controller.api_tokens import ROLES, digest_of, read_tokens
 from controller.daemon.api import (
     OPEN_PATHS,
     deployment_in,
@@ -25,7 +26,6 @@ from controller.daemon.api import (
 from controller.daemon.callers import Gatekeeper
 from controller.errors import InvalidRequest, RoutingError, SpecError
 from controller.model.actions import AddServer
-from controller.model.callers import ROLES, digest_of, read_tokens
 from controller.model.spec import Spec
 from controller.status.documents import routes
 from controller.status.records.changes import Operate

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from controller.api_tokens import ROLES, ApiToken, digest_of, made, read_tokens
 from controller.daemon.callers import Gatekeeper, default_gateways
 from controller.errors import Forbidden, UnknownHost
-from controller.model.callers import ROLES, ApiToken, digest_of, made, read_tokens
 
 ROUTES = """Iface	Destination	Gateway 	Flags	RefCnt	Use	Metric	Mask		MTU	Window	IRTT
 eth0	00000000	010012AC	0003	0	0	0	00000000	0	0	0

@@ -23,9 +23,9 @@ from aiohttp import web
 from aiohttp.test_utils import unused_port
 from typer.main import get_command
 
+from controller.api_tokens import ApiToken, read_tokens
 from controller.daemon.callers import Gatekeeper
 from controller.errors import SpecError
-from controller.model.callers import ApiToken, read_tokens
 from controller.status.documents import plan_words
 from controller.status.view import View
 from controller.tool.app import app

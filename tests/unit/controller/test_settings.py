@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from controller.api_tokens import digest_of
 from controller.errors import SettingsError
-from controller.model.callers import digest_of
 from controller.settings import DEFAULT_LIMITS, Settings
 
 
