@@ -79,7 +79,7 @@ class Command:
 
 
 @contextlib.asynccontextmanager
-async def served(control: Control, tokens: tuple[ApiToken, ...] = (), **replicas: int) -> AsyncIterator[Command]:
+async def served(control: Control, tokens: tuple[ApiToken, ...] = (), /, **replicas: int) -> AsyncIterator[Command]:
     async with control.running(**replicas) as controller:
         runner = web.AppRunner(controller.api(Gatekeeper(tokens, frozenset)).application(), shutdown_timeout=0.1)
         await runner.setup()
