@@ -18,10 +18,11 @@ from typing import Literal, get_args
 
 Role = Literal["read", "scale", "deploy", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
-"""Each may what those before it may."""
+"""Each allows what those before it allow, too."""
 
 FORM = "name:role:hash, as `pierhead token` prints them, separated by commas"
-_TOKEN = re.compile(rf"(?P<name>[A-Za-z0-9._-]{{1,40}}):(?P<role>{'|'.join(ROLES)}):(?P<digest>[0-9a-f]{{64}})")
+NAME = re.compile("[A-Za-z0-9._-]{1,40}")
+_TOKEN = re.compile(rf"(?P<name>{NAME.pattern}):(?P<role>{'|'.join(ROLES)}):(?P<digest>[0-9a-f]{{64}})")
 _OF_THE_STACK = "PIERHEAD_API_TOKEN"
 
 
@@ -35,7 +36,7 @@ class ApiToken:
     """SHA-256 of the token, in hexadecimal digits. Enough for a random token of 256 bits."""
 
     def may(self, role: Role) -> bool:
-        """Whether it may what this role may."""
+        """Whether it allows what this role allows."""
         return ROLES.index(self.role) >= ROLES.index(role)
 
 
@@ -51,18 +52,20 @@ def made(name: str, role: Role) -> tuple[str, str]:
 
 
 def read_tokens(of_stack: str | None, named: str) -> tuple[ApiToken, ...]:
-    """The tokens of PIERHEAD_API_TOKEN, which may everything, and of PIERHEAD_API_TOKENS.
+    """The tokens of PIERHEAD_API_TOKEN, which allows everything, and of PIERHEAD_API_TOKENS.
 
-    Raises ValueError, with the entry that is wrong.
+    Raises ValueError, with what is wrong: it shows no entry, as one may be a token in the place of its hash.
     """
     found = [ApiToken(_OF_THE_STACK, "admin", digest_of(of_stack))] if of_stack else []
-    for entry in filter(None, re.split(r"[,\s]+", named)):
+    for number, entry in enumerate(filter(None, re.split(r"[,\s]+", named)), 1):
         parts = _TOKEN.fullmatch(entry)
         if parts is None:
-            raise ValueError(entry)
+            raise ValueError(f"another form in entry {number}")
         role: Role = next(role for role in ROLES if role == parts["role"])
         if parts["name"] in {token.name for token in found}:
             raise ValueError(f"{parts['name']} twice")
+        if same := next((token.name for token in found if token.digest == parts["digest"]), ""):
+            raise ValueError(f"the same token as {same} and as {parts['name']}")
         found.append(ApiToken(parts["name"], role, parts["digest"]))
     return tuple(found)
 

@@ -73,8 +73,8 @@ class Settings:
     api_port: int = 8100
     discovery_port: int = 8101
     api_tokens: tuple[ApiToken, ...] = ()
-    """Of callers of the API: PIERHEAD_API_TOKEN, which may everything, and those of PIERHEAD_API_TOKENS. With any, each
-    caller needs one; with none, callers are on this machine. On a Swarm there is always one."""
+    """Of callers of the API: PIERHEAD_API_TOKEN, which allows everything, and those of PIERHEAD_API_TOKENS. With any,
+    each caller needs one; with none, callers are on this machine. On a Swarm there is always one."""
     api_hosts: frozenset[str] = frozenset()
     """Names, in lower case, by which the API may be asked in addition to those that nobody can register
     (PIERHEAD_API_HOSTS)."""
@@ -153,7 +153,7 @@ class _EnvironmentReader:
         try:
             return read_tokens(of_stack, named)
         except ValueError as error:
-            self.problems.append(f"PIERHEAD_API_TOKENS: expected {FORM}, found {str(error)[:80]!r}")
+            self.problems.append(f"PIERHEAD_API_TOKENS: expected {FORM}, found {error}")
             return ()
 
     def hosts(self, name: str) -> frozenset[str]:

@@ -2,7 +2,7 @@
 `Api.application`, and status/openapi.py for machines.
 
 Times are unix times by the machine's present wall clock.
-Callers are on this machine or have the token. Changes are answered with 202 before the world has changed.
+daemon/callers.py says who gets an answer. Changes are answered with 202 before the world has changed.
 Operations on language models are answered with 200, when the replicas have answered.
 Errors: {"error": {"code", "message"}}.
 """
@@ -83,7 +83,7 @@ class Api:
     def application(self) -> web.Application:
         """Return the aiohttp application."""
         app = web.Application(
-            middlewares=[answer_errors, self.admit_callers, self.keep_changes], client_max_size=BODY_LIMIT
+            middlewares=[answer_errors, self.keep_changes, self.admit_callers], client_max_size=BODY_LIMIT
         )
         app.add_routes(
             [
@@ -138,7 +138,7 @@ class Api:
         said = f"{caller} at {request.remote}: {request.method} {path} {body[:MOST_OF_BODY]}".rstrip()
         name = request.match_info.get("name", "")
         target = request.match_info.get("uuid") or request.match_info.get("node") or ""
-        self._events.record("asked", said, service=name, target=target, outcome="ok")
+        self._events.record("asked", said, service=name, target=target, each=True)
 
     @web.middleware
     async def keep_changes(self, request: web.Request, handler: Handler) -> web.StreamResponse:

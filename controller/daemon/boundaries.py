@@ -29,7 +29,7 @@ ENGINE_RETRY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Boundaries:
-    """What the controller acts on and reads, and who may ask it for changes."""
+    """What the controller acts on and reads, and who may ask it."""
 
     engine: ClusterEngine
     router: Router

@@ -101,7 +101,10 @@ class Gatekeeper:
     def _admit_token(self, offered: str, role: Role) -> str:
         token = owner_of(offered, self._tokens)
         if token is None:
-            raise Forbidden(f"`Authorization` has none of the tokens that this stack knows; {_HOW}")
+            raise Forbidden(
+                f"`Authorization` has none of the tokens that this stack knows; {_HOW}. After a change of .env repeat "
+                "`pierhead up`"
+            )
         if not token.may(role):
             raise Forbidden(
                 f"the token {token.name} has the role {token.role}, and this needs {role}; use a token of that role "

@@ -26,8 +26,9 @@ _IN_PATHS = {
     "node": "A node's name, as `pierhead nodes` lists it, or its id.",
 }
 _WHO_MAY = (
-    "The machine itself is answered without a token, and everybody else with `PIERHEAD_API_TOKEN` as "
-    "`Authorization: Bearer <token>`. `/healthz`, `/metrics` and `/api/v1/targets` are open."
+    "Without a token set, the machine itself is answered and nobody else. With `PIERHEAD_API_TOKEN` set, every caller "
+    "sends `Authorization: Bearer <token>`, with that token or one of `PIERHEAD_API_TOKENS` whose role allows it. "
+    "`/healthz`, `/metrics` and `/api/v1/targets` are open."
 )
 
 

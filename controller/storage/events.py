@@ -61,13 +61,16 @@ class EventLog:
         service: str = "",
         target: str = "",
         outcome: EventOutcome = "info",
+        each: bool = False,
     ) -> None:
-        """Keep and log one event; an unchanged repetition increases the earlier event's count."""
+        """Keep and log one event; an unchanged repetition increases the earlier event's count. `each`: it is never
+        counted with others.
+        """
         message = storable(message)
         event = Event(self._clock(), kind, storable(service), storable(target or service), message, outcome)
         fields = {"kind": kind, "service": event.service, "target": event.target, "outcome": outcome}
         logger.log(LEVELS[outcome], message, extra=fields)
-        if not self._repeat(event) and not self._counts_as_rest(event):
+        if each or not (self._repeat(event) or self._counts_as_rest(event)):
             self._append(event)
         if outcome == "ok":  # after a success, the next failure is a new event
             self._latest = {

@@ -96,5 +96,5 @@ def test_a_caller_that_names_no_service_is_told_what_to_write(echo: WrittenStack
     line = "    depends_on: [echo-child] # which it calls\n"
     assert line in ECHO
     echo.write(ECHO.replace(line, ""))
-    what = "name echo-child in depends_on of this service, or write x-serve.listen: tcp for echo-child"
+    what = "name echo-child in depends_on of this service, if it has x-serve, or write x-serve.listen: tcp"
     eventually(lambda: what in echo.get("/echo?message=hi").body.decode(), "its clients are told, too")

@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -101,13 +100,19 @@ class Stack:
 
     def sockets_of(self, service: str) -> list[Path]:
         """The sockets of a service's replicas as this machine sees them; that of the admin pages ends with `.admin`."""
-        short = Path(tempfile.mkdtemp(dir="/tmp")) / "s"  # the paths of sockets are short
+        short = self._short_path
+        short.unlink(missing_ok=True)
         short.symlink_to(self.docker.volumes.get(f"{self.project}_replica-sockets").attrs["Mountpoint"])
         addresses = [replica["address"] for replica in self.service(service)["replicas"]]
         return [short / service / address.rpartition("/")[2] for address in addresses]
 
+    @property
+    def _short_path(self) -> Path:
+        return Path(f"/tmp/{self.project}")  # the paths of sockets are short
+
     def down(self) -> None:
         """Remove everything; what the controller could not (it is dead, say) goes with the orphans."""
+        self._short_path.unlink(missing_ok=True)
         for orphans in ([], ["--remove-orphans"]):
             if not self._is_there():
                 return

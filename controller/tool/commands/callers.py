@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 import typer
@@ -14,7 +13,8 @@ from .options import Follow, OfService, Output
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="whose it is: letters, digits and ._-")]
 RoleName = Annotated[
-    str, typer.Option("--role", metavar="ROLE", help="read, scale, deploy or admin: each may what those before it may")
+    str,
+    typer.Option("--role", metavar="ROLE", help="read, scale, deploy or admin: each allows what those before it do"),
 ]
 
 
@@ -26,18 +26,19 @@ def register(app: typer.Typer) -> None:
 
 def token(name: Name, role: RoleName = "read") -> None:
     """Make a token for the API, and print it once; the stack knows its hash."""
-    from ...api_tokens import ROLES, made
+    from ...api_tokens import NAME, ROLES, made
 
     wanted = next((one for one in ROLES if one == role), None)
     if wanted is None:
         raise BadInput(f'--role: expected {", ".join(ROLES)}, found "{role}"')
-    if not re.fullmatch("[A-Za-z0-9._-]{1,40}", name):
+    if not NAME.fullmatch(name):
         raise BadInput(f'NAME: expected 1 to 40 letters, digits and ._-, found "{name}"')
     made_token, entry = made(name, wanted)
     out.say(made_token)
     out.complain(
-        "Add this to PIERHEAD_API_TOKENS in .env, with a comma behind earlier ones, and repeat `pierhead up`. Who has "
-        f"the token sends `Authorization: Bearer <token>`, or sets PIERHEAD_API_TOKEN.\n{entry}"
+        "Add this to PIERHEAD_API_TOKENS in .env, where PIERHEAD_API_TOKEN is set as well, with a comma behind earlier "
+        "ones, and repeat `pierhead up`. The token's owner sends `Authorization: Bearer <token>`, or sets "
+        f"PIERHEAD_API_TOKEN for the command.\n{entry}"
     )
 
 

@@ -46,7 +46,6 @@ def read_user_config(text: str | bytes) -> Mapping[str, Any]:
 
 B = TypeVar("B", bound=KeyBlock)
 
-EVERYWHERE = ("0.0.0.0", "::")
 LOOPBACK = "127.0.0.1"
 DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT = DEFAULT_PORTS["grpc"], DEFAULT_PORTS["http"]
 DEFAULT_ADMIN_PORT = 9100
@@ -194,7 +193,7 @@ class Settings:
     @property
     def request_host(self) -> str:
         """Where the ports of requests listen. Admin pages have `host`: Prometheus reads them from another container."""
-        return LOOPBACK if self.socket and self.host in EVERYWHERE else self.host
+        return self.host if not self.socket or self.host.startswith("127.") else LOOPBACK
 
     def static_addresses(self, service: str) -> tuple[str, ...]:
         """Addresses that PIERHEAD_STATIC_<SERVICE> lists; empty when it is not set."""

@@ -255,6 +255,24 @@ async def test_each_change_needs_its_role(control: Control) -> None:
                 assert status == (400 if number >= may else 403), (path, role)
 
 
+async def test_nodes_are_an_admins(control: Control) -> None:
+    named = ",".join(f"{role}:{role}:{digest_of(role)}" for role in ROLES)
+    async with serving(control, Gatekeeper(read_tokens("secret", named), frozenset)) as client:
+        for role in ROLES:
+            status = (await client.post("/api/v1/nodes/n/drain", json={}, headers=bearer(role))).status
+            assert (status == 403) is (role != "admin"), role
+
+
+async def test_each_request_is_an_event_of_its_own(control: Control) -> None:
+    async with serving(control) as client:
+        await control.settled("web", 2)
+        for number in range(25):
+            body = {"replicas": 2 + number % 2}
+            assert (await client.put("/api/v1/services/web/scale", json=body)).status == 202
+        found = await (await client.get("/api/v1/events?kind=asked&limit=100")).json()
+        assert [event["times"] for event in found["events"]] == [1] * 25
+
+
 async def test_events_tell_who_asked_for_which_change_and_from_where(control: Control) -> None:
     tokens = read_tokens("secret", f"ci:scale:{digest_of('x')}")
     async with serving(control, Gatekeeper(tokens, frozenset)) as client:

@@ -82,9 +82,11 @@ def test_a_web_page_may_not() -> None:
 @pytest.mark.parametrize(
     ("named", "found"),
     [
-        ("ci:deploy", "ci:deploy"),
-        (f"ci:boss:{digest_of('x')}", f"ci:boss:{digest_of('x')}"),
-        (f"c/i:read:{digest_of('x')}", f"c/i:read:{digest_of('x')}"),
+        ("ci:deploy", "another form in entry 1"),
+        ("ph_a-token-in-the-place-of-its-hash", "another form in entry 1"),
+        (f"ci:read:{digest_of('x')}, ops:boss:{digest_of('y')}", "another form in entry 2"),
+        (f"c/i:read:{digest_of('x')}", "another form in entry 1"),
+        (f"ci:read:{digest_of('secret')}", "the same token as PIERHEAD_API_TOKEN and as ci"),
         (f"ci:read:{digest_of('x')},ci:admin:{digest_of('y')}", "ci twice"),
         (f"PIERHEAD_API_TOKEN:read:{digest_of('x')}", "PIERHEAD_API_TOKEN twice"),
     ],

@@ -62,7 +62,7 @@ def test_a_command_asks_the_port_that_the_controller_has_on_this_machine() -> No
     assert user.warnings == []
 
 
-def test_a_command_has_the_projects_token() -> None:
+def test_a_command_has_the_stacks_token() -> None:
     where = Typing(runs(), variables={"PIERHEAD_API_TOKEN": "of the project"}).types("status")
     assert isinstance(where, Here)
     assert where.variables["PIERHEAD_API_TOKEN"] == "of the project"

@@ -6,10 +6,14 @@ import asyncio
 import os
 import select
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
+from pierhead.llm.objects import StreamEvents
+from pierhead.llm.server.service import LLMService
+from pierhead.llm.v1.llm_pb2 import LLMReply, LLMRequest
 from pierhead.memory.lending import BorrowedConnection, Burst
 
 from tests.unit.runtime.harness import until
@@ -139,3 +143,32 @@ async def test_a_chunk_that_is_cut_ends_the_connection(kept: ExitStack) -> None:
     while stream.read():
         pass
     assert stream.client.recv(1) == b""
+
+
+async def test_an_answer_that_ends_without_usage_waits_for_a_slow_client(kept: ExitStack) -> None:
+    stream = Lent(Burst(), kept)
+    big = "data: " + "x" * (1 << 20) + "\n\n"
+
+    async def answers() -> AsyncIterator[StreamEvents]:
+        for _ in range(3):
+            yield StreamEvents(big, 1)
+
+    asked = SimpleNamespace(_asked=lambda *_: answers())
+    context = SimpleNamespace(borrow=lambda: stream.borrowed)
+    replies: list[LLMReply] = []
+
+    async def run() -> None:
+        replies.extend([reply async for reply in LLMService.Chat(asked, LLMRequest(lends=True), context)])
+
+    found, task = bytearray(), asyncio.create_task(run())
+
+    def is_over() -> bool:
+        found.extend(stream.read())
+        return task.done()
+
+    await until(is_over, "the client has read everything")
+    await task
+    found += stream.read()
+    chunk = b"%x\r\n%b\r\n" % (len(big), big.encode())
+    assert bytes(found) == chunk * 2, "the first one is the gateway's to write"
+    assert replies[0].borrows

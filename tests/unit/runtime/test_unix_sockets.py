@@ -14,6 +14,7 @@ import grpc
 import pytest
 from aiohttp import web
 from pierhead import Settings
+from pierhead.calls import directory
 from pierhead.calls.channel import HandleChannel
 from pierhead.calls.clients import Clients
 from pierhead.echo.v1.echo_pb2_grpc import EchoStub
@@ -136,6 +137,19 @@ async def test_callers_use_the_socket_of_a_replica_that_has_one_and_else_the_por
     async with calling(at, port, transport) as channel:
         assert (await EchoStub(channel).Echo(echo())).response == "echo: hi"
         assert [replica.address for replica in channel.pool().replicas()] == [at or port]
+
+
+async def test_sockets_that_are_mounted_stand_in_until_the_controller_answers(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "SOCKETS", tmp_path)
+    place = tmp_path / "echo-child"
+    place.mkdir()
+    await cluster.start(EchoService(), socket=str(place / "1a2b-1"), admin_socket=str(place / "1a2b-1.admin"))
+    Clients.use(Settings(discovery="127.0.0.1:1"))
+    channel = HandleChannel("echo-child", metrics=RuntimeMetrics())
+    assert (await EchoStub(channel).Echo(echo())).response == "echo: hi"
+    assert [replica.address for replica in channel.pool().replicas()] == [f"unix:{place}/1a2b-1"]
 
 
 @pytest.mark.parametrize("transport", ["lane", "grpc"])

@@ -56,8 +56,8 @@ OUT_OF_SIGHT = "it takes requests at a socket that is not in this container"
 def out_of_sight(service: str) -> NoReplica:
     """An Absence: the service has replicas, whose sockets are not mounted here."""
     return NoReplica(
-        f"no replica of {service} can be called: {OUT_OF_SIGHT}; name {service} in depends_on of this service, or "
-        f"write x-serve.listen: tcp for {service}. Nothing was done."
+        f"no replica of {service} can be called: {OUT_OF_SIGHT}; name {service} in depends_on of this service, if "
+        f"it has x-serve, or write x-serve.listen: tcp for {service}. Nothing was done."
     )
 
 

@@ -1,4 +1,5 @@
-"""Finds the replicas of a service: from the controller, else from a fixed list, else from Docker's DNS.
+"""Finds the replicas of a service: from the controller, else from a fixed list, else from the sockets that are mounted
+here, else from Docker's DNS.
 
 One Directory serves a whole process (more exactly, one event loop). With a controller configured, DNS is used until
 the first answer, and for services that the controller does not know. While the controller is down, its last list stays
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 import random
 import socket
 from collections.abc import Callable, Collection, Iterable
@@ -30,6 +32,10 @@ from pierhead.store.remote import CONTROLLER_OPTIONS
 from pierhead.tasks import end_tasks
 
 logger = logging.getLogger("pierhead")
+
+SOCKETS = Path("/run/pierhead/sockets")
+"""Where the sockets of each called service are, in a directory of its name: controller/engines/sockets.py. A name with
+a dot is no request's socket."""
 
 Update = Callable[[ReplicaListing], None]
 
@@ -172,7 +178,7 @@ class Directory:
     async def _resolve_forever(self, service: str) -> None:
         host, _, port = service.partition(":")
         while True:
-            addresses = await resolve(host, int(port) if port else DEFAULT_GRPC_PORT)
+            addresses = sockets_of(host) or await resolve(host, int(port) if port else DEFAULT_GRPC_PORT)
             if addresses:
                 self._update(service, _at(addresses))
             await asyncio.sleep(DNS_PERIOD_S if addresses else DNS_PERIOD_EMPTY_S)
@@ -221,6 +227,15 @@ def _sees(socket: str) -> bool:
 @functools.cache  # a container's mounts stay, and lists of many replicas come every second
 def _is_here(directory: str) -> bool:
     return Path(directory).is_dir()
+
+
+def sockets_of(service: str) -> list[str]:
+    """The sockets of a service's replicas that are mounted here; a replica that is gone may have left its own."""
+    try:
+        names = sorted(os.listdir(SOCKETS / service))
+    except OSError:
+        return []
+    return [f"unix:{SOCKETS / service / name}" for name in names if "." not in name]
 
 
 async def resolve(host: str, port: int) -> list[str]:

@@ -45,7 +45,8 @@ class Burst:
     def _send(self) -> None:
         due, self._due = self._due, []
         for connection in due:
-            connection.send()
+            if connection.is_due:
+                connection.send()
 
 
 class BorrowedConnection:
@@ -58,8 +59,8 @@ class BorrowedConnection:
         self._arrival: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._socket: socket.socket | None = None
         self._unsent = b""
-        self._is_due = False
-        """Whether the burst has it."""
+        self.is_due = False
+        """Whether it sends with the burst."""
         self._unfinished = False
         """Whether the client has taken a part of what was written together."""
 
@@ -80,13 +81,13 @@ class BorrowedConnection:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._arrival, ARRIVAL_S)
             self._over()
-        if self._unsent and not self._is_due:
+        if self._unsent and not self.is_due:
             await self._taken()
         if self._socket is None:
             return False
         self._unsent += b"%x\r\n%b\r\n" % (len(data), data)
-        if not self._is_due:
-            self._is_due = True
+        if not self.is_due:
+            self.is_due = True
             self._burst.add(self)
         return True
 
@@ -98,7 +99,7 @@ class BorrowedConnection:
 
     def send(self) -> None:
         """Send as much as the client takes."""
-        self._is_due = False
+        self.is_due = False
         if self._socket is None or not self._unsent:
             return
         try:

@@ -31,9 +31,7 @@ class DirectWriter:
         if the answer is one of events, and every one that is more than events: it ends the lending.
         """
         if not reply.status:
-            if self._connection is not None:
-                await self._connection.finish()
-                self._connection = None
+            await self.finish()
         elif events:
             borrow = getattr(self._context, "borrow", None)
             self._connection = borrow() if borrow is not None and self._request.lends else None
@@ -60,8 +58,14 @@ class DirectWriter:
         self._second = second
         return self._counted(LLMReply())
 
+    async def finish(self) -> None:
+        """Give the connection back once the client has taken what was written."""
+        if self._connection is not None:
+            await self._connection.finish()
+            self._connection = None
+
     def close(self) -> None:
-        """Give the connection back."""
+        """Give the connection back now."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

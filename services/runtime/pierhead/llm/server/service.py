@@ -73,6 +73,7 @@ def _replying(find: Callable[[Any, Any], Any]) -> Callable[..., AsyncGenerator[L
                             yield reply
                     else:
                         yield await direct.with_others(writer.reply_of(answer), events=isinstance(answer, StreamEvents))
+                await direct.finish()
                 if last := writer.end():
                     yield last
         except LLMRequestError as error:
