@@ -52,17 +52,17 @@ class ConfigFile:
         states, servers = await self._servers()
         text = await self._with_epoch(config.with_servers(text, _lines(servers, keep_state=True)))
         # The new worker reads check results and drains here, so no server that is down or draining gets traffic.
-        await asyncio.to_thread(_write, self._states_path, f"{states}\n")
-        await asyncio.to_thread(_write, self._path, text)
+        await asyncio.to_thread(write, self._states_path, f"{states}\n")
+        await asyncio.to_thread(write, self._path, text)
         try:
             await self._master.reload()
             await self._new_worker(wanted)
         except RoutingError:
             if previous and (await self._hash_now()) != wanted:
-                await asyncio.to_thread(_write, self._path, previous)
+                await asyncio.to_thread(write, self._path, previous)
             raise
         finally:
-            await asyncio.to_thread(_write, self._states_path, _NO_STATES)
+            await asyncio.to_thread(write, self._states_path, _NO_STATES)
 
     async def _servers(self) -> tuple[str, list[tuple[Server, int]]]:
         """`show servers state`, and the servers in it with their ids."""
@@ -111,7 +111,7 @@ class ConfigFile:
             _, servers = await self._servers()
             refreshed = await self._with_epoch(config.with_servers(text, _lines(servers, keep_state=False)))
             if refreshed != text:
-                await asyncio.to_thread(_write, self._path, refreshed)
+                await asyncio.to_thread(write, self._path, refreshed)
         except (RoutingError, OSError) as error:
             _log.warning("%s could not be brought up to date: %s", self._path, error)
 
@@ -138,7 +138,7 @@ def _lines(servers: Collection[tuple[Server, int]], *, keep_state: bool) -> list
     ]
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
     """Replace a file in one step: a reader sees the old or the new one, also after a power cut."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
