@@ -37,7 +37,7 @@ class HAProxyRouter:
         self._http, self._limits, self._https_port = http, limits, https_port
         self._process = HAProxyProcess(run_dir / "admin.sock", run_dir / "master.sock", self._refresh_file)
         self._file = ConfigFile(run_dir, self._process.runtime, self._process.master)
-        self._certificates = PublishedCertificates(run_dir)
+        self._certificates = PublishedCertificates(run_dir, self._process.runtime)
         self._use(self._certificates.in_config(self._file.read()))
 
     async def observe(self) -> RoutingState:
@@ -65,7 +65,7 @@ class HAProxyRouter:
         if isinstance(action, WriteRouting):
             wanted = self._texts.of(action.services)
             async with self._process.one_at_a_time(relist=True):
-                await self._file.load(wanted)
+                await self._file.load(wanted, self._certificates.swap)
                 await asyncio.to_thread(self._certificates.keep_only, self._certificates.in_config(wanted))
         else:
             await self._process.perform(action)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import tempfile
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from ..errors import RoutingError, RoutingUnreachable
@@ -37,8 +37,10 @@ class ConfigFile:
         self._master = master
         self._is_edge = is_edge
 
-    async def load(self, text: str) -> None:
+    async def load(self, text: str, swap: Callable[[str, str], Awaitable[bool]] | None = None) -> None:
         """Write a configuration without servers, with the current servers, and reload; nothing if it runs already.
+
+        `swap` changes what runs, from one text to the other, without a reload; False where it cannot.
 
         Raises RoutingError with HAProxy's messages when it does not start with it: the former one stays in force.
         """
@@ -48,6 +50,13 @@ class ConfigFile:
             raise RoutingError(f"HAProxy {refusal}. No routes were written.")
         wanted, previous = config.hash_of(text), await asyncio.to_thread(self.read)
         if state.variable(running) == wanted == config.hash_of(previous):
+            return
+        if swap and state.variable(running) == config.hash_of(previous) and await swap(previous, text):
+            _, servers = await self._servers()
+            text = config.with_servers(text, _lines(servers, keep_state=False))
+            await asyncio.to_thread(write, self._path, text)
+            named = f"set var proc.pierhead_routing str({wanted})"
+            await self._runtime.ask_all(("experimental-mode on", named))
             return
         states, servers = await self._servers()
         text = await self._with_epoch(config.with_servers(text, _lines(servers, keep_state=True)))

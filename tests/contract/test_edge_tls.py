@@ -148,8 +148,16 @@ async def test_grpc_speaks_tls_alone(edge: Edge) -> None:
 async def test_no_request_fails_while_certificates_are_changed_added_and_removed(edge: Edge) -> None:
     router = await with_tls(edge, {"a.pem": FILES["a.pem"]}, service("echo", max_ongoing_requests=50))
     await edge.serve("echo", "echo-1")
-    sets = [{"a.pem": "".join(made("renewed.test", now=NOW))}, FILES, {"b.pem": FILES["b.pem"]}]
-    async with https(edge) as session:
+    renewed = "".join(made("renewed.test", now=NOW)).replace("-----\n-----", "-----\n\n-----")
+    too_large = f"{FILES['b.pem']}{B[1] * 40}"
+    changes = {  # whose certificate is the default -> the files, and whether HAProxy gets them without a reload
+        "renewed.test": ({"a.pem": renewed}, True),
+        "a.test": ({"a.pem": FILES["a.pem"]}, True),
+        "x.test": (FILES | {"a.pem": "".join(made("x.test", now=NOW))}, False),
+        "b.test": ({"b.pem": FILES["b.pem"]}, False),
+        "b.test of a long chain": ({"b.pem": too_large}, False),
+    }
+    async with https(edge) as session, session.ws_connect("/echo/socket") as socket:
 
         async def ask() -> int:
             async with session.post("/echo") as answer:
@@ -158,11 +166,17 @@ async def test_no_request_fails_while_certificates_are_changed_added_and_removed
 
         async with Load(8, ask).running() as load:
             await load.more(50)
-            for files, default in zip(sets, ("renewed.test", "a.test", "b.test"), strict=True):
+            for default, (files, is_swapped) in changes.items():
+                before = await edge.state()
                 router.use_certificates(files)
                 await edge.route(*edge.specs.values())
-                assert await shown(edge) == default
+                assert await shown(edge) == default.partition(" ")[0]
+                now = await edge.state()
+                assert (now.pid == before.pid) is is_swapped, default
+                assert now.routing_hash == router.routing_hash(tuple(edge.specs.values())) != before.routing_hash
                 await load.more(50)
+        await socket.send_str("still there")
+        assert (await socket.receive_str()) == "still there"
     assert load.outcomes.keys() == {200}
     kept = list((edge.run_dir / "tls").glob("*/*"))
     assert [file.name for file in kept] == ["b.pem"], "no key stays that is not used"
@@ -175,6 +189,11 @@ async def test_a_controller_and_a_haproxy_that_start_again_keep_the_certificates
     await with_tls(edge, FILES, service("echo"))
     await asyncio.to_thread(edge.container.kill_and_wait)
     assert await shown(edge, "b.test") == "b.test"
+    renewed = FILES | {"b.pem": "".join(made("b.test", "renewed.test", now=NOW))}
+    await with_tls(edge, renewed, service("echo"))
+    assert await shown(edge, "renewed.test") == "b.test"
+    await asyncio.to_thread(edge.container.kill_and_wait)
+    assert await shown(edge, "renewed.test") == "b.test"
     edge.router = HAProxyRouter(edge.run_dir, https_port=PORT)  # its files are wrong now
     await edge.route(service("echo"), service("other"))
     assert await shown(edge, "b.test") == "b.test"
