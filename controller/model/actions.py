@@ -271,6 +271,7 @@ KINDS = frozenset(
         *map(action_name, Action.__subclasses__()),
         "adopted",
         "autoscale",
+        "certificates",
         "edge_back",
         "edge_differs",
         "engine_answers",
